@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,12 +19,14 @@ import numpy as np
 from shadowspec.metrics import ratio
 from shadowspec.quality.outputs import first_divergence
 from shadowspec.servers.client import Client, fresh_salt
+from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.likeliest import likeliest_probs, num_needed
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import Parity, SamplingParameters, SamplingRegime
 
 MAX_SCORE_ERROR: Final = 0.2  # per token: what the gate clips mean scores to; above it nothing is said
+TELLS_EACH_PLACE: Final = (Dialect.OPENAI, Dialect.GUIDED)  # what is likeliest at each place of an answer
 MAX_SUM: Final = 1.001  # of the probabilities reported of one place: with more they are no probabilities
 
 
@@ -63,18 +65,35 @@ async def parity_of(
     if position is None:
         return Parity()
     gap = await top_two_gap(client, request, base.token_ids[:position])
+    is_masked = request.constraint is not None
     try:
-        alone = await client.complete(request, fresh_salt())
+        alone = await client.complete(replace(request, num_logprobs=2) if is_masked else request, fresh_salt())
     except ServerError:
         return Parity(first_divergence=position, divergence_gap=gap)
+    if is_masked and client.dialect in TELLS_EACH_PLACE:
+        gap = masked_gap(alone, base.token_ids[:position], request.sampling)
     return Parity(position, gap, rerun_differs=alone.token_ids != base.token_ids)
+
+
+def masked_gap(alone: Completion, output: tuple[int, ...], sampling: SamplingParameters) -> float | None:
+    """The top-2 gap after `output` under the mask, from an answer that begins with it; None if it is not reported.
+
+    What vLLM reports of generated tokens is after the mask, and before penalties and the minimum length.
+    """
+    position = len(output)
+    ids, reported = alone.token_ids or (), alone.place_logprobs
+    if sampling.is_penalised or position < sampling.min_tokens:
+        return None
+    if ids[:position] != output or len(reported) != len(ids) or position >= len(ids) or len(reported[position]) < 2:
+        return None
+    return reported[position][0] - reported[position][1]
 
 
 async def top_two_gap(client: Client, request: ServerRequest, output: tuple[int, ...]) -> float | None:
     """The target's top-2 logit gap after `output`, as a difference of log probabilities; None if it is not reported.
 
-    Servers tell them before penalties and minimum length, and a grammar would begin again after the output so far, so
-    that with these the gap is not known.
+    Servers tell them before penalties and minimum length, so that with these the gap is not known.  A grammar would
+    begin again after the output so far (`masked_gap`).
     """
     if request.is_adjusted or len(output) < request.sampling.min_tokens:
         return None

@@ -211,7 +211,8 @@ class ServerEngine:
                 return await count_alone(client, request, self._settings.model, width)
             if spec.speculation is None:
                 return "no_acceptance"
-            always = self._config.config.drafts_in_every_step
+            # A mask takes from a draft what the grammar forbids, and may leave nothing of it.
+            always = self._config.config.drafts_in_every_step and request.constraint is None
             return counts_of(self._source, spec, length, width, drafts_always=always)
         except UncountableError as error:
             log.warning("%s: a request's acceptance is not known: %s", client.name, error)

@@ -36,6 +36,9 @@ class Completion:
     queue_ms: float | None = None  # in the server, by its own clock; None: it does not say
     speculation: Mapping[str, Any] | None = None  # the server's own metrics of this request's drafts
     first_logprobs: tuple[float, ...] = ()  # of the likeliest tokens at the first place, falling; () if not asked for
+    place_logprobs: tuple[
+        tuple[float, ...], ...
+    ] = ()  # the same of all places, where an event holds those of its tokens
     longest_gap_s: float | None = None  # between two chunks that brought tokens; None: all came in one
     num_attempts: int = 1
     waited_s: float = 0.0  # for earlier attempts, which came to nothing, and the pauses after them
@@ -54,6 +57,7 @@ class StreamedAnswer:
         self._metrics: Mapping[str, Any] = {}
         self._has_ids = True
         self._first_logprobs: tuple[float, ...] = ()
+        self._place_logprobs: list[tuple[float, ...]] = []
         self._first_s: float | None = None
         self._last_s = sent_s
         self._longest_gap_s: float | None = None
@@ -96,8 +100,10 @@ class StreamedAnswer:
     def _take_choice(self, choice: Any, now_s: float) -> bool:
         if not isinstance(choice, dict) or not isinstance(text := choice.get("text", ""), str):
             raise self._fault("garbage", "a choice has no text")
+        likeliest = _likeliest(choice.get("logprobs"))
         if not self.has_first_token:
-            self._first_logprobs = _likeliest(choice.get("logprobs"))
+            self._first_logprobs = likeliest[0] if likeliest else ()
+        self._place_logprobs += likeliest
         ids = choice.get("token_ids")
         if ids is None:
             self._has_ids = self._has_ids and not text
@@ -158,6 +164,7 @@ class StreamedAnswer:
             queue_ms=float(queue_ms) if _is_finite(queue_ms) and queue_ms >= 0.0 else None,
             speculation=speculation if isinstance(speculation, dict) else None,
             first_logprobs=self._first_logprobs,
+            place_logprobs=tuple(self._place_logprobs),
             longest_gap_s=self._longest_gap_s,
         )
 
@@ -165,13 +172,16 @@ class StreamedAnswer:
         return ServerError(self._server, code, message, is_retryable=is_retryable)
 
 
-def _likeliest(logprobs: Any) -> tuple[float, ...]:
-    """The first place's log probabilities in `top_logprobs`, falling; () where there are none."""
+def _likeliest(logprobs: Any) -> list[tuple[float, ...]]:
+    """The log probabilities in `top_logprobs`, place by place and falling; () for a place where there are none."""
     places = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
-    first = places[0] if isinstance(places, list) and places else None
-    if not isinstance(first, dict) or not all(map(_is_finite, first.values())):
+    return [_falling(place) for place in places] if isinstance(places, list) else []
+
+
+def _falling(place: Any) -> tuple[float, ...]:
+    if not isinstance(place, dict) or not all(map(_is_finite, place.values())):
         return ()
-    return tuple(sorted(map(float, first.values()), reverse=True))
+    return tuple(sorted(map(float, place.values()), reverse=True))
 
 
 def _is_finite(value: Any) -> TypeGuard[float]:

@@ -257,8 +257,12 @@ class FakeServer:
             choice: dict[str, Any] = {"index": 0, "text": text_of(part)}
             if self.returns_token_ids:
                 choice["token_ids"] = part
-            if body.get("logprobs") and place == 0 and self.tells_logprobs:
-                choice["logprobs"] = {"top_logprobs": [{"token_id:5": -1.5, "token_id:6": -0.25, "token_id:7": -0.75}]}
+            if body.get("logprobs") and self.tells_logprobs:
+                if self.enforces and self.restriction(body):  # as vLLM: of every token, after the mask
+                    tops = [{f"token_id:{each}": -0.25, "token_id:9": -1.0} for each in part]
+                else:  # of the first one, which is all that anybody reads
+                    tops = [] if place else [{"token_id:5": -1.5, "token_id:6": -0.25, "token_id:7": -0.75}]
+                choice["logprobs"] = {"top_logprobs": tops}
             choice["finish_reason"] = end_of(parts, body["max_tokens"]) if place == len(parts) - 1 else None
             events.append({"model": self.model, "choices": [choice]})
         usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": sum(map(len, parts))}

@@ -117,8 +117,14 @@ def test_parity_is_known_where_outputs_are_equal_and_nothing_is_read_off_unmaske
         server.bodies.clear()
     servers[1].lost_token = 3
     (run,) = engine.measure(asked(1)).runs
-    assert run.parity == Parity(3, None, rerun_differs=False)
-    assert not any("logprobs" in body for body in servers[0].bodies)
+    assert run.parity == Parity(3, 0.75, rerun_differs=False), "the gap after the mask, from the request sent once more"
+    asked_for = [body for body in servers[0].bodies if "logprobs" in body]
+    assert [(body["logprobs"], body["structured_outputs"]) for body in asked_for] == [(2, {"json": SCHEMA})]
+    servers[0].tells_logprobs = False
+    assert engine.measure(asked(1)).runs[0].parity == Parity(3, None, rerun_differs=False)
+    servers[0].tells_logprobs = True
+    penalised = asked(1, presence_penalty=0.5)
+    assert engine.measure(penalised).runs[0].parity == Parity(3, None, rerun_differs=False)
     servers[1].lost_token = None
     sampled = structs.replace(asking(0), sampling=SamplingParameters(temperature=1.0, max_tokens=60))
     (run,) = engine.measure(structs.replace(block(1), requests=(sampled,))).runs
