@@ -18,6 +18,7 @@ from shadowspec.servers.request import ServerRequest
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024  # an event of tens of thousands of token ids is far smaller
 DONE: Final = "[DONE]"
 FINISHED: Final = ("stop", "length")
+REFUSALS: Final = frozenset(range(400, 500)) - {408, 429}  # HTTP statuses of requests that no second try would serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,9 @@ class StreamedAnswer:
         if failed := event.get("error"):
             kind = failed.get("type") if isinstance(failed, dict) else None
             word = kind if isinstance(kind, str) and kind.isidentifier() else "without a type"
+            status = failed.get("code") if isinstance(failed, dict) else None
+            if type(status) is int and status in REFUSALS:
+                raise self._fault(f"http_{status}", f"it refused the request within the answer ({word})")
             raise self._fault("server_error", f"the answer ended in an error ({word})", is_retryable=True)
         if (model := event.get("model")) is not None and model != self._model:
             raise self._fault("other_model", "another model answered than was asked for")

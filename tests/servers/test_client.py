@@ -161,6 +161,8 @@ FAULTS: list[tuple[Behaviour, str, int]] = [  # what the server does, how it end
     (after(in_first_choice(token_ids=["5"])), "garbage", 1),
     (after(in_first_choice(token_ids=[1] * 13)), "garbage", 1),
     (after(lambda _: [{"error": {"type": "InternalServerError", "message": "hush"}}]), "server_error", 3),
+    (after(lambda _: [{"error": {"type": "BadRequestError", "message": "hush", "code": 400}}]), "http_400", 1),
+    (after(lambda _: [{"error": {"type": "TooManyRequests", "message": "hush", "code": 429}}]), "server_error", 3),
     (after(other("model", "another")), "other_model", 1),
     (after(no_usage), "no_usage", 1),
     (after(with_usage(completion_tokens=11)), "miscounted", 1),
