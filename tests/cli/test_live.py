@@ -81,6 +81,7 @@ def shell(
             examples.decision(Verdict.ENABLE),
             config=DRAFT,
             decided_at=now,
+            engine="vllm/0.32.0",
             tests=tests,
             watch=examples.watched(drift_acceptance=0.4, advisory_acceptance=PROMISE),
             verdict_since=now - timedelta(hours=1),

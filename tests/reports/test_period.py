@@ -178,8 +178,13 @@ def test_every_format_tells_all_of_it(form: str, history: Store) -> None:
     assert NOTE in shown
     assert "not simulated" in shown or form == "json"
     assert {row.engine for row in report.board} == {"unknown"}, "the made-up decisions keep none"
-    reported = {"html": "latency measured on unknown", "md": ", 4, unknown", "json": '"engine": "unknown"'}
+    reported = {
+        "html": "latency measured on unknown; for unknown",
+        "md": ", 4, unknown, for unknown",
+        "json": '"engine": "unknown",',
+    }
     assert reported[form] in shown
+    assert '"verdict_engine": "unknown"' in shown or form != "json"
     if form == "json":
         assert json.loads(text)["verdicts"] == {"ENABLE": 0, "DISABLE": 0, "HOLD": 1}
 

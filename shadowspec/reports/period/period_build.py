@@ -129,6 +129,7 @@ def _row(
         config_name=measured.config.name,
         fingerprint=measured.fingerprint,
         engine=measured.engine,
+        verdict_engine=measured.verdict_engine,
         verdict=shown.verdict,
         measured_verdict=measured.verdict,
         is_overridden=standing.override is not None,

@@ -237,7 +237,7 @@ def _board(report: PeriodReport) -> str:
             [
                 _text(row.endpoint),
                 _text(slice_title(row.slice_key)),
-                _text(f"{row.config_name}, {row.concurrency}, {row.engine}")
+                _text(f"{row.config_name}, {row.concurrency}, {row.engine}, for {row.verdict_engine}")
                 + (f"; rollout: {row.stage}" if row.stage else ""),
                 _verdict(row),
                 moment(row.since),

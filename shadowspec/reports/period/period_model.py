@@ -29,6 +29,7 @@ class PeriodRow:
     config_name: str
     fingerprint: str
     engine: str  # what its latency was measured on
+    verdict_engine: str  # what the verdict is for
     verdict: Verdict
     measured_verdict: Verdict
     is_overridden: bool
