@@ -121,7 +121,7 @@ class ServerEngine:
                 await self._await_server(arm, client)
             held = {arm: await read_capacity(client, self._identities[arm]) for arm, client in clients.items()}
             if any(request.constraint is not None for request in requests):
-                # All of a block's, as they are slices of their own.
+                # All of a block's are, or they are turns of conversations, which are measured whole or not at all.
                 for arm, client in clients.items():
                     if not await self._enforcement.enforces(arm, client):
                         return self._unmeasured(block, f"{arm}_{UNCONSTRAINED_ANSWER}")
