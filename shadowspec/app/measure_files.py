@@ -125,6 +125,7 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
                 config.engine,
                 requests_per_slot=requests_per_slot,
                 default_sampling=sampling,
+                max_turns=endpoint.rule.max_turns,
                 scorer=scorers[name],
             )
             continue

@@ -143,6 +143,7 @@ def _profile(
         grid,
         vocab_size=vocab_size,
         requests_per_slot=endpoint.rule.requests_per_slot,
+        max_turns=endpoint.rule.max_turns,
         default_sampling=endpoint.rule.default_sampling,
         on_run=on_run,
     )

@@ -29,11 +29,12 @@ def fingerprint_server_config(
     source: CountsSource,
     requests_per_slot: int,
     default_sampling: Mapping[str, float],
+    max_turns: int = 1,
 ) -> FingerprintedConfig:
     """The config with everything known of the servers that its figures depend on; their address is no part of it.
 
     Of a server's weights no digest is known: their source replaces it, and the draft's name in the
-    configuration for the draft's.
+    configuration for the draft's.  `max_turns` are those of a conversation, where conversations are measured.
     """
     identity, other = identities[Arm.BASELINE], identities[Arm.SPECULATIVE]
     details = {
@@ -45,7 +46,7 @@ def fingerprint_server_config(
         "max_model_len": f"{identity.max_model_len}, {other.max_model_len}",
         "counts_source": source.value,
         "requests_per_slot": str(requests_per_slot),
-        **({PREFIX_CACHE: settings.prefix_cache} if settings.measures_conversations else {}),
+        **({PREFIX_CACHE: "on", "max_turns": str(max_turns)} if settings.measures_conversations else {}),
         **dict(other.reported_settings),
     }
     return fingerprint_config(

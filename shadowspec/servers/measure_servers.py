@@ -273,11 +273,12 @@ def connect(
     *,
     requests_per_slot: int,
     default_sampling: Mapping[str, float],
+    max_turns: int = 1,
     scorer: Scorer | None = None,
 ) -> ServerEngine:
     """An engine on two servers that were looked at and fit the config.
 
-    `requests_per_slot` and `default_sampling` are those of the endpoint, a part of its fingerprint.
+    `requests_per_slot`, `default_sampling` and `max_turns` are those of the endpoint, a part of its fingerprint.
 
     Raises:
         ServerError: one of them gives no usable answer.
@@ -289,7 +290,9 @@ def connect(
     for remark in remarks(baseline, speculative, config):
         log.warning("candidate %r: %s", config.name, remark)
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
-    known = fingerprint_server_config(config, settings, identities, source, requests_per_slot, default_sampling)
+    known = fingerprint_server_config(
+        config, settings, identities, source, requests_per_slot, default_sampling, max_turns
+    )
     return ServerEngine(settings, known, identities, source, measuring, scorer)
 
 

@@ -142,6 +142,7 @@ def profile_servers(
     vocab_size: int,
     requests_per_slot: int,
     default_sampling: Mapping[str, float],
+    max_turns: int = 1,
     seed: int = 0,
     on_run: Callable[[], None] = lambda: None,
 ) -> ServerProfile:
@@ -149,7 +150,7 @@ def profile_servers(
 
     Args:
         vocab_size: of the target; prompts are random tokens below it.
-        requests_per_slot, default_sampling: the endpoint's, which are in the config's fingerprint.
+        requests_per_slot, default_sampling, max_turns: the endpoint's, which are in the config's fingerprint.
         on_run: called after each of `grid.num_runs` runs.
 
     Raises:
@@ -172,7 +173,9 @@ def profile_servers(
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
     for remark in remarks(baseline, speculative, config):
         log.warning("candidate %r: %s", config.name, remark)
-    known = fingerprint_server_config(config, settings, identities, source, requests_per_slot, default_sampling)
+    known = fingerprint_server_config(
+        config, settings, identities, source, requests_per_slot, default_sampling, max_turns
+    )
     reading = _Reading(source, settings.model, baseline.tells_queue and speculative.tells_queue)
     return run_async(_profile(settings, known, identities, reading, grid, vocab_size, seed, on_run))
 

@@ -17,7 +17,7 @@ from tests.servers.fake_llamacpp import FakeLlamaCpp
 from tests.servers.fake_server import FakeServer, running, status
 from tests.servers.fake_sglang import FakeSglang
 from tests.servers.test_llamacpp import COMPARED
-from tests.servers.test_measure import COLD, NOON, connected, settings
+from tests.servers.test_measure import COLD, CONFIG, NOON, connected, settings
 
 PAGE = 4
 TURNS = (9, 17, 26, 34)  # prompt tokens of a conversation's turns, each of which continues the one before it
@@ -148,7 +148,11 @@ def test_the_mode_is_part_of_the_fingerprint_where_it_is_on(servers: tuple[FakeS
     (off,), (on,) = connected(servers).configs, engine_of(servers).configs
     assert off.fingerprint != on.fingerprint
     assert (off.mode, on.mode) == (None, "measured with the prefix cache on, whole conversations")
-    assert on.differing_details(off) == ["prefix_cache"]
+    assert on.differing_details(off) == ["max_turns", "prefix_cache"]
+    longer = connect(
+        settings(servers, prefix_cache="on"), CONFIG, COLD, requests_per_slot=3, default_sampling={}, max_turns=8
+    )
+    assert longer.configs[0].differing_details(on) == ["max_turns"], "requests of a block weigh otherwise"
     assert "prefix_cache" not in off.details, "the fingerprints of before are what they were"
 
 
