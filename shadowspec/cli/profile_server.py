@@ -160,8 +160,8 @@ def _warn(profile: Profile) -> None:
     if measured.num_compared and not measured.num_same:
         notes.print(
             f"{profile.endpoint}: none of {measured.num_compared} greedy answers was the same from both servers: the "
-            "speculative one draws what it accepts (rejection_sample_method synthetic), or serves another target. Its "
-            "steps cost what they cost; measure nothing else through it",
+            "speculative one draws what it accepts (rejection_sample_method synthetic, --spec-synth-len), or serves "
+            "another target. Its steps cost what they cost; measure nothing else through it",
             markup=False,
         )
 

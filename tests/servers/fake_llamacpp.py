@@ -74,13 +74,19 @@ class FakeLlamaCpp(FakeServer):
 
     async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if not body.get("stream"):
-            await self._score(body, writer)
+            await (self._score(body, writer) if "n_probs" in body else self._answer_whole(body, writer))
             return
         if len(body["prompt"]) >= self.max_model_len:
             error = {"code": 400, "message": "hush", "type": "exceed_context_size_error"}
             await respond(writer, 400, json.dumps({"error": error}))
             return
         await super()._complete(body, writer)
+
+    async def _answer_whole(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Not streamed: with every token's id."""
+        tokens = self.output(body)
+        answer = {"content": "hush", "tokens": tokens, "stop": True, "tokens_predicted": len(tokens)}
+        await respond(writer, 200, json.dumps(answer | {"stop_type": self.ends}))
 
     async def _score(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """One token of which the likeliest are told."""

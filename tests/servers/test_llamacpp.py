@@ -11,6 +11,7 @@ from msgspec import structs
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.endings import VerifyStep
+from shadowspec.servers.identity import engine_name
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.llamacpp import body_of, lacking, longest_draft
 from shadowspec.servers.llamacpp_steps import UntraceableError, read_steps
@@ -278,6 +279,10 @@ def test_a_server_that_was_started_otherwise_is_another_one(servers: Servers) ->
     servers[1].slots = 8
     with pytest.raises(ServiceUnavailableError, match="its figures would be another config's"):
         engine.measure(block(1))
+
+
+def test_its_engine_is_named_as_configurations_name_it(servers: Servers) -> None:
+    assert engine_name(servers[0].url) == "llama.cpp"
 
 
 def test_a_router_has_no_slot_and_is_refused(servers: Servers) -> None:

@@ -1,0 +1,1 @@
+"""The parts of `validate_llamacpp.py`: our acceptance against llama.cpp's own."""

@@ -1,0 +1,203 @@
+"""docs/validation-llamacpp.md, from the results and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
+from .comparing import ACCEPTED, DRAFTED, NEAR_TIE_GAP, PLAIN, STEPS
+from .ways import NGRAM, WAYS
+
+PAGE = "validation-llamacpp.md"
+Row = Mapping[str, Any]
+
+_HEAD = """\
+# Against llama.cpp
+
+Written by `make validate-llamacpp` from `kernels/benchmarks/results/validation-llamacpp.json`; do not edit.
+
+Are the steps, drafts and acceptance that ShadowSpec measures those of llama.cpp? Both sides run the bundled pair in
+float32 (keys and values too, and without flash attention) on {requests} prompts of the bundled traffic (sampled:
+{sampled}), as many of each of its endpoints (the slices here), with answers of up to {max_tokens} tokens and K of
+{depths}. `llama-server` ({version}) runs on the same CPU, once for each way of drafting and K, and answers eight
+requests at a time. Its counts are those that ShadowSpec reads of it when it measures an endpoint ([through
+servers](servers.md#other-servers)): of every request, step by step, from `timings`.
+
+| way | `llama-server` | requests | our rule |
+| --- | --- | --- | --- |
+| `greedy` | `--spec-type draft-simple` | temperature 0 | `greedy` |
+| `exact_match` | `--spec-type draft-simple` | temperature 0.8, top-p 0.95 | `exact_match` |
+| `ngram` | `--spec-type ngram-simple`, {ngram} tokens | temperature 0 | `greedy` |
+| `ngram_sampled` | `--spec-type ngram-simple`, {ngram} tokens | temperature 0.8, top-p 0.95 | `exact_match` |
+
+Our side is the loop of the engine in process with the product's proposers. n-grams are looked up by
+`ngram_occurrence = "latest_followed"`, which is llama.cpp's rule. One thing is added here: drafts are cut to one token
+less than may still be emitted, as llama.cpp cuts them, so that the last steps of an answer have the same drafts.
+
+## What came out
+
+{verdicts}
+"""
+_EQUALITY = """\
+## Greedy: request by request
+
+Equal are the tokens, the steps with and without a draft, and the drafted and accepted tokens, in llama.cpp's own sense:
+a drafted end token counts as not accepted, unless it is the draft's last one. "By our counters": equal in every counter
+of ours too, by position and cut at the last emitted token. "Unsure" are requests of which llama.cpp does not say
+whether the end token had been drafted: its counts have one accepted token fewer where it had. "Hidden": some tokens end
+within a character and came without an event of the stream; their ids were asked for once more.
+"""
+_OWN_OUTPUTS = """\
+## llama.cpp's own outputs, replayed
+
+A draft is certain of its token here, so that an output says exactly what was accepted of the drafts along it: replay
+([replay](replay.md)) of the speculative server's own outputs gives its counters, request by request and position by
+position, those of sampled requests too. Unsure requests are left out.
+"""
+_ARMS = """\
+## llama.cpp's two arms
+
+Requests whose tokens are the same from the speculative server and from the baseline server. Both draw the same random
+numbers for the same places, so that sampled outputs are the same too, but for rounding: where two arms compute in other
+batches, a sum may differ in its last digits. `gap`: of the greedy requests that part, the largest difference of the
+target's two likeliest logits at that place.
+"""
+_ACCEPTANCE = """\
+## Acceptance rates
+
+Accepted over drafted tokens, in percent, with llama.cpp's {level:.0%} interval (requests as units). `*`: ours lies
+outside of it. `!`: outside of the interval of the difference, request by request. Of sampled requests each side draws
+outputs of its own: some cells lie outside by chance.
+"""
+_BUILDING = """\
+## Building llama.cpp
+
+The source distribution of `llama-cpp-python` (MIT) holds all of it:
+
+    pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36
+    tar xzf llama_cpp_python-0.3.36.tar.gz && cd llama_cpp_python-0.3.36/vendor/llama.cpp
+    cmake -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \\
+        -DLLAMA_BUILD_EXAMPLES=OFF -DBUILD_SHARED_LIBS=OFF
+    ninja -C build llama-server
+    make validate-llamacpp ARGS="--server build/bin/llama-server --source ."
+"""
+
+
+def write_page(document: Row, docs: Path) -> None:
+    """Write the page."""
+    head = _HEAD.format(
+        requests=document["requests"],
+        max_tokens=document["max_tokens"],
+        sampled=document["sampled_requests"],
+        depths=", ".join(map(str, document["depths"])),
+        version=document["llamacpp"],
+        ngram=NGRAM,
+        verdicts="\n".join(_verdicts(document)),
+    )
+    parts = [head, _EQUALITY, equality_table(document["equality"])]
+    if differing := exceptions_table(document["equality"]):
+        parts += [
+            f"A near-tie is a place where the two likeliest tokens lie at most {NEAR_TIE_GAP:g} logits apart.\n",
+            differing,
+        ]
+    parts += [_OWN_OUTPUTS, own_outputs_table(document["own_outputs"])]
+    parts += [_ARMS, arms_table(document["arms"]), _ACCEPTANCE.format(level=document["level"])]
+    for way in WAYS:
+        parts += [
+            f"### {way.name}\n",
+            acceptance_table([each for each in document["cells"] if each["way"] == way.name]),
+        ]
+    (docs / PAGE).write_text("\n".join([*parts, _BUILDING]), encoding="utf-8")
+
+
+def _verdicts(document: Row) -> list[str]:
+    lines = []
+    for way in WAYS:
+        entries = [each for each in document["equality"] if each["way"] == way.name]
+        if entries:
+            equal, every = (sum(each[name] for each in entries) for name in ("equal", "requests"))
+            kinds = counted([each["kind"] for entry in entries for each in entry["differences"]])
+            lines.append(
+                f"- `{way.name}`: {equal} of {every} ({equal / every:.1%}) requests are equal in tokens, steps, "
+                f"drafted and accepted tokens; exceptions: {kinds}."
+            )
+        else:
+            cells = [each for each in document["cells"] if each["way"] == way.name]
+            inside = sum(each["is_inside"] for each in cells)
+            lines.append(
+                f"- `{way.name}`: within llama.cpp's interval lie {inside} of {len(cells)} ({inside / len(cells):.1%}) "
+                "cells of the loop."
+            )
+    return lines
+
+
+def counted(kinds: Sequence[str]) -> str:
+    """How many differences there are of each kind, in words."""
+    words = {NEAR_TIE: "near-ties of the target", DRAFT_NEAR_TIE: "near-ties of the draft", FAULT: "faults"}
+    return ", ".join(f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds) or "none"
+
+
+def equality_table(equality: Sequence[Row]) -> str:
+    """How many requests are equal."""
+    names = ("way", "K", "requests", "equal", "equal_cut", "unsure", "hidden", STEPS, DRAFTED, ACCEPTED)
+    heads = ("way", "K", "requests", "equal", "by our counters", "unsure", "hidden")
+    rows = (
+        (*(entry[name] for name in names), counted([each["kind"] for each in entry["differences"]]))
+        for entry in equality
+    )
+    return _table((*heads, "steps with a draft", "drafted", "accepted", "exceptions"), rows)
+
+
+def exceptions_table(equality: Sequence[Row]) -> str:
+    """Every request that is not equal; "" where all are."""
+    rows = [
+        (
+            entry["way"], entry["K"], each["request"], "-" if each["position"] is None else each["position"],
+            "-" if each["top_two_gap"] is None else f"{each['top_two_gap']:.1e}", each["kind"],
+            *(f"{each['ours'][name]}, {each['theirs'][name]}" for name in (STEPS, PLAIN, DRAFTED, ACCEPTED)),
+        )
+        for entry in equality
+        for each in entry["differences"]
+    ]  # fmt: skip
+    head = ("way", "K", "request", "parts at token", "top-2 gap", "kind")
+    counts = ("steps: ours, theirs", "plain steps", "drafted", "accepted")
+    return _table((*head, *counts), rows) if rows else ""
+
+
+def own_outputs_table(audits: Sequence[Row]) -> str:
+    """How many requests were counted as their outputs say."""
+    names = ("way", "K", "requests", "equal", "unsure")
+    heads = ("way", "K", "requests", "equal to replay", "unsure")
+    return _table(heads, ([each[name] for name in names] for each in audits))
+
+
+def arms_table(arms: Sequence[Row]) -> str:
+    """How many requests both arms answered with the same tokens."""
+    return _table(
+        ("way", "K", "requests", "same tokens", "gap"),
+        (
+            (
+                each["way"], each["K"], each["requests"], each["equal"],
+                "-" if each["largest_gap"] is None else f"{each['largest_gap']:.1e}",
+            )
+            for each in arms
+        ),
+    )  # fmt: skip
+
+
+def acceptance_table(cells: Sequence[Row]) -> str:
+    """Both sides' rates."""
+    rows = []
+    for cell in cells:
+        is_apart = abs(cell["loop"] - cell["llamacpp"]) > cell["difference_half_width"] + 1e-9
+        marks = ("" if cell["is_inside"] else "*") + ("!" if is_apart else "")
+        theirs = f"{100 * cell['llamacpp']:.1f} ± {100 * cell['llamacpp_half_width']:.1f}"
+        rows.append((cell["slice"], cell["K"], theirs, f"{100 * cell['loop']:.1f}{marks}"))
+    return _table(("slice", "K", "llama.cpp", "loop"), rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
