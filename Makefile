@@ -165,6 +165,10 @@ bench-vllm: $(VENV)/.installed-base ## Hold the engine against vLLM in an enviro
 validate-vllm: $(VENV)/.installed-base ## Hold acceptance and predicted speedup against vLLM's servers (ARGS="--vllm-python PATH"), and write docs/validation.md
 	$(BIN)/python kernels/benchmarks/validate_vllm.py $(ARGS)
 
+.PHONY: validate-llamacpp
+validate-llamacpp: $(VENV)/.installed-base ## Hold acceptance against llama.cpp's servers (ARGS="--server PATH/llama-server --source PATH"), and write docs/validation-llamacpp.md
+	$(BIN)/python kernels/benchmarks/validate_llamacpp.py $(ARGS)
+
 .PHONY: bench-tap
 bench-tap: $(VENV)/.installed-base ## Measure the tap against a bare poll loop, on a Kafka of its own
 	@.ci/kafka

@@ -322,7 +322,7 @@ def _servers(name: str) -> Callable[[Config], str]:
 
     def check(config: Config) -> str:
         from shadowspec.app.measure_files import load_tokenizers
-        from shadowspec.servers.probing import counts_source, probe_both, remarks, require_length
+        from shadowspec.servers.probing import counts_source, probe_both, remarks, require_length, slot_remarks
 
         endpoint = config.endpoints[name]
         assert endpoint.servers is not None, "an endpoint without servers has none to check"
@@ -334,6 +334,7 @@ def _servers(name: str) -> Callable[[Config], str]:
             f"{endpoint.servers.model} on {baseline.identity.name}, and with {speculative.num_speculative_tokens} "
             f"speculative tokens on {speculative.identity.name}; acceptance from {source.meaning}"
         )
-        return "; ".join([found, *remarks(baseline, speculative, endpoint.candidates[0])])
+        slots = slot_remarks(max(load.concurrency for load in endpoint.rule.loads), baseline, speculative)
+        return "; ".join([found, *remarks(baseline, speculative, endpoint.candidates[0]), *slots])
 
     return check

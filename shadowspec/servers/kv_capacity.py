@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from shadowspec.servers import llamacpp
 from shadowspec.servers.client import Client
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.identity import Identity, sglang_info
@@ -152,7 +153,7 @@ def of_llamacpp(identity: Identity) -> KvCapacity | None:
 
     With `--kv-unified`, which it does not tell, all slots share what is here the context of one.
     """
-    slots, length = dict(identity.reported_settings).get("total_slots", ""), identity.max_model_len
-    if not slots.isdigit() or length is None:
+    slots, length = llamacpp.num_slots(dict(identity.reported_settings)), identity.max_model_len
+    if slots is None or length is None:
         return None
-    return KvCapacity(int(slots) * length, float(slots), (("--ctx-size", str(int(slots) * length)),))
+    return KvCapacity(slots * length, float(slots), (("--ctx-size", str(slots * length)),))

@@ -33,6 +33,12 @@ REPORTED_SETTINGS: Final = ("total_slots", "model_ftype")  # of /props, those th
 _ENDS: Final = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
+def num_slots(settings: Mapping[str, str]) -> int | None:
+    """How many requests it serves at once, by what it reports of itself; None where it does not say."""
+    slots = settings.get("total_slots", "")
+    return int(slots) if slots.isdigit() else None
+
+
 def lacking(request: ServerRequest) -> str | None:
     """The name of a parameter that llama.cpp does not have or means otherwise; None where it can be asked for all.
 

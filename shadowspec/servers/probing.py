@@ -332,6 +332,19 @@ def _method_remarks(config: SpeculationConfig, speculative: Probe) -> list[str]:
     return found
 
 
+def slot_remarks(load: int, baseline: Probe, speculative: Probe) -> list[str]:
+    """What becomes of a load for which llama.cpp has too few slots."""
+    found = []
+    for each, arm in ((baseline, "baseline"), (speculative, "speculative")):
+        slots = llamacpp.num_slots(dict(each.identity.reported_settings))
+        if slots is not None and slots < load:
+            found.append(
+                f"the {arm} server serves {slots} requests at once, and the largest load is {load}: the others wait in "
+                f"it, which counts as latency (start it with --parallel {load})"
+            )
+    return found
+
+
 def _memory_remarks(baseline: KvCapacity | None, speculative: KvCapacity | None) -> list[str]:
     """What keeps the difference of two KV caches from being what speculation takes."""
     if baseline is None or speculative is None:

@@ -16,7 +16,7 @@ from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.llamacpp import body_of, lacking, longest_draft
 from shadowspec.servers.llamacpp_steps import UntraceableError, read_steps
 from shadowspec.servers.measure_servers import ServerEngine, connect
-from shadowspec.servers.probing import probe_both, remarks
+from shadowspec.servers.probing import probe_both, remarks, slot_remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_profile import ServerGrid, profile_servers
 from shadowspec.servers.stream import ServerError
@@ -253,6 +253,15 @@ def test_remarks_name_nothing_that_llama_cpp_does_not_have(servers: Servers) -> 
             for arm in ("baseline", "speculative")
         ),
     ]
+
+
+def test_a_load_above_the_slots_is_noted(servers: Servers) -> None:
+    servers[1].slots = 2
+    probes = probe_both(settings(servers))
+    assert slot_remarks(2, *probes) == []
+    (remark,) = slot_remarks(4, *probes)
+    assert remark.startswith("the speculative server serves 2 requests at once, and the largest load is 4")
+    assert [each.split()[1] for each in slot_remarks(5, *probes)] == ["baseline", "speculative"]
 
 
 def test_the_cache_is_that_of_its_slots(servers: Servers) -> None:
