@@ -21,7 +21,8 @@ Written by `make validate-llamacpp` from `kernels/benchmarks/results/validation-
 Are the steps, drafts and acceptance that ShadowSpec measures those of llama.cpp? Both sides run the bundled pair in
 float32 (keys and values too, and without flash attention) on {requests} prompts of the bundled traffic (sampled:
 {sampled}), as many of each of its endpoints (the slices here), with answers of up to {max_tokens} tokens and K of
-{depths}. `llama-server` ({version}) runs on the same CPU, once for each way of drafting and K, and answers eight
+{depths}.
+`llama-server` ({version}) runs on the same CPU, once for each way of drafting and K, and answers eight
 requests at a time. Its counts are those that ShadowSpec reads of it when it measures an endpoint ([through
 servers](servers.md#other-servers)): of every request, step by step, from `timings`.
 
