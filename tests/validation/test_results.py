@@ -32,11 +32,6 @@ ROWS = (0, 1, 2, 7, 8, 10, 11, 13)  # whose answers do not end by themselves
 AHEAD = max(DEPTHS)  # tokens that the last step may accept beyond the end
 
 
-@pytest.fixture(scope="module")
-def ours() -> Ours:
-    return Ours()
-
-
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_lock, "BREATH_S", 0.0)
@@ -120,6 +115,9 @@ def test_a_server_that_steps_as_we_do_is_equal_in_everything(ours: Ours, collect
         assert (row["equal"], row["equal_tokens"], row["differences"]) == (8, 8, [])
         assert row["equal_cut"] == 8 or row["way"] == "ngram"
         assert row["num_accepted_tokens"] > 0
+    assert found["serving_engine"] == "vllm 0.32"
+    assert found["drafting_rules"]["ngram"] == {"ngram_occurrence": "earliest"}
+    assert found["drafting_rules"]["rejection"] == {"draft_sampling": "temperature"}
     for row in found["own_outputs"]:
         assert row["equal"] == row["requests"] == 8 - row["unsure"]
     assert {cell["slice"] for cell in found["cells"]} == {"all", "first", "second"}
@@ -128,7 +126,7 @@ def test_a_server_that_steps_as_we_do_is_equal_in_everything(ours: Ours, collect
         assert cell["vllm_cut"] == pytest.approx(cell["replay"])
         assert cell["loop_is_inside"]
         assert cell["replay_is_inside"]
-        assert (cell["replay_by_our_rule"] is None) == (cell["way"] == "greedy")
+        assert (cell["replay_by_default"] is None) == (cell["way"] == "greedy")
 
 
 def test_a_server_that_counts_another_step_is_a_fault(ours: Ours, collected_folder: Path, tmp_path: Path) -> None:

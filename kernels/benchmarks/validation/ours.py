@@ -1,4 +1,8 @@
-"""Our side: the loop on the same prompts, and replay of what the servers answered."""
+"""Our side: the product's loop on the same prompts, and its replay of what the servers answered.
+
+Candidates come from the product's configuration with `serving_engine = "vllm 0.32"`, and with them the proposers, the
+loop's and replay's: nothing is put in their place.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +13,21 @@ from msgspec.structs import replace
 
 from shadowspec import demo
 from shadowspec.engine.batch import Request
+from shadowspec.engine.candidate import Candidate, fingerprint_candidate
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.parity import divergence_gap, teacher_forced_logits, top_two_gap
-from shadowspec.engine.proposers import Proposer
-from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.engine.proposers.ngram import NgramProposer
-from shadowspec.engine.replay.acceptance import check_target, lookup_chances, prefix_accept
-from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
+from shadowspec.engine.replay.replayer import Drafting, Replayer
 from shadowspec.engine.replay.response_tokens import Response
-from shadowspec.engine.replay.scoring import TokenScores, token_scores
 from shadowspec.errors import RecordError
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
-from shadowspec.types import (
-    DraftSampling,
-    ExpectedCounts,
-    NgramOccurrence,
-    RecordKey,
-    SamplingParameters,
-    VerifyRule,
-)
+from shadowspec.types import ExpectedCounts, RecordKey, SamplingParameters, SpeculationConfig
+from shadowspec.types.engine_rules import used_rules
 
+from .candidates import SERVING_ENGINE, read_candidates
 from .counted import Counted
 from .predicting import Steps, TimedRequest
-from .ways import NGRAM_MAX, NGRAM_MIN, Way
+from .ways import DEPTHS, WAYS, Way
 
 BATCH = 64
 NEAR_TIE = NEAR_TIE_LOGIT["float32"]
@@ -47,20 +42,22 @@ class Ours:
         device = torch.device("cpu")
         self.target: LoadedModel = load_model(str(demo.TARGET), device, torch.float32)
         self.draft: LoadedModel = load_model(str(demo.DRAFT), device, torch.float32)
+        self._configured, self._by_default = read_candidates(SERVING_ENGINE), read_candidates(None)
 
     def loop(self, way: Way, prompts: Sequence[Prompt], max_tokens: int, depth: int, course: int) -> list[Counted]:
-        """Every prompt decoded by our loop, drafting as vLLM does, in batches of prompts of like length."""
+        """Every prompt decoded by our loop, in batches of prompts of like length."""
         sampling = replace(way.sampling, max_tokens=max_tokens)
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+        candidate = self.candidate(way, depth)
         found: dict[int, Counted] = {}
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             result = decode_batch(
                 self.target.model,
                 [Request(prompts[row], sampling, 1_000_000 * course + row) for row in rows],
-                proposer=self.proposer(way, depth),
+                proposer=candidate.proposer(),
                 num_speculative_tokens=depth,
-                verify_rule=way.rule,
+                verify_rule=candidate.config.config.verify_rule,
                 end_token_ids=self.target.end_token_ids,
                 releases_slots=True,
             )
@@ -75,7 +72,7 @@ class Ours:
         result = decode_batch(
             self.target.model,
             [Request(prompt, sampling, row) for row, prompt in enumerate(prompts)],
-            proposer=self.proposer(way, depth) if depth else None,
+            proposer=self.candidate(way, depth).proposer() if depth else None,
             num_speculative_tokens=depth,
             verify_rule=way.rule,
             end_token_ids=self.target.end_token_ids,
@@ -91,13 +88,18 @@ class Ours:
             for each in result.decoded
         )
 
-    def proposer(self, way: Way, depth: int) -> Proposer:
-        """What drafts as vLLM does in this way."""
-        if way.is_lookup:
-            return NgramProposer(depth, NGRAM_MIN, NGRAM_MAX, NgramOccurrence.EARLIEST)
-        is_sampling = way.rule is VerifyRule.REJECTION
-        temperature = DraftSampling.TEMPERATURE
-        return DraftModelProposer(self.draft.model, depth, is_sampling=is_sampling, draft_sampling=temperature)
+    def candidate(self, way: Way, depth: int) -> Candidate:
+        """The product's candidate for this way, as an endpoint that vLLM serves has it."""
+        config = self._configured[way.served.name, depth]
+        draft = self._draft_of(config)
+        return Candidate(fingerprint_candidate(config, self.target, draft, 1, {}), draft)
+
+    def drafting_rules(self) -> dict[str, dict[str, str]]:
+        """The options in which engines differ, as the endpoint's candidates have them, by way."""
+        return {way.name: used_rules(self._configured[way.served.name, DEPTHS[0]]) for way in WAYS}
+
+    def _draft_of(self, config: SpeculationConfig) -> LoadedModel | None:
+        return None if config.draft is None else self.draft
 
     def replayed(
         self,
@@ -106,9 +108,12 @@ class Ours:
         outputs: Sequence[Sequence[int]],
         depths: Sequence[int],
         *,
-        by_our_rule: bool = False,
+        names_engine: bool = True,
     ) -> list[tuple[ExpectedCounts, ...] | None]:
-        """What each output is expected to have accepted at every depth, by vLLM's rules or by our own.
+        """What the product's replay expects each output to have accepted at every depth.
+
+        Args:
+            names_engine: whether the candidate's endpoint names vLLM; else it drafts by the default rules.
 
         Returns:
             None for an output that cannot be the target's.
@@ -117,24 +122,15 @@ class Ours:
             Response(RecordKey("validation", 0, row), Request(prompt, way.sampling, 0), tuple(output))
             for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
         ]
-        ends = self.target.end_token_ids
-        scores = token_scores(self.target.model, logged, ends, with_probs=not way.is_greedy)
-        sound = [row for row in range(len(logged)) if _is_possible(logged[row], scores[row])]
-        responses = [logged[row] for row in sound]
-        if way.is_lookup:
-            occurrence = NgramOccurrence.LATEST if by_our_rule else NgramOccurrence.EARLIEST
-            chances = lookup_chances(responses, NGRAM_MIN, NGRAM_MAX, max(depths), occurrence)
-        else:
-            drafted_for = responses if by_our_rule else [each.by_temperature_alone() for each in responses]
-            drafts = token_scores(self.draft.model, drafted_for, ends, with_probs=not way.is_certain)
-            accepts = [
-                prefix_accept(way.rule, logged[row], draft, scores[row].probs)
-                for row, draft in zip(sound, drafts, strict=True)
-            ]
-            chances = StepChances.of_prefix(accepts, max(depths))
-        law = step_law(chances, list(depths))
-        found = {row: expected_counts(law, place, len(prompts[row])) for place, row in enumerate(sound)}
-        return [found.get(row) for row in range(len(logged))]
+        config = (self._configured if names_engine else self._by_default)[way.served.name, DEPTHS[0]]
+        replayer = Replayer(
+            [Drafting(config, self._draft_of(config))],
+            depths,
+            end_token_ids=self.target.end_token_ids,
+            target=self.target,
+            near_tie_logit=NEAR_TIE,
+        )
+        return [None if isinstance(each, RecordError) else each.counts[0] for each in replayer.replay(logged)]
 
     def smallest_draft_gap(self, prompt: Prompt, output: Sequence[int]) -> float:
         """The smallest top-2 gap of the draft along an output: where its arg-max is in doubt, counts may differ."""
@@ -146,12 +142,3 @@ class Ours:
         """The target's top-2 logit gap at the last token of a greedy output."""
         request = Request(prompt, SamplingParameters(temperature=0.0, max_tokens=len(output)), 0)
         return divergence_gap(self.target.model, request, output, self.target.end_token_ids)
-
-
-def _is_possible(response: Response, scores: TokenScores) -> bool:
-    """Whether the target can have given the response."""
-    try:
-        check_target(response, scores, NEAR_TIE)
-    except RecordError:
-        return False
-    return True

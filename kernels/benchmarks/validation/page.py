@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shadowspec import metrics
@@ -13,12 +14,13 @@ from .tables import (
     counted,
     equality_table,
     exceptions_table,
+    is_apart,
     own_outputs_table,
     rules_table,
     speedup_table,
 )
 
-LOOKED_UP = ("ngram", "ngram_sampled")
+SAMPLED = ("greedy_draft", "rejection", "ngram_sampled")
 PAGE, PICTURE = "validation.md", "images/validation.svg"
 
 _HEAD = """\
@@ -31,16 +33,19 @@ the bundled pair in float32 on {requests} prompts of the bundled traffic, as man
 slices here), with answers of up to {max_tokens} tokens and K of {depths}. vLLM {vllm} runs as OpenAI servers on the
 same CPU, one that decodes plainly and one for each way of drafting and K:
 
-| way | vLLM's `--speculative-config` | requests | our rule |
-| --- | --- | --- | --- |
-| `greedy` | `draft_model` | temperature 0 | `greedy` |
-| `greedy_draft` | `draft_model` | temperature 0.8, top-p 0.95 | `greedy_draft` |
-| `rejection` | `draft_model`, `draft_sample_method` `probabilistic` | temperature 0.8, top-p 0.95 | `rejection` |
-| `ngram` | `ngram`, 2 to 4 tokens | temperature 0 | `greedy` |
-| `ngram_sampled` | `ngram`, 2 to 4 tokens | temperature 0.8, top-p 0.95 | `greedy_draft` |
+| way | vLLM's `--speculative-config` | requests | our rule | and our options |
+| --- | --- | --- | --- | --- |
+| `greedy` | `draft_model` | temperature 0 | `greedy` | {greedy} |
+| `greedy_draft` | `draft_model` | temperature 0.8, top-p 0.95 | `greedy_draft` | {greedy_draft} |
+| `rejection` | `draft_model`, `probabilistic` | temperature 0.8, top-p 0.95 | `rejection` | {rejection} |
+| `ngram` | `ngram`, 2 to 4 tokens | temperature 0 | `greedy` | {ngram} |
+| `ngram_sampled` | `ngram`, 2 to 4 tokens | temperature 0.8, top-p 0.95 | `greedy_draft` | {ngram_sampled} |
 
-vLLM's counts are its own, of each request (`metrics.speculative_decoding`, step by step). `loop` is our engine on
-the same prompts; `replay` is [replay](replay.md) of what vLLM's baseline server answered.
+`probabilistic` is a `draft_sample_method`. vLLM's counts are its own, of each request
+(`metrics.speculative_decoding`, step by step). Our side is the product unchanged: the candidates of an endpoint with
+`serving_engine = "{serving_engine}"`, read from a configuration file, with the options that this gives them ([engine
+rules](engine.md#the-rules-of-serving-engines)). `loop` is the product's loop with their proposers on the same prompts;
+`replay` is the product's [replay](replay.md), with the same candidates, of what vLLM's baseline server answered.
 
 ![Our acceptance and predicted speedup against vLLM's]({picture})
 
@@ -56,12 +61,12 @@ _RULES = """\
   added); replay cannot know what lay beyond the end and is held against vLLM's counts after our cut
   (`shadowspec/servers/acceptance_counts.py`).
 - **N-grams.** Both look for the longest suffix that occurred before. vLLM copies what followed its *earliest*
-  occurrence, our `ngram` proposer by default what followed the latest. Here it follows vLLM's rule
-  (`ngram_occurrence`); the last table shows what our default would have accepted.
+  occurrence, and so does `ngram` with `ngram_occurrence` = `earliest`, which an endpoint that names vLLM has. Without a
+  `serving_engine` it copies what followed the latest: the last table shows what that would have accepted.
 - **Sampled drafts.** For `draft_sample_method` `probabilistic` vLLM samples drafts from the draft's softmax at the
-  request's temperature: top-p, top-k and min-p cut the target's distribution alone. Ours cut both. Both emit the
-  target's distribution; theirs accepts less where something is cut. Here our draft follows vLLM's rule
-  (`draft_sampling`); the last table shows our default.
+  request's temperature: top-p, top-k and min-p cut the target's distribution alone. So does `draft_sampling` =
+  `temperature`, which an endpoint that names vLLM has. Without a `serving_engine` they cut both. Either way the
+  target's distribution is emitted; vLLM's rule accepts less where something is cut (last table).
 - **vLLM 0.32 on a CPU samples wrongly with drafts.** Its `expand_kernel` for CPUs fills a copy of its output, so
   that temperature, top-k and top-p of drafted positions are whatever the memory held ([issue
   55005](https://github.com/vllm-project/vllm/issues/55005)). As shipped, {impossible} of {shipped_requests} sampled
@@ -128,8 +133,11 @@ meanwhile. `make validate-vllm` takes up where it stopped.
 def page(document: Row) -> str:
     """The page in Markdown."""
     cells, equality, speedups = document["cells"], document["equality"], document["speedups"]
+    rules = {way: _rules_text(used) for way, used in document["drafting_rules"].items()}
     parts = [
         _HEAD.format(
+            **rules,
+            serving_engine=document["serving_engine"],
             requests=document["requests"],
             max_tokens=document["max_tokens"],
             depths=", ".join(map(str, sorted({cell["K"] for cell in cells}))),
@@ -146,44 +154,67 @@ def page(document: Row) -> str:
     for way in dict.fromkeys(cell["way"] for cell in cells):
         parts += [f"### {way}\n", acceptance_table([cell for cell in cells if cell["way"] == way])]
     shipped = document["shipped"]
-    rules = _RULES.format(
+    differing = _RULES.format(
         impossible=shipped["impossible"],
         shipped_requests=shipped["requests"],
         shipped_depth=shipped["K"],
         baseline_impossible=shipped["baseline_impossible"],
     )
-    parts += [rules, rules_table(cells)]
+    parts += [differing, rules_table(cells)]
     idle = max((speedup["idle_cpu_share"] for speedup in speedups), default=0.0)
     spread = max((speedup["price_spread"] for speedup in speedups), default=1.0)
     parts.append(_SPEEDUP.format(idle=idle, spread=spread) if speedups else _NO_SPEEDUP)
     for speedup in speedups:
         parts += [f"### {speedup['way']}\n", speedup_table(speedup["cells"])]
-    machine = ", ".join(f"{name} {value}" for name, value in document["machine"].items())
-    parts.append(f"{machine}; vLLM's threads: {document['vllm']['threads_bind']}.\n")
+    if speedups and document["timed_on"] != document["machine"]:
+        parts.append(f"Speedups were timed earlier: {_machine_text(document['timed_on'])}.\n")
+    parts.append(f"{_machine_text(document['machine'])}; vLLM's threads: {document['vllm']['threads_bind']}.\n")
     return "\n".join(parts)
 
 
+def _inside(cells: Sequence[Row]) -> str:
+    """How many cells of either of our figures lie within the interval of vLLM's."""
+    looped = _share(sum(cell["loop_is_inside"] for cell in cells), len(cells))
+    replayed = _share(sum(cell["replay_is_inside"] for cell in cells), len(cells))
+    return f"within vLLM's interval lie {looped} cells of the product's loop and {replayed} of its replay"
+
+
+def _machine_text(machine: Row) -> str:
+    return ", ".join(f"{name} {value}" for name, value in machine.items())
+
+
+def _rules_text(used: Mapping[str, str]) -> str:
+    """Options with their values, as a cell of a table has them."""
+    return ", ".join(f"`{option}` = `{value}`" for option, value in used.items())
+
+
 def verdicts(document: Row) -> list[str]:
-    """What was to be shown, and how much of it holds."""
+    """What was to be shown, and how much of it holds; each line names the proposer, and the option that decides."""
     lines = []
     for way in dict.fromkeys(row["way"] for row in document["equality"]):
         rows = [row for row in document["equality"] if row["way"] == way]
         kinds = [each["kind"] for row in rows for each in row["differences"]]
         equal = _share(sum(row["equal"] for row in rows), sum(row["requests"] for row in rows))
         others = f"; the others: {counted(kinds)}" if kinds else ""
-        lines.append(f"`{way}`: {equal} requests are equal in tokens, steps and accepted tokens{others}.")
-    for way in dict.fromkeys(cell["way"] for cell in document["cells"]):
-        entries = [cell for cell in document["cells"] if cell["way"] == way]
-        looped = _share(sum(cell["loop_is_inside"] for cell in entries), len(entries))
-        replayed = _share(sum(cell["replay_is_inside"] for cell in entries), len(entries))
-        lines.append(f"`{way}`: within vLLM's interval lie {looped} cells of the loop and {replayed} of replay.")
+        used = document["drafting_rules"][way]
+        lines.append(
+            f"`{way}`, the product's own proposer with the options of an endpoint that names "
+            f"`{document['serving_engine']}` ({_rules_text(used)}), against vLLM's: {equal} requests (prompts and K) "
+            f"are equal in tokens, steps with a draft, drafted and accepted tokens{others}."
+        )
     cells = document["cells"]
-    for names, word in ((("greedy_draft", "rejection"), "sampled requests to a draft model"), (LOOKED_UP, "n-grams")):
-        entries = [cell for cell in cells if cell["way"] in names]
-        if entries:
-            looped = _share(sum(cell["loop_is_inside"] for cell in entries), len(entries))
-            replayed = _share(sum(cell["replay_is_inside"] for cell in entries), len(entries))
-            lines.append(f"Together, {word}: {looped} cells of the loop and {replayed} of replay.")
+    for way in dict.fromkeys(cell["way"] for cell in cells):
+        entries = [cell for cell in cells if cell["way"] == way]
+        lines.append(f"`{way}`, acceptance rates by slice and K: {_inside(entries)}.")
+    sampled = [cell for cell in cells if cell["way"] in SAMPLED]
+    if sampled:
+        apart = _share(sum(not is_apart(cell, "loop", "vllm") for cell in sampled), len(sampled))
+        replay_apart = _share(sum(not is_apart(cell, "replay", "vllm_cut") for cell in sampled), len(sampled))
+        lines.append(
+            f"All sampled ways together: {_inside(sampled)}. That interval knows of vLLM's draws alone; within the "
+            f"{document['level']:.0%} interval of the difference, which knows of both sides' draws, lie {apart} cells "
+            f"of the loop and {replay_apart} of replay."
+        )
     for item in document["speedups"]:
         close = _share(sum(cell["is_close"] for cell in item["cells"]), len(item["cells"]))
         known = [cell["sign_is_right"] for cell in item["cells"] if cell["sign_is_right"] is not None]

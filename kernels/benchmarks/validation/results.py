@@ -12,6 +12,7 @@ from rich.progress import track
 
 from shadowspec.types import ExpectedCounts
 
+from .candidates import SERVING_ENGINE
 from .collecting import GREEDY_REGIME, SAMPLED_REGIME, Answered, Prompt, collected
 from .comparing import LEVEL, acceptance_cell, equality, own_outputs, replayed_rate
 from .counted import Counted
@@ -50,7 +51,7 @@ def acceptance(
         outputs = [answer.tokens for answer in baseline]
         with lock.beside_others():
             replay = ours.replayed(way, only, outputs, DEPTHS)
-            ruled = ours.replayed(way, only, outputs, DEPTHS, by_our_rule=True) if way.differs else None
+            by_default = ours.replayed(way, only, outputs, DEPTHS, names_engine=False) if way.differs else None
         for place, depth in enumerate(DEPTHS):
             answers = collected(folder, way.served.name, depth, regime)
             if answers is None:
@@ -68,9 +69,17 @@ def acceptance(
                 expected = [_at(replay, row, place) for row in rows]
                 measured_cell = acceptance_cell([theirs[row] for row in rows], [loop[row] for row in rows], expected)
                 if measured_cell is not None:
-                    by_our_rule = ruled and replayed_rate([_at(ruled, row, place) for row in rows])
-                    cells.append(where | {"slice": name} | measured_cell | {"replay_by_our_rule": by_our_rule})
-    return {"level": LEVEL, "near_tie_logit": NEAR_TIE, "equality": equalities, "cells": cells, "own_outputs": audits}
+                    default_rate = by_default and replayed_rate([_at(by_default, row, place) for row in rows])
+                    cells.append(where | {"slice": name} | measured_cell | {"replay_by_default": default_rate})
+    return {
+        "serving_engine": SERVING_ENGINE,
+        "drafting_rules": ours.drafting_rules(),
+        "level": LEVEL,
+        "near_tie_logit": NEAR_TIE,
+        "equality": equalities,
+        "cells": cells,
+        "own_outputs": audits,
+    }
 
 
 def _at(replay: Sequence[tuple[ExpectedCounts, ...] | None], row: int, place: int) -> ExpectedCounts:

@@ -91,20 +91,25 @@ def acceptance_table(cells: Sequence[Row]) -> str:
     )
 
 
+def is_apart(cell: Row, ours: str, theirs: str) -> bool:
+    """Whether the two rates differ by more than the interval of their difference allows."""
+    return bool(abs(cell[ours] - cell[theirs]) > cell[f"{ours}_difference_half_width"] + EXACT)
+
+
 def _marked(cell: Row, ours: str, theirs: str) -> str:
-    is_apart = abs(cell[ours] - cell[theirs]) > cell[f"{ours}_difference_half_width"] + EXACT
-    return f"{100 * cell[ours]:.1f}" + ("" if cell[f"{ours}_is_inside"] else "*") + ("!" if is_apart else "")
+    apart = "!" if is_apart(cell, ours, theirs) else ""
+    return f"{100 * cell[ours]:.1f}" + ("" if cell[f"{ours}_is_inside"] else "*") + apart
 
 
 def rules_table(cells: Sequence[Row]) -> str:
-    """What our own rules would have accepted, where they are others than vLLM's."""
-    rates = ("vllm_cut", "replay", "replay_by_our_rule")
+    """What a candidate would have accepted whose endpoint names no serving engine, where its rules are others."""
+    rates = ("vllm_cut", "replay", "replay_by_default")
     return _table(
-        ("way", "K", "vLLM, cut", "replay by vLLM's rule", "replay by ours"),
+        ("way", "K", "vLLM, cut", "replay, vLLM named", "replay, no engine named"),
         (
             (cell["way"], cell["K"], *(f"{100 * cell[name]:.1f}" for name in rates))
             for cell in cells
-            if cell["slice"] == ALL and cell["replay_by_our_rule"] is not None
+            if cell["slice"] == ALL and cell["replay_by_default"] is not None
         ),
     )
 

@@ -43,8 +43,8 @@ class Visits:
             if missing_regimes(self._folder, SHIPPED.name, SHIPPED_DEPTH):
                 with ExitStack() as exit_stack:
                     self._started(exit_stack, SHIPPED, SHIPPED.name, SHIPPED_DEPTH)
-            for served in SERVED:
-                for depth in depths:
+            for depth in depths:
+                for served in SERVED:
                     timed = self._missing(served, depth)
                     if timed and baseline is None:
                         baseline = self._started(stack, None, BASELINE, 0)

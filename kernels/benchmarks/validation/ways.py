@@ -23,6 +23,7 @@ class Served:
 
     name: str
     options: dict[str, Any]  # of vLLM's --speculative-config, but for K
+    candidate: dict[str, Any]  # the product's candidate that stands for it: keys of its configuration, but for K
     is_fixed: bool = True  # sampled speculation on a CPU (`mend`), of which greedy requests see nothing
 
     def speculative_config(self, depth: int) -> str:
@@ -51,7 +52,7 @@ class Way:
 
     @property
     def differs(self) -> bool:
-        """Whether vLLM drafts by another rule than we do by default."""
+        """Whether vLLM drafts otherwise than a candidate whose endpoint names no serving engine."""
         return self.is_lookup or not self.is_certain
 
     @property
@@ -60,13 +61,20 @@ class Way:
         return self.served is NGRAM
 
 
-DRAFT = Served("draft_model", {"method": "draft_model", "model": str(demo.DRAFT)})
+_PAIR = {"method": "draft_model", "model": str(demo.DRAFT)}
+_OUR_PAIR = {"proposer": "draft_model", "draft": demo.DRAFT.as_posix()}
+DRAFT = Served("draft_model", _PAIR, _OUR_PAIR | {"verify_rule": "greedy_draft"})
 PROBABILISTIC = Served(
     "draft_model_probabilistic",
-    {"method": "draft_model", "model": str(demo.DRAFT), "draft_sample_method": "probabilistic"},
+    _PAIR | {"draft_sample_method": "probabilistic"},
+    _OUR_PAIR | {"verify_rule": "rejection"},
 )
-NGRAM = Served("ngram", {"method": "ngram", "prompt_lookup_min": NGRAM_MIN, "prompt_lookup_max": NGRAM_MAX})
-SHIPPED = Served("draft_model_shipped", DRAFT.options, is_fixed=False)  # asked sampled requests, at one K
+NGRAM = Served(
+    "ngram",
+    {"method": "ngram", "prompt_lookup_min": NGRAM_MIN, "prompt_lookup_max": NGRAM_MAX},
+    {"proposer": "ngram", "ngram_min": NGRAM_MIN, "ngram_max": NGRAM_MAX},
+)
+SHIPPED = Served("draft_model_shipped", DRAFT.options, DRAFT.candidate, is_fixed=False)  # sampled requests, at one K
 SHIPPED_DEPTH = DEPTHS[0]
 SERVED = (DRAFT, NGRAM, PROBABILISTIC)
 WAYS = (

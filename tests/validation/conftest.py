@@ -1,0 +1,12 @@
+"""The bundled pair, loaded once for the tests of the validation."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels.benchmarks.validation.ours import Ours
+
+
+@pytest.fixture(scope="session")
+def ours() -> Ours:
+    return Ours()
