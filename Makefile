@@ -169,6 +169,10 @@ validate-vllm: $(VENV)/.installed-base ## Hold acceptance and predicted speedup 
 validate-llamacpp: $(VENV)/.installed-base ## Hold acceptance against llama.cpp's servers (ARGS="--server PATH/llama-server --source PATH"), and write docs/validation-llamacpp.md
 	$(BIN)/python kernels/benchmarks/validate_llamacpp.py $(ARGS)
 
+.PHONY: bench-llm
+bench-llm: $(VENV)/.installed-base ## Measure a public language model in process, on vLLM and on llama.cpp, and write docs/real-model.md (ARGS="--vllm-python PATH")
+	$(BIN)/python kernels/benchmarks/bench_llm.py $(ARGS)
+
 .PHONY: bench-tap
 bench-tap: $(VENV)/.installed-base ## Measure the tap against a bare poll loop, on a Kafka of its own
 	@.ci/kafka

@@ -45,6 +45,7 @@ class Server:
         *,
         is_fixed: bool,
         flags: Sequence[str] = (),
+        target: Path = demo.TARGET,
     ) -> None:
         """
         Args:
@@ -68,7 +69,7 @@ class Server:
             variables["PYTHONPATH"] = str(FIX_FOLDER)
         command = [
             str(environment.python), "-m", "vllm.entrypoints.openai.api_server",
-            "--model", str(demo.TARGET), "--served-model-name", SERVED_MODEL, "--dtype", "float32",
+            "--model", str(target), "--served-model-name", SERVED_MODEL, "--dtype", "float32",
             "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(SLOTS),
             "--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log",
             "--enable-per-request-metrics", "--enable-prompt-tokens-details", *flags,

