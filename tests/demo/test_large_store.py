@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from kernels.benchmarks.large_store import DATA_NOTE
 from kernels.benchmarks.large_store.config import config_text
 from kernels.benchmarks.large_store.filling import Filled, Size, fill
-from kernels.benchmarks.large_store.production import SPAN, SWITCHED_AFTER
+from kernels.benchmarks.large_store.production import BOUNDS, SPAN, SWITCHED_AFTER
 from kernels.benchmarks.large_store.traffic import bins_of
 from kernels.benchmarks.large_store.world import make_world
 from shadowspec.config import load_config
@@ -27,7 +27,7 @@ from shadowspec.store import Store, session
 from shadowspec.store import table_definitions as tables
 from shadowspec.store.histograms import bin_of
 from shadowspec.store.rollups import METRICS, additions
-from shadowspec.types import END_TO_END, LATENCIES, Block, BlockResult, Verdict
+from shadowspec.types import END_TO_END, Block, BlockResult, Verdict
 from tests.store.strategies import FAILURE_NAMES
 
 NOW = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
@@ -203,7 +203,7 @@ def test_production_is_read_around_an_enabling(filled: tuple[str, Filled]) -> No
             assert old is not None
             assert new is not None
             assert new.lower <= new.estimate < old.estimate
-            requests = [sum(each.counts.latencies[name].total for each in windows) for name in LATENCIES]
+            requests = [sum(each.counts.latencies[name].total for each in windows) for name in BOUNDS]
             assert set(requests) == {sum(each.counts.num_requests or 0 for each in windows)}
     assert total == said.num_live_windows > 2_000
 

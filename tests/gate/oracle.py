@@ -548,7 +548,7 @@ def _points(test: BettingTest, state: TestState, level: float) -> list[SequenceP
     series = test.series.merge(state.start_unit, state.merged_units)
     if not series.num_units:
         return []
-    fail_level = level / test.num_disabling
+    fail_level = level if test.bounds_share_level else level / test.num_disabling
     moments = np.arange(1, series.num_units + 1)
     lowers = _bounds(test, series, "lower", fail_level if test.above is None else level, moments)
     uppers = _bounds(test, series, "upper", fail_level if test.below is None else level, moments)
