@@ -1,10 +1,14 @@
-"""The bundled traffic, as the benchmarks read it."""
+"""The bundled traffic as the benchmarks read it, and a command of the product on it."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from shadowspec import demo
@@ -22,3 +26,13 @@ def answered() -> Iterator[dict[str, Any]]:
                 continue
             if is_answered:
                 yield record
+
+
+def run_command(folder: Path, *arguments: str) -> str:
+    """What a command prints that is run in a folder, by the configuration there."""
+    environment = os.environ | {
+        "SHADOWSPEC_CONFIG": str(folder / "shadowspec.toml"),
+        "SHADOWSPEC_HASH_SECRET": demo.DEMO_SECRET,
+    }
+    command = [sys.executable, "-m", "shadowspec", *arguments]
+    return subprocess.run(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603

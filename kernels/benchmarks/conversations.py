@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bundled import answered
+from bundled import answered, run_command
 from rich.console import Console
 from rich.table import Table
 from validation.servers import MAX_MODEL_LEN, SERVED_MODEL, Environment, Server, vllm_version
@@ -105,16 +103,7 @@ def traffic(sessions: int) -> str:
 
 def measured(folder: Path) -> Mapping[str, Any]:
     """What the report says of the whole endpoint."""
-    environment = os.environ | {
-        "SHADOWSPEC_CONFIG": str(folder / "shadowspec.toml"),
-        "SHADOWSPEC_HASH_SECRET": demo.DEMO_SECRET,
-    }
-
-    def shadowspec(*arguments: str) -> str:
-        command = [sys.executable, "-m", "shadowspec", *arguments]
-        done = subprocess.run(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603
-        return done.stdout
-
+    shadowspec = partial(run_command, folder)
     shadowspec("db", "upgrade")
     shadowspec("run", "traffic.jsonl", "--json")
     shadowspec("gate", "--json")

@@ -16,14 +16,13 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bundled import answered
+from bundled import answered, run_command
 from rich.console import Console
 from rich.table import Table
 from validation.servers import SERVED_MODEL, Environment, Server
@@ -100,16 +99,7 @@ def configuration(folder: Path, baseline: Server, speculative: Server) -> str:
 
 def predicted(folder: Path, endpoint: str, rounds: int) -> list[dict[str, Any]]:
     """Profile one endpoint's servers, measure all traffic, and read the report's predictions that were timed, too."""
-    environment = os.environ | {
-        "SHADOWSPEC_CONFIG": str(folder / "shadowspec.toml"),
-        "SHADOWSPEC_HASH_SECRET": demo.DEMO_SECRET,
-    }
-
-    def shadowspec(*arguments: str) -> str:
-        command = [sys.executable, "-m", "shadowspec", *arguments]
-        done = subprocess.run(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603
-        return done.stdout
-
+    shadowspec = partial(run_command, folder)
     shadowspec("db", "upgrade")
     grid = ("--loads", ",".join(map(str, LOADS)), "--contexts", ",".join(map(str, CONTEXTS)), "--rounds", str(rounds))
     shadowspec("profile-server", "--endpoint", endpoint, *grid)

@@ -336,27 +336,24 @@ SIZE_WORLDS = tuple(
 
 _MAIN_SLOW = (math.log(0.85), *(math.log(1.25),) * 4)
 _MIXED = (FASTER, *(math.log(1.25),) * 4)
+_STEERED_CONSTANT = SteeredWorld(
+    "steered_constant",
+    "80% of the traffic at 1.3, four slices at 1.0 without a level: nothing changes, and no alarm is right",
+    "null",
+    policy=replace(_make_policy(2), min_rate=0.01),
+    shares=(0.8, 0.05, 0.05, 0.05, 0.05),
+    phases=(Phase("", (FASTER, 0.0, 0.0, 0.0, 0.0)),),
+    wrong_to_enable=tuple(f"prompt_class=s{place:02d}" for place in range(1, 5)),
+    wrong_to_disable=("",),
+)
 # Rates that follow the verdicts after ENABLE, through alarm and recovery.  No naive gate is asked in them.
 STEERED_WORLDS = (
-    SteeredWorld(
-        "steered_constant",
-        "80% of the traffic at 1.3, four slices at 1.0 without a level: nothing changes, and no alarm is right",
-        "null",
-        policy=replace(_make_policy(2), min_rate=0.01),
-        shares=(0.8, 0.05, 0.05, 0.05, 0.05),
-        phases=(Phase("", (FASTER, 0.0, 0.0, 0.0, 0.0)),),
-        wrong_to_enable=tuple(f"prompt_class=s{place:02d}" for place in range(1, 5)),
-        wrong_to_disable=("",),
-    ),
-    SteeredWorld(
-        "steered_open",
-        "80% of the traffic at 1.3, four slices at 1.0 that are open for long: nothing changes, and no alarm is right",
-        "null",
+    _STEERED_CONSTANT,
+    replace(
+        _STEERED_CONSTANT,
+        name="steered_open",
+        title=_STEERED_CONSTANT.title.replace("without a level", "that are open for long"),
         policy=replace(_make_policy(6), min_rate=0.01),
-        shares=(0.8, 0.05, 0.05, 0.05, 0.05),
-        phases=(Phase("", (FASTER, 0.0, 0.0, 0.0, 0.0)),),
-        wrong_to_enable=tuple(f"prompt_class=s{place:02d}" for place in range(1, 5)),
-        wrong_to_disable=("",),
     ),
     SteeredWorld(
         "steered_recovery",

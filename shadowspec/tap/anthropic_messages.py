@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from shadowspec.tap.bodies import ResponseBody, UsageBody
-from shadowspec.tap.parameters import malformed_error, unknown_parameter_error, unsupported_error
+from shadowspec.tap.parameters import malformed_error, shared_fields, unsupported_error
 from shadowspec.types import LoggedResponse
 
 _SHARED: Final = frozenset(
@@ -75,15 +75,7 @@ def chat_body(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RecordError: malformed, or unsupported: it holds what no chat does.
     """
-    body: dict[str, Any] = {}
-    for name, value in request.items():
-        if name in _SHARED:
-            body[name] = value
-        elif name in _STATE:
-            if value is not None and value != []:
-                raise unsupported_error(_STATE[name])
-        elif name not in _READ and name not in _HARMLESS and value is not None:
-            raise unknown_parameter_error(name)
+    body = shared_fields(request, _SHARED, _STATE, ignored=_READ | _HARMLESS, unset=(None, []))
     _check_thinking(request.get("thinking"))
     body["stop"] = request.get("stop_sequences")
     body["messages"] = _messages(request)

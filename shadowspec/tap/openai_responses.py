@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from shadowspec.tap.bodies import ResponseBody, UsageBody
-from shadowspec.tap.parameters import malformed_error, unknown_parameter_error, unsupported_error
+from shadowspec.tap.parameters import malformed_error, shared_fields, unsupported_error
 from shadowspec.types import LoggedResponse
 
 # The same in a chat, by the same name; the second line vLLM's.
@@ -59,15 +59,7 @@ def chat_body(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RecordError: malformed, or unsupported: it holds what no chat does.
     """
-    body: dict[str, Any] = {}
-    for name, value in request.items():
-        if name in _SHARED:
-            body[name] = value
-        elif name in _STATE:
-            if value is not None:
-                raise unsupported_error(_STATE[name])
-        elif name not in _READ and name not in _HARMLESS and value is not None:
-            raise unknown_parameter_error(name)
+    body = shared_fields(request, _SHARED, _STATE, ignored=_READ | _HARMLESS)
     body["max_tokens"] = request.get("max_output_tokens")
     body["messages"] = _messages(request)
     body |= _text_parameters(_object(request, "text"))

@@ -8,7 +8,7 @@ listed here might be such a one, and is treated as one.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from shadowspec.errors import RecordError
@@ -100,6 +100,36 @@ def unsupported_error(reason: str) -> RecordError:
 def unknown_parameter_error(name: str) -> RecordError:
     """The error of a record with a parameter that no table here lists; only a name that is a word is in its reason."""
     return unsupported_error(f"unknown_parameter:{name}" if _SAFE_NAME.fullmatch(name) else "unknown_parameter")
+
+
+def shared_fields(
+    request: Mapping[str, Any],
+    shared: Collection[str],
+    refused: Mapping[str, str],
+    *,
+    ignored: Collection[str],
+    unset: Collection[object] = (None,),
+) -> dict[str, Any]:
+    """The fields of another API's request that a chat has under the same name and meaning.
+
+    Args:
+        refused: by name why a request that sets the field is no chat.
+        ignored: fields that are read elsewhere, or change no output.
+        unset: values by which a refused field is not set.
+
+    Raises:
+        RecordError: unsupported: a refused field is set, or a field is unknown.
+    """
+    body: dict[str, Any] = {}
+    for name, value in request.items():
+        if name in shared:
+            body[name] = value
+        elif name in refused:
+            if value not in unset:
+                raise unsupported_error(refused[name])
+        elif name not in ignored and value is not None:
+            raise unknown_parameter_error(name)
+    return body
 
 
 def malformed_error(reason: str) -> RecordError:
