@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shadowspec.gate.evidence.betting_tests import betting_tests
-from shadowspec.gate.evidence.hypothesis import restarted_states
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit
 from shadowspec.gate.policy import DAY_S, GatePolicy
-from shadowspec.gate.run.folding import Completed
+from shadowspec.gate.run.folding import LOST, Completed
 from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, Part, run_gate
 from shadowspec.gate.run.state import Units, clustering_id
+from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.stats.drift import (
     Detector,
     alarm_threshold,
@@ -123,7 +124,9 @@ def watch(
     courses = []
     for slice_key, trial in _first_trials(completed, policy, configs[0], load).items():
         found.append([])
-        measured = _measure(slice_key, load, configs, begins, completed, moments, policy)
+        measured = _measure(
+            slice_key, load, configs, begins, completed, moments, policy, _lost_at(rows, slice_key, moments)
+        )
         courses.append(_course(measured, policy, trial, found[-1]))
 
     # 2. What the gate says there.
@@ -190,12 +193,13 @@ def _first_trials(whole: Completed, policy: GatePolicy, config: FingerprintedCon
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
-    """Units of one hypothesis in folding order, and how many of them there were at each look, [looks]."""
+    """Units of one hypothesis in folding order, how many of them there were at each look, and lost records, [looks]."""
 
     clusters: Sequence[ClusterUnit]
     blocks: Sequence[BlockUnit]
     clusters_at: Ints
     blocks_at: Ints
+    lost_at: Ints
 
     def after(self, look: int) -> _Seen:
         """Those that came after a look."""
@@ -205,6 +209,7 @@ class _Seen:
             self.blocks[num_blocks:],
             np.maximum(self.clusters_at - num_clusters, 0),
             np.maximum(self.blocks_at - num_blocks, 0),
+            np.maximum(self.lost_at - int(self.lost_at[look]), 0),
         )
 
 
@@ -227,8 +232,12 @@ def _measure(
     whole: Completed,
     moments: Moments,
     policy: GatePolicy,
+    lost_at: Ints,
 ) -> list[_MeasuredConfig]:
-    """The fingerprints of a hypothesis, which follow each other: each is current from its look of `begins` on."""
+    """The fingerprints of a hypothesis, which follow each other: each is current from its look of `begins` on.
+
+    By each look `lost_at` records of the slice were lost, [looks].
+    """
     looks = moments.looks
     closed_us = _clusters_us(whole.entered[clustering_id(policy)], slice_key, moments)
     entry = int(np.searchsorted(np.searchsorted(closed_us, looks, "right"), policy.entry_clusters))
@@ -245,9 +254,21 @@ def _measure(
                 all_units.blocks,
                 np.searchsorted(np.array(cluster_us, dtype=np.int64), looks, "right"),
                 np.searchsorted(np.array(block_us, dtype=np.int64), looks, "right"),
+                np.maximum(lost_at - int(lost_at[begin]), 0),
             )
             measured.append(_MeasuredConfig(key, config, units, max(entry, begin), end))
     return measured
+
+
+def _lost_at(rows: Rows, slice_key: str, moments: Moments) -> Ints:
+    """How many records of the slice were lost without leaving a run, by each look, [looks]."""
+    measured = {run.key for run in rows.runs}
+    is_lost = [
+        slice_key in ("", record.slice_key) and record.counter in LOST and record.key not in measured
+        for record in rows.records
+    ]
+    num_finished = np.searchsorted(moments.finished_us, moments.looks, "right")
+    return np.append(0, np.cumsum(is_lost))[num_finished]
 
 
 def _first_look(units: Units | None, moments: Moments) -> int:
@@ -298,6 +319,7 @@ class _Run:
         self._tests = betting_tests(units.clusters, units.blocks, policy)
         self._states = {test.name: TestState() for test in self._tests}
         self._units_at = {test.name: _units_at(test, units) for test in self._tests}
+        self._lost_at = {test.name: self._lost_units(test) for test in self._tests}
         self._paths = {test.name: self._path(test) for test in self._tests}
         self._from_start = dict(self._paths)
         self._faults = _faults_at(units, policy, self._config, level)
@@ -357,7 +379,15 @@ class _Run:
             at = look + 1
 
     def _path(self, test: BettingTest) -> TestPath:
-        return path_of(test, self._states[test.name], self._policy, self._level, self._units_at[test.name])
+        units, lost = self._units_at[test.name], self._lost_at[test.name]
+        return path_of(test, self._states[test.name], self._policy, self._level, units, lost)
+
+    def _lost_units(self, test: BettingTest) -> Floats:
+        """What the lost records come to in units of a test by each look, or less, [looks]."""
+        if not self._policy.rules.folds_lost or not self._units.lost_at.any():
+            return np.zeros(len(self._units.lost_at))
+        every = HypothesisEvidence(runs=RunTotals().fold(self._units.blocks), num_lost=1)
+        return self._units.lost_at.astype(np.float64) * every.lost_units(test.unit, self._policy)
 
     def _has_new_level(self, decision: Decision) -> bool:
         """Whether other hypotheses have passed levels on to this one; its paths then go by the new one."""

@@ -29,7 +29,7 @@ class TestPath:
     """One test from its state on, read at each look: whether it passes, fails, may restart, and whether it waits for
     sure where it passes and where it fails, [looks].
 
-    `passed_units` and `failed_units` are the numbers of its units after which it may pass, and fail.
+    `passed_units` and `failed_units` are the numbers of its units after which it may pass, and fail, with nothing lost.
     """
 
     passes: Bools
@@ -78,8 +78,10 @@ def possible_looks(
     return possible, (crosses | (passes & waits)) & ~possible
 
 
-def path_of(test: BettingTest, state: TestState, policy: GatePolicy, level: float, units: Ints) -> TestPath:
-    """The path of a test that counts from `state` on; `units` are the units seen at each look."""
+def path_of(
+    test: BettingTest, state: TestState, policy: GatePolicy, level: float, units: Ints, lost: Floats
+) -> TestPath:
+    """The path of a test that counts from `state` on; `units` were seen by each look, and `lost` ones lost, [looks]."""
     series = test.series.merge(state.start_unit, state.merged_units)
     num_units = np.maximum(units - state.start_unit, 0) // state.merged_units
     read = np.maximum(num_units - 1, 0)
@@ -88,11 +90,19 @@ def path_of(test: BettingTest, state: TestState, policy: GatePolicy, level: floa
         nothing = np.zeros(len(units), bool)
         return TestPath(nothing, nothing, nothing, nothing, nothing, units[:0], units[:0])
     sides, opposites = test.sides, [(betting.opposite(side), theta) for side, theta in test.sides]
-    logs = [
-        np.array([betting.log_capital_path(series.ratios(side, theta), test.weights) for side, theta in each]) + SLACK
-        for each in (sides, opposites)
-    ]
-    passes, fails = crossings(logs[0], logs[1], level, test.fail_level(level))
+    ratios = [[series.ratios(side, theta) for side, theta in each] for each in (sides, opposites)]
+    # At several looks a test may have the same units: of the losses by then the fewest count.
+    looks = np.searchsorted(num_units, np.arange(1, series.num_units + 1)).clip(max=len(units) - 1)
+    num_lost = lost[looks] / state.merged_units
+
+    def cross(num_lost: Floats | None) -> tuple[Bools, Bools]:
+        for_it, against_it = (
+            np.array([betting.log_capital_path(each, test.weights, num_lost) for each in one]) + SLACK for one in ratios
+        )
+        return crossings(for_it, against_it, level, test.fail_level(level))
+
+    alone = cross(None)
+    passes, fails = cross(num_lost) if num_lost.any() else alone
     r1 = autocorrelation_path(series.dependence_values(test.nulls[0]))[read]
     waits, restarts = dependence(r1, num_units, policy.rules, can_merge=state.merged_units in MERGES, slack=SLACK)
     to_pass, to_fail = np.zeros(len(units), bool), np.zeros(len(units), bool)
@@ -105,7 +115,7 @@ def path_of(test: BettingTest, state: TestState, policy: GatePolicy, level: floa
                 np.max([_agreement(series, test, *each) for each in opposites], axis=0)[read],
             )
         )
-    passed_units, failed_units = np.flatnonzero(passes) + 1, np.flatnonzero(fails) + 1
+    passed_units, failed_units = (np.flatnonzero(crosses) + 1 for crosses in alone)
     return TestPath(
         passes=passes[read] & has_units,
         fails=fails[read] & has_units,

@@ -65,7 +65,7 @@ def watched(drawn: Draw, world: World) -> list[HypothesisOutcome]:
         ("session_length", 240, 1),  # sessions that are timed late, or not at all
         ("fingerprint_change", 320, 0),
         ("failures", 240, 0),
-        ("shedding", 400, 0),  # the accelerator leaves out what was lost, and so asks more often
+        ("shedding", 400, 0),  # lost requests count at their worst
         ("decay", 640, 0),  # ENABLE, an alarm, and the run after it
         ("decay_of_tail", 560, 0),  # the same, by the detector of the slowed share
         ("faults_after_enable", 480, 0),  # ENABLE, revoked

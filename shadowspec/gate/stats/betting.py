@@ -142,9 +142,14 @@ def worst_values(
     return worst
 
 
-def log_capital_path(ratios: Floats, weights: Sequence[float] = WEIGHTS) -> Floats:
-    """Natural logarithm of the capital after each unit of `ratios` [n]; [n]."""
+def log_capital_path(ratios: Floats, weights: Sequence[float] = WEIGHTS, num_lost: Floats | None = None) -> Floats:
+    """Natural logarithm of the capital after each unit of `ratios` [n]; [n].
+
+    By each unit `num_lost` [n] others were lost, which count at their worst.
+    """
     summed = np.log1p(np.multiply.outer(FRACTIONS, ratios)).cumsum(axis=1)
+    if num_lost is not None:
+        summed += np.multiply.outer(np.log1p(-FRACTIONS), num_lost)
     path: Floats = np.logaddexp.reduce(np.log(weights)[:, None] + summed, axis=0)
     return path
 
