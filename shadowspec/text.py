@@ -116,6 +116,14 @@ def age(span: timedelta | None) -> str:
     return "under a minute"
 
 
+def span_text(seconds: float) -> str:
+    """A length of time in the largest unit of which it has two."""
+    for unit_s, name in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.1f}".removesuffix(".0") + f" {name}"
+    return f"{seconds:.0f} seconds"
+
+
 def parse_duration(text: str) -> timedelta:
     """A length of time such as 90s, 30m, 24h, 7d or 2w.
 

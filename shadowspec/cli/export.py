@@ -114,10 +114,10 @@ def _load_served(
     """What stands on these endpoints.
 
     Raises:
-        NoDataError: nothing has been decided on any of them.
+        NoDataError: nothing has been decided on any of them, or by a trial policy on one.
     """
     from shadowspec.errors import NoDataError
-    from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions
+    from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions, require_promotable
     from shadowspec.rollout.export.endpoint_state import judge_decisions
 
     now = datetime.now(UTC)
@@ -126,6 +126,7 @@ def _load_served(
     orders: list[Override] = []
     for name, policy in policies.items():
         found = read_endpoint_decisions(store, name, policy, now)
+        require_promotable(name, found)
         orders += found.overrides
         served += judge_decisions(
             found.latest,

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Pair = tuple["Sizing", "Sizing"]  # by the median of the futures, by 90% of them
 
 UNKNOWN = "unknown: no session is in evidence yet"
-MINUTE_S, HOUR_S, DAY_S = 60.0, 3_600.0, 86_400.0
 
 
 def plan(
@@ -310,12 +309,9 @@ def _spans(median: float | None, late: float | None) -> str:
 
 
 def _span(seconds: float | None) -> str:
-    if seconds is None:
-        return "never"
-    for unit_s, name in ((DAY_S, "days"), (HOUR_S, "hours"), (MINUTE_S, "minutes")):
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:.1f} {name}"
-    return f"{seconds:.0f} seconds"
+    from shadowspec.text import span_text
+
+    return "never" if seconds is None else span_text(seconds)
 
 
 def _rate(rate: float | None) -> str:

@@ -286,6 +286,7 @@ version = 1
 # indifference = ~              # an interval this close about its limit is undecidable
 # max_missing = ~               # share of failed and shed requests above which the verdict is HOLD
 # min_span_s = ~                # event time, and as many days with evidence, that ENABLE needs: a week, a whole cycle
+# recording_only = ~            # a trial: no span is needed, verdicts speak of this recording only, none is promoted
 # max_evidence_age_s = ~        # HOLD if the newest evidence is older than this when the gate looks; none: of any age
 
 # What must be proven

@@ -81,6 +81,7 @@ class GatePolicy:
     max_missing: float = 0.05  # share of failed and shed requests above which the verdict is HOLD
     min_span_s: float = 7 * DAY_S  # event time, and days with evidence, that ENABLE needs: a whole cycle of the traffic
     max_evidence_age_s: float | None = None  # HOLD if the newest evidence is older; None: files may be of any age
+    recording_only: bool = False  # a trial: ENABLE needs no span, speaks of this recording only, is never promoted
 
     margin: float = 0.05  # speedup to be proven: 1 + margin
     log_speedup_clip: float = math.log(2.0)  # a request's log speedup is clipped to plus or minus this
@@ -140,7 +141,7 @@ class GatePolicy:
         for name in _WHOLE_NUMBERS:
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"policy key {name!r} must be a whole number, not {getattr(self, name)!r}")
-        for name in ("require_serving_engine", "require_mix_bound"):
+        for name in ("recording_only", "require_serving_engine", "require_mix_bound"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"policy key {name!r} must be true or false, not {value!r}")
         if self.objective not in _OBJECTIVES:

@@ -115,7 +115,7 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
     enabled[enabled > horizon] = np.inf
     disabled[disabled > horizon] = np.inf
     ends = np.minimum(enabled, disabled)
-    missing_s = max(policy.min_span_s - evidence.span_s, 0.0)
+    missing_s = 0.0 if policy.recording_only else max(policy.min_span_s - evidence.span_s, 0.0)
     seconds = None if rate is None else np.minimum(np.maximum(enabled / rate, missing_s), disabled / rate)
     return HypothesisPlan(
         hypothesis=hypothesis,

@@ -16,6 +16,8 @@ from shadowspec.types import Composition, Decision, MixChange, Override, Reserva
 
 _WATCHED = {"tail": "the slowed share", "z_low": "z, low side", "z_high": "z, high side"}  # detectors, for people
 
+TRIAL_NOTE = "Trial policy: verdicts speak of this recording only; `export` and `check` refuse them."
+
 
 @dataclass(frozen=True, slots=True)
 class DetectorLine:
@@ -37,7 +39,14 @@ class DetectorLine:
 def decision_notes(decision: Decision) -> list[str]:
     """The sentences that a reader needs beside the reason; none where there is nothing to add."""
     composition = decision.composition or Composition(is_named=True)
-    notes = [*override_notes(decision), *_forbidden(decision), *_load(decision), *_run(decision), *_drift(decision)]
+    notes = [
+        *_trial(decision),
+        *override_notes(decision),
+        *_forbidden(decision),
+        *_load(decision),
+        *_run(decision),
+        *_drift(decision),
+    ]
     if decision.verdict is Verdict.ENABLE and not composition.is_named:
         notes.append("Another config has a better lower bound of speedup here and is the one named.")
     cover, bounds = composition.cover, composition.bounds.get("speedup")
@@ -113,6 +122,10 @@ def _with_forbidding(decision: Decision, decisions: Sequence[Decision]) -> Decis
         for forbidding_slice in forbidding_slices(decision, decisions)
     )
     return replace(decision, reservations=replace(decision.reservations or Reservations(), forbidden_by=found))
+
+
+def _trial(decision: Decision) -> list[str]:
+    return [TRIAL_NOTE] if decision.recording_only else []
 
 
 def _forbidden(decision: Decision) -> list[str]:

@@ -44,6 +44,7 @@ def verdict_document(decision: Decision) -> dict[str, Json]:
         "num_clusters": decision.num_clusters,
         "num_blocks": decision.num_blocks,
         "clusters_needed": decision.clusters_needed,
+        "recording_only": decision.recording_only,
         "tests": [test_document(test) for test in decision.tests],
         "decided_at": plain(decision.decided_at),
     }

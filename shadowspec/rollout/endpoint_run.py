@@ -53,7 +53,11 @@ def run_endpoint_gate(
     """
     audits = run_audits(store, endpoint, now or datetime.now(UTC))  # first: an alarm holds whatever else goes wrong
     decisions = run_gate(store, {endpoint: gate_policy}, input_ended=input_ended, now=now)
-    steps = advance_rollouts(store, endpoint, gate_policy, policy, now or datetime.now(UTC))
+    steps = (
+        []  # a trial rolls nothing out
+        if gate_policy.recording_only
+        else advance_rollouts(store, endpoint, gate_policy, policy, now or datetime.now(UTC))
+    )
     return EndpointGateRun(audits, decisions, steps)
 
 

@@ -127,6 +127,7 @@ def read_decision(columns: Document, details: Document) -> Decision:
         ends_run=bool(document.get("ends_run")),
         supersession=read_supersession(document),
         composition=_read_composition(document),
+        recording_only=bool(document.get("recording_only")),
     )
 
 
@@ -245,6 +246,8 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
     if decision.supersession is not None:
         found["superseded_by"] = decision.supersession.by
         found["superseded_verdict"] = decision.supersession.verdict.value
+    if decision.recording_only:
+        found["recording_only"] = 1
     if decision.composition is not None:
         found |= _composition_details(decision.composition)
     if evidence.watermark_held_by is not None:

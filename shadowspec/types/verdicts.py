@@ -332,7 +332,8 @@ class Decision:
     `decision_id` is the store's number for it, None until it has been appended.
 
     `engine` is what its latency was measured on, by name and version ("unknown" where that was not kept),
-    `serving_engine` what serves the endpoint (None where the configuration named nothing).  `run` is None where the
+    `serving_engine` what serves the endpoint (None where the configuration named nothing).  `recording_only`: a trial
+    policy decided it, so that it speaks of its recording and promotes nothing.  `run` is None where the
     hypothesis has no level, and `frozen_parameters` of the policy with it.  `watch` and `drift` are of an ENABLE and
     of the alarm that ends it; `ends_run`: the next look begins a run.  `override` and `reservations` are never stored:
     they are of decisions with the operator's overrides laid over them, and of those in a report.
@@ -363,6 +364,7 @@ class Decision:
     ends_run: bool = False
     supersession: Supersession | None = None
     composition: Composition | None = None
+    recording_only: bool = False
     override: OverriddenVerdict | None = None
     reservations: Reservations | None = None
 

@@ -26,6 +26,7 @@ def fill(
     evidence_age: timedelta = timedelta(hours=1),
     endpoint: str = "letters",
     engine: str = "vllm/0.32.0",
+    recording_only: bool = False,
 ) -> None:
     """A decision of now on one block, measured some time ago."""
     now = datetime.now(UTC)
@@ -38,7 +39,7 @@ def fill(
         ]
         save_block(store, result, records)
         plain = examples.decision(verdict, endpoint=endpoint)
-        decided = replace(plain, config=DRAFT, decided_at=now, engine=engine)
+        decided = replace(plain, config=DRAFT, decided_at=now, engine=engine, recording_only=recording_only)
         store.append_decisions([decided])
 
 
@@ -157,6 +158,20 @@ def test_a_held_decision_is_off(workspace: Workspace) -> None:
     workspace.run("db", "upgrade")
     fill(Verdict.HOLD)
     assert vllm(workspace) is None
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_verdicts_of_a_trial_policy_are_refused_by_the_decision_and_by_the_policy(
+    workspace: Workspace, is_stored: bool
+) -> None:
+    workspace.run("db", "upgrade")
+    fill(Verdict.ENABLE, recording_only=is_stored)
+    if not is_stored:
+        workspace.replace_in_config("[gate]\n", "[gate]\nrecording_only = true\n")
+    for command in (("export", "-f", "flagd"), ("check", "--endpoint", "letters")):
+        refused = workspace.run(*command)
+        assert refused.code == 4
+        assert "trial policy (recording_only = true)" in refused.err
 
 
 def test_files(enabled: Workspace) -> None:

@@ -74,7 +74,7 @@ def test_a_shadow_is_sized_for_a_time_and_a_traffic(measured: Workspace) -> None
             assert many == pytest.approx(few / 50)
     shown = measured.run(*asked)
     assert shown.code == 0, shown.err
-    assert "to decide within 30.0 days" in shown.out
+    assert "to decide within 30 days" in shown.out
     assert "shadow devices:" in shown.out
 
 

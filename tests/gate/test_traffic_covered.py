@@ -41,13 +41,13 @@ def at_days(days: Sequence[float]) -> Seen:
 @pytest.mark.parametrize(
     ("days", "min_span_days", "reason"),
     [
-        ((0.1, 7.2), 7.0, "2 days have evidence, 7 wanted"),
-        ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 6.2), 7.0, "527040 s of traffic seen, 604800 s wanted"),
+        ((0.1, 7.2), 7.0, "evidence from 2 days, 7 wanted"),
+        ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 6.2), 7.0, "6.1 days of traffic seen, 7 days wanted"),
         ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 7.2), 7.0, None),
-        ((0.1, 1.2), 1.5, "95040 s of traffic seen, 129600 s wanted"),
+        ((0.1, 1.2), 1.5, "26.4 hours of traffic seen, 36 hours wanted"),
         ((0.1, 2.2), 1.5, None),
         ((0.1, 0.2), 0.1, None),
-        ((0.1, 0.15), 0.1, "4320 s of traffic seen, 8640 s wanted"),
+        ((0.1, 0.15), 0.1, "72 minutes of traffic seen, 2.4 hours wanted"),
         ((0.1,), 0.0, None),
     ],
 )
@@ -57,8 +57,20 @@ def test_enable_needs_the_span_and_as_many_days_with_evidence(
     decision = look(at_days(days), replace(POLICY, min_span_s=min_span_days * DAY_S))
     assert decision.evidence.num_days == len({math.floor(day) for day in days})
     assert (decision.reason_code, decision.reason if reason else None) == (
-        ("min_span", reason) if reason else ("all_tests_pass", None)
+        ("min_span", f"every required test passes in this recording: {reason}") if reason else ("all_tests_pass", None)
     )
+
+
+def test_a_trial_policy_needs_no_span_and_its_verdict_speaks_of_the_recording() -> None:
+    policy = replace(POLICY, min_span_s=7 * DAY_S)
+    trial = replace(policy, recording_only=True)
+    found = look(at_days((0.1, 2.2)), trial)
+    assert (found.verdict, found.recording_only) == (Verdict.ENABLE, True)
+    assert found.reason.endswith("; trial: of this recording only (evidence from 2 days, 7 wanted)")
+    assert not look(at_days((0.1, 2.2)), policy).recording_only
+    # Neither policy inherits the other's verdict: the trial's ENABLE is HOLD in production.
+    assert look(at_days((0.1, 2.2)), policy, previous=found).reason_code == "min_span"
+    assert look(at_days((0.1, 2.2)), trial, previous=found).reason == found.reason
 
 
 def test_version_1_of_the_rules_counts_no_days() -> None:

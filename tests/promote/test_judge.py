@@ -43,6 +43,12 @@ def test_one_hypothesis_answers_with_its_verdict(verdict: Verdict) -> None:
     assert [each.decision_id for each in finding.decisions] == [104]
 
 
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_a_trial_policy_promotes_nothing(verdict: Verdict) -> None:
+    with pytest.raises(NoDataError, match="speak of this recording only; to promote, run `shadowspec gate`"):
+        answer(check_input([replace(decision(verdict), recording_only=True)]))
+
+
 @pytest.mark.parametrize(
     ("outcome", "on_hold", "code"),
     [

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shadowspec.reports.notes import decision_notes
+from shadowspec.gate.verdict.effective_decisions import for_what_serves
+from shadowspec.reports.notes import TRIAL_NOTE, decision_notes
+from shadowspec.reports.report import (
+    build_report,
+    render_html,
+    render_json,
+    render_markdown,
+    terminal_tables,
+    verdict_tables,
+)
 from shadowspec.types import (
     Composition,
     Decision,
@@ -24,6 +34,10 @@ from shadowspec.types import (
     WeightedBounds,
 )
 from tests.gate.worlds import CONFIG, ENDPOINT, START
+from tests.reports.test_build import POLICY, judged, world
+from tests.reports.test_pages import Page
+from tests.reports.test_standing import printed
+from tests.reports.worlds import NOW
 
 CHANGED = Composition(
     is_named=True, mix_change=MixChange(0.1, False, {"acceptance": RateChange(0.0, -0.1, "from 0.6 to 0.5")})
@@ -97,3 +111,20 @@ def test_nothing_is_said_of_the_ordinary(changes: dict[str, Any]) -> None:
 
 def test_detectors_are_not_spoken_of_after_their_alarm() -> None:
     assert noted({"drift": drift(80, "speedup"), "composition": Composition(False)}, Verdict.DISABLE) == []
+
+
+def test_every_form_marks_the_verdicts_of_a_trial_policy() -> None:
+    source = judged(world())
+    policy = replace(POLICY, recording_only=True)
+    source.decisions = for_what_serves(source.latest_decisions(), policy)
+    report = build_report(source, {"editor": policy}, NOW, data_note="Made up.")
+    decisions = [h.decision for h in report.hypotheses if h.decision is not None]
+    # Once under the heading, and once with each verdict.
+    assert Page(render_html(report)).text.count(TRIAL_NOTE) == 1 + len(decisions)
+    assert render_markdown(report).replace("\\", "").count(TRIAL_NOTE) == 1 + len(decisions)
+    (endpoint,) = json.loads(render_json(report))["endpoints"]
+    shown = [each["decision"] for each in endpoint["hypotheses"] if each["decision"] is not None]
+    assert [each["recording_only"] for each in shown] == [True] * len(decisions)
+    for tables in (terminal_tables(report), verdict_tables(decisions)):
+        assert printed(tables).count("(trial)") == len(decisions)
+        assert printed(tables).count(TRIAL_NOTE) == 1

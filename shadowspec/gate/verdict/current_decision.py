@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
+from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, active, for_what_serves, standing_verdict
 from shadowspec.gate.verdict.trial_levels import Seen, current_fingerprint, is_superseded
@@ -143,6 +144,19 @@ def read_endpoint_decisions(
         measured=source.traffic(endpoint),
         configs=source.fingerprints(),
     )
+
+
+def require_promotable(endpoint: str, found: EndpointDecisions) -> None:
+    """Refuse what a trial policy decided: nothing may be promoted or exported by it, whatever the verdict.
+
+    Raises:
+        NoDataError: a current decision is of a trial policy.
+    """
+    if any(decision.recording_only for decision in found.current):
+        raise NoDataError(
+            f"endpoint {endpoint!r}: its verdicts are of a trial policy (recording_only = true) and speak of this "
+            "recording only; to promote, run `shadowspec gate` with a production policy (docs/policy.md)"
+        )
 
 
 def current_fingerprints(

@@ -26,6 +26,7 @@ from shadowspec.gate.verdict.hold_reasons import (
     number,
     outlook,
     period,
+    recording_note,
     short_span,
     staleness,
 )
@@ -72,14 +73,16 @@ def decide(
     """The decision on one hypothesis.
 
     `trial` is its run (None: not entered, or no level is left for it); `previous` the latest decision in that run,
-    whose ENABLE (but for `_at_once`) or DISABLE stays.  Without a level the tests are shown at the level that they
-    would have.  Tests that the decision restarts say so in its results (`restarted_states`): the evidence must then
-    restart with them.
+    whose ENABLE (but for `_at_once`) or DISABLE stays, unless one of both policies is a trial policy.  Without a level
+    the tests are shown at the level that they would have.  Tests that the decision restarts say so in its results
+    (`restarted_states`): the evidence must then restart with them.
     """
     level = None if trial is None else trial.level
     results = test_results(hypothesis, evidence, policy, shown_level(level, policy))
 
     other_engine = policy.other_engine(hypothesis.config.engine)
+    if previous is not None and previous.recording_only != policy.recording_only:
+        previous = None  # a trial and production do not inherit each other's verdicts
     if previous is not None and is_valid_for_engine(previous.verdict, previous.reason_code, other_engine):
         revoked = None
         if previous.verdict is Verdict.ENABLE and policy.rules.watches_all:
@@ -102,6 +105,8 @@ def decide(
         outcome = _judge(hypothesis, results, evidence, policy, now, other_engine)
         if outcome.verdict is not Verdict.HOLD and policy.rules.judges_batches:
             outcome = replace(outcome, reason=outcome.reason + period(evidence))
+        if outcome.verdict is not Verdict.HOLD and policy.recording_only:
+            outcome = replace(outcome, reason=outcome.reason + recording_note(evidence, policy))
         outcome = _named(outcome, hypothesis)
 
     if outcome.restarts:
@@ -144,6 +149,7 @@ def decide(
             newest_record=evidence.newest_event,
         ),
         verdict_since=since_when(outcome.verdict, previous, now),
+        recording_only=policy.recording_only,
     )
 
 
@@ -236,8 +242,8 @@ def _judge(
             return _dependent(waiting, restarts)
         if by_name["total_time"].outcome == "fail":
             return _hold("costlier", f"{figures(by_name['total_time'])}: proven costlier in total time")
-        if (too_short := short_span(evidence, policy)) is not None:
-            return _hold("min_span", too_short)
+        if (too_short := short_span(evidence, policy)) is not None and not policy.recording_only:
+            return _hold("min_span", f"every required test passes in this recording: {too_short}")
         lower, limit = evidence.mix_lower, 1.0 + policy.margin
         if policy.require_mix_bound and not hypothesis.slice_key and (lower is None or lower <= limit):
             return _hold(

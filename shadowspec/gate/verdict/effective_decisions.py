@@ -172,12 +172,15 @@ def is_valid_for_engine(verdict: Verdict, reason_code: str, other_engine: str | 
 def for_what_serves(decisions: Iterable[Decision], policy: GatePolicy) -> list[Decision]:
     """The decisions, those that rest on another engine's latency held; their figures stay what they are.
 
-    Each is for the engine that the policy names, also where it was decided before that was named.
+    Each is for the engine that the policy names, also where it was decided before that was named.  Under a trial policy
+    each speaks of its recording only.
     """
     found = []
     for each in decisions:
         serving = policy.serving_engine or each.serving_engine
         decision = each if serving == each.serving_engine else replace(each, serving_engine=serving)
+        if policy.recording_only and not decision.recording_only:
+            decision = replace(decision, recording_only=True)
         other = policy.other_engine(decision.engine)
         if (
             other is None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.verdict.current_decision import is_stale
+from shadowspec.text import plural, span_text
 from shadowspec.types import TestResult, TestState
 
 
@@ -20,17 +22,26 @@ def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -
     return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, more than {limit_s:.0f} s ago"
 
 
-def short_span(evidence: HypothesisEvidence, policy: GatePolicy) -> str | None:
-    """Why the traffic seen is too short for ENABLE; None if it is not.
+class Span(Protocol):
+    """What evidence says of its length."""
+
+    @property
+    def num_days(self) -> int: ...
+    @property
+    def span_s(self) -> float: ...
+
+
+def short_span(evidence: Span, policy: GatePolicy) -> str | None:
+    """Why the traffic seen is too short for ENABLE that may be promoted; None if it is not.
 
     `min_span_s` is event time from the first to the last measured cluster, and as many days, begun ones included, must
     have evidence: two bursts a week apart show two days.
     """
     wanted = math.ceil(policy.min_span_s / DAY_S)
     if policy.rules.spans_in_days and evidence.num_days < wanted:
-        return f"{evidence.num_days} days have evidence, {wanted} wanted"
+        return f"evidence from {plural(evidence.num_days, 'day')}, {wanted} wanted"
     if evidence.span_s < policy.min_span_s:
-        return f"{evidence.span_s:.0f} s of traffic seen, {policy.min_span_s:.0f} s wanted"
+        return f"{span_text(evidence.span_s)} of traffic seen, {span_text(policy.min_span_s)} wanted"
     return None
 
 
@@ -76,6 +87,12 @@ def period(evidence: HypothesisEvidence) -> str:
     if evidence.first_event is None or evidence.last_event is None:
         return ""
     return f"; traffic of {evidence.first_event:%Y-%m-%d %H:%M} to {evidence.last_event:%Y-%m-%d %H:%M} UTC"
+
+
+def recording_note(evidence: Span, policy: GatePolicy) -> str:
+    """The end of the reason of a trial policy's verdict: of what it speaks, and what span production would want."""
+    too_short = short_span(evidence, policy)
+    return f"; trial: of this recording only{'' if too_short is None else f' ({too_short})'}"
 
 
 def number(value: float | None) -> str:

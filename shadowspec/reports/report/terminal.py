@@ -22,7 +22,7 @@ from shadowspec.reports.definitions import (
     title_of,
     total_time_text,
 )
-from shadowspec.reports.notes import alerts, detector_lines, order_note, with_forbidding
+from shadowspec.reports.notes import TRIAL_NOTE, alerts, detector_lines, order_note, with_forbidding
 from shadowspec.reports.report.report_model import EndpointReport, Report
 from shadowspec.reports.shared_values import UNMATCHED, Funnel
 from shadowspec.reports.taxonomy import Suspicion
@@ -118,7 +118,7 @@ def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] 
         total_time = find_test(line.decision, "total_time")
         table.add_row(
             Text(name, style="" if line.slice_key else "bold"),
-            _verdict(line.verdict),
+            _verdict(line.verdict, is_trial=line.decision is not None and line.decision.recording_only),
             Text(f"{interval_text(speedup, times)}\ntotal times {total_time_text(total_time)}" if speedup else DASH),
             Text(interval_text(acceptance, percent) if acceptance else DASH),
             Text(f"{line.num_blocks:,}"),
@@ -128,7 +128,8 @@ def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] 
             reasons.append(Padding(Text(alert, "bold"), (0, 0, 0, 3)))
         for each in line.suspicions:
             reasons.append(Padding(Text(f"suspected: {each.kind}: {'; '.join(each.figures)}", "dim"), (0, 0, 0, 3)))
-    below = [*_levels(lines, several), *_engines(lines, several)]
+    trial = [TRIAL_NOTE] if any(line.decision and line.decision.recording_only for line in lines) else []
+    below = [*trial, *_levels(lines, several), *_engines(lines, several)]
     return Group(table, *reasons, *(Padding(Text(words, "dim"), (0, 0, 0, 1)) for words in below), Text(""))
 
 
@@ -192,10 +193,10 @@ def _name(slice_key: str, config_name: str, concurrency: int, is_one_of_several:
     return slice_title(slice_key) + (f" ({config_name}, load {concurrency})" if is_one_of_several else "")
 
 
-def _verdict(verdict: Verdict | None) -> Text:
+def _verdict(verdict: Verdict | None, *, is_trial: bool) -> Text:
     if verdict is None:
         return Text("not judged", style="dim")
-    return Text(verdict.value, style=STYLE[verdict])
+    return Text(f"{verdict.value}{' (trial)' if is_trial else ''}", style=STYLE[verdict])
 
 
 def _funnel(report: Report) -> Table:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from shadowspec.errors import NoDataError, UsageError
+from shadowspec.gate.verdict.current_decision import require_promotable
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint
 from shadowspec.rollout.check.answer import Answer, Role
 from shadowspec.rollout.check.load_weights import find
@@ -29,11 +30,12 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
 
     Raises:
         UsageError: there is no such load or label; the message names those that there are.
-        NoDataError: nothing was decided, or nothing on such slices or of what is expected.
+        NoDataError: nothing was decided, nothing on such slices or of what is expected, or only by a trial policy.
     """
     decisions = [each.decision for each in inputs.decisions.latest]
     if not decisions:
         raise NoDataError(f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate`")
+    require_promotable(question.endpoint, inputs.decisions)
     shares = _load_shares(question, decisions, inputs)
     slices = _slices(question, decisions)
     fingerprints = _find_expected(question, decisions, inputs)
