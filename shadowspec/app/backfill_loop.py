@@ -13,13 +13,13 @@ from functools import partial
 from typing import Final
 
 from shadowspec.app.console import notes, progress_bar
+from shadowspec.app.loading import require_endpoints
 from shadowspec.app.measure_files import (
     FileMeasurement,
     build_engines,
     load_tokenizers,
     new_pipeline,
     one_by_one,
-    require_endpoints,
     show_progress,
     unreadable_in,
 )

@@ -14,6 +14,7 @@ from rich.progress import TaskID
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.app.console import notes, progress_bar
+from shadowspec.app.loading import require_endpoints
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.audit import Auditor
@@ -84,12 +85,6 @@ def unreadable_in(path: str) -> Iterator[Unreadable]:
 
 
 log = logging.getLogger(__name__)
-
-
-def require_endpoints(config: Config) -> None:
-    """Raise ConfigError where there is nothing to measure."""
-    if not config.endpoints:
-        raise ConfigError(f"{config.path}: no endpoint is configured; add [endpoints.NAME] (see `shadowspec init`)")
 
 
 def new_models(config: Config) -> Models:

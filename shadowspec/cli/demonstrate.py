@@ -30,20 +30,23 @@ def demo(
     The traffic is a replay built from public text and a public trace; the models are small and trained for it.
     """
     from shadowspec import demo as bundled
-    from shadowspec import store
-    from shadowspec.app.measure_files import measure_files
-    from shadowspec.cli.decisions import decision_document
+    from shadowspec.app.loading import name_loads
     from shadowspec.cli.report import write_file
     from shadowspec.config import load_config
-    from shadowspec.reports.report import build_report, render_html, terminal_tables
-    from shadowspec.rollout.endpoint_run import run_endpoint_gate
 
-    started = time.monotonic()
     config_path, report_path = out / "shadowspec.toml", out / "report.html"
     write_file(config_path, bundled.demo_config(out.resolve(), seed))
     # The demo's traffic is public, so its secret protects nobody; a real one never has a default.
     write_file(out / "demo.secret", bundled.DEMO_SECRET)
     config = load_config(config_path, environment={})
+    name_loads(config)
+    from shadowspec import store
+    from shadowspec.app.measure_files import measure_files
+    from shadowspec.cli.decisions import decision_document
+    from shadowspec.reports.report import build_report, render_html, terminal_tables
+    from shadowspec.rollout.endpoint_run import run_endpoint_gate
+
+    started = time.monotonic()
     store.upgrade(config.database_url)
     progress = measure_files(config, [str(bundled.TRAFFIC)], max_requests=requests).progress[0]
     policies = {name: settings.policy for name, settings in config.endpoints.items()}

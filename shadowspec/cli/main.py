@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final
 
 import typer
@@ -64,6 +63,8 @@ GO_ON: Final = frozenset({"run", "backfill", "demo"})  # where they were interru
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             typer.echo(f"shadowspec {version('shadowspec')}")
         except PackageNotFoundError:

@@ -32,10 +32,14 @@ def run(
 
     Safe to interrupt: the same command goes on where it stopped, and a second full run changes nothing.
     """
-    from shadowspec.app.measure_files import measure_files
+    from shadowspec.app.loading import name_loads, require_endpoints
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))
+    require_endpoints(config)
+    name_loads(config)
+    from shadowspec.app.measure_files import measure_files
+
     done = measure_files(config, files, max_requests=max_requests)
     show_measured(done, files, as_json=as_json)
     if max_requests is not None and sum(each.requests_measured for each in done.progress) >= max_requests:

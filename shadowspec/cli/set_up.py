@@ -124,6 +124,7 @@ def doctor(config_path: ConfigOption = None, as_json: JsonOption = False) -> Non
 
 def examine(config_path: Path | None) -> list[Finding]:
     """Every check in turn; without a configuration there is nothing further to check."""
+    from shadowspec.app.loading import name_loads
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ShadowSpecError
 
@@ -131,6 +132,7 @@ def examine(config_path: Path | None) -> list[Finding]:
         config = load_config(find_config(config_path))
     except ShadowSpecError as error:
         return [Finding("configuration", False, str(error), error.exit_code)]
+    name_loads(config)  # said at the start: the checks before it may wait for a broker
     names = ", ".join(config.endpoints) or "no endpoint yet"
     policy = "" if config.policy_path == config.path else f"; policy: {config.policy_path}"
     findings = [Finding("configuration", True, f"{config.path}: {names}{policy}")]
@@ -166,7 +168,8 @@ def _run_check(name: str, check: Callable[[Config], str], config: Config) -> Fin
     from shadowspec.errors import ShadowSpecError
 
     try:
-        return Finding(name, True, check(config))
+        with notes.status(f"checking {escape(name)}"):
+            return Finding(name, True, check(config))
     except ShadowSpecError as error:
         return Finding(name, False, str(error), error.exit_code)
 
@@ -305,7 +308,8 @@ def _device(config: Config) -> str:
 def _models(config: Config) -> str:
     from dataclasses import replace
 
-    from shadowspec.app.measure_files import build_engines, require_endpoints
+    from shadowspec.app.loading import require_endpoints
+    from shadowspec.app.measure_files import build_engines
 
     require_endpoints(config)
     in_process = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}

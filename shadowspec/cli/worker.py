@@ -21,12 +21,14 @@ def worker(config_path: ConfigOption = None) -> None:
     SIGTERM drains: what is begun is finished, written and committed.  Ctrl-C does the same; pressed twice it ends at
     once.  Nothing is lost either way: what was not written is delivered again.
     """
-    from shadowspec.app.measure_files import load_tokenizers, require_endpoints
-    from shadowspec.app.serve_worker import ConfiguredEngines, serving
+    from shadowspec.app.loading import require_endpoints
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))
     require_endpoints(config)
+    from shadowspec.app.measure_files import load_tokenizers
+    from shadowspec.app.serve_worker import ConfiguredEngines, serving
+
     with notes.status("connecting"):
         tokenizers = load_tokenizers(config)
     factories = [ConfiguredEngines(config, device) for device in config.worker.devices or (config.engine.device,)]

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from shadowspec import metrics
 from shadowspec.distill.examples import Example
@@ -118,4 +118,4 @@ def half_width(units: Reals, level: float) -> float | None:
     steps, firsts = units.sum(0)[:, 0], units.sum(0)[:, 1]
     moves = ((units[:, :, 1] - firsts / steps * units[:, :, 0]) / steps) @ np.array([-1.0, 1.0])  # [sessions]
     spread = float(np.sqrt(number / (number - 1.0) * (moves**2).sum()))
-    return float(student.ppf(0.5 + level / 2.0, number - 1)) * spread
+    return float(stdtrit(number - 1, 0.5 + level / 2.0)) * spread

@@ -19,11 +19,10 @@ prediction is no evidence: the gate reads measured pairs alone.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from scipy.interpolate import RegularGridInterpolator
+from itertools import product
 
 from shadowspec.errors import InputError
 from shadowspec.types import BASELINE, Place, StepCost
@@ -54,9 +53,7 @@ class CostSurface:
             raise InputError("the cost surface is no grid: a point of load, depth and context is missing")
         if BASELINE not in self.depths:
             raise InputError("the cost surface has no baseline")
-        self._steps = self._interpolators(at, "step_ms")
-        self._drafts = self._interpolators(at, "draft_ms")
-        self._prefills = self._interpolators(at, "prefill_ms")
+        self._at: Mapping[Place, StepCost] = at
 
     def step_ms(self, place: Place, drafts: Drafts | None = None) -> float:
         """A step's time.
@@ -70,12 +67,12 @@ class CostSurface:
         Raises:
             InputError: the place lies beyond what was measured.
         """
-        deep = self._read(self._steps, place)
+        deep = self._read("step_ms", place)
         if drafts is None or place.num_speculative_tokens == BASELINE:
             return deep
-        shallow = self._read(self._steps, place._replace(num_speculative_tokens=1))
-        looking = self._read(self._drafts, place) - self._read(self._drafts, place.baseline)
-        plain = self._read(self._steps, place.baseline) + looking  # and nothing found
+        shallow = self._read("step_ms", place._replace(num_speculative_tokens=1))
+        looking = self._read("draft_ms", place) - self._read("draft_ms", place.baseline)
+        plain = self._read("step_ms", place.baseline) + looking  # and nothing found
         depth = place.num_speculative_tokens
         is_deep = drafts.share * ((drafts.mean_tokens - 1.0) / (depth - 1.0) if depth > 1 else 1.0)
         none_drafts = math.pow(1.0 - drafts.share, place.concurrency)
@@ -84,7 +81,7 @@ class CostSurface:
 
     def prefill_ms(self, place: Place) -> float:
         """The prefill's time; raises as `step_ms`."""
-        return self._read(self._prefills, place)
+        return self._read("prefill_ms", place)
 
     def break_even_length(self, place: Place, drafts: Drafts | None = None) -> float:
         """Tokens per step from which on decoding is faster than without speculation."""
@@ -100,41 +97,34 @@ class CostSurface:
         steps = num_steps(tokens_per_step, num_output_tokens)
         return self.prefill_ms(place) + steps * self.step_ms(place.grown(num_output_tokens / 2.0), drafts)
 
-    def _interpolators(
-        self, at: Mapping[Place, StepCost], name: str
-    ) -> tuple[RegularGridInterpolator, RegularGridInterpolator | None]:
-        """Of the baseline, and of all depths that draft: between the two there is no such thing as half a draft."""
-        drafting = tuple(depth for depth in self.depths if depth != BASELINE)
-        made = []
-        for depths in ((BASELINE,), drafting):
-            values = [[[getattr(at[Place(b, k, c)], name) for c in self.contexts] for k in depths] for b in self.loads]
-            axes = tuple(_at_least_two(axis) for axis in (self.loads, depths, self.contexts))
-            grid = np.asarray(values, dtype=float)
-            for place, axis in enumerate((self.loads, depths, self.contexts)):
-                grid = np.repeat(grid, 2, axis=place) if len(axis) == 1 else grid
-            made.append(RegularGridInterpolator(axes, grid, bounds_error=True) if depths else None)
-        baseline, drafted = made
-        assert baseline is not None, "there is a baseline"
-        return baseline, drafted
-
-    def _read(self, surfaces: tuple[RegularGridInterpolator, RegularGridInterpolator | None], place: Place) -> float:
-        baseline, drafted = surfaces
-        depths = tuple(depth for depth in self.depths if depth != BASELINE)
+    def _read(self, figure: str, place: Place) -> float:
+        """A figure of the points, linear between them; between the baseline and K = 1 there is no half a draft."""
         is_drafting = place.num_speculative_tokens != BASELINE
-        limits = [("load", place.concurrency, self.loads), ("context", place.context, self.contexts)]
-        limits += [("K", place.num_speculative_tokens, depths)] if is_drafting else []
-        for name, value, axis in limits:
+        depths = tuple(depth for depth in self.depths if (depth != BASELINE) is is_drafting)
+        axes = (
+            ("load", place.concurrency, self.loads),
+            ("context", place.context, self.contexts),
+            ("K", place.num_speculative_tokens, depths),
+        )
+        for name, value, axis in axes:
             if not axis or not axis[0] <= value <= axis[-1]:
                 span = f"{axis[0]} to {axis[-1]}" if axis else "none"
                 raise InputError(f"{name} {value:g} lies beyond what was profiled ({span})")
-        costs = drafted if is_drafting else baseline
-        assert costs is not None, "the depth lies within those measured"
-        return float(costs(place))
+        corners = product(*(_weights(axis, value) for _, value, axis in axes))
+        return math.fsum(
+            load_weight * context_weight * depth_weight * getattr(self._at[Place(load, depth, context)], figure)
+            for (load, load_weight), (context, context_weight), (depth, depth_weight) in corners
+        )
 
 
-def _at_least_two(axis: Sequence[int]) -> tuple[float, ...]:
-    """An axis of one point as two beside each other: what is asked of it is that point alone."""
-    return (float(axis[0]), float(axis[0]) + 0.5) if len(axis) == 1 else tuple(map(float, axis))
+def _weights(axis: Sequence[int], value: float) -> tuple[tuple[int, float], ...]:
+    """The points of a rising axis that surround a value within it, with the share of each."""
+    upper = bisect_left(axis, value)
+    if axis[upper] == value:
+        return ((axis[upper], 1.0),)
+    low, high = axis[upper - 1], axis[upper]
+    share = (value - low) / (high - low)
+    return ((low, 1.0 - share), (high, share))
 
 
 def num_steps(tokens_per_step: float, num_output_tokens: float) -> float:

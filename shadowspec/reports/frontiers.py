@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scipy.stats import t as student
-
 from shadowspec import metrics
 from shadowspec.errors import InputError
 from shadowspec.planning.cost_model import Drafts
@@ -55,6 +53,8 @@ def length_of(sums: AcceptanceSums, num_speculative_tokens: int) -> Length | Non
 
     They are of one look at a fixed number of sessions.
     """
+    from scipy.special import stdtrit  # slow to load, and most reports have no replays
+
     estimate = metrics.mean_acceptance_length(sums)
     if estimate is None:
         return None
@@ -63,7 +63,7 @@ def length_of(sums: AcceptanceSums, num_speculative_tokens: int) -> Length | Non
         return Length(estimate)
     squares = sums.accepted_squares - 2.0 * accepted * sums.accepted_drafts + accepted**2 * sums.drafts_squares
     spread = math.sqrt(max(0.0, squares) * number / (number - 1.0)) / sums.num_drafts
-    half = float(student.ppf(0.5 + LEVEL / 2.0, number - 1)) * spread
+    half = float(stdtrit(number - 1, 0.5 + LEVEL / 2.0)) * spread
     return Length(estimate, max(1.0, estimate - half), min(num_speculative_tokens + 1.0, estimate + half))
 
 

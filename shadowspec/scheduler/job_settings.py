@@ -15,7 +15,7 @@ from pydantic import Field
 from shadowspec.errors import ConfigError
 from shadowspec.live.metric_names import LiveSource
 from shadowspec.types.constrained import Name, PathText, Port, Positive, Seconds, Text, require_distinct
-from shadowspec.types.live_windows import GuardPolicy
+from shadowspec.types.guard_policy import GuardPolicy
 
 PORTS: Final = {"tls": 465, "starttls": 587, "none": 25}
 ACTIONS: Final = ("gate", "report")  # in the order in which a job does them

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy import optimize, stats
 
 from shadowspec.simulate.traffic import DAILY_SWING, SECOND, Bools, Floats, Ints, Requests, daily_phase
 
@@ -133,8 +132,10 @@ def _z_scores(effects: Effects, rng: np.random.Generator, size: int) -> tuple[Fl
 @lru_cache(maxsize=1_024)
 def location(mean: float, sd: float, df: float | None, slowed: float, slowed_log: float) -> float:
     """The location at which the clipped log speedup has this mean, the slowed share (at its own value) included."""
+    from scipy import optimize, special  # slow to load, and reports read the worlds without running them
+
     probabilities = (np.arange(20_000) + 0.5) / 20_000
-    scores = stats.norm.ppf(probabilities) if df is None else stats.t.ppf(probabilities, df)
+    scores = special.ndtri(probabilities) if df is None else special.stdtrit(df, probabilities)
     slowed_part = slowed * min(max(slowed_log, -CLIP), CLIP)
 
     def excess(at: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,11 @@ class Share:
 
 def share(count: int, total: int, confidence: float = 0.95) -> Share:
     """`count` of `total` with its exact interval at `confidence`; from 0 to 1 of nothing."""
+    from scipy.special import betaincinv  # slow to load: at its use here and beside
+
     tail = (1.0 - confidence) / 2.0
-    lower = float(stats.beta.ppf(tail, count, total - count + 1)) if count else 0.0
-    upper = float(stats.beta.ppf(1.0 - tail, count + 1, total - count)) if count < total else 1.0
+    lower = float(betaincinv(count, total - count + 1, tail)) if count else 0.0
+    upper = float(betaincinv(count + 1, total - count, 1.0 - tail)) if count < total else 1.0
     return Share(count, total, lower, upper)
 
 

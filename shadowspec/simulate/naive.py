@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy import stats
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.simulate.effects import Outcomes
@@ -87,8 +87,10 @@ def naive_z(seen: Observed, policy: GatePolicy) -> bool:
 
 def fixed_n_t(seen: Observed, policy: GatePolicy) -> bool:
     """Two-sided one-sample t test of log speedup against the margin at 5%, from 8 requests on, asked each time."""
+    from scipy.special import stdtrit  # slow to load
+
     statistics = _statistics(seen, policy, MIN_SAMPLES_T)
-    limits = stats.t.ppf(0.975, np.arange(MIN_SAMPLES_T, MIN_SAMPLES_T + len(statistics)) - 1)
+    limits = stdtrit(np.arange(MIN_SAMPLES_T, MIN_SAMPLES_T + len(statistics)) - 1, 0.975)
     return bool((statistics > limits).any())
 
 
@@ -112,7 +114,7 @@ def mann_whitney(seen: Observed, policy: GatePolicy) -> bool:
             continue  # no data passes, as there
         shifts = np.subtract.outer(experiment, control).ravel()
         m = n = len(control)
-        z = float(stats.norm.ppf(0.5 + CONFIDENCE_KAYENTA / 2.0))
+        z = NormalDist().inv_cdf(0.5 + CONFIDENCE_KAYENTA / 2.0)
         place = int(max(0.0, m * n / 2.0 - z * math.sqrt(m * n * (m + n + 1) / 12.0)))
         middle = [(len(shifts) - 1) // 2, len(shifts) // 2]
         ranked = np.partition(shifts, [place, *middle])

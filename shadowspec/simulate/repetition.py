@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy import stats
 
 from shadowspec.simulate import naive
 from shadowspec.simulate.effects import Outcomes, draw_outcomes
@@ -76,5 +76,5 @@ def seed_of(world: World, seed: int, index: int) -> np.random.SeedSequence:
 
 def fixed_sample_size(effect: float, sd: float, level: float, power: float = 0.8) -> int:
     """Units at which a one-sided z test at `level`, looked at once, has this power against a mean of `effect`."""
-    z = float(stats.norm.ppf(1.0 - level) + stats.norm.ppf(power))
+    z = NormalDist().inv_cdf(1.0 - level) + NormalDist().inv_cdf(power)
     return math.ceil((z * sd / effect) ** 2)

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-import psycopg
 import sqlalchemy
-from psycopg.abc import PQGen
-from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError, StatementError
 
@@ -26,7 +22,6 @@ from shadowspec.errors import ServiceUnavailableError, ShadowSpecError, StoreErr
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 BUSY_TIMEOUT_MS = 30_000  # a block's rows are written in milliseconds; this outlasts any sane queue of writers
 CONNECT_TIMEOUT_S = 10  # an unreachable host otherwise hangs for the operating system's minutes
@@ -44,7 +39,6 @@ SESSION_OPTIONS = " ".join(
     )
 )
 SILENCE_TIMEOUT_S = 30  # a server whose host is gone answers nothing: the connection is given up
-WAIT_INTERVAL_S = 0.1  # psycopg's own: how often a wait looks for Ctrl-C
 
 # By SQLSTATE: connection lost, no such resources now (disk, memory, connections), shutting down or starting,
 # interrupted by an operator or a time-out, rolled back in favour of others, lock not had, read-only (a standby).
@@ -60,28 +54,6 @@ FINAL_LOGIN = re.compile(
     r"support SSL|permission denied|is not permitted to log in|invalid connection option",
     re.IGNORECASE,
 )
-
-
-class BoundedConnection(psycopg.Connection[Any]):
-    """A Postgres connection that is given up when the server has not answered for `answer_timeout_s`.
-
-    The server's own statement time-out ends what runs too long, and keep-alives notice a host that is gone.  Neither
-    helps against a server process that is stuck (a stalled disk, a stopped process): its machine still answers for it.
-    """
-
-    answer_timeout_s: float | None = None  # None: for ever, as while connecting (which has a time-out of its own)
-
-    def wait(self, gen: PQGen[T], interval: float = WAIT_INTERVAL_S, timeout: float | None = None) -> T:
-        limit = self.answer_timeout_s if timeout is None else timeout
-        started = time.monotonic()
-        try:
-            return super().wait(gen, interval, limit)
-        except psycopg.OperationalError as exc:
-            is_late = limit is not None and time.monotonic() - started >= limit
-            if not is_late or self.pgconn.transaction_status != TransactionStatus.ACTIVE:
-                raise
-            self.pgconn.finish()  # its answer may come yet, and would be taken for that of the next statement
-            raise psycopg.OperationalError(f"the server has not answered for {limit:g} s") from exc
 
 
 def parse_url(url: str) -> URL:
@@ -117,6 +89,8 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         "json_serializer": partial(json.dumps, allow_nan=False, separators=(",", ":")),
     }
     if url.get_backend_name() == "postgresql":
+        from shadowspec.store.bounded_connection import BoundedConnection  # SQLite needs no psycopg
+
         engine = sqlalchemy.create_engine(
             url,
             pool_pre_ping=True,
@@ -228,8 +202,8 @@ def _make_method(
 
 def _limit(connection: Connection, timeout_s: int) -> None:
     """Bound the statements of this transaction, on the server and, a little later, on this side."""
-    dbapi_connection = connection.connection.dbapi_connection
-    if isinstance(dbapi_connection, BoundedConnection):
+    if connection.dialect.name == "postgresql":
+        dbapi_connection: Any = connection.connection.dbapi_connection  # a BoundedConnection
         dbapi_connection.answer_timeout_s = timeout_s + ANSWER_MARGIN_S
         if timeout_s != STATEMENT_TIMEOUT_S:
             idle_s = min(timeout_s, LONG_IDLE_TIMEOUT_S)

@@ -1,15 +1,11 @@
-"""What production engines say that they have counted, scrape by scrape, and the policy of the guard that reads it."""
+"""What production engines say that they have counted, scrape by scrape."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Final
-
-from pydantic import Field
-
-from shadowspec.types.constrained import Positive
+from typing import Final
 
 FIRST_TOKEN: Final = "time_to_first_token_s"  # noqa: S105 - the name of a figure
 PER_TOKEN: Final = "time_per_output_token_s"  # noqa: S105 - the name of a figure
@@ -193,21 +189,3 @@ class LiveHour:
 
 
 FIRST_POSITION = "first_position_acceptance_rate"
-
-
-@dataclass(frozen=True, slots=True)
-class GuardPolicy:
-    """How the live guard of one endpoint listens.
-
-    `metric` is the policy's acceptance metric, `scored_drafts` S, `run_length` windows between false alarms.
-    """
-
-    metric: Annotated[str, Field(alias="(metric)")] = FIRST_POSITION
-    scored_drafts: Positive = 256
-    run_length: Positive = 100_000
-    num_replicas: Annotated[int, Field(alias="(num_replicas)")] = 1
-
-    @property
-    def threshold(self) -> float:
-        """The value of the statistic at which a replica's detector fires."""
-        return float(self.run_length * self.num_replicas)

@@ -15,7 +15,7 @@ from msgspec import structs
 from shadowspec.live.guard import windows_to_alarm
 from shadowspec.store import RoleKind, Store
 from shadowspec.types import Composition, EvidenceSummary, SpeculationConfig, TestResult, Verdict, VerifyRule
-from shadowspec.types.live_windows import GuardPolicy
+from shadowspec.types.guard_policy import GuardPolicy
 from tests.cli_process import Result, run_command
 from tests.servers.metric_server import Production, producing
 from tests.services import PATIENCE_S

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from shadowspec.metrics import mean_acceptance_length
 from shadowspec.types import ExpectedCounts
@@ -86,4 +86,4 @@ class Pool:
             return None
         residuals = accepted - (length - 1.0) * drafts
         spread = np.sqrt(number / (number - 1.0) * (residuals**2).sum()) / counts.num_drafts
-        return float(student.ppf(0.5 + LEVEL / 2.0, number - 1) * spread)
+        return float(stdtrit(number - 1, 0.5 + LEVEL / 2.0) * spread)

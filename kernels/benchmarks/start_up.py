@@ -1,0 +1,207 @@
+"""Seconds from the start of a command to its first output and to its end, on the results of a demo.
+
+    python kernels/benchmarks/start_up.py --demo FOLDER [--against CHECKOUT] [--rounds N] [--out FILE]
+
+FOLDER is what `shadowspec demo --out FOLDER` made; every round works on a copy of it.  With `--against` another
+checkout is measured too, by turns with this one.  Commands that measure (`run`, `demo`) are ended at their first
+output.  Bytecode is compiled beforehand, as it is wherever shadowspec was started once.  Under `without bytecode` each
+process compiles every module that it loads (PYTHONDONTWRITEBYTECODE over an installation that was never compiled).
+Nothing else may run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import selectors
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).parent / "results" / "start_up.json"
+ENDPOINT = "text-to-sql"  # of the demo
+CODES = (0, 1, 3)  # done, and the verdicts of a check
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the demo's folder, and the seconds within which it must say something."""
+
+    words: tuple[str, ...]
+    limit_s: float
+    is_ended_at_once: bool = False  # at its first output: it would measure for minutes
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.words)
+
+
+COMMANDS = (
+    Command(("--help",), 0.3),
+    Command(("gate", "--help"), 0.3),
+    Command(("check", "--endpoint", ENDPOINT), 1.5),
+    Command(("gate", "--dry-run"), 1.5),
+    Command(("gate",), 1.5),
+    Command(("plan",), 1.5),
+    Command(("report",), 1.5),
+    Command(("report", "--json"), 1.5),
+    Command(("doctor",), 1.5),
+    Command(("run", "traffic.jsonl.gz"), 1.0, is_ended_at_once=True),
+    Command(("demo", "--out", "another"), 1.0, is_ended_at_once=True),
+)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """From the start of a process."""
+
+    first: float
+    end: float | None  # None: it was ended
+
+
+def measure(command: Command, checkout: Path, folder: Path, variables: Mapping[str, str]) -> Seconds:
+    """Run a command of a checkout in a folder.
+
+    Raises:
+        RuntimeError: it failed, or said nothing.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(checkout), str(checkout / "kernels")))} | variables
+    started = time.perf_counter()
+    with (
+        subprocess.Popen(  # noqa: S603 - our own
+            [sys.executable, "-m", "shadowspec", *command.words],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process,
+        selectors.DefaultSelector() as selector,
+    ):
+        assert process.stdout is not None, "it is a pipe"
+        selector.register(process.stdout, selectors.EVENT_READ)
+        selector.select()
+        first = time.perf_counter() - started
+        if command.is_ended_at_once:
+            process.kill()
+        said = process.stdout.read()
+        code = process.wait()
+    if not said or (code not in CODES and not command.is_ended_at_once):
+        raise RuntimeError(f"{command.name} ended with {code}: {said.decode()[-500:]}")
+    return Seconds(first, None if command.is_ended_at_once else time.perf_counter() - started)
+
+
+def copy_demo(demo: Path, folder: Path) -> None:
+    """The demo's results in another folder, whose configuration names the copy."""
+    shutil.copytree(demo, folder)
+    path = folder / "shadowspec.toml"
+    path.write_text(path.read_text(encoding="utf-8").replace(str(demo.resolve()), str(folder)), encoding="utf-8")
+    shutil.copy(ROOT / "shadowspec" / "demo" / "traffic.jsonl.gz", folder)
+
+
+def measure_all(
+    demo: Path, checkouts: Mapping[str, Path], rounds: int, variables: Mapping[str, str], *, is_warmed: bool
+) -> list[dict[str, Any]]:
+    """Medians of every command, by checkout; the checkouts take turns."""
+    found = []
+    for command in COMMANDS:
+        times: dict[str, list[Seconds]] = {name: [] for name in checkouts}
+        for turn in range(rounds + is_warmed):
+            for name, checkout in checkouts.items():
+                with tempfile.TemporaryDirectory() as parent:
+                    folder = Path(parent) / "demo"
+                    copy_demo(demo, folder)
+                    seconds = measure(command, checkout, folder, variables)
+                if turn >= is_warmed:
+                    times[name].append(seconds)
+        found.append({"command": command.name, "limit_s": command.limit_s, **_medians(times)})
+    return found
+
+
+def _medians(times: Mapping[str, Sequence[Seconds]]) -> dict[str, Any]:
+    medians: dict[str, Any] = {}
+    for name, each in times.items():
+        ends = [seconds.end for seconds in each if seconds.end is not None]
+        medians[name] = {
+            "first_s": round(statistics.median(seconds.first for seconds in each), 3),
+            "end_s": round(statistics.median(ends), 3) if ends else None,
+        }
+    return medians
+
+
+def table_of(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+    """What `measure_all` found, for a reader."""
+    table = Table("command", "at most", title=title, title_justify="left", box=None)
+    for name in names:
+        table.add_column(f"{name}: first output", justify="right")
+        table.add_column("end", justify="right")
+    for row in rows:
+        cells = [row["command"], f"{row['limit_s']:g} s"]
+        for name in names:
+            end = row[name]["end_s"]
+            cells += [f"{row[name]['first_s']:.2f} s", "" if end is None else f"{end:.2f} s"]
+        table.add_row(*cells)
+    return table
+
+
+def machine(checkouts: Mapping[str, Path]) -> dict[str, Any]:
+    """Where and of what this was measured."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
+    git = ["git", "rev-parse", "HEAD"]
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load average": [round(each, 1) for each in os.getloadavg()],
+        "revisions": {
+            name: subprocess.run(git, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
+            for name, checkout in checkouts.items()
+        },
+    }
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demo", type=Path, required=True, help="what `shadowspec demo --out FOLDER` made")
+    parser.add_argument("--against", type=Path, help="a checkout to compare with")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds-without-bytecode", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    checkouts = {**({"before": given.against.resolve()} if given.against else {}), "now": ROOT}
+    console, found = Console(), {}
+    with tempfile.TemporaryDirectory() as compiled, tempfile.TemporaryDirectory() as empty:
+        with_bytecode = {"PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
+        without = {"PYTHONPYCACHEPREFIX": empty, "PYTHONDONTWRITEBYTECODE": "1"}
+        for title, rounds, variables in (
+            ("with bytecode", given.rounds, with_bytecode),
+            ("without bytecode", given.rounds_without_bytecode, without),
+        ):
+            if rounds:
+                is_warmed = variables is with_bytecode
+                found[title] = measure_all(given.demo, checkouts, rounds, variables, is_warmed=is_warmed)
+                console.print(table_of(title, found[title], tuple(checkouts)))
+    document = {
+        "machine": machine(checkouts),
+        "rounds": {"with bytecode": given.rounds, "without bytecode": given.rounds_without_bytecode},
+        **found,
+    }
+    given.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
