@@ -205,7 +205,6 @@ def test_every_command_is_listed_here() -> None:
 def test_what_needs_no_model_loads_no_torch(measured: Workspace) -> None:
     started = start(measured, {words: given for words, (given, _) in WITHOUT_TORCH.items()})
     assert {words: each.wanted for words, each in started.items() if each.wanted} == {
-        "report --period": {"scipy"},  # bounds of a share
         "simulate": {"scipy"},
         "dashboard": {"streamlit"},  # it looks whether it is installed
     }
