@@ -20,13 +20,12 @@ from tests.cli.conftest import Workspace, record, write_traffic
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 REFUSED = ("torch", "transformers", "triton")
-SLOW = ("scipy", "pandas", "pyarrow", "streamlit", "ray")  # a second or more; the command that needs one may load it
+SLOW = ("scipy", "pandas", "pyarrow", "streamlit", "ray", "kafka")  # loaded by the commands that need them alone
 
 # What each command is run with, in a folder with measurements and decisions, and the codes with which it may end (a
 # check by its verdict). A command that needs a service gets one that refuses it: the libraries are loaded by then.
 WITHOUT_TORCH: dict[str, tuple[list[str], set[int]]] = {
     "init": (["new"], {0}),
-    "produce": (["traffic.jsonl", "--topic", "t"], {5}),
     "gate": ([], {0}),
     "gate --dry-run": ([], {0}),
     "gate --explain": (["1"], {0}),
@@ -44,12 +43,14 @@ WITHOUT_TORCH: dict[str, tuple[list[str], set[int]]] = {
     "db retain": (["--days", "3650"], {0}),
     "db forget-consumer": (["nobody"], {2}),
     "db grant": (["reader", "nobody"], {2}),
-    "dead-letters list": ([], {5}),
-    "dead-letters replay": (["--to", "again"], {5}),
     "override set": (["--endpoint", "letters", "--reason", "a test", "--author", "a tester"], {0}),
     "override list": ([], {0}),
     "override clear": (["1", "--reason", "a test", "--author", "a tester"], {0}),
-    "simulate": (["--world", "slowdown", "--repetitions", "1", "--jobs", "1"], {0}),  # last: it may load scipy
+    # Last come those that may load something slow, which stays loaded.
+    "produce": (["traffic.jsonl", "--topic", "t"], {5}),
+    "dead-letters list": ([], {5}),
+    "dead-letters replay": (["--to", "again"], {5}),
+    "simulate": (["--world", "slowdown", "--repetitions", "1", "--jobs", "1"], {0}),
 }
 # Those that load models or tokenizers; `doctor` asks torch about the device.
 WITH_TORCH: dict[str, list[str]] = {
@@ -205,8 +206,9 @@ def test_every_command_is_listed_here() -> None:
 def test_what_needs_no_model_loads_no_torch(measured: Workspace) -> None:
     started = start(measured, {words: given for words, (given, _) in WITHOUT_TORCH.items()})
     assert {words: each.wanted for words, each in started.items() if each.wanted} == {
-        "simulate": {"scipy"},
         "dashboard": {"streamlit"},  # it looks whether it is installed
+        "produce": {"kafka"},
+        "simulate": {"scipy"},
     }
     for words, (_, codes) in WITHOUT_TORCH.items():
         assert started[words].code in codes, (words, started[words].said)
