@@ -183,6 +183,11 @@ bench-store: $(VENV)/.installed-base ## Measure the writer, on a Postgres of its
 	@.ci/postgres
 	PYTHONPATH=. $(BIN)/python kernels/benchmarks/store_writer.py $(ARGS)
 
+.PHONY: bench-start-up
+bench-start-up: $(VENV)/.installed-base ## Measure how soon each command says something, on a demo's results (nothing else may run meanwhile)
+	@[ -e $(DEMO)/report.html ] || $(BIN)/shadowspec demo --out $(DEMO)
+	$(BIN)/python kernels/benchmarks/start_up.py --demo $(DEMO) $(ARGS)
+
 .PHONY: bench-dashboard
 bench-dashboard: $(VENV)/.installed-test ## Measure the dashboard in a browser, on a large synthetic store in a Postgres of its own
 	@.ci/postgres
