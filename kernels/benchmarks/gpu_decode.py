@@ -35,10 +35,9 @@ from rerun import Rerun
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from shadowspec.engine.batch import Request
-from shadowspec.engine.candidate import device_name
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
+from shadowspec.engine.device import choose_kernels, device_name
 from shadowspec.engine.llama import DirectLlama
-from shadowspec.engine.models import choose_kernels
 from shadowspec.engine.profiling import num_steps
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.static_passes import CudaGraphs, Recorder, StaticPasses

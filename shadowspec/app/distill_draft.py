@@ -30,7 +30,7 @@ from shadowspec.distill.first_layers import num_layers, require_fewer_layers, wr
 from shadowspec.distill.training import Course, Look, Trainer
 from shadowspec.distill.training_settings import Settings, Shares
 from shadowspec.engine import LoadedModel, engine_name
-from shadowspec.engine.candidate import device_name
+from shadowspec.engine.device import device_name
 from shadowspec.engine.models import check_pair
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import ConfigError, NoDataError, UsageError

@@ -14,14 +14,12 @@ from rich.progress import TaskID
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.app.console import notes, progress_bar
-from shadowspec.app.loading import require_endpoints
+from shadowspec.app.loading import load_scorers, require_endpoints
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.audit import Auditor
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
-from shadowspec.errors import ConfigError, ModelError
-from shadowspec.quality.contracts import require_sql
-from shadowspec.quality.custom_scores import Scorer, load_scorer
+from shadowspec.errors import ModelError
 from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
@@ -30,7 +28,7 @@ from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
 from shadowspec.text import plural
-from shadowspec.types import Contract, FunnelKey
+from shadowspec.types import FunnelKey
 from shadowspec.worker.files import BlockRunner, FileRun, InProcess, Progress
 from shadowspec.worker.pipeline import Pipeline
 
@@ -105,9 +103,7 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
         ServiceUnavailableError: a server gives no usable answer.
     """
     transformers_logging.disable_progress_bar()  # stderr is ours
-    scorers = {name: _scorer(config, name, endpoint) for name, endpoint in config.endpoints.items()}
-    for name, endpoint in config.endpoints.items():
-        _check_contracts(config, name, endpoint)
+    scorers = load_scorers(config)
     models = new_models(config)
     engines: dict[str, Engine | ServerEngine] = {}
     shared: dict[tuple[object, ...], Engine] = {}
@@ -143,22 +139,6 @@ def _with_endpoint_context(config: Config, name: str) -> Iterator[None]:
         yield
     except ModelError as error:
         raise ModelError(f"{config.path}: endpoints.{name}: {error}") from error
-
-
-def _scorer(config: Config, name: str, endpoint: EndpointConfig) -> Scorer:
-    try:
-        return load_scorer(endpoint.scores)
-    except ConfigError as error:
-        raise ConfigError(f"{config.path}: endpoints.{name}.{error}") from error
-
-
-def _check_contracts(config: Config, name: str, endpoint: EndpointConfig) -> None:
-    for contract in endpoint.rule.contracts.values():
-        if contract.kind is Contract.SQL:
-            try:
-                require_sql(contract.dialect)
-            except ConfigError as error:
-                raise ConfigError(f"{config.path}: endpoints.{name}: {error}") from error
 
 
 def load_tokenizers(config: Config) -> dict[str, FolderTokenizer]:

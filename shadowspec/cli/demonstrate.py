@@ -39,7 +39,7 @@ def demo(
     # The demo's traffic is public, so its secret protects nobody; a real one never has a default.
     write_file(out / "demo.secret", bundled.DEMO_SECRET)
     config = load_config(config_path, environment={})
-    name_loads(config)
+    name_loads(config.endpoints)
     from shadowspec import store
     from shadowspec.app.measure_files import measure_files
     from shadowspec.cli.decisions import decision_document

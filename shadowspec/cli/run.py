@@ -37,7 +37,7 @@ def run(
 
     config = load_config(find_config(config_path))
     require_endpoints(config)
-    name_loads(config)
+    name_loads(config.endpoints)
     from shadowspec.app.measure_files import measure_files
 
     done = measure_files(config, files, max_requests=max_requests)

@@ -132,7 +132,7 @@ def examine(config_path: Path | None) -> list[Finding]:
         config = load_config(find_config(config_path))
     except ShadowSpecError as error:
         return [Finding("configuration", False, str(error), error.exit_code)]
-    name_loads(config)  # said at the start: the checks before it may wait for a broker
+    name_loads({})  # said at the start: the checks before it may wait for a broker
     names = ", ".join(config.endpoints) or "no endpoint yet"
     policy = "" if config.policy_path == config.path else f"; policy: {config.policy_path}"
     findings = [Finding("configuration", True, f"{config.path}: {names}{policy}")]
@@ -210,10 +210,10 @@ def _database(config: Config) -> str:
 
 
 def _broker(config: Config) -> str:
-    from shadowspec.tap.kafka.broker_clients import describe
-
     if config.kafka is None:
         return "no mirror is configured ([kafka]); files need none"
+    from shadowspec.tap.kafka.broker_clients import describe
+
     return describe(config.kafka)
 
 
@@ -293,9 +293,7 @@ def _audits(config: Config) -> str:
 
 
 def _device(config: Config) -> str:
-    from shadowspec.engine.candidate import device_name
-    from shadowspec.engine.models import choose_device, choose_dtype, choose_kernels
-    from shadowspec.engine.static_passes import choose_recorder
+    from shadowspec.engine.device import choose_device, choose_dtype, choose_kernels, choose_recorder, device_name
 
     device = choose_device(config.engine.device)
     dtype = str(choose_dtype(config.engine.dtype, device)).removeprefix("torch.")
@@ -306,17 +304,29 @@ def _device(config: Config) -> str:
 
 
 def _models(config: Config) -> str:
+    """What is measured in this process; models are loaded only where their files leave a doubt."""
     from dataclasses import replace
 
-    from shadowspec.app.loading import require_endpoints
-    from shadowspec.app.measure_files import build_engines
+    from shadowspec.app.loading import load_scorers, name_loads, require_endpoints
+    from shadowspec.engine.ordinary import are_settled
 
     require_endpoints(config)
     in_process = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}
     if not in_process:
         return "no endpoint is measured in this process"
-    engines = build_engines(replace(config, endpoints=in_process))
-    configs = {each.config.name for engine in engines.values() for each in engine.configs}
+    load_scorers(replace(config, endpoints=in_process))
+    _device(config)  # nothing can be loaded onto one that is not there
+    pairs = {(endpoint.target, endpoint.candidates) for endpoint in in_process.values()}
+    settled = {pair for pair in pairs if config.engine.passes == "dynamic" and are_settled(*pair)}
+    unsettled = {
+        name: endpoint for name, endpoint in in_process.items() if (endpoint.target, endpoint.candidates) not in settled
+    }
+    if unsettled:
+        name_loads(unsettled)
+        from shadowspec.app.measure_files import build_engines
+
+        build_engines(replace(config, endpoints=unsettled))
+    configs = {candidate.name for endpoint in in_process.values() for candidate in endpoint.candidates}
     targets = {endpoint.target for endpoint in in_process.values()}
     return f"{len(targets)} target(s); candidates: {', '.join(sorted(configs))}"
 

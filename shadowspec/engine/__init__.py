@@ -3,11 +3,33 @@
 In: blocks of prompts, models and candidates.
 Out: runs with counts, timings, parity and memory.
 Imports: quality, metrics, types, errors, shadowspec_kernels.
+
+What loads torch and transformers is loaded with the first name that is asked of it: `device` and `ordinary` need less.
 """
 
-from shadowspec.engine.candidate import Candidate, Models, engine_name
-from shadowspec.engine.measure import Engine
-from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shadowspec.engine.candidate import Candidate, Models, engine_name
+    from shadowspec.engine.measure import Engine
+    from shadowspec.engine.models import LoadedModel
+    from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
+else:
+    _MODULES = {
+        "Candidate": "candidate",
+        "Engine": "measure",
+        "FolderTokenizer": "tokenizer",
+        "LoadedModel": "models",
+        "Models": "candidate",
+        "engine_name": "candidate",
+        "load_tokenizer": "tokenizer",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
 
 __all__ = ["Candidate", "Engine", "FolderTokenizer", "LoadedModel", "Models", "engine_name", "load_tokenizer"]

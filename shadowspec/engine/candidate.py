@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from shadowspec.engine.device import choose_device, choose_dtype, choose_kernels, choose_recorder, device_name
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.folder import KINDS
 from shadowspec.engine.heads.loading import LoadedHeads, load_heads
@@ -16,9 +16,6 @@ from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import (
     LoadedModel,
     check_pair,
-    choose_device,
-    choose_dtype,
-    choose_kernels,
     load_model,
     sharing_tokens,
 )
@@ -28,7 +25,7 @@ from shadowspec.engine.proposers.heads import Eagle3Proposer, HeadsProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
 from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
-from shadowspec.engine.static_passes import StaticPasses, choose_recorder
+from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
 from shadowspec.types import (
@@ -218,13 +215,6 @@ def engine_name() -> str:
     except PackageNotFoundError:
         text = "unknown"
     return f"shadowspec-torch/{text} torch/{torch.__version__} transformers/{version('transformers')}"
-
-
-def device_name(device: torch.device) -> str:
-    """The device as people know it, e.g. "NVIDIA H200" or "cpu x86_64, 2 threads"."""
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    return f"cpu {platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def fingerprint_candidate(

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shadowspec.engine.llama import DirectLlama, why_not_direct
+from shadowspec.engine.ordinary import USUAL_SIZE_RATIOS
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.shared_vocabulary import shared_vocabulary, translate_model
 from shadowspec.engine.static_passes import StaticPasses
@@ -37,7 +38,6 @@ SAMPLED_CHUNKS = 64  # pieces read of each weight file for its digest: enough to
 CHUNK_BYTES = 65_536
 PROBE_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.5}  # logits; rounding only
 PROBE_SHAPE = (2, 12)  # rows, tokens
-USUAL_SIZE_RATIOS = (4.0, 10.0)  # target over draft: below, a pass of the draft costs much; above, it seldom agrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,50 +81,6 @@ class LoadedModel:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return int(2 * config.num_hidden_layers * heads * head_dim * self.model.dtype.itemsize)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of a configured name ("auto": the GPU where there is one).
-
-    Raises:
-        ModelError: a GPU is asked for and there is none.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"device {name!r} is configured but this machine has no usable GPU")
-    return device
-
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The arithmetic of a configured name ("auto": float32 on CPU, bfloat16 on a GPU)."""
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ModelError(f"unknown dtype {name!r}: use auto, float32, bfloat16 or float16")
-    return dtype
-
-
-def choose_kernels(name: str, device: torch.device) -> Kernels | None:
-    """What runs kernels for a configured name; None: the engine's own code on torch.
-
-    "auto": Triton's on a GPU that can run them.
-
-    Raises:
-        ModelError: "triton" is asked for and cannot run here; the message says what is missing.
-    """
-    if name == "torch" or (name == "auto" and device.type != "cuda"):
-        return None
-    from shadowspec_kernels.backends import why_unavailable
-    from shadowspec_kernels.dispatch import Kernels
-
-    if (reason := why_unavailable("triton", device)) is None:
-        return Kernels("triton", device)
-    if name == "auto":
-        return None
-    raise ModelError(f'kernels = "{name}" is configured, but they cannot run on {device}: {reason}')
 
 
 def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:

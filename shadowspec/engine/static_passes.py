@@ -23,7 +23,6 @@ from shadowspec.engine.forward import HiddenStates
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.runner import Runner
-from shadowspec.errors import ModelError
 
 if TYPE_CHECKING:
     from shadowspec_kernels.dispatch import Kernels
@@ -308,16 +307,3 @@ class CudaGraphs:
             return 0
         segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(self._pool)  # type: ignore[no-untyped-call]
         return sum(segment["total_size"] for segment in segments)
-
-
-def choose_recorder(name: str, device: torch.device) -> Callable[[], Recorder] | None:
-    """What makes recorders for a configured name: "auto" (CUDA graphs on a GPU), "graphs", or "dynamic" (None).
-
-    Raises:
-        ModelError: graphs are asked for and the device has none.
-    """
-    if name == "dynamic" or (name == "auto" and device.type != "cuda"):
-        return None
-    if device.type != "cuda":
-        raise ModelError(f'passes = "{name}" is configured, but CUDA graphs need a GPU and the device is {device}')
-    return partial(CudaGraphs, device)

@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from shadowspec.cli.main import app
+from shadowspec.demo import DRAFT, TARGET
 from tests.cli.conftest import Workspace, record, write_traffic
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -165,8 +166,27 @@ def measured(workspace: Workspace) -> Workspace:
     return workspace
 
 
+def probe(folder: Path, commands: dict[str, list[str]], refused: tuple[str, ...]) -> dict[str, Started]:
+    """Run commands in one process that cannot load some packages."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        input=json.dumps([refused, SLOW, [[*words.split(), *given] for words, given in commands.items()]]),
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(CHECKOUT), str(CHECKOUT / "kernels")))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for words, each in zip(commands, json.loads(done.stdout), strict=True):
+        before = each["wanted"][0][1] if each["wanted"] else ""
+        found[words] = Started(each["code"], {name for name, _ in each["wanted"]}, before, each["said"])
+    return found
+
+
 def start(workspace: Workspace, commands: dict[str, list[str]]) -> dict[str, Started]:
-    """Run commands in one process that cannot load what is heavy."""
+    """Run commands where everything is configured, and neither torch nor any service is there."""
     path = workspace.folder / "shadowspec.toml"
     target = path.read_text(encoding="utf-8").partition('target = "')[2].partition('"')[0]
     with socket.socket() as taken, socket.socket() as closed:  # bound and not listening: connections are refused
@@ -176,25 +196,8 @@ def start(workspace: Workspace, commands: dict[str, list[str]]) -> dict[str, Sta
         added = CONFIG.format(port=closed.getsockname()[1], target=target)
         path.write_text(path.read_text(encoding="utf-8") + added, encoding="utf-8")
         port = str(taken.getsockname()[1])
-        lines = [
-            [*words.split(), *(each.replace("{taken_port}", port) for each in given)]
-            for words, given in commands.items()
-        ]
-        done = subprocess.run(
-            [sys.executable, "-c", PROBE],
-            input=json.dumps([REFUSED, SLOW, lines]),
-            cwd=workspace.folder,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join((str(CHECKOUT), str(CHECKOUT / "kernels")))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    found = {}
-    for words, each in zip(commands, json.loads(done.stdout), strict=True):
-        before = each["wanted"][0][1] if each["wanted"] else ""
-        found[words] = Started(each["code"], {name for name, _ in each["wanted"]}, before, each["said"])
-    return found
+        filled = {words: [each.replace("{taken_port}", port) for each in given] for words, given in commands.items()}
+        return probe(workspace.folder, filled, REFUSED)
 
 
 def test_every_command_is_listed_here() -> None:
@@ -219,7 +222,7 @@ def test_what_needs_torch_says_what_it_loads_before_it_does(measured: Workspace)
     assert [words for words, each in started.items() if not each.wanted & set(REFUSED)] == []
     for words in NAMED_BEFORE:
         (line, *_) = started[words].said_before.splitlines() or [""]
-        assert line.startswith("loading torch, "), (words, line)
+        assert line.partition(", ")[0] == "loading torch", (words, line)
     folders = started["run"].said_before
     assert "target" in folders
     assert "draft" in folders
@@ -231,3 +234,13 @@ def test_where_no_endpoint_is_configured_nothing_is_loaded(workspace: Workspace)
     path.write_text(path.read_text(encoding="utf-8").partition("[endpoints")[0], encoding="utf-8")
     ran = workspace.run("run", "traffic.jsonl")
     assert (ran.code, "no endpoint is configured" in ran.err, "loading" in ran.err) == (2, True, False)
+
+
+def test_doctor_loads_only_models_whose_files_leave_a_doubt(workspace: Workspace, tiny_pair: tuple[Path, Path]) -> None:
+    assert workspace.run("db", "upgrade").code == 0
+    doubtful = workspace.run("doctor")
+    assert (doubtful.code, f"loading torch, {tiny_pair[0]}, {tiny_pair[1]}" in doubtful.err) == (0, True)
+    for tiny, bundled in zip(tiny_pair, (TARGET, DRAFT), strict=True):
+        workspace.replace_in_config(str(tiny), str(bundled))
+    settled = probe(workspace.folder, {"doctor": ["--json"]}, ("transformers",))["doctor"]
+    assert settled == Started(0, set(), "", "loading torch\n")

@@ -16,8 +16,9 @@ from shadowspec.engine import Engine, Models
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import fingerprint_candidate
 from shadowspec.engine.decode import decode_batch
+from shadowspec.engine.device import choose_kernels
 from shadowspec.engine.llama import DirectLlama
-from shadowspec.engine.models import LoadedModel, choose_kernels, load_model
+from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer

@@ -22,13 +22,14 @@ from shadowspec.engine.arms import Gauge, record_ahead
 from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.candidate import Candidate, fingerprint_candidate
 from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.device import choose_recorder
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
-from shadowspec.engine.static_passes import CudaGraphs, Reach, Recorder, StaticPasses, choose_recorder, rounded_up
+from shadowspec.engine.static_passes import CudaGraphs, Reach, Recorder, StaticPasses, rounded_up
 from shadowspec.errors import ModelError
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.measuring_settings import EngineSettings
