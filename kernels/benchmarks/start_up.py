@@ -6,8 +6,7 @@ FOLDER is what `shadowspec demo --out FOLDER` made; every round works on a copy 
 checkout is measured too, by turns with this one.  Commands that measure (`run`, `demo`) are ended at their first
 output.  Bytecode is compiled beforehand, as it is wherever shadowspec was started once.  Under `without bytecode` each
 process compiles every module that it loads (PYTHONDONTWRITEBYTECODE over an installation that was never compiled).
-Beside
-what the clock says stands the processor's time: the clock's means something only where nothing else runs.
+Beside what the clock says stands the processor's time: the clock's means something only where nothing else runs.
 """
 
 from __future__ import annotations
