@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from shadowspec.app.before_loading import require_endpoints
 from shadowspec.app.console import notes, progress_bar
-from shadowspec.app.loading import require_endpoints
 from shadowspec.app.measure_files import (
     FileMeasurement,
     build_engines,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
+from shadowspec.app.before_loading import require_endpoints
 from shadowspec.app.console import notes, progress_bar
-from shadowspec.app.loading import require_endpoints
 from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_responses, track_records
 from shadowspec.app.measure_files import load_tokenizers, new_models
 from shadowspec.config import Config, load_hash_secret

@@ -13,8 +13,8 @@ from rich.progress import Progress as Bar
 from rich.progress import TaskID
 from transformers.utils import logging as transformers_logging
 
+from shadowspec.app.before_loading import load_scorers, require_endpoints
 from shadowspec.app.console import notes, progress_bar
-from shadowspec.app.loading import load_scorers, require_endpoints
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.audit import Auditor

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 from transformers.utils import logging as transformers_logging
 
+from shadowspec.app.before_loading import require_endpoints
 from shadowspec.app.console import progress_bar
-from shadowspec.app.loading import require_endpoints
 from shadowspec.app.measure_files import new_models
 from shadowspec.config import Config
 from shadowspec.engine.candidate import Candidate

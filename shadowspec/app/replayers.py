@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from transformers.utils import logging as transformers_logging
 
-from shadowspec.app.loading import require_endpoints
+from shadowspec.app.before_loading import require_endpoints
 from shadowspec.app.logged_responses import EndpointTexts
 from shadowspec.app.replay_store import fingerprints_of
 from shadowspec.config import Config, EndpointConfig

@@ -30,7 +30,7 @@ def demo(
     The traffic is a replay built from public text and a public trace; the models are small and trained for it.
     """
     from shadowspec import demo as bundled
-    from shadowspec.app.loading import name_loads
+    from shadowspec.app.before_loading import name_loads
     from shadowspec.cli.report import write_file
     from shadowspec.config import load_config
 

@@ -32,7 +32,7 @@ def run(
 
     Safe to interrupt: the same command goes on where it stopped, and a second full run changes nothing.
     """
-    from shadowspec.app.loading import name_loads, require_endpoints
+    from shadowspec.app.before_loading import name_loads, require_endpoints
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))

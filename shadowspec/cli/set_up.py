@@ -124,7 +124,7 @@ def doctor(config_path: ConfigOption = None, as_json: JsonOption = False) -> Non
 
 def examine(config_path: Path | None) -> list[Finding]:
     """Every check in turn; without a configuration there is nothing further to check."""
-    from shadowspec.app.loading import name_loads
+    from shadowspec.app.before_loading import name_loads
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ShadowSpecError
 
@@ -307,7 +307,7 @@ def _models(config: Config) -> str:
     """What is measured in this process; models are loaded only where their files leave a doubt."""
     from dataclasses import replace
 
-    from shadowspec.app.loading import load_scorers, name_loads, require_endpoints
+    from shadowspec.app.before_loading import load_scorers, name_loads, require_endpoints
     from shadowspec.engine.ordinary import are_settled
 
     require_endpoints(config)

@@ -21,7 +21,7 @@ def worker(config_path: ConfigOption = None) -> None:
     SIGTERM drains: what is begun is finished, written and committed.  Ctrl-C does the same; pressed twice it ends at
     once.  Nothing is lost either way: what was not written is delivered again.
     """
-    from shadowspec.app.loading import require_endpoints
+    from shadowspec.app.before_loading import require_endpoints
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))
