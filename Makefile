@@ -173,6 +173,10 @@ validate-llamacpp: $(VENV)/.installed-base ## Hold acceptance against llama.cpp'
 bench-llm: $(VENV)/.installed-base ## Measure a public language model in process, on vLLM and on llama.cpp, and write docs/real-model.md (ARGS="--vllm-python PATH")
 	$(BIN)/python kernels/benchmarks/bench_llm.py $(ARGS)
 
+.PHONY: bench-llm-cpu
+bench-llm-cpu: $(VENV)/.installed-base ## Hold steps of real model sizes on a CPU against its memory, torch and llama.cpp (ARGS="--llama-server PATH/llama-server --llama-source PATH"; nothing else may run)
+	$(BIN)/python kernels/benchmarks/llm_cpu.py $(ARGS)
+
 .PHONY: bench-tap
 bench-tap: $(VENV)/.installed-base ## Measure the tap against a bare poll loop, on a Kafka of its own
 	@.ci/kafka

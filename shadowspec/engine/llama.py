@@ -9,19 +9,29 @@ weights at each load (`models.load_model`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from shadowspec.engine.forward import FINAL, side_by_side
-from shadowspec.engine.kv_cache import RaggedCache
+from shadowspec.engine.kv_cache import RaggedCache, RaggedLayer
 from shadowspec.engine.llama_layer import Matrix, Norm, adopt_layer, projections, rotation_table, select_rotations
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.llama_cpu import CompiledLlama, WeightMemory
+
+log = logging.getLogger(__name__)
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 # Angles that depend on the position alone; the others ("dynamic", "longrope") change with the longest row.
 STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Entries of the weights that a step multiplies (128 MiB) from which on compiled code runs a model on a CPU: beyond the
+# caches of most processors, where the memory sets the pace.  The number is fixed, so that a model has the same forward
+# on every machine.
+LEAST_COMPILED: Final = 2**25
 
 
 def why_not_direct(model: Any) -> str | None:
@@ -68,10 +78,56 @@ class DirectLlama:
         self.embedding = body.embed_tokens.weight.data  # [vocabulary, hidden]
         head = model.lm_head.weight.data  # [vocabulary, hidden]; the same tensor where the two are tied
         self._is_tied = head.data_ptr() == self.embedding.data_ptr()
-        # As it lies on a GPU, where kernels read its rows.
-        self._head = Matrix.of(head, is_held=self._is_tied or head.device.type != "cpu")
+        memory = _memory_for(model)
+        if memory is None:
+            # As it lies on a GPU, where kernels read its rows.
+            self._head = Matrix.of(head, is_held=self._is_tied or head.device.type != "cpu")
+        else:
+            self._head = Matrix.compiled(memory.hold(head))
+            if self._is_tied:
+                self.embedding = self._head.weight()
+            model.lm_head.weight = None
+            if self._is_tied:
+                body.embed_tokens.weight = None
         self._norm = Norm.of(body.norm, body.norm.weight.data)
-        self._layers = tuple(adopt_layer(layer, head_dim) for layer in body.layers)
+        self._layers = tuple(adopt_layer(layer, head_dim, memory) for layer in body.layers)
+        self._compiled = None if memory is None else self._compile()
+
+    @property
+    def forward_name(self) -> str:
+        """What runs its steps: "compiled_llama", or "direct_llama" on torch."""
+        return "direct_llama" if self._compiled is None else "compiled_llama"
+
+    def _compile(self) -> CompiledLlama:
+        from shadowspec_kernels.llama_cpu import CompiledLlama
+        from shadowspec_kernels.llama_weights import LayerWeights, LlamaWeights
+
+        layers = tuple(
+            LayerWeights(
+                layer.attention_norm.weight,
+                layer.qkv.weight(),
+                layer.qkv_bias,
+                layer.query_norm.weight if layer.query_norm is not None else None,
+                layer.key_norm.weight if layer.key_norm is not None else None,
+                layer.output.weight(),
+                layer.mlp_norm.weight,
+                layer.gate_up.weight(),
+                layer.down.weight(),
+            )
+            for layer in self._layers
+        )
+        first = self._layers[0]
+        return CompiledLlama(
+            LlamaWeights(
+                layers,
+                self._norm.weight,
+                self._head.weight(),
+                heads=first.heads,
+                kv_heads=first.kv_heads,
+                head_dim=first.head_dim,
+                eps=self._norm.eps,
+            )
+        )
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """All weights, each once."""
@@ -125,7 +181,9 @@ class DirectLlama:
 
     def head_weight(self) -> torch.Tensor:
         """The head, [vocabulary, hidden], its rows contiguous."""
-        plain, packed = self._head.plain, self._head.packed
+        plain, packed, rows = self._head.plain, self._head.packed, self._head.rows
+        if rows is not None:
+            return rows
         if plain is not None:
             return plain.t().contiguous()
         assert packed is not None, "a weight has one form at least"
@@ -150,6 +208,8 @@ class DirectLlama:
         """Append the tokens to the cache; see `runner.Forward`."""
         rows, count = tokens.shape
         hidden = self.embedding.index_select(0, tokens.reshape(-1))  # [rows * tokens, hidden]
+        if self._compiled is not None and _is_step(cache):
+            return self._run_compiled(self._compiled, hidden.view(rows, count, -1), angles, cache, keep, hidden_layers)
         states: list[torch.Tensor] = []
         last = len(self._layers) - 1
         for index, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
@@ -164,3 +224,46 @@ class DirectLlama:
         if FINAL in hidden_layers:
             states.append(normed.view(rows, keep, -1))
         return self._head(normed).view(rows, keep, -1), side_by_side(states)
+
+    def _run_compiled(
+        self,
+        compiled: CompiledLlama,
+        hidden: torch.Tensor,  # [rows, tokens, hidden]
+        angles: torch.Tensor,
+        cache: RaggedCache,
+        keep: int,
+        hidden_layers: tuple[int, ...],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A step, whose tokens look at all columns up to their places, which is what its mask says."""
+        from shadowspec_kernels.llama_weights import CachedPass
+
+        first = cache.layers[0]
+        if not first.is_initialized:
+            cache.allocate(*self.kv_shape, self.dtype)
+        columns, width, with_final = first.place[1], first.read_width, FINAL in hidden_layers
+        caches, layers = [layer.states for layer in cache.layers], () if with_final else hidden_layers
+        outputs = compiled.run(CachedPass(hidden, columns, angles, caches, width, keep, layers, with_final))
+        states = outputs.inputs if outputs.final_states is None else (outputs.final_states,)
+        return outputs.logits, side_by_side(states)
+
+
+def _is_step(cache: RaggedCache) -> bool:
+    """Whether the pass that was begun is one of all slots over the cache, to which torch would append."""
+    return all(type(layer) is RaggedLayer and layer.read_width > 0 for layer in cache.layers)
+
+
+def _memory_for(model: Any) -> WeightMemory | None:
+    """Memory for what compiled code multiplies with; None where torch runs the model: elsewhere, or a small one."""
+    linears = [module.weight for module in model.modules() if type(module) is torch.nn.Linear]
+    entries = sum(weight.numel() for weight in linears)
+    if model.device.type != "cpu" or model.dtype != torch.float32 or entries < LEAST_COMPILED:
+        return None
+    from shadowspec_kernels.errors import UnavailableError
+    from shadowspec_kernels.llama_cpu import WeightMemory, library
+
+    try:
+        library()
+    except UnavailableError as error:
+        log.warning("a model with %d weights runs on torch: the compiled forward is not available: %s", entries, error)
+        return None
+    return WeightMemory(entries, len(linears))

@@ -4,19 +4,23 @@ A `Matrix` holds a weight in the form in which its products are fastest where it
 products to a library whose kernels are slow for the handful of rows of a step: on an AMD EPYC five rows cost four times
 as much as one.  oneDNN's, over weights in an order of their own, cost hardly more than one row does, and 2.5 times less
 than torch's for forty.  Where there is little to multiply, one row of a small weight above all, the plain way is still
-faster, so that a small weight is held in both forms.
+faster, so that a small weight is held in both forms.  The weights of a large model are held once, as rows that compiled
+code multiplies at the speed of the memory (`shadowspec_kernels.llama_cpu`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # its name everywhere
 
 from shadowspec.engine.kv_cache import RaggedLayer
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.llama_cpu import WeightMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,11 @@ def projections(attention: Any) -> tuple[Any, Any, Any]:
     return attention.q_proj, attention.k_proj, attention.v_proj
 
 
-def adopt_layer(layer: Any, head_dim: int) -> Layer:
-    """The weights of a transformers decoder layer, which is of no use afterwards."""
+def adopt_layer(layer: Any, head_dim: int, memory: WeightMemory | None = None) -> Layer:
+    """The weights of a transformers decoder layer, which is of no use afterwards.
+
+    `memory` holds them for compiled code; None: they are multiplied by torch.
+    """
     attention, mlp = layer.self_attn, layer.mlp
     linears = projections(attention)
     has_norms = hasattr(attention, "q_norm")
@@ -168,14 +175,14 @@ def adopt_layer(layer: Any, head_dim: int) -> Layer:
         heads=query // head_dim,
         kv_heads=key // head_dim,
         attention_norm=Norm.of(layer.input_layernorm, layer.input_layernorm.weight.data),
-        qkv=_fuse(*linears),
+        qkv=_fuse(memory, *linears),
         qkv_bias=torch.cat(biases) if biases else None,
         query_norm=_head_norm(attention.q_norm, head_dim) if has_norms else None,
         key_norm=_head_norm(attention.k_norm, head_dim) if has_norms else None,
-        output=_fuse(attention.o_proj),
+        output=_fuse(memory, attention.o_proj),
         mlp_norm=Norm.of(layer.post_attention_layernorm, layer.post_attention_layernorm.weight.data),
-        gate_up=_fuse(mlp.gate_proj, mlp.up_proj),
-        down=_fuse(mlp.down_proj),
+        gate_up=_fuse(memory, mlp.gate_proj, mlp.up_proj),
+        down=_fuse(memory, mlp.down_proj),
     )
 
 
@@ -189,9 +196,10 @@ def _interleave(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
-def _fuse(*linears: Any) -> Matrix:
+def _fuse(memory: WeightMemory | None, *linears: Any) -> Matrix:
     """The weights of linear layers side by side, [in, all outs]; the layers let go of theirs."""
-    fused = Matrix.of(torch.cat([linear.weight.data for linear in linears]))
+    weight = torch.cat([linear.weight.data for linear in linears])
+    fused = Matrix.of(weight) if memory is None else Matrix.compiled(memory.hold(weight))
     for linear in linears:
         linear.weight = None
     return fused
@@ -213,10 +221,11 @@ PACKED_WORK: Final = 2**18
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight [in, out] to multiply rows with, plain, packed, or both."""
+    """A weight [in, out] to multiply rows with: plain, packed or both, or as rows for compiled code."""
 
     plain: torch.Tensor | None  # [in, out]
     packed: torch.Tensor | None  # oneDNN's, of shape [out, in]; None: another device or dtype
+    rows: torch.Tensor | None = None  # [out, in], contiguous
 
     @classmethod
     def of(cls, weight: torch.Tensor, *, is_held: bool = False) -> Matrix:
@@ -233,8 +242,17 @@ class Matrix:
         # [in, out] is faster than [out, in] for one row on a CPU.
         return cls(weight.t() if is_held else weight.t().contiguous(), packed)
 
+    @classmethod
+    def compiled(cls, weight: torch.Tensor) -> Matrix:
+        """The product with a weight [out, in] by compiled code, which reads it where it lies."""
+        return cls(None, None, weight)
+
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """[rows, in] -> [rows, out]."""
+        if self.rows is not None:
+            from shadowspec_kernels import llama_cpu
+
+            return llama_cpu.product(states, self.rows)
         if self._packed_for(states.shape[0]):
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self.packed, None, "none", [], "")  # noqa: SLF001
             return product
@@ -243,11 +261,15 @@ class Matrix:
 
     def add_to(self, total: torch.Tensor, states: torch.Tensor) -> None:
         """Add the product of states [rows, in] to `total` [rows, out] in place."""
-        if self._packed_for(states.shape[0]):
+        if self.rows is not None:
+            from shadowspec_kernels import llama_cpu
+
+            llama_cpu.product(states, self.rows, total)
+        elif self._packed_for(states.shape[0]):
             total.add_(self(states))
-            return
-        assert self.plain is not None, "a weight has one form at least"
-        total.addmm_(states, self.plain)
+        else:
+            assert self.plain is not None, "a weight has one form at least"
+            total.addmm_(states, self.plain)
 
     def _packed_for(self, rows: int) -> bool:
         if self.plain is None or self.packed is None:
@@ -256,7 +278,7 @@ class Matrix:
 
     def weight(self) -> torch.Tensor:
         """The form that counts as the weight; the other is a copy."""
-        form = self.plain if self.plain is not None else self.packed
+        form = next((form for form in (self.plain, self.packed, self.rows) if form is not None), None)
         assert form is not None, "a weight has one form at least"
         return form
 

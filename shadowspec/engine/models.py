@@ -61,8 +61,8 @@ class LoadedModel:
 
     @property
     def forward_name(self) -> str:
-        """Whose forward pass runs the model: "direct_llama" or "transformers"."""
-        return "direct_llama" if isinstance(self.model, DirectLlama) else "transformers"
+        """Whose forward pass runs the model: "compiled_llama", "direct_llama" or "transformers"."""
+        return self.model.forward_name if isinstance(self.model, DirectLlama) else "transformers"
 
     @property
     def num_parameters(self) -> int:

@@ -56,3 +56,16 @@ def test_the_loop_in_small(tmp_path: Path) -> None:
     assert by_arm["baseline"] == {(1, 1.0), (2, 1.0)}
     assert len(by_arm["speculative"]) == 2, "every way of running accepts the same"
     assert document["kernels_ran"]["recorded, triton"].keys() == {"append", "verify"}
+
+
+@pytest.mark.all
+@pytest.mark.slow
+def test_steps_on_a_cpu_in_small(tmp_path: Path) -> None:
+    out = tmp_path / "llm_cpu.json"
+    ran = run("llm_cpu", "--shapes", "small", "--rounds", "1", "--output", "4", "--out", str(out))
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(out.read_text())
+    (found,) = document["results"]
+    assert {"step to floor", "pass of 5 to step", "tokens/s at 8, compiled to torch"} < found["ratios"].keys()
+    assert [each["forward"] for each in found["memory"]] == ["compiled", "torch"]
+    assert found["memory"][0]["counted_ratio"] < found["memory"][1]["counted_ratio"]

@@ -1,0 +1,322 @@
+"""Steps of models of real size on a CPU: against the memory's bandwidth, the forward on torch, and llama.cpp.
+
+    make bench-llm-cpu ARGS="--llama-server PATH/llama-server --llama-source PATH/llama.cpp"
+    (or: python kernels/benchmarks/llm_cpu.py [--shapes 135M,360M] [--rounds N] [--threads N] [--out FILE])
+
+Llamas with SmolLM2's sizes and random weights, float32.  One process, the contestants in turn within each round,
+medians over rounds; the first round warms up; quote the ratios.  Nothing else may run meanwhile.
+
+- floor: the time in which all weights that a step multiplies are read once (a sum over as many numbers).
+- step: one token of one request after a context, by the compiled forward and by that on torch, and a verification pass
+  of five tokens.  Also beside a process that keeps one processor busy.
+- baseline: tokens per second of the baseline arm at 1, 4 and 8 requests at once, from each request's first token on.
+  llama.cpp's server is asked the same prompts, as many at once, for as many tokens; without `--llama-server` it is left
+  out.  `--llama-source` has its converter, whose Python (`--llama-python`) needs `sentencepiece` and `protobuf`.
+- memory: what the engine counts, and what a process holds of the machine's memory after a batch, less what it held
+  before the model was loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import torch
+from decode import machine
+from gpu_decode import random_model
+from printing import show
+from rich.console import Console
+from rich.progress import track
+from validate_llamacpp import gguf_of
+from validation.llamacpp.servers import Binary, Server, running
+
+from shadowspec import demo
+from shadowspec.engine import llama
+from shadowspec.engine.batch import Request
+from shadowspec.engine.decode import decode_batch
+from shadowspec.engine.llama import DirectLlama
+from shadowspec.engine.runner import Runner
+from shadowspec.engine.tokenizer import load_tokenizer
+from shadowspec.types import SamplingParameters
+from shadowspec_kernels.llama_cpu import WeightMemory
+
+RESULTS = Path(__file__).parent / "results" / "llm_cpu.json"
+VOCABULARY = 49_152
+BATCHES = (1, 4, 8)
+VERIFIED = 5  # tokens of a verification pass
+PROMPT, CONTEXT = 32, 128  # tokens: of a request, and before a timed step
+STEPS = 5  # of which a timed one is the mean
+# Layers, hidden, intermediate, heads, heads of keys and values.
+SHAPES = {"135M": (30, 576, 1_536, 9, 3), "360M": (32, 960, 2_560, 15, 5), "small": (2, 64, 128, 4, 2)}
+COMPILED, ON_TORCH, LLAMACPP = "compiled", "torch", "llama.cpp"
+WAIT_S = 600.0
+notes = Console(stderr=True)
+
+
+def direct(shape: str, engine: str) -> DirectLlama:
+    """The model by the compiled forward, or by that on torch, which it takes without a compiler."""
+    least, llama.LEAST_COMPILED = llama.LEAST_COMPILED, 0 if engine == COMPILED else sys.maxsize  # type: ignore[misc]
+    try:
+        made = DirectLlama(random_model(SHAPES[shape], VOCABULARY, torch.device("cpu"), 0))
+    finally:
+        llama.LEAST_COMPILED = least  # type: ignore[misc]
+    if made.forward_name != {COMPILED: "compiled_llama", ON_TORCH: "direct_llama"}[engine]:
+        raise SystemExit("the compiled forward is not available here; the log says why")
+    return made
+
+
+def requests(count: int, output: int) -> list[Request]:
+    """Greedy requests of random tokens."""
+    prompts = torch.randint(0, VOCABULARY, (count, PROMPT), generator=torch.Generator().manual_seed(1)).tolist()
+    sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
+    return [Request(tuple(prompt), sampling, seed) for seed, prompt in enumerate(prompts)]
+
+
+def our_rate(model: DirectLlama, count: int, output: int) -> float:
+    """Tokens per second of the baseline arm after the first tokens."""
+    result = decode_batch(model, requests(count, output), end_token_ids=frozenset())
+    return count * (output - 1) * 1e3 / max(decoded.timing.decode_ms for decoded in result.decoded)
+
+
+def their_rate(server: Server, count: int, output: int) -> float:
+    """Likewise of llama.cpp, by its own clock."""
+
+    def ask(request: Request) -> float:
+        body = {
+            "prompt": list(request.prompt), "n_predict": output, "temperature": 0.0, "ignore_eos": True,
+            "cache_prompt": False,
+        }  # fmt: skip
+        answer = httpx.post(f"{server.url}/completion", json=body, timeout=WAIT_S, trust_env=False)
+        answer.raise_for_status()
+        if answer.json()["timings"]["predicted_n"] != output:
+            raise SystemExit("llama-server answered with another number of tokens than it was asked for")
+        return float(answer.json()["timings"]["predicted_ms"])
+
+    with ThreadPoolExecutor(count) as threads:
+        return count * (output - 1) * 1e3 / max(threads.map(ask, requests(count, output)))
+
+
+class Stepper:
+    """A row with a context, of which steps are timed."""
+
+    def __init__(self, model: DirectLlama) -> None:
+        self._runner = Runner(model, 1, CONTEXT + VERIFIED)
+        with torch.inference_mode():
+            self._runner.prefill([list(range(CONTEXT))])
+
+    @torch.inference_mode()
+    def ms(self, tokens: int) -> float:
+        """Milliseconds of a pass of so many tokens."""
+        given, lengths = torch.arange(tokens)[None], torch.tensor([CONTEXT])
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            self._runner.step(given, lengths, CONTEXT, tokens)
+        return (time.perf_counter() - began) * 1e3 / STEPS
+
+
+class Reading:
+    """Memory of the weights' size, which is read once."""
+
+    def __init__(self, entries: int) -> None:
+        self._numbers = WeightMemory(entries, 1).hold(torch.ones(1).expand(entries))
+
+    def ms(self) -> float:
+        """Milliseconds of the best of a few."""
+        found = []
+        for _ in range(STEPS):
+            began = time.perf_counter()
+            self._numbers.sum()
+            found.append((time.perf_counter() - began) * 1e3)
+        return min(found)
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+@contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """A process that takes one processor."""
+    process = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
+    process.start()
+    time.sleep(1.0)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
+
+
+def resident_bytes() -> int:
+    """Of this process, now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4_096
+
+
+def memory_of(shape: str, engine: str) -> dict[str, Any]:
+    """What one model holds, in this process, which does nothing else."""
+    decode_batch(direct("small", engine), requests(1, 4), end_token_ids=frozenset())  # all code is loaded
+    before = resident_bytes()
+    model = direct(shape, engine)
+    result = decode_batch(model, requests(1, CONTEXT), end_token_ids=frozenset())
+    weights = sum(each.nbytes for each in model.parameters())
+    counted = weights + sum(each.nbytes for each in model.buffers())
+    return {
+        "forward": engine,
+        "weights_mib": weights / 2**20,
+        "cache_mib": result.cache_bytes / 2**20,
+        "counted_ratio": (counted + result.cache_bytes) / (weights + result.cache_bytes),
+        "resident_ratio": (resident_bytes() - before) / (weights + result.cache_bytes),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is measured."""
+
+    rounds: int
+    output: int
+    threads: int
+
+
+def measure(shape: str, server: Server | None, asked: Asked) -> dict[str, Any]:
+    """All contests of one shape."""
+    models = {engine: direct(shape, engine) for engine in (COMPILED, ON_TORCH)}
+    steppers = {engine: Stepper(model) for engine, model in models.items()}
+    first = models[COMPILED]
+    reading = Reading(first.num_parameters())
+    contests: dict[str, Callable[[], float]] = {"floor_ms": reading.ms}
+    for engine, stepper in steppers.items():
+        contests[f"step_ms, {engine}"] = lambda stepper=stepper: stepper.ms(1)  # type: ignore[misc]
+        contests[f"pass of {VERIFIED}_ms, {engine}"] = lambda stepper=stepper: stepper.ms(VERIFIED)  # type: ignore[misc]
+    for batch in BATCHES:
+        for engine, model in models.items():
+            contests[f"tokens/s at {batch}, {engine}"] = lambda m=model, b=batch: our_rate(m, b, asked.output)  # type: ignore[misc]
+        if server is not None:
+            contests[f"tokens/s at {batch}, {LLAMACPP}"] = lambda b=batch: their_rate(server, b, asked.output)  # type: ignore[misc]
+    found: dict[str, list[float]] = {name: [] for name in contests}
+    for number in track(range(asked.rounds + 1), description=shape, console=notes):
+        for name, contest in contests.items():
+            value = contest()
+            if number:
+                found[name].append(value)
+    with busy_neighbour():
+        for engine, stepper in steppers.items():
+            found[f"step_ms beside a busy process, {engine}"] = [stepper.ms(1) for _ in range(asked.rounds)]
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    return {
+        "shape": shape,
+        "parameters": first.num_parameters(),
+        "medians": medians,
+        "ranges": {name: [min(values), max(values)] for name, values in found.items()},
+        "ratios": ratios(found),
+        "memory": [_in_process_of_its_own(shape, engine, asked.threads) for engine in models],
+    }
+
+
+def ratios(found: dict[str, list[float]]) -> dict[str, float]:
+    """Medians of the ratios within each round."""
+
+    def ratio(first: str, second: str) -> float:
+        return statistics.median(a / b for a, b in zip(found[first], found[second], strict=True))
+
+    passes = f"pass of {VERIFIED}_ms, "
+    named = {
+        "step to floor": (f"step_ms, {COMPILED}", "floor_ms"),
+        "step to floor, torch": (f"step_ms, {ON_TORCH}", "floor_ms"),
+        f"pass of {VERIFIED} to step": (passes + COMPILED, f"step_ms, {COMPILED}"),
+        f"pass of {VERIFIED} to step, torch": (passes + ON_TORCH, f"step_ms, {ON_TORCH}"),
+    }
+    for batch in BATCHES:
+        for engine in (ON_TORCH, LLAMACPP):
+            named[f"tokens/s at {batch}, compiled to {engine}"] = (
+                f"tokens/s at {batch}, {COMPILED}",
+                f"tokens/s at {batch}, {engine}",
+            )
+    return {name: ratio(*pair) for name, pair in named.items() if pair[1] in found}
+
+
+def _in_process_of_its_own(shape: str, engine: str, threads: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--memory-of", shape, engine, "--threads", str(threads)]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603
+    return dict(json.loads(ran.stdout))
+
+
+def gguf(shape: str, arguments: argparse.Namespace) -> Path:
+    """The model as llama.cpp reads it, with the bundled tokenizer: prompts are token ids."""
+    folder = arguments.folder / shape
+    if not folder.exists():
+        random_model(SHAPES[shape], VOCABULARY, torch.device("cpu"), 0).save_pretrained(folder)
+        load_tokenizer(str(demo.TARGET)).raw.save_pretrained(folder)
+    return gguf_of(folder, arguments.llama_source, arguments.llama_python, arguments.folder)
+
+
+def main() -> None:
+    """Measure every shape, print tables and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="135M,360M", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=int, default=32, help="tokens of a request")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, with its converter")
+    parser.add_argument("--llama-python", default=sys.executable, help="that runs the converter")
+    parser.add_argument("--folder", type=Path, help="for models in llama.cpp's format (default: a temporary one)")
+    parser.add_argument("--memory-of", nargs=2, metavar=("SHAPE", "FORWARD"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.memory_of is not None:
+        sys.stdout.write(json.dumps(memory_of(*arguments.memory_of)))
+        return
+    if arguments.llama_server is not None and arguments.llama_source is None:
+        parser.error("--llama-server needs --llama-source, which has the converter")
+
+    results = []
+    with ExitStack() as stack:
+        if arguments.folder is None:
+            arguments.folder = Path(stack.enter_context(TemporaryDirectory()))
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        version = None
+        for shape in arguments.shapes.split(","):
+            with ExitStack() as of_shape:
+                server = None
+                if arguments.llama_server is not None:
+                    file = gguf(shape, arguments)
+                    binary = Binary(arguments.llama_server, file, file, arguments.threads)
+                    version = binary.version()
+                    log = arguments.folder / f"{shape}.log"
+                    server = of_shape.enter_context(running(binary, ["--spec-type", "none"], log))
+                asked = Asked(arguments.rounds, arguments.output, arguments.threads)
+                results.append(measure(shape, server, asked))
+            show(f"{shape}: medians", [{"what": name, "": value} for name, value in results[-1]["medians"].items()])
+            show(f"{shape}: ratios", [{"what": name, "": value} for name, value in results[-1]["ratios"].items()])
+            show(f"{shape}: memory", results[-1]["memory"])
+    document = {
+        "rounds": arguments.rounds,
+        "output_tokens": arguments.output,
+        "context": CONTEXT,
+        "llama.cpp": version,
+        "machine": machine() | {"threads": str(arguments.threads)},
+        "results": results,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,526 @@
+// A pass of a Llama over a ragged cache, and a product, in float32 on a CPU.
+//
+// A step reads every weight once, so that its time is that of the memory.  All threads work through the same list of
+// phases.  A phase is a number of tasks that a counter hands out.  Every number of a result is summed in an order that
+// depends on the sizes of the weights and of the context alone, so that the numbers of a row are the same, bit for bit,
+// whatever other rows are in the pass and however many threads there are.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, TILE_OUTPUTS = 4, TILE_ROWS = 6;
+#elif defined(__AVX__)
+constexpr int LANES = 8, TILE_OUTPUTS = 2, TILE_ROWS = 6;
+#else
+constexpr int LANES = 4, TILE_OUTPUTS = 2, TILE_ROWS = 4;
+#endif
+
+constexpr int64_t MOST_OUTPUTS = 64;        // of a task
+constexpr int64_t TASK_BYTES = 64 * 1024;   // of weights that a task reads
+constexpr int64_t TASK_PRODUCTS = 1 << 20;  // of a task: some 20 microseconds
+constexpr int64_t BLOCK_ROWS = 96;          // whose states stay in the second cache
+constexpr int PATIENCE = 4096;              // pauses before a waiting thread does what another one has not ended
+
+typedef float Lanes __attribute__((vector_size(LANES * 4)));
+typedef float AnyLanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(LANES * 4)));
+
+inline Lanes load(const float* from) { return *reinterpret_cast<const AnyLanes*>(from); }
+inline void store(float* to, Lanes lanes) { *reinterpret_cast<AnyLanes*>(to) = lanes; }
+inline Lanes load_first(const float* from, int64_t count) {
+    Lanes lanes = {};
+    std::memcpy(&lanes, from, count * sizeof(float));
+    return lanes;
+}
+
+// The sum of the lanes, by halves.
+template <int COUNT>
+struct Sum {
+    typedef float Wide __attribute__((vector_size(COUNT * 4)));
+    typedef float Half __attribute__((vector_size(COUNT * 2)));
+    static inline float of(Wide lanes) {
+        Half halves[2];
+        std::memcpy(halves, &lanes, sizeof(halves));
+        return Sum<COUNT / 2>::of(halves[0] + halves[1]);
+    }
+};
+template <>
+struct Sum<2> {
+    typedef float Wide __attribute__((vector_size(8)));
+    static inline float of(Wide lanes) { return lanes[0] + lanes[1]; }
+};
+inline float sum(Lanes lanes) { return Sum<LANES>::of(lanes); }
+
+// e^x, within 2 units in the last place for -87 <= x <= 88; below it is e^-87.
+inline Lanes exponential(Lanes x) {
+    const Lanes lowest = Lanes{} - 87.0f, highest = Lanes{} + 88.0f, rounding = Lanes{} + 12582912.0f;  // 1.5 * 2^23
+    x = x < lowest ? lowest : x;
+    x = x > highest ? highest : x;
+    const Lanes shifted = x * 1.44269504088896341f + rounding;
+    const Lanes whole = shifted - rounding;
+    const Lanes rest = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
+    Lanes series = Lanes{} + 1.9875691500e-4f;  // Cephes' polynomial
+    series = series * rest + 1.3981999507e-3f;
+    series = series * rest + 8.3334519073e-3f;
+    series = series * rest + 4.1665795894e-2f;
+    series = series * rest + 1.6666665459e-1f;
+    series = series * rest + 5.0000001201e-1f;
+    const Lanes value = series * rest * rest + rest + 1.0f;
+    Integers bits, exponent;
+    std::memcpy(&bits, &value, sizeof(bits));
+    std::memcpy(&exponent, &shifted, sizeof(exponent));
+    bits += exponent << 23;
+    Lanes result;
+    std::memcpy(&result, &bits, sizeof(result));
+    return result;
+}
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+// ---- Threads ----
+
+struct Phase {
+    alignas(64) std::atomic<int64_t> next{0};   // task that nobody has begun
+    alignas(64) std::atomic<int64_t> ended{0};  // tasks
+};
+
+// What the threads of one call share.
+struct Plan {
+    std::vector<Phase> phases;
+    std::vector<std::atomic<uint8_t>> is_ended;  // of all tasks of all phases
+    Plan(int64_t num_phases, int64_t num_tasks) : phases(num_phases), is_ended(num_tasks) {}
+};
+
+// One thread's place in the plan.  The operating system may take its core from a thread in the middle of a task for
+// milliseconds.  So a task leaves its result in the thread's buffer, and the first thread that has one commits it: a
+// thread that waits in vain does the task once more, and the late result is dropped.  What a late thread has read
+// meanwhile may have changed, which does not matter for the same reason.
+class Worker {
+  public:
+    explicit Worker(Plan& plan) : plan_(plan) {}
+
+    template <typename Compute, typename Commit>
+    void share(int64_t tasks, Compute compute, Commit commit) {
+        Phase& phase = plan_.phases[phase_++];
+        std::atomic<uint8_t>* is_ended = plan_.is_ended.data() + first_;
+        first_ += tasks;
+        const auto finish = [&](int64_t task) {
+            compute(task);
+            if (!is_ended[task].exchange(1, std::memory_order_acq_rel)) {
+                commit(task);
+                phase.ended.fetch_add(1, std::memory_order_release);
+            }
+        };
+        for (int64_t task; (task = phase.next.fetch_add(1, std::memory_order_relaxed)) < tasks;) finish(task);
+        for (int waited = 0; phase.ended.load(std::memory_order_acquire) < tasks; pause()) {
+            if (++waited < PATIENCE) continue;
+            waited = 0;
+            for (int64_t task = 0; task < tasks; ++task)
+                if (!is_ended[task].load(std::memory_order_relaxed)) finish(task);
+        }
+    }
+
+  private:
+    Plan& plan_;
+    int64_t phase_ = 0, first_ = 0;
+};
+
+// ---- Products ----
+
+// Outputs of ROWS rows with OUTPUTS rows of weights.  Each is summed in LANES partial sums, from its first to its last
+// input, then these by halves.
+template <int OUTPUTS, int ROWS>
+inline void tile(const float* weight, int64_t inputs, const float* const* states, float* out, int64_t out_row,
+                 int64_t ahead) {
+    Lanes sums[ROWS * OUTPUTS] = {};
+    int64_t k = 0;
+    for (; k + LANES <= inputs; k += LANES) {
+        Lanes weights[OUTPUTS];
+        for (int o = 0; o < OUTPUTS; ++o) {
+            if (ahead) __builtin_prefetch(weight + o * inputs + k + ahead, 0, 3);
+            weights[o] = load(weight + o * inputs + k);
+        }
+        for (int r = 0; r < ROWS; ++r) {
+            const Lanes state = load(states[r] + k);
+            for (int o = 0; o < OUTPUTS; ++o) sums[r * OUTPUTS + o] += weights[o] * state;
+        }
+    }
+    if (k < inputs) {
+        for (int r = 0; r < ROWS; ++r) {
+            const Lanes state = load_first(states[r] + k, inputs - k);
+            for (int o = 0; o < OUTPUTS; ++o)
+                sums[r * OUTPUTS + o] += load_first(weight + o * inputs + k, inputs - k) * state;
+        }
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int o = 0; o < OUTPUTS; ++o) out[r * out_row + o] = sum(sums[r * OUTPUTS + o]);
+}
+
+template <int OUTPUTS>
+inline void tile_rows(int rows, const float* weight, int64_t inputs, const float* const* states, float* out,
+                      int64_t out_row, int64_t ahead) {
+    switch (rows) {
+        case 1: return tile<OUTPUTS, 1>(weight, inputs, states, out, out_row, ahead);
+        case 2: return tile<OUTPUTS, 2>(weight, inputs, states, out, out_row, ahead);
+        case 3: return tile<OUTPUTS, 3>(weight, inputs, states, out, out_row, ahead);
+        case 4: return tile<OUTPUTS, 4>(weight, inputs, states, out, out_row, ahead);
+        case 5: return tile<OUTPUTS, 5>(weight, inputs, states, out, out_row, ahead);
+        default: return tile<OUTPUTS, 6>(weight, inputs, states, out, out_row, ahead);
+    }
+}
+
+// out[rows][MOST_OUTPUTS] = states [rows][inputs] times weight [outputs][inputs], transposed.
+void multiply(const float* weight, int64_t inputs, int64_t outputs, const float* states, int64_t rows, float* out) {
+    for (int64_t block = 0; block < rows; block += BLOCK_ROWS) {
+        const int64_t end = std::min(rows, block + BLOCK_ROWS), groups = (end - block + TILE_ROWS - 1) / TILE_ROWS;
+        for (int64_t o = 0; o < outputs; o += TILE_OUTPUTS) {
+            const float* const first = weight + o * inputs;
+            for (int64_t group = 0; group < groups; ++group) {
+                const int64_t from = block + (end - block) * group / groups;
+                const int64_t to = block + (end - block) * (group + 1) / groups;
+                const float* pointers[TILE_ROWS];
+                for (int64_t r = from; r < to; ++r) pointers[r - from] = states + r * inputs;
+                float* const result = out + from * MOST_OUTPUTS + o;
+                if (o + TILE_OUTPUTS <= outputs) {
+                    const int64_t ahead = block + group == 0 ? TILE_OUTPUTS * inputs : 0;  // the next rows of weights
+                    tile_rows<TILE_OUTPUTS>(to - from, first, inputs, pointers, result, MOST_OUTPUTS, ahead);
+                } else {
+                    for (int64_t i = 0; i < outputs - o; ++i)
+                        tile_rows<1>(to - from, first + i * inputs, inputs, pointers, result + i, MOST_OUTPUTS, 0);
+                }
+            }
+        }
+    }
+}
+
+// How the outputs of a product are divided among tasks.
+struct Division {
+    int64_t outputs, each, tasks;
+    Division(int64_t outputs, int64_t inputs, int64_t rows) : outputs(outputs) {
+        const int64_t fitting = std::min(TASK_BYTES / 4 / inputs, TASK_PRODUCTS / (inputs * rows));
+        each = std::clamp(fitting / TILE_OUTPUTS * TILE_OUTPUTS, int64_t{TILE_OUTPUTS}, MOST_OUTPUTS);
+        tasks = (outputs + each - 1) / each;
+    }
+    int64_t from(int64_t task) const { return task * each; }
+    int64_t to(int64_t task) const { return std::min(outputs, (task + 1) * each); }
+};
+
+// One thread's memory, which only grows.
+struct Scratch {
+    std::vector<float> normed, out, scores;
+    static Scratch& of_thread() {
+        static thread_local Scratch scratch;
+        return scratch;
+    }
+};
+
+inline float* at_least(std::vector<float>& memory, int64_t size) {
+    if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+    return memory.data();
+}
+
+template <typename Write>
+void share_product(Worker& worker, const float* weight, int64_t inputs, int64_t outputs, const float* states,
+                   int64_t rows, Write write) {
+    const Division division(outputs, inputs, rows);
+    float* const out = at_least(Scratch::of_thread().out, rows * MOST_OUTPUTS);
+    worker.share(
+        division.tasks,
+        [&](int64_t task) {
+            const int64_t from = division.from(task);
+            multiply(weight + from * inputs, inputs, division.to(task) - from, states, rows, out);
+        },
+        [&](int64_t task) {
+            const int64_t from = division.from(task), to = division.to(task);
+            for (int64_t r = 0; r < rows; ++r) write(r, from, to, out + r * MOST_OUTPUTS);
+        });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Weights of one layer, as `shadowspec_kernels.llama_cpu` describes them.
+struct Layer {
+    const float* attention_norm;  // [hidden]
+    const float* qkv;             // [(heads + 2 * kv_heads) * head_dim, hidden]
+    const float* qkv_bias;        // [(heads + 2 * kv_heads) * head_dim], or null
+    const float* query_norm;      // [head_dim], or null
+    const float* key_norm;        // [head_dim], or null
+    const float* output;          // [hidden, heads * head_dim]
+    const float* mlp_norm;        // [hidden]
+    const float* gate_up;         // [2 * intermediate, hidden]
+    const float* down;            // [hidden, intermediate]
+};
+
+struct Model {
+    int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary;
+    float floor, head_floor;  // size times epsilon, of the norms of hidden states and of heads
+    const Layer* layers;
+    const float* final_norm;  // [hidden]
+    const float* head;        // [vocabulary, hidden]
+};
+
+struct Pass {
+    int64_t rows, count, keep, width, slot_stride, head_stride, column_stride, threads;
+    const int64_t* columns;      // [rows, count]
+    const float* angles;         // [rows, count, head_dim / 2, 2]: cosine, sine
+    float* const* caches;        // of each layer [rows, 2 * kv_heads, columns, head_dim], by its strides
+    float* hidden;               // [rows, count, hidden], changed
+    float* const* layer_inputs;  // of each layer [rows, count, hidden], or null where it is not wanted; or null
+    float* final_states;         // [rows, keep, hidden], or null
+    float* logits;               // [rows, keep, vocabulary]
+};
+
+}  // extern "C"
+
+namespace {
+
+// x / sqrt(sum(x^2) + floor) * weight, where weight is sqrt(size) times the norm's.
+void norm(const float* states, const float* weight, int64_t size, float floor, float* out) {
+    Lanes squares = {};
+    int64_t k = 0;
+    for (; k + LANES <= size; k += LANES) squares += load(states + k) * load(states + k);
+    if (k < size) {
+        const Lanes last = load_first(states + k, size - k);
+        squares += last * last;
+    }
+    const float length = std::sqrt(sum(squares) + floor);
+    for (k = 0; k < size; ++k) out[k] = states[k] / length * weight[k];
+}
+
+void turn(float* head, const float* angles, int64_t head_dim) {
+    for (int64_t k = 0; k < head_dim; k += 2) {
+        const float x = head[k], y = head[k + 1], cosine = angles[k], sine = angles[k + 1];
+        head[k] = x * cosine - y * sine;
+        head[k + 1] = x * sine + y * cosine;
+    }
+}
+
+inline float dot(const float* left, const float* right, int64_t size) {
+    Lanes products = {};
+    int64_t k = 0;
+    for (; k + LANES <= size; k += LANES) products += load(left + k) * load(right + k);
+    if (k < size) products += load_first(left + k, size - k) * load_first(right + k, size - k);
+    return sum(products);
+}
+
+// COUNT vectors of the sum of the values' rows by their weights.
+template <int COUNT>
+inline void mix(const float* weights, const float* values, int64_t stride, int64_t seen, float scale, float* out) {
+    Lanes sums[COUNT] = {};
+    for (int64_t column = 0; column < seen; ++column)
+        for (int i = 0; i < COUNT; ++i) sums[i] += weights[column] * load(values + column * stride + i * LANES);
+    for (int i = 0; i < COUNT; ++i) store(out + i * LANES, sums[i] * scale);
+}
+
+// One query over the first `seen` columns.
+void attend(const float* query, const float* keys, const float* values, int64_t stride, int64_t seen, int64_t head_dim,
+            float* out) {
+    const int64_t padded = (seen + LANES - 1) / LANES * LANES;
+    float* const scores = at_least(Scratch::of_thread().scores, padded);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+    float highest = -INFINITY;
+    for (int64_t column = 0; column < seen; ++column) {
+        scores[column] = dot(query, keys + column * stride, head_dim) * scale;
+        highest = std::max(highest, scores[column]);
+    }
+    for (int64_t column = seen; column < padded; ++column) scores[column] = -INFINITY;
+    Lanes totals = {};
+    for (int64_t column = 0; column < padded; column += LANES) {
+        Lanes weights = exponential(load(scores + column) - highest);
+        if (column + LANES > seen) {  // past the end nothing is added
+            store(scores + column, weights);
+            weights = load_first(scores + column, seen - column);
+        }
+        store(scores + column, weights);
+        totals += weights;
+    }
+    const float inverse = 1.0f / sum(totals);
+    int64_t k = 0;
+    for (; k + 4 * LANES <= head_dim; k += 4 * LANES) mix<4>(scores, values + k, stride, seen, inverse, out + k);
+    for (; k + LANES <= head_dim; k += LANES) mix<1>(scores, values + k, stride, seen, inverse, out + k);
+    for (; k < head_dim; ++k) {
+        float total = 0;
+        for (int64_t column = 0; column < seen; ++column) total += scores[column] * values[column * stride + k];
+        out[k] = total * inverse;
+    }
+}
+
+// out[k] = gate[k] / (1 + e^-gate[k]) * up[k]
+void gate(const float* gates, const float* ups, int64_t size, float* out) {
+    for (int64_t k = 0; k < size; k += LANES) {
+        const int64_t count = std::min<int64_t>(LANES, size - k);
+        const Lanes gates_here = load_first(gates + k, count);
+        const Lanes gated = gates_here / (1.0f + exponential(-gates_here)) * load_first(ups + k, count);
+        std::memcpy(out + k, &gated, count * sizeof(float));
+    }
+}
+
+// Memory that the threads of a call share.
+struct Shared {
+    std::vector<float> mixed, attended, activated;
+};
+
+void run_thread(const Model& model, const Pass& pass, Plan& plan, Shared& shared) {
+    Worker worker(plan);
+    Scratch& scratch = Scratch::of_thread();
+    const int64_t hidden = model.hidden, head_dim = model.head_dim, heads = model.heads, kv_heads = model.kv_heads;
+    const int64_t rows = pass.rows * pass.count, num_mixed = (heads + 2 * kv_heads) * head_dim;
+    const int64_t group = heads / kv_heads, attended_size = heads * head_dim, intermediate = model.intermediate;
+    float* const normed = at_least(scratch.normed, rows * hidden);
+    float* const mixed = shared.mixed.data();
+    float* const attended = shared.attended.data();
+    float* const activated = shared.activated.data();
+    // Past the last layer's keys and values only the kept columns matter.
+    int64_t keep = pass.count;
+    const auto row_of = [&](int64_t kept) { return kept / keep * pass.count + pass.count - keep + kept % keep; };
+    // Each thread for itself, which is less work than to wait for another one.
+    const auto norm_rows = [&](const float* weight, int64_t count) {
+        for (int64_t r = 0; r < count; ++r)
+            norm(pass.hidden + row_of(r) * hidden, weight, hidden, model.floor, normed + r * hidden);
+    };
+    const auto add = [&](int64_t r, int64_t from, int64_t to, const float* out) {
+        float* const row = pass.hidden + row_of(r) * hidden;
+        for (int64_t o = from; o < to; ++o) row[o] += out[o - from];
+    };
+    const auto nothing = [](int64_t) {};
+
+    for (int64_t index = 0; index < model.num_layers; ++index) {
+        const Layer& layer = model.layers[index];
+        float* const cache = pass.caches[index];
+        if (pass.layer_inputs && pass.layer_inputs[index])
+            worker.share(1, nothing, [&](int64_t) {
+                std::memcpy(pass.layer_inputs[index], pass.hidden, rows * hidden * sizeof(float));
+            });
+        norm_rows(layer.attention_norm, rows);
+        share_product(worker, layer.qkv, hidden, num_mixed, normed, rows,
+                      [&](int64_t r, int64_t from, int64_t to, const float* out) {
+                          std::memcpy(mixed + r * num_mixed + from, out, (to - from) * sizeof(float));
+                      });
+
+        float* const token = at_least(scratch.out, num_mixed);
+        worker.share(
+            rows,
+            [&](int64_t r) {
+                for (int64_t k = 0; k < num_mixed; ++k)
+                    token[k] = mixed[r * num_mixed + k] + (layer.qkv_bias ? layer.qkv_bias[k] : 0.0f);
+                for (int64_t head = 0; head < heads + kv_heads; ++head) {
+                    float* const states = token + head * head_dim;
+                    const float* const weight = head < heads ? layer.query_norm : layer.key_norm;
+                    if (weight) norm(states, weight, head_dim, model.head_floor, states);
+                    turn(states, pass.angles + r * head_dim, head_dim);
+                }
+            },
+            [&](int64_t r) {
+                std::memcpy(mixed + r * num_mixed, token, attended_size * sizeof(float));
+                float* place = cache + r / pass.count * pass.slot_stride + pass.columns[r] * pass.column_stride;
+                for (int64_t head = 0; head < 2 * kv_heads; ++head, place += pass.head_stride)
+                    std::memcpy(place, token + (heads + head) * head_dim, head_dim * sizeof(float));
+            });
+
+        if (index + 1 == model.num_layers) keep = pass.keep;
+        const int64_t kept_rows = pass.rows * keep;
+        float* const looked = at_least(scratch.out, head_dim);
+        worker.share(
+            kept_rows * heads,
+            [&](int64_t task) {
+                const int64_t row = row_of(task / heads), head = task % heads;
+                const float* const keys =
+                    cache + row / pass.count * pass.slot_stride + head / group * pass.head_stride;
+                const int64_t seen = std::min(pass.columns[row] + 1, pass.width);
+                attend(mixed + row * num_mixed + head * head_dim, keys, keys + kv_heads * pass.head_stride,
+                       pass.column_stride, seen, head_dim, looked);
+            },
+            [&](int64_t task) { std::memcpy(attended + task * head_dim, looked, head_dim * sizeof(float)); });
+
+        share_product(worker, layer.output, attended_size, hidden, attended, kept_rows, add);
+
+        norm_rows(layer.mlp_norm, kept_rows);
+        const Division division(intermediate, 2 * hidden, kept_rows);
+        float* const gates = at_least(scratch.out, 2 * kept_rows * MOST_OUTPUTS);
+        float* const ups = gates + kept_rows * MOST_OUTPUTS;
+        worker.share(
+            division.tasks,
+            [&](int64_t task) {
+                const int64_t from = division.from(task), count = division.to(task) - from;
+                multiply(layer.gate_up + from * hidden, hidden, count, normed, kept_rows, gates);
+                multiply(layer.gate_up + (intermediate + from) * hidden, hidden, count, normed, kept_rows, ups);
+                for (int64_t r = 0; r < kept_rows; ++r)
+                    gate(gates + r * MOST_OUTPUTS, ups + r * MOST_OUTPUTS, count, gates + r * MOST_OUTPUTS);
+            },
+            [&](int64_t task) {
+                const int64_t from = division.from(task), count = division.to(task) - from;
+                for (int64_t r = 0; r < kept_rows; ++r)
+                    std::memcpy(activated + r * intermediate + from, gates + r * MOST_OUTPUTS, count * sizeof(float));
+            });
+
+        share_product(worker, layer.down, intermediate, hidden, activated, kept_rows, add);
+    }
+
+    const int64_t kept_rows = pass.rows * keep;
+    norm_rows(model.final_norm, kept_rows);
+    if (pass.final_states)
+        worker.share(1, nothing, [&](int64_t) {
+            std::memcpy(pass.final_states, normed, kept_rows * hidden * sizeof(float));
+        });
+    share_product(worker, model.head, hidden, model.vocabulary, normed, kept_rows,
+                  [&](int64_t r, int64_t from, int64_t to, const float* out) {
+                      std::memcpy(pass.logits + r * model.vocabulary + from, out, (to - from) * sizeof(float));
+                  });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Numbers of one vector, by which the build is named.
+int shadowspec_lanes() { return LANES; }
+
+// `llama_reference.llama_pass`.
+void shadowspec_pass(const Model* model, const Pass* pass) {
+    const int64_t rows = pass->rows * pass->count;
+    const int64_t num_mixed = (model->heads + 2 * model->kv_heads) * model->head_dim;
+    static thread_local Shared shared;
+    at_least(shared.mixed, rows * num_mixed);
+    at_least(shared.attended, rows * model->heads * model->head_dim);
+    at_least(shared.activated, rows * model->intermediate);
+    // Upper bounds: with fewer rows tasks have more outputs.
+    const auto tasks = [&](int64_t outputs, int64_t inputs) { return Division(outputs, inputs, rows).tasks; };
+    const int64_t of_layer = 1 + tasks(num_mixed, model->hidden) + rows + rows * model->heads +
+                             tasks(model->hidden, model->heads * model->head_dim) +
+                             tasks(model->intermediate, 2 * model->hidden) + tasks(model->hidden, model->intermediate);
+    Plan plan(7 * model->num_layers + 2, of_layer * model->num_layers + 1 + tasks(model->vocabulary, model->hidden));
+    Shared* const memory = &shared;
+#pragma omp parallel num_threads(static_cast<int>(pass->threads))
+    run_thread(*model, *pass, plan, *memory);
+}
+
+// `llama_reference.product`: out [rows, outputs], whose rows lie `out_row` numbers apart, is states [rows, inputs] times
+// weight [outputs, inputs], or has it added.
+void shadowspec_product(const float* weight, int64_t inputs, int64_t outputs, const float* states, int64_t rows,
+                        float* out, int64_t out_row, int is_added, int threads) {
+    Plan plan(1, Division(outputs, inputs, rows).tasks);
+#pragma omp parallel num_threads(threads)
+    {
+        Worker worker(plan);
+        share_product(worker, weight, inputs, outputs, states, rows,
+                      [&](int64_t r, int64_t from, int64_t to, const float* result) {
+                          float* const row = out + r * out_row;
+                          for (int64_t o = from; o < to; ++o) row[o] = is_added ? row[o] + result[o - from] : result[o - from];
+                      });
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,169 @@
+"""The compiled Llama: `llama_reference` on a CPU in float32, at the speed of its memory (`llama_cpu.cpp`).
+
+Each number of a row is computed in an order that depends on the weights' sizes and the row's context alone.  So the
+logits of a row are the same, bit for bit, whatever rows are beside it, however many of its tokens are in the pass, and
+on any number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from shadowspec_kernels.building import load_library
+from shadowspec_kernels.errors import UnavailableError
+from shadowspec_kernels.llama_weights import (
+    CachedPass,
+    LayerWeights,
+    LlamaWeights,
+    PassOutputs,
+    check_pass,
+    check_product,
+)
+
+SOURCE: Final = Path(__file__).with_name("llama_cpu.cpp")
+ALIGNMENT: Final = 16  # entries: a line of the cache
+
+_Pointer = ctypes.c_void_p
+_Size = ctypes.c_int64
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [(name, _Pointer) for name in LayerWeights.__slots__]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        *((name, _Size) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
+        ("vocabulary", _Size),
+        ("floor", ctypes.c_float),
+        ("head_floor", ctypes.c_float),
+        *((name, _Pointer) for name in ("layer_weights", "final_norm", "head")),
+    ]
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        *((name, _Size) for name in ("rows", "count", "keep", "width")),
+        *((name, _Size) for name in ("slot_stride", "head_stride", "column_stride", "threads")),
+        *((name, _Pointer) for name in ("columns", "angles", "caches", "hidden", "inputs", "final_states", "logits")),
+    ]
+
+
+@functools.cache
+def _library_or_reason() -> ctypes.CDLL | str:
+    try:
+        library = load_library(SOURCE)
+    except UnavailableError as error:
+        return str(error)
+    library.shadowspec_product.argtypes = [
+        *(_Pointer, _Size, _Size, _Pointer, _Size, _Pointer, _Size),
+        *(ctypes.c_int, ctypes.c_int),
+    ]
+    library.shadowspec_product.restype = None
+    library.shadowspec_pass.argtypes = [ctypes.POINTER(_Model), ctypes.POINTER(_Pass)]
+    library.shadowspec_pass.restype = None
+    return library
+
+
+def library() -> ctypes.CDLL:
+    """The compiled code, built at the first call of this user on this processor.
+
+    Raises:
+        UnavailableError: it cannot be built or loaded here; the message says why.
+    """
+    found = _library_or_reason()
+    if isinstance(found, str):
+        raise UnavailableError(found)
+    return found
+
+
+class WeightMemory:
+    """Memory for the weights of a model, in huge pages where the system has them: fewer misses of its page table."""
+
+    def __init__(self, entries: int, tensors: int) -> None:
+        """For so many float32 numbers in so many tensors."""
+        size = 4 * (entries + ALIGNMENT * tensors)
+        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._free = torch.frombuffer(memory, dtype=torch.float32)
+
+    def hold(self, weight: torch.Tensor) -> torch.Tensor:
+        """A copy of a weight in this memory."""
+        place, self._free = self._free[: weight.numel()], self._free[-(-weight.numel() // ALIGNMENT) * ALIGNMENT :]
+        return place.view(weight.shape).copy_(weight)
+
+
+def product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
+    """`llama_reference.product`.
+
+    Raises:
+        InputError: the operands do not fit together, or cannot be addressed.
+        UnavailableError: as `library`.
+    """
+    check_product(states, weight, total)
+    states = states.contiguous()
+    out = states.new_empty((states.shape[0], weight.shape[0])) if total is None else total
+    if out.numel():
+        library().shadowspec_product(
+            *(weight.data_ptr(), weight.shape[1], weight.shape[0], states.data_ptr(), states.shape[0], out.data_ptr()),
+            *(out.stride(0), int(total is not None), torch.get_num_threads()),
+        )
+    return out
+
+
+class CompiledLlama:
+    """Weights with what the compiled code knows of them."""
+
+    def __init__(self, weights: LlamaWeights) -> None:
+        """
+        Raises:
+            UnavailableError: as `library`.
+        """
+        self.weights = weights
+        self._run = library().shadowspec_pass
+        first = weights.layers[0]
+        self._layers = (_Layer * len(weights.layers))(
+            *(_Layer(*(_pointer(getattr(layer, name)) for name in LayerWeights.__slots__)) for layer in weights.layers)
+        )
+        hidden = first.qkv.shape[1]
+        self._model = _Model(
+            *(len(weights.layers), hidden, weights.heads, weights.kv_heads, weights.head_dim, first.down.shape[1]),
+            *(weights.head.shape[0], hidden * weights.eps, weights.head_dim * weights.eps),
+            *(ctypes.cast(self._layers, _Pointer), _pointer(weights.final_norm), _pointer(weights.head)),
+        )
+
+    def run(self, operands: CachedPass) -> PassOutputs:
+        """`llama_reference.llama_pass`.
+
+        Raises:
+            InputError: the operands do not fit the weights, or cannot be addressed.
+        """
+        check_pass(self.weights, operands)
+        rows, count, size = operands.hidden.shape
+        hidden, columns, angles = (each.contiguous() for each in (operands.hidden, operands.columns, operands.angles))
+        logits = hidden.new_empty((rows, operands.keep, self.weights.head.shape[0]))
+        inputs = {layer: torch.empty_like(hidden) for layer in operands.layers}
+        final_states = hidden.new_empty((rows, operands.keep, size)) if operands.with_final else None
+        pointers = _Pointer * len(operands.caches)
+        caches = pointers(*(cache.data_ptr() for cache in operands.caches))
+        wanted = pointers(*(_pointer(inputs.get(layer)) for layer in range(len(caches)))) if inputs else None
+        described = _Pass(
+            *(rows, count, operands.keep, operands.width),
+            *(*operands.caches[0].stride()[:3], torch.get_num_threads()),
+            *(columns.data_ptr(), angles.data_ptr(), ctypes.cast(caches, _Pointer), hidden.data_ptr()),
+            *(ctypes.cast(wanted, _Pointer) if wanted is not None else None, _pointer(final_states), logits.data_ptr()),
+        )
+        self._run(self._model, described)
+        return PassOutputs(logits, tuple(inputs[layer] for layer in operands.layers), final_states)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
