@@ -171,20 +171,41 @@ def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | N
     """Measure files of mirrored traffic one after the other, with a progress bar on stderr."""
     require_endpoints(config)
     secret = load_hash_secret(config)
-    with Store.open(config.database_url) as store, notes.status("loading models") as status:
-        engines = build_engines(config)
-        status.stop()
-        for engine in {id(engine): engine for engine in engines.values()}.values():
-            store.save_fingerprints(engine.configs)
-        before = store.funnel()
-        tokenizers = load_tokenizers(config)
-        runner = InProcess(engines)
-        measure = partial(_measure_file, config, secret, runner, tokenizers, store)
-        progress = one_by_one(paths, max_requests, measure)
-        in_process = (engine for engine in engines.values() if isinstance(engine, Engine))
-        if ran := next((engine.kernels_ran() for engine in in_process), {}):  # of all: they share what runs kernels
-            log.info("rows that kernels took, by backend: %s", ran)
-        return FileMeasurement(progress, Counter(store.funnel()) - Counter(before))
+    with Store.open(config.database_url) as store:
+        with notes.status("loading models"):
+            engines = build_engines(config)
+        return measure_with(config, secret, engines, store, paths, max_requests=max_requests)
+
+
+def measure_with(
+    config: Config,
+    secret: bytes,
+    engines: Mapping[str, Engine | ServerEngine],
+    store: Store,
+    paths: Sequence[str],
+    *,
+    max_requests: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> FileMeasurement:
+    """`measure_files` with engines that are loaded and a store that is open.
+
+    Args:
+        secret: under which ids are hashed.
+        engines: by endpoint.
+        on_progress: called after every record and block in place of the progress bar; what it raises ends measuring,
+            and what was measured is stored.
+    """
+    for engine in {id(engine): engine for engine in engines.values()}.values():
+        store.save_fingerprints(engine.configs)
+    before = store.funnel()
+    tokenizers = load_tokenizers(config)
+    runner = InProcess(engines)
+    measure = partial(_measure_file, config, secret, runner, tokenizers, store, on_progress)
+    progress = one_by_one(paths, max_requests, measure)
+    in_process = (engine for engine in engines.values() if isinstance(engine, Engine))
+    if ran := next((engine.kernels_ran() for engine in in_process), {}):  # of all: they share what runs kernels
+        log.info("rows that kernels took, by backend: %s", ran)
+    return FileMeasurement(progress, Counter(store.funnel()) - Counter(before))
 
 
 def one_by_one(
@@ -210,21 +231,31 @@ def _measure_file(
     runner: BlockRunner,
     tokenizers: Mapping[str, FolderTokenizer],
     store: Store,
+    on_progress: Callable[[Progress], None] | None,
     path: str,
     max_requests: int | None,
 ) -> Progress:
-    with unreadable_in(path) as unreadable, progress_bar() as bar:
-        records: Iterable[RawRecord] = read_records(path)
-        total = None
-        if path != "-":
-            # Decoding is cheap beside measuring, so the file is held once in order to know its length.
-            records = list(records)
-            total = len(records)
-        task = bar.add_task(f"measuring {path}", total=total, detail="")
-
-        show = partial(show_progress, bar, task)
+    with unreadable_in(path) as unreadable:
         pipeline = new_pipeline(config, tokenizers, secret, unreadable)
-        return FileRun(pipeline, runner, store, max_requests=max_requests, on_progress=show).run(records)
+        if on_progress is not None:
+            run = FileRun(pipeline, runner, store, max_requests=max_requests, on_progress=on_progress)
+            return run.run(read_records(path))
+        with progress_bar() as bar:
+            return _measure_with_bar(bar, pipeline, runner, store, path, max_requests)
+
+
+def _measure_with_bar(
+    bar: Bar, pipeline: Pipeline, runner: BlockRunner, store: Store, path: str, max_requests: int | None
+) -> Progress:
+    records: Iterable[RawRecord] = read_records(path)
+    total = None
+    if path != STANDARD_INPUT:
+        # Decoding is cheap beside measuring, so the file is held once in order to know its length.
+        records = list(records)
+        total = len(records)
+    task = bar.add_task(f"measuring {path}", total=total, detail="")
+    show = partial(show_progress, bar, task)
+    return FileRun(pipeline, runner, store, max_requests=max_requests, on_progress=show).run(records)
 
 
 def new_pipeline(

@@ -147,7 +147,9 @@ def gate(
     decisions, standing, steps = run.decisions, run.standing, run.steps
     if not decisions:
         whose = "any configured endpoint" if endpoint is None else endpoint
-        raise NoDataError(f"no request of {whose} was measured yet, so there is nothing to decide")
+        raise NoDataError(
+            f"no request of {whose} was measured yet, or none of its sessions is over: finish `shadowspec run` first"
+        )
     if as_json:
         document: dict[str, Any] = {
             "decisions": [

@@ -32,6 +32,7 @@ from shadowspec.cli import (
     schedule,
     set_up,
     simulate,
+    try_out,
     worker,
 )
 from shadowspec.errors import ShadowSpecError
@@ -52,13 +53,14 @@ COMMANDS = (
     report.report, schedule.schedule, dashboard.dashboard, export.export, simulate.simulate, distill.distill,
     backfill.backfill,
 )  # fmt: skip
+app.command("try")(try_out.try_out)
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(database.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(override.app, name="override")
 
-GO_ON: Final = frozenset({"run", "backfill", "demo"})  # where they were interrupted
+GO_ON: Final = frozenset({"run", "backfill", "demo", "try"})  # where they were interrupted
 
 
 def _print_version(wanted: bool) -> None:

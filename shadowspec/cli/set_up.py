@@ -48,15 +48,15 @@ def init(
     for each in (path, policy_path):
         if each.exists() and not force:
             raise UsageError(f"{each} exists already; --force overwrites it")
-    engine = _serving_engine(serving_engine, server)
+    engine = choose_serving_engine(serving_engine, server)
     write_file(path, config_template(str(policy_path), engine))
     write_file(policy_path, policy_template())
     notes.print(f"written: {path} and {policy_path}; make them your own, then run:", highlight=False)
     notes.print("shadowspec db upgrade && shadowspec doctor", highlight=False)
-    notes.print(f"serving_engine: {_verdicts_for(engine)}", highlight=False, markup=False, soft_wrap=True)
+    notes.print(f"serving_engine: {verdicts_for(engine)}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _serving_engine(named: str | None, server: str | None) -> str:
+def choose_serving_engine(named: str | None, server: str | None) -> str:
     """What serves: as it is named, as a server reports it, as it is answered at a terminal, or the engine in process.
 
     Raises:
@@ -84,7 +84,7 @@ def _serving_engine(named: str | None, server: str | None) -> str:
     return " ".join(named.split())
 
 
-def _verdicts_for(engine: str) -> str:
+def verdicts_for(engine: str) -> str:
     """What an engine's name in a configuration means for an endpoint that is measured in this process."""
     from shadowspec.types.engine_names import IN_PROCESS, parse_engines
 

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 MeasuredArm: TypeAlias = ArmResult[Decoded | None]
 
+WARM_UP_TOKENS = 8  # of each request
+WARM_UP_TEMPERATURES = (0.0, 1.0)
+
 
 class Engine:
     """Measures the blocks of endpoints that share a target and its candidates."""
@@ -88,7 +91,7 @@ class Engine:
         """Run both arms of every candidate on the block's requests, fillers along with them."""
         requests = [self._request(prompt) for prompt in (*block.requests, *block.fillers)]
         slots = min(block.concurrency, len(requests))
-        self._warm_up(slots, is_queue=len(requests) > slots)
+        self.warm_up(slots, is_queue=len(requests) > slots)
         started_at = datetime.now(UTC)
         arms: dict[int | None, MeasuredArm] = {}
         for place in block.arm_order(len(self.candidates)):
@@ -129,23 +132,27 @@ class Engine:
         """Both arms and every candidate draw from the same seed."""
         return Request(prompt.prompt_token_ids, prompt.sampling, prompt.seed_under(self._settings.seed))
 
-    def _warm_up(self, slots: int, *, is_queue: bool) -> None:
+    def warm_up(self, slots: int, *, is_queue: bool = False) -> int:
         """Untimed batches of this size, once, so that allocation and kernel choice stay out of the first block.
+
+        Returns the decoded steps of the batch, at most: 0 where this size is warm.
 
         Where slots are refilled one more request waits, so that a prefill beside running rows is among them.
         """
         size = slots + is_queue
         if (slots, size) in self._warm:
-            return
+            return 0
         self._warm.add((slots, size))
         vocabulary = int(self.target.model.config.vocab_size)
         prompt = tuple(token % vocabulary for token in range(32))
-        for temperature in (0.0, 1.0):
-            sampling = SamplingParameters(temperature=temperature, max_tokens=8, ignore_eos=True)
+        for temperature in WARM_UP_TEMPERATURES:
+            sampling = SamplingParameters(temperature=temperature, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
             requests = [Request(prompt, sampling, seed) for seed in range(size)]
             for _ in range(self._settings.warmup_blocks):
                 for candidate in (None, *self.candidates):
                     self._arms.run(requests, candidate, slots)
+        num_batches = len(WARM_UP_TEMPERATURES) * self._settings.warmup_blocks * (1 + len(self.candidates))
+        return WARM_UP_TOKENS * num_batches
 
     def _runs(
         self,

@@ -2,5 +2,5 @@
 
 In: committed rows of an endpoint, its policy and its earlier decisions.
 Out: evidence and decisions, and explanations of past ones.
-Imports: metrics, gc_control, types, errors.
+Imports: metrics, text, gc_control, types, errors.
 """

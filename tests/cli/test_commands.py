@@ -225,7 +225,7 @@ def test_init_asks_for_the_serving_engine_at_a_terminal(workspace: Workspace, mo
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("typer.prompt", answer)
-    assert set_up._serving_engine(None, None) == "sglang"
+    assert set_up.choose_serving_engine(None, None) == "sglang"
     assert "What serves your endpoint (vllm, sglang, llama.cpp" in asked[0]
 
 

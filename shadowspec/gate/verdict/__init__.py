@@ -2,5 +2,5 @@
 
 In: evidence, levels and earlier decisions.
 Out: decisions with their tests and reasons; which decision is current.
-Imports: metrics, types.
+Imports: metrics, text, types, errors.
 """

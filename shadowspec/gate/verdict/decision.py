@@ -10,7 +10,6 @@ is current: HOLD (`GatePolicy.other_engine`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -28,6 +27,7 @@ from shadowspec.gate.verdict.hold_reasons import (
     period,
     recording_note,
     short_span,
+    slowest_of,
     staleness,
 )
 from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
@@ -265,8 +265,7 @@ def _judge(
     for result in undecided:
         if result.betting is not None and result.betting.is_undecidable:
             return _hold("undecidable", f"{figures(result)}: too near the limit {number(result.threshold)} to tell")
-    slowest = max(undecided, key=lambda result: math.inf if result.units_needed is None else result.units_needed)
-    return _hold("too_few_units", outlook(slowest))
+    return _hold("too_few_units", outlook(slowest_of(undecided)))
 
 
 def _at_once(

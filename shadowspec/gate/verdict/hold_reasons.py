@@ -11,7 +11,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.text import plural, span_text
-from shadowspec.types import TestResult, TestState
+from shadowspec.types import Decision, TestResult, TestState
 
 
 def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> str | None:
@@ -93,6 +93,25 @@ def recording_note(evidence: Span, policy: GatePolicy) -> str:
     """The end of the reason of a trial policy's verdict: of what it speaks, and what span production would want."""
     too_short = short_span(evidence, policy)
     return f"; trial: of this recording only{'' if too_short is None else f' ({too_short})'}"
+
+
+def still_wanted(decision: Decision, policy: GatePolicy) -> list[str]:
+    """What a decision lacks of an ENABLE that may be promoted, by its own figures: span, sessions, failed tests."""
+    required = [result for result in decision.tests if result.is_required]
+    undecided = [result for result in required if result.outcome == "open"]
+    wanted = [] if (too_short := short_span(decision.evidence, policy)) is None else [too_short]
+    if decision.clusters_needed:
+        least = "at least" if decision.reason_code == "too_few_clusters" else "about"
+        wanted.append(f"{least} {plural(decision.clusters_needed, 'more session')}")
+    elif undecided:
+        wanted.append(outlook(slowest_of(undecided)))
+    failed = [result for result in required if result.outcome == "fail"]
+    return [*wanted, *(f"{figures(result)}: the limit is {number(result.threshold)}" for result in failed)]
+
+
+def slowest_of(undecided: Sequence[TestResult]) -> TestResult:
+    """The open test that needs most units; one of which that is unknown goes before all."""
+    return max(undecided, key=lambda result: math.inf if result.units_needed is None else result.units_needed)
 
 
 def number(value: float | None) -> str:

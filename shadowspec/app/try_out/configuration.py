@@ -1,0 +1,141 @@
+"""The configuration of a trial, written as text: one endpoint, one load, the trial policy."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shadowspec.app.try_out.survey import Slicing
+from shadowspec.errors import InputError
+
+NUM_TOKENS: Final = {"draft_model": 4, "ngram": 4, "suffix": 8}  # drafted in a step, as vLLM's guides begin
+CONFIG, DATABASE, SECRET = "shadowspec.toml", "shadowspec.db", "shadowspec.secret"  # files of a trial's folder
+SECRET_BYTES: Final = 32
+LONGEST_NAME: Final = 64  # characters of an endpoint's name
+
+
+@dataclass(frozen=True, slots=True)
+class TrialInputs:
+    """What a trial is of.  Another value of any field makes another trial."""
+
+    target: Path  # absolute, like all paths here
+    draft: Path | None
+    traffic: Path
+    traffic_digest: str
+    served_models: tuple[str, ...]
+    serving_engine: str
+    concurrency: int
+
+    @property
+    def header(self) -> str:
+        """The first lines of the configuration, by which a trial is known again."""
+        return "".join(
+            f"# {line}\n"
+            for line in (
+                "Written by `shadowspec try`: a trial of one recording.  The same command continues it.",
+                f"target: {self.target}",
+                f"draft: {self.draft or 'none'}",
+                f"traffic: {self.traffic} (sha256 {self.traffic_digest[:16]})",
+                f"models: {', '.join(map(json.dumps, self.served_models))}",
+                f"serving engine: {self.serving_engine}, load: {self.concurrency}",
+            )
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint's name: the model's, as far as names may hold it."""
+        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", self.served_models[0].rpartition("/")[2]).lstrip("_.-")
+        return plain[:LONGEST_NAME] or "endpoint"
+
+    @property
+    def proposers(self) -> tuple[str, ...]:
+        """What drafts: lookups always, the draft model where there is one."""
+        return ("ngram", "suffix", *(("draft_model",) if self.draft is not None else ()))
+
+
+def config_text(
+    inputs: TrialInputs, out: Path, slicing: Slicing, timed_positions: int, max_new_tokens: int | None
+) -> str:
+    """The configuration of a trial whose results lie in the folder `out` (absolute)."""
+    database, num_candidates = out / DATABASE, len(inputs.proposers)
+    num_hypotheses = num_candidates * (slicing.num_slices + 1 if slicing.is_divided else 1)
+    cap = () if max_new_tokens is None else (
+        "# Outputs are cut here, so that a block takes seconds on this device; remove it for a trial of whole outputs.",
+        f"max_new_tokens = {max_new_tokens}",
+    )  # fmt: skip
+    lines = (
+        "",
+        "[database]",
+        f"url = {_text(f'sqlite:///{database.as_posix()}')}",
+        "",
+        "[privacy]",
+        f"hash_secret_file = {_text(str(out / SECRET))}",
+        "",
+        "[dashboard]",
+        f"data_note = {_text(f'A recording: {inputs.traffic.name}.')}",
+        "",
+        "[gate]",
+        "# A trial policy: verdicts speak of this recording only; `export` and `check` refuse them.",
+        "recording_only = true",
+        f"max_hypotheses = {num_hypotheses}",
+        "# Sessions of this recording have so many requests; the timed one is drawn from these.",
+        f"timed_positions = {timed_positions}",
+        "",
+        f"[endpoints.{_key(inputs.endpoint)}]",
+        f"target = {_text(str(inputs.target))}",
+        f"served_models = [{', '.join(map(_text, inputs.served_models))}]",
+        "# Every record; those of other models count as unsupported.",
+        "match = {}",
+        f"slice_by = [{', '.join(map(_text, slicing.slice_by))}]",
+        f"serving_engine = {_text(inputs.serving_engine)}",
+        f"loads = [{{ concurrency = {inputs.concurrency}, share = 1.0 }}]",
+        *cap,
+        *(line for proposer in inputs.proposers for line in _candidate(inputs, proposer)),
+    )
+    return inputs.header + "\n".join(lines) + "\n"
+
+
+def write_secret(path: Path) -> None:
+    """Write a new secret that the user alone may read; one that is there stays.
+
+    Raises:
+        InputError: the place cannot be written to.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if path.parent.is_dir():
+            return
+        raise InputError(f"{path.parent}: is a file; give another folder with --out") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); give another folder with --out") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(base64.b64encode(os.urandom(SECRET_BYTES)) + b"\n")
+
+
+def _candidate(inputs: TrialInputs, proposer: str) -> Sequence[str]:
+    num_tokens = NUM_TOKENS[proposer]
+    name = "draft" if proposer == "draft_model" else proposer
+    return (
+        "",
+        f"[[endpoints.{_key(inputs.endpoint)}.candidates]]",
+        f'name = "{name}-k{num_tokens}"',
+        f'proposer = "{proposer}"',
+        *((f"draft = {_text(str(inputs.draft))}",) if proposer == "draft_model" else ()),
+        f"num_speculative_tokens = {num_tokens}",
+    )
+
+
+def _key(name: str) -> str:
+    return _text(name) if "." in name else name
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,151 @@
+"""From model folders and a recording to a configuration that can be measured; no weights are loaded."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shadowspec.app.try_out.configuration import CONFIG, DATABASE, SECRET, TrialInputs, config_text, write_secret
+from shadowspec.app.try_out.model_folders import require_model_folder
+from shadowspec.app.try_out.sample import Sample, read_sample, served_models
+from shadowspec.app.try_out.survey import Slicing, Survey, survey_sample
+from shadowspec.config import Config, load_config
+from shadowspec.errors import InputError, UsageError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A trial that is ready to be measured; `others` counts records of other models by their name."""
+
+    inputs: TrialInputs
+    out: Path  # absolute
+    sample: Sample
+    survey: Survey
+    slicing: Slicing
+    others: Counter[str]
+    config: Config
+
+    @property
+    def config_path(self) -> Path:
+        return self.out / CONFIG
+
+    @property
+    def rule(self) -> EndpointRule:
+        return self.config.endpoints[self.inputs.endpoint].rule
+
+    @property
+    def num_timed(self) -> float:
+        """Requests of the whole recording that will be measured, as expected."""
+        return self.survey.num_timed(self.rule.timed_positions)
+
+
+def prepare(
+    target: Path,
+    traffic: str,
+    draft: Path | None,
+    out: Path,
+    *,
+    models: Sequence[str],
+    serving_engine: str,
+    concurrency: int,
+) -> Trial:
+    """Check every input, infer the configuration and write it with a secret; one that is there is taken up.
+
+    Raises:
+        UsageError: the folder holds another trial, or options contradict each other.
+        InputError: a file or folder cannot be read, used or written.
+        NoDataError: no request of the traffic can be measured.
+    """
+    require_model_folder("--target", target)
+    if draft is not None:
+        require_model_folder("--draft", draft)
+        if draft.resolve() == target.resolve():
+            raise UsageError(f"--draft {draft}: is the target; give a smaller model, or leave it out")
+    sample = read_sample(traffic)
+    served = served_models(sample, models)
+    inputs = TrialInputs(
+        target=target.resolve(),
+        draft=None if draft is None else draft.resolve(),
+        traffic=Path(traffic).resolve(),
+        traffic_digest=sample.digest,
+        served_models=served.names,
+        serving_engine=serving_engine,
+        concurrency=concurrency,
+    )
+    out = out.resolve()
+    is_taken_up = _is_taken_up(inputs, out)
+    survey = _survey(inputs, sample)
+    slicing = survey.slicing()
+    if not is_taken_up:
+        write_secret(out / SECRET)
+        write_config(inputs, out, survey, slicing, max_new_tokens=None)
+    config = load_config(out / CONFIG, environment={})
+    return Trial(inputs, out, sample, survey, slicing, served.others, config)
+
+
+def write_config(
+    inputs: TrialInputs, out: Path, survey: Survey, slicing: Slicing, *, max_new_tokens: int | None
+) -> None:
+    """Write the configuration.
+
+    Raises:
+        InputError: the place cannot be written to.
+    """
+    try:
+        (out / CONFIG).write_text(
+            config_text(inputs, out, slicing, survey.timed_positions, max_new_tokens), encoding="utf-8"
+        )
+    except OSError as error:
+        raise InputError(f"{out / CONFIG}: cannot be written ({error.strerror})") from error
+
+
+def _is_taken_up(inputs: TrialInputs, out: Path) -> bool:
+    """Whether the folder holds this trial already.
+
+    Raises:
+        UsageError: it holds another one, or a database or configuration of something else.
+    """
+    path = out / CONFIG
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: is a file; give a folder")
+    found = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if found.startswith(inputs.header):
+        return True
+    if found or (out / DATABASE).exists():
+        old = zip(found.splitlines(), inputs.header.splitlines(), strict=False)
+        line = next((before.removeprefix("# ") for before, now in old if before != now), "another configuration")
+        raise UsageError(f"--out {out}: holds another trial ({line}); give another folder with --out, or delete it")
+    return False
+
+
+def _survey(inputs: TrialInputs, sample: Sample) -> Survey:
+    """Read the sample with the target's tokenizer, after the folders are checked as transformers reads them.
+
+    Raises:
+        ModelError: the target cannot be measured, or the draft cannot draft for it.
+        NoDataError: no request can be measured.
+    """
+    from shadowspec.engine.models import refuse_unmeasurable
+    from shadowspec.engine.tokenizer import check_tokenizers, load_tokenizer
+    from shadowspec.engine.tokenizer import load_config as load_model_config
+
+    target = str(inputs.target)
+    refuse_unmeasurable(load_model_config(target), target)
+    tokenizer = load_tokenizer(target)
+    if inputs.draft is not None:
+        draft = str(inputs.draft)
+        refuse_unmeasurable(load_model_config(draft), draft)
+        check_tokenizers(target, tokenizer, draft, load_tokenizer(draft))
+    rule = EndpointRule(
+        name=inputs.endpoint,
+        served_models=inputs.served_models,
+        match=MatchRule(),
+        loads=(Load(inputs.concurrency),),
+        **GatePolicy().rule_parts(),
+    )
+    return survey_sample(sample, rule, tokenizer, os.urandom(32))

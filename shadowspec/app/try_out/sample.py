@@ -1,0 +1,102 @@
+"""The first lines of a recording: which formats and models they hold, before a tokenizer is loaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from shadowspec.errors import NoDataError, UsageError
+from shadowspec.tap.formats import MessageFormat, Opened, open_message
+from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.sources import STANDARD_INPUT, read_records
+from shadowspec.text import plain_text, plural
+
+SAMPLED_LINES: Final = 4_000  # some seconds of tokenizing; enough for the shares of slices and lengths
+SHOWN_MODELS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the first SAMPLED_LINES of a file hold; `digest` is the sha256 of the whole content."""
+
+    path: str
+    digest: str
+    num_lines: int  # of the file; blank ones are none
+    num_sampled: int
+    opened: tuple[Opened, ...]
+
+    @property
+    def scale(self) -> float:
+        """Lines of the file for each one that was sampled."""
+        return self.num_lines / self.num_sampled
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """The names under which the target is served, the most frequent first; `others` are those of other models."""
+
+    names: tuple[str, ...]
+    others: Counter[str]
+
+
+def read_sample(path: str) -> Sample:
+    """Open the first lines of a file in whichever format they are, and count the others.
+
+    Raises:
+        UsageError: it is standard input, which cannot be read twice.
+        InputError: the file is missing or unreadable.
+        NoDataError: it holds no line, or none that is a record.
+    """
+    if path == STANDARD_INPUT:
+        raise UsageError("--traffic -: standard input cannot be read again to continue; give a file")
+    lines = read_records(path)
+    raws = list(islice(lines, SAMPLED_LINES))
+    num_lines = len(raws) + sum(1 for _ in lines)
+    joiner = Joiner(DEFAULT_WINDOW)
+    opened: list[Opened] = []
+    for raw in raws:
+        for each in open_message(raw, MessageFormat.AUTO):
+            opened += joiner.add(each.key, each.half) if each.half is not None else [each]
+    opened += joiner.drain()
+    if all(each.record is None for each in opened):
+        reasons = Counter(each.error.reason for each in opened if each.error is not None)
+        raise NoDataError(
+            f"{path}: none of its first {plural(len(raws), 'line')} is a record ({_counts(reasons)}); "
+            "give JSON lines of mirrored requests (docs/formats.md)"
+        )
+    return Sample(path, raws[0].key.source, num_lines, len(raws), tuple(opened))
+
+
+def served_models(sample: Sample, given: Sequence[str]) -> ServedModels:
+    """The names of the target: those that are given, else the one that most records ask for; and what it answers as.
+
+    Raises:
+        UsageError: no record asks for a given name.
+        NoDataError: no record names a model.
+    """
+    asked: Counter[str] = Counter()
+    answers: dict[str, Counter[str]] = {}
+    for each in sample.opened:
+        if each.record is None:
+            continue
+        answer = each.record.in_response("model")
+        name = each.record.model or answer
+        if isinstance(name, str) and name:
+            asked[name] += 1
+            if isinstance(answer, str) and answer:
+                answers.setdefault(name, Counter())[answer] += 1
+    if not asked:
+        raise NoDataError(f"{sample.path}: no record names a model; write request.model into the records")
+    if missing := [name for name in given if name not in asked]:
+        raise UsageError(f"--model {missing[0]}: no record asks for it; the records ask for {_counts(asked)}")
+    chosen = list(given) or [asked.most_common(1)[0][0]]
+    names = dict.fromkeys([*chosen, *(answer for name in chosen for answer in answers.get(name, ()))])
+    return ServedModels(tuple(names), Counter({name: number for name, number in asked.items() if name not in names}))
+
+
+def _counts(found: Counter[str]) -> str:
+    shown = ", ".join(f"{plain_text(name)}: {number}" for name, number in found.most_common(SHOWN_MODELS))
+    return shown + (", ..." if len(found) > SHOWN_MODELS else "")

@@ -1,0 +1,140 @@
+"""What a sample's requests amount to for one target: usable requests by session, their slices and lengths."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from shadowspec.app.try_out.sample import Sample
+from shadowspec.errors import NoDataError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.tap.endpoints import DEFAULT_SLICE_BY, EndpointRule
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.parameters import REMEDIES
+from shadowspec.tap.reading import Reader, Reading, Tokenizer
+from shadowspec.tap.routing import NO_HINTS
+from shadowspec.text import plain_text, plural
+from shadowspec.types import OUTPUT_CONSTRAINT, format_slice_key
+
+SLICE_SESSIONS: Final = 200  # timed sessions that make a slice worth judging: 50 blocks at a load of 4
+ASSUMED_OUTPUT_TOKENS: Final = 128  # of a request whose answer was not logged
+SHOWN_REASONS: Final = 3
+# In the order of preference; the last has one value in this process, where no output is constrained.
+SLICES: Final = (DEFAULT_SLICE_BY, ("prompt_class",), ("sampling_regime",))
+NO_SLICES: Final = (OUTPUT_CONSTRAINT,)
+REASONS: Final[Mapping[str, str]] = {
+    **REMEDIES,
+    "no_chat_template": "the target has no chat template: give an instruction-tuned model, or its chat_template.jinja",
+    "longer_than_context": "the requests are longer than the target's context: give the model that served them",
+    "token_not_in_vocabulary": "the records hold another tokenizer's ids: give the model that served them",
+    "other_model": "the records' answers name another model: name all of its names with --model",
+    "failed_request": "the calls failed in production: record answered ones",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UsableRequest:
+    """A request that can be measured; `num_output_tokens` as logged, else assumed."""
+
+    labels: Mapping[str, str]
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slicing:
+    """The labels that make slices, and how many of these have sessions enough to be judged."""
+
+    slice_by: tuple[str, ...]
+    num_slices: int
+
+    @property
+    def is_divided(self) -> bool:
+        return self.num_slices > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The usable requests of a sample by session, and why the others are not; `scale` extends it to the file."""
+
+    sessions: tuple[tuple[UsableRequest, ...], ...]
+    refused: Counter[str]
+    first: datetime
+    last: datetime
+    scale: float
+
+    @property
+    def requests(self) -> list[UsableRequest]:
+        return [request for session in self.sessions for request in session]
+
+    @property
+    def timed_positions(self) -> int:
+        """From how many of a session's first requests the timed one is drawn: as many as its median has."""
+        median = int(statistics.median(map(len, self.sessions)))
+        return min(max(median, 1), GatePolicy().timed_positions)
+
+    def num_timed(self, timed_positions: int) -> float:
+        """Requests of the whole file that are measured, as expected: one position of each session is drawn."""
+        drawn = sum(min(len(session), timed_positions) for session in self.sessions) / timed_positions
+        return drawn * self.scale
+
+    def slicing(self) -> Slicing:
+        """The labels of which two values or more have SLICE_SESSIONS sessions each; else such as have one value."""
+        counted = {slice_by: self._count(slice_by) for slice_by in SLICES}
+        for slice_by, sessions in counted.items():
+            if sum(number >= SLICE_SESSIONS for number in sessions.values()) > 1:
+                judged = sum(number >= GatePolicy().entry_clusters for number in sessions.values())
+                return Slicing(slice_by, judged)
+        undivided = next((slice_by for slice_by, sessions in counted.items() if len(sessions) == 1), NO_SLICES)
+        return Slicing(undivided, 1)
+
+    def _count(self, slice_by: tuple[str, ...]) -> dict[str, float]:
+        """Sessions of the whole file by the slice of their first request."""
+        found: dict[str, float] = defaultdict(float)
+        for session in self.sessions:
+            found[format_slice_key(session[0].labels, slice_by)] += self.scale
+        return found
+
+
+def survey_sample(sample: Sample, rule: EndpointRule, tokenizer: Tokenizer, secret: bytes) -> Survey:
+    """Read the sample as the endpoint's tap would.
+
+    Raises:
+        NoDataError: no request of it can be measured; the message says why, and what to do.
+    """
+    reader = Reader([rule], {rule.name: tokenizer}, KeyedHash(secret))
+    readings = reader.read((each, NO_HINTS) for each in sample.opened)
+    sessions: dict[str, list[UsableRequest]] = defaultdict(list)
+    refused: Counter[str] = Counter()
+    times: list[datetime] = []
+    for reading in readings:
+        if reading.error is not None:
+            refused[reading.error.reason] += 1
+            continue
+        assert reading.event_time is not None, "read to the end without a time"
+        sessions[reading.unit_key].append(UsableRequest(reading.labels, _num_output_tokens(reading)))
+        times.append(reading.event_time)
+    if not sessions:
+        raise NoDataError(f"{sample.path}: no request of its first {plural(len(readings), 'record')} can be measured: "
+                          f"{refusals(refused)}{_remedy(refused)}")  # fmt: skip
+    return Survey(tuple(map(tuple, sessions.values())), refused, min(times), max(times), sample.scale)
+
+
+def refusals(refused: Counter[str]) -> str:
+    """The commonest reasons, with their numbers."""
+    shown: Sequence[tuple[str, int]] = refused.most_common(SHOWN_REASONS)
+    more = ", ..." if len(refused) > SHOWN_REASONS else ""
+    return ", ".join(f"{plain_text(reason)}: {number:,}" for reason, number in shown) + more
+
+
+def _remedy(refused: Counter[str]) -> str:
+    remedy = REASONS.get(refused.most_common(1)[0][0]) if refused else None
+    return f"; {remedy}" if remedy is not None else "; docs/formats.md lists what is measured"
+
+
+def _num_output_tokens(reading: Reading) -> int:
+    logged = None if reading.logged is None else reading.logged.num_output_tokens
+    return min(ASSUMED_OUTPUT_TOKENS if logged is None else max(logged, 1), reading.sampling.max_tokens)

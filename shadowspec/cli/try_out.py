@@ -1,0 +1,207 @@
+"""`shadowspec try`: a first verdict on a model and a recording, without a configuration file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shadowspec.app.console import EXIT_INTERRUPTED, notes, print_json, results
+from shadowspec.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from shadowspec.app.try_out.measuring import LoadedTrial, TrialOutcome
+    from shadowspec.app.try_out.preparation import Trial
+    from shadowspec.types import Decision
+
+DEFAULT_OUT = Path("shadowspec-try")
+DEFAULT_LOAD = 4
+
+
+def try_out(
+    target: Annotated[
+        Path, typer.Option("--target", metavar="DIR", help="Folder of the model that serves, with its tokenizer.")
+    ],
+    traffic: Annotated[
+        str, typer.Option("--traffic", metavar="FILE", help="A recording: JSON lines of requests (gzip or not).")
+    ],
+    draft: Annotated[
+        Path | None,
+        typer.Option("--draft", metavar="DIR", help="Folder of a draft model. Lookups are measured without one."),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", metavar="N", help="Measure for at most this long; default: all of it.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for configuration, database and report.")
+    ] = DEFAULT_OUT,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="A name under which the target is served; may be repeated. Default: the one most records ask for.",
+        ),
+    ] = None,
+    load: Annotated[int, typer.Option("--load", min=1, help="Requests at once.")] = DEFAULT_LOAD,
+    serving_engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENGINE",
+            help="What serves: vllm, sglang, llama.cpp, ... Default: asked for at a terminal, else shadowspec-torch.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a recording on a model, and say whether speculation pays there: no configuration file is needed.
+
+    Endpoint, slices and candidates are inferred; n-gram and suffix lookup are always measured. Ctrl-C ends it with the
+    verdict so far, and the same command continues. Its policy is a trial policy: verdicts speak of this recording only,
+    and `export` and `check` refuse them.
+    """
+    from shadowspec.app.try_out.preparation import prepare
+    from shadowspec.cli.report import write_file
+    from shadowspec.cli.set_up import choose_serving_engine
+    from shadowspec.errors import NoDataError, UsageError
+
+    if minutes is not None and not (math.isfinite(minutes) and minutes > 0.0):
+        raise UsageError(f"--minutes {minutes:g}: must be above 0; leave it out to measure the whole recording")
+    engine = choose_serving_engine(serving_engine, None)
+    notes.print("reading the traffic and the tokenizer", highlight=False)
+    trial = prepare(target, traffic, draft, out, models=models or (), serving_engine=engine, concurrency=load)
+    _print_plan(trial)
+
+    from shadowspec.app.try_out.measuring import load_trial
+    from shadowspec.cli.try_view import TrialView
+    from shadowspec.reports.report import render_html
+
+    with notes.status("loading models") as status, load_trial(trial) as loaded:
+        status.stop()
+        _print_estimate(loaded, minutes)
+        with TrialView() as view:
+            outcome = loaded.measure(minutes, view.show)
+    report = out / "report.html"
+    has_figures = outcome.progress.requests_measured + outcome.progress.requests_found > 0
+    if has_figures:
+        write_file(report, render_html(outcome.report))
+        _print_outcome(trial, outcome, report, as_json=as_json)
+    if outcome.ended_by == "interrupt":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if not has_figures:
+        raise NoDataError(f"{traffic}: no request was measured; the first lines can be, but none of them was timed")
+
+
+def _print_plan(trial: Trial) -> None:
+    """What was inferred, and what it means."""
+    from shadowspec.app.try_out.survey import refusals
+    from shadowspec.cli.set_up import verdicts_for
+    from shadowspec.text import plain_text, plural, span_text
+
+    inputs, survey = trial.inputs, trial.survey
+    num_requests, num_sessions = len(survey.requests), len(survey.sessions)
+    sampled = "" if trial.sample.scale == 1.0 else f" in the first {trial.sample.num_sampled:,} lines"
+    span = span_text((survey.last - survey.first).total_seconds())
+    candidates = ", ".join(each.name for each in trial.config.endpoints[inputs.endpoint].candidates)
+    labels = ", ".join(trial.slicing.slice_by) if trial.slicing.is_divided else "none"
+    lines = [
+        f"{plural(num_requests, 'usable request')} of {plural(num_sessions, 'session')}{sampled}, {span}, "
+        f"model {', '.join(inputs.served_models)}",
+        *([f"not usable: {refusals(survey.refused)}"] if survey.refused else []),
+        *([f"other models in the file, left out: {', '.join(trial.others)} (--model NAME)"] if trial.others else []),
+        f"candidates: {candidates}; load: {inputs.concurrency} requests at once (--load); slices by: {labels}",
+        f"serving engine: {verdicts_for(inputs.serving_engine)}",
+        f"trial policy: verdicts speak of this recording only ({trial.config_path})",
+    ]
+    for line in lines:
+        notes.print(plain_text(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
+    from shadowspec.text import plural, span_text
+
+    seconds = loaded.estimated_s
+    limit = "" if minutes is None or minutes * 60 >= seconds else f"; --minutes ends it after {span_text(minutes * 60)}"
+    notes.print(
+        f"estimate: {plural(round(loaded.trial.num_timed), 'request')} in about {span_text(seconds)}{limit}; "
+        "Ctrl-C ends it with the verdict so far",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if loaded.max_new_tokens is not None:
+        notes.print(
+            f"outputs are cut at {loaded.max_new_tokens} tokens, so that a block takes seconds on this device "
+            "(max_new_tokens in the configuration)",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
+    """The verdicts, what production would still want, and what to do next."""
+    from shadowspec.cli.decisions import decision_document
+    from shadowspec.cli.try_view import shown_decisions
+    from shadowspec.reports.report import verdict_tables
+    from shadowspec.text import span_text
+
+    best = _best_candidate(outcome.decisions)
+    progress, wanted = outcome.progress, _still_wanted(trial, best)
+    of_best = "" if best is None else f" of {best.config.name}"
+    if as_json:
+        print_json(
+            {
+                "recording_only": True,
+                "decisions": [decision_document(decision) for decision in outcome.decisions],
+                "still_wanted": wanted,
+                "ended_by": outcome.ended_by,
+                "records_read": progress.records_read,
+                "requests_measured": progress.requests_measured,
+                "requests_found": progress.requests_found,
+                "config": str(trial.config_path),
+                "report": str(report),
+                "seconds": round(progress.seconds, 1),
+            }
+        )
+        return
+    for table in verdict_tables(shown_decisions(outcome.decisions)):
+        results.print(table)
+    is_whole = outcome.ended_by == "end"
+    part = "" if is_whole else f" ({progress.records_read:,} of {progress.num_records:,} records read)"
+    lines = [
+        f"Trial of this recording{part}: {progress.requests_measured:,} requests measured in "
+        f"{span_text(progress.seconds)}"
+        + (f", {progress.requests_found:,} before" if progress.requests_found else "")
+        + ".",
+        f"A production policy would still want{of_best}: {'; '.join(wanted)}.",
+        f"Next: open {report}; "
+        + ("record more traffic and try it with another --out." if is_whole else "the same command continues."),
+        f"For production: shadowspec init, then measure the mirror of your gateway; this trial is {trial.config_path}.",
+    ]
+    for line in lines:
+        results.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _best_candidate(decisions: Sequence[Decision]) -> Decision | None:
+    """The decision on the whole endpoint with the best lower bound of speedup."""
+    from shadowspec.reports.definitions import find_test
+
+    def lower(decision: Decision) -> float:
+        speedup = find_test(decision, "speedup")
+        return (speedup.lower or 0.0) if speedup is not None else 0.0
+
+    return max((decision for decision in decisions if not decision.slice_key), key=lower, default=None)
+
+
+def _still_wanted(trial: Trial, best: Decision | None) -> list[str]:
+    """What the best candidate lacks of an ENABLE that may be promoted."""
+    from shadowspec.gate.verdict.hold_reasons import still_wanted
+    from shadowspec.types.engine_names import IN_PROCESS, parse_engines
+
+    policy, engine = trial.config.endpoints[trial.inputs.endpoint].policy, trial.inputs.serving_engine
+    serves = "the engine that serves" if parse_engines(engine)[0].name == IN_PROCESS else engine
+    return [
+        *([] if best is None else still_wanted(best, policy)),
+        f"latency measured on {serves}, through two servers (docs/servers.md)",
+    ]

@@ -1,0 +1,347 @@
+"""`shadowspec try` on a tiny pair: inference, take-up, marks on every output, and every wrong input in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shadowspec.cli import try_view
+from shadowspec.engine import Engine
+from shadowspec.store import Store
+from shadowspec.types import Block, BlockResult
+from tests.cli.conftest import Workspace, record, write_traffic
+from tests.cli_process import Result
+from tests.small_models import letter_tokenizer, save_model, tiny_llama
+
+NUM_RECORDS = 12
+
+
+@pytest.fixture
+def recording(workspace: Workspace) -> str:
+    """Twelve requests of twelve sessions within twelve seconds, and a line that is no record."""
+    records = [*(record(number) for number in range(NUM_RECORDS)), "no object"]
+    return str(write_traffic(workspace.folder / "traffic.jsonl", records))
+
+
+@pytest.fixture
+def attempt(workspace: Workspace, tiny_pair: tuple[Path, Path], recording: str) -> Callable[..., Result]:
+    """Runs `try` on the tiny target; options replace or extend its usual ones, None leaves one out."""
+
+    def run(*flags: str, **options: object) -> Result:
+        chosen = {"target": tiny_pair[0], "traffic": recording, "load": 2} | options
+        given = [str(part) for name, value in chosen.items() if value is not None for part in (f"--{name}", value)]
+        return workspace.run("try", *given, *flags)
+
+    return run
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, num_blocks: int) -> list[Block]:
+    """Ctrl-C in place of the block after so many; the blocks that are measured."""
+    measured: list[Block] = []
+    measure = Engine.measure
+
+    def interrupted(engine: Engine, block: Block) -> BlockResult:
+        if len(measured) == num_blocks:
+            raise KeyboardInterrupt
+        measured.append(block)
+        return measure(engine, block)
+
+    monkeypatch.setattr(Engine, "measure", interrupted)
+    return measured
+
+
+def test_one_command_gives_a_verdict_on_a_model_and_a_recording(
+    attempt: Callable[..., Result], workspace: Workspace, tiny_pair: tuple[Path, Path]
+) -> None:
+    done = attempt(draft=tiny_pair[1])
+    assert done.code == 0, done.err
+    for name in ("ngram-k4", "suffix-k8", "draft-k4"):
+        assert f"whole endpoint ({name}, load 2)" in done.out
+    assert f"{NUM_RECORDS} usable requests of {NUM_RECORDS} sessions, 11 seconds, model m" in done.err
+    assert "not usable: not_an_object: 1" in done.err
+    assert f"estimate: {NUM_RECORDS} requests in about" in done.err
+    assert "7 wanted" in done.out
+    assert done.out.rstrip().splitlines()[-2].startswith("Next: open ")
+    out = workspace.folder / "shadowspec-try"
+    assert stat.S_IMODE((out / "shadowspec.secret").stat().st_mode) == 0o600
+    written = tomllib.loads((out / "shadowspec.toml").read_text(encoding="utf-8"))
+    assert written["gate"] == {"recording_only": True, "max_hypotheses": 3, "timed_positions": 1}
+    assert written["endpoints"]["m"]["served_models"] == ["m"]
+    assert written["endpoints"]["m"]["loads"] == [{"concurrency": 2, "share": 1.0}]
+    again = attempt("--json", draft=tiny_pair[1]).document
+    assert (again["requests_measured"], again["requests_found"], again["ended_by"]) == (0, NUM_RECORDS, "end")
+
+
+def test_every_output_marks_a_trial_and_nothing_promotes_it(
+    attempt: Callable[..., Result], workspace: Workspace
+) -> None:
+    assert attempt().code == 0
+    config = ("--config", "shadowspec-try/shadowspec.toml")
+    assert "Trial policy: verdicts speak of this recording only" in workspace.run("gate", *config).out
+    assert "HOLD (trial)" in workspace.run("gate", *config).out
+    decided = workspace.run("gate", *config, "--json").document["decisions"]
+    assert decided
+    assert all(each["recording_only"] for each in decided)
+    page = (workspace.folder / "shadowspec-try/report.html").read_text(encoding="utf-8")
+    assert "Trial policy: verdicts speak of this recording only" in page
+    assert "Trial policy" in workspace.run("report", *config, "--json").document["data_note"]
+    for command in (("export", "-f", "flagd"), ("check", "-e", "m")):
+        refused = workspace.run(*command, *config)
+        assert (refused.code, "trial policy (recording_only = true)" in refused.err) == (4, True), refused.err
+
+
+def test_an_interrupted_trial_has_a_verdict_and_the_same_command_continues_it(
+    attempt: Callable[..., Result], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        assert len(interrupt_after(patch, 2)) == 0
+        stopped = attempt()
+    assert stopped.code == 130
+    assert "4 requests measured in" in stopped.out
+    assert "the same command continues" in stopped.out
+    assert (workspace.folder / "shadowspec-try/report.html").stat().st_size > 0
+    secret = (workspace.folder / "shadowspec-try/shadowspec.secret").read_bytes()
+    with Store.open("sqlite:///shadowspec-try/shadowspec.db") as store:
+        assert not store.latest_decisions(), "a session that goes on must not enter cut"
+    document = attempt("--json").document
+    assert (document["requests_found"], document["requests_measured"]) == (4, NUM_RECORDS - 4)
+    assert (workspace.folder / "shadowspec-try/shadowspec.secret").read_bytes() == secret
+    with Store.open("sqlite:///shadowspec-try/shadowspec.db") as store:
+        assert {each.num_clusters for each in store.latest_decisions()} == {NUM_RECORDS}
+
+
+def test_an_interrupt_before_the_first_block_leaves_nothing_to_show(
+    attempt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(monkeypatch, 0)
+    stopped = attempt()
+    assert (stopped.code, stopped.out) == (130, "")
+    assert "run the same command again" in stopped.err
+
+
+def test_minutes_end_a_trial_after_a_block(attempt: Callable[..., Result]) -> None:
+    document = attempt("--json", minutes=1e-9).document
+    assert (document["ended_by"], document["requests_measured"]) == ("time", 2)
+    assert document["recording_only"] is True
+
+
+def test_the_model_that_most_records_ask_for_is_taken_with_its_other_names(
+    attempt: Callable[..., Result], workspace: Workspace
+) -> None:
+    records: list[dict[str, Any]] = [
+        record(number) | {"response": {"model": "m-2026", "choices": [{"text": "a", "finish_reason": "length"}]}}
+        for number in range(6)
+    ]
+    path = write_traffic(
+        workspace.folder / "mixed.jsonl", [*records, *(record(n, model="other/x") for n in range(9, 12))]
+    )
+    done = attempt("--json", traffic=path)
+    assert done.code == 0, done.err
+    assert "other models in the file, left out: other/x" in done.err
+    assert {each["endpoint"] for each in done.document["decisions"]} == {"m"}
+    written = tomllib.loads(Path("shadowspec-try/shadowspec.toml").read_text(encoding="utf-8"))
+    assert written["endpoints"]["m"]["served_models"] == ["m", "m-2026"]
+    named = attempt("--json", traffic=path, model="other/x", out="x")
+    assert {each["endpoint"] for each in named.document["decisions"]} == {"x"}
+    assert named.document["requests_measured"] == 3
+
+
+def test_a_named_serving_engine_holds_what_this_process_measures(attempt: Callable[..., Result]) -> None:
+    done = attempt("--json", **{"serving-engine": "vllm"})
+    assert {each["reason_code"] for each in done.document["decisions"]} == {"other_engine"}
+    assert "latency must be measured on it, through two servers" in done.err
+
+
+def test_a_slow_device_cuts_outputs_so_that_figures_come_soon(
+    attempt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shadowspec.app.try_out import measuring
+
+    monkeypatch.setattr(measuring, "BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(measuring, "CUT_STEP", 3)
+    done = attempt()
+    assert "outputs are cut at 3 tokens" in done.err
+    written = tomllib.loads(Path("shadowspec-try/shadowspec.toml").read_text(encoding="utf-8"))
+    assert written["endpoints"]["m"]["max_new_tokens"] == 3
+    with Store.open("sqlite:///shadowspec-try/shadowspec.db") as store:
+        assert max(run.counts.num_output_tokens for run in store.runs("m") if run.counts) == 3
+
+
+def test_figures_are_shown_after_the_first_block(
+    attempt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(try_view, "SECONDS_BETWEEN_LINES", 1e9)  # the first figures wait for no interval
+    lines = attempt().err.splitlines()
+    first = next(number for number, line in enumerate(lines) if "ngram-k4: HOLD (trial) so far, speedup" in line)
+    assert "suffix-k8: HOLD (trial) so far, speedup" in lines[first + 1]
+    assert "1 block, 2 requests" in lines[first - 1]
+    assert "left" in lines[first - 1]
+
+
+def test_slices_are_labels_with_sessions_enough(
+    attempt: Callable[..., Result], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shadowspec.app.try_out import survey
+
+    monkeypatch.setattr(survey, "SLICE_SESSIONS", 5)
+    records = [record(number, temperature=float(number % 2)) for number in range(NUM_RECORDS)]
+    document = attempt("--json", traffic=write_traffic(workspace.folder / "two.jsonl", records)).document
+    assert {json.dumps(each["slice"]) for each in document["decisions"]} > {"{}"}
+    assert len({json.dumps(each["slice"]) for each in document["decisions"]}) == 3
+
+
+# Wrong inputs: one line that names cause and remedy, before any weights are read.
+
+
+def folder(workspace: Workspace, target: Path, *, without: str = "", **changes: str | bytes) -> Path:
+    """A copy of the target without some files, and with others."""
+    path = workspace.folder / "model"
+    shutil.copytree(target, path)
+    for file in path.glob(without or "nothing"):
+        file.unlink()
+    for name, content in changes.items():
+        file = path / name.replace("__", ".")
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Result], code: int, *words: str) -> None:
+    """The command ends with this code and one line that has these words, and reads no weights."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("shadowspec.engine.models.load_weights", never)
+    done = run()
+    assert (done.code, done.out) == (code, ""), done.err
+    (line,) = [line for line in done.err.splitlines() if line.startswith("error:")]
+    assert done.err.splitlines()[-1] == line, "one line"
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("without", "changes", "words"),
+    [
+        ("config.json", {}, ("no config.json", "give a local folder")),
+        ("tokenizer*", {}, ("no tokenizer", "copy the tokenizer's files")),
+        ("*.safetensors", {}, ("no weights in *.safetensors", "download them")),
+        ("*.safetensors", {"pytorch_model__bin": b"x"}, ("pickled weights", "save the model as safetensors")),
+        ("*.safetensors", {"model__gguf": b"x"}, ("GGUF weights", "save the model as safetensors")),
+        (
+            "",
+            {"model__safetensors": b"version https://git-lfs/spec/v1"},
+            ("Git LFS pointer", "git lfs pull"),
+        ),
+        ("", {"model__safetensors": b""}, ("model.safetensors is empty", "download the weights")),
+        ("", {"config__json": "{"}, ("config.json is not JSON", "download it again")),
+        ("", {"config__json": "[]"}, ("config.json holds no object", "download it again")),
+        ("", {"config__json": '{"model_type": "t5", "is_encoder_decoder": true}'}, ("encoder-decoder", "decoder-only")),
+    ],
+)
+def test_a_folder_that_is_no_model(
+    attempt: Callable[..., Result],
+    workspace: Workspace,
+    tiny_pair: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    without: str,
+    changes: dict[str, str | bytes],
+    words: tuple[str, ...],
+) -> None:
+    path = folder(workspace, tiny_pair[0], without=without, **changes)
+    refused(monkeypatch, lambda: attempt(target=path), 2, str(path), *words)
+
+
+def test_paths_that_are_none(
+    attempt: Callable[..., Result], workspace: Workspace, recording: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused(monkeypatch, lambda: attempt(target="org/name"), 2, "--target org/name: no such folder", "download")
+    refused(monkeypatch, lambda: attempt(target=recording), 2, "is a file", "give the folder")
+    refused(monkeypatch, lambda: attempt(draft="nowhere"), 2, "--draft nowhere: no such folder", "download")
+    refused(monkeypatch, lambda: attempt(traffic="nowhere.jsonl"), 2, "nowhere.jsonl: no such file")
+    refused(monkeypatch, lambda: attempt(traffic=workspace.folder), 2, "is a folder, not a file of JSON lines")
+    refused(monkeypatch, lambda: attempt(traffic="-"), 2, "standard input", "give a file")
+    refused(monkeypatch, lambda: attempt(out=recording), 2, "--out", "is a file; give a folder")
+
+
+def test_drafts_that_cannot_draft(
+    attempt: Callable[..., Result], tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused(monkeypatch, lambda: attempt(draft=tiny_pair[0]), 2, "is the target", "give a smaller model")
+    other = letter_tokenizer(20)
+    save_model(tmp_path / "other", tiny_llama(1, vocabulary=20), other)
+    refused(monkeypatch, lambda: attempt(draft=tmp_path / "other"), 2, "vocabulary sizes differ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "words"),
+    [
+        ("empty.jsonl", b"", 4, ("is empty",)),
+        ("blank.jsonl", b"\n\n", 4, ("is empty",)),
+        ("binary.jsonl", bytes(range(256)) * 20, 4, ("lines is a record", "give JSON lines")),
+        ("text.jsonl", b"hello\nworld\n", 4, ("none of its first 2 lines is a record", "give JSON lines")),
+        ("other.jsonl", b'{"a": 1}\n', 4, ("unknown_format: 1", "docs/formats.md")),
+        ("cut.jsonl.gz", b"\x1f\x8b\x08\x00rubbish", 2, ("broken gzip",)),
+        ("plain.jsonl.gz", b"{}\n", 2, ("is not gzip",)),
+        ("unnamed.jsonl", json.dumps(record(1, model=None)).encode(), 4, ("no record names a model", "request.model")),
+        ("long.jsonl", json.dumps(record(1, max_tokens=10**6)).encode(), 4, ("longer_than_context: 1", "context")),
+        ("failed.jsonl", json.dumps(record(1) | {"status": 500}).encode(), 4, ("failed_request: 1", "answered ones")),
+        ("tools.jsonl", json.dumps(record(1, logit_bias={"1": 2})).encode(), 4, ("logit_bias: 1", "docs/formats.md")),
+    ],
+)  # fmt: skip
+def test_a_recording_without_a_usable_request(
+    attempt: Callable[..., Result],
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: bytes,
+    code: int,
+    words: tuple[str, ...],
+) -> None:
+    (workspace.folder / name).write_bytes(content)
+    refused(monkeypatch, lambda: attempt(traffic=name), code, name, *words)
+    assert not Path("shadowspec-try").exists(), "nothing is written for a trial that cannot begin"
+
+
+def test_chats_for_a_target_without_a_chat_template(
+    attempt: Callable[..., Result],
+    workspace: Workspace,
+    tiny_pair: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = folder(workspace, tiny_pair[0], without="chat_template*")
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    calls = [record(1) | {"path": "/v1/chat/completions", "request": body}]
+    chat = write_traffic(workspace.folder / "chat.jsonl", calls)
+    refused(
+        monkeypatch, lambda: attempt(target=path, traffic=chat), 4, "no_chat_template: 1", "give an instruction-tuned"
+    )
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])
+def test_minutes_that_are_none(attempt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, minutes: str) -> None:
+    refused(monkeypatch, lambda: attempt(minutes=minutes), 2, f"--minutes {minutes}: must be above 0", "leave it out")
+
+
+def test_options_that_fit_nothing(attempt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(monkeypatch, lambda: attempt(model="n"), 2, "--model n: no record asks for it", "ask for m: 12")
+    refused(monkeypatch, lambda: attempt(**{"serving-engine": "vllm sglang"}), 2, "expected one engine")
+
+
+def test_the_folder_of_another_trial_is_left_alone(
+    attempt: Callable[..., Result], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert attempt(minutes=1e-9).code == 0
+    other = write_traffic(workspace.folder / "other.jsonl", [record(1)])
+    refused(
+        monkeypatch, lambda: attempt(traffic=other), 2, "holds another trial (traffic: ", "another folder with --out"
+    )
+    refused(monkeypatch, lambda: attempt(load=3), 2, "holds another trial (serving engine: shadowspec-torch, load: 2)")
+    refused(monkeypatch, lambda: attempt(out="."), 2, "holds another trial", "--out")
