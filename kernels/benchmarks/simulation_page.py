@@ -38,9 +38,10 @@ false ENABLE is at most alpha (5%). `shadowspec simulate` tries that promise in 
 - **Negative controls** are worlds that are decided by version 1 of the rules, which must fail in them: what each rule
   of version 2 is there for.
 - In **`three_candidates`** the requests are those of the second of three candidates, whose blocks run in the order that
-  the engine draws. In the order of before (the baseline first or last, the candidates as configured) the gate enabled
-  it, and the third, in 40 of 40 draws. In **`retries`** the slow requests are those answered at a later attempt; with
-  the time of the failed ones dropped, the gate enabled 40 of 40.
+  the engine draws; in **`retries`** the slow requests are those answered at a later attempt. Their controls have what
+  was stored before: arms in the order as configured, with the baseline first or last, and slow requests without the
+  time of the failed attempts.
+- In **`equal_totals`** no other test passes, so that a proof of a lower total time counts as a false ENABLE.
 - In **steered worlds** (`steered_...`) the verdicts set the sampling rates, as they do in the worker, so that what is
   measured next depends on what was decided before. They take long: a tenth of the repetitions is run of each. No naive
   gate is asked there. An alarm where nothing changes counts as a false DISABLE.

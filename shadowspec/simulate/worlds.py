@@ -6,11 +6,12 @@ import math
 from dataclasses import replace
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.simulate.effects import SLOWED_LOG, Effects
+from shadowspec.simulate.effects import CLIP, SLOWED_LOG, Effects
 from shadowspec.simulate.traffic import Arrivals
 from shadowspec.simulate.world import ALONE, BOUNDARY, EVERYWHERE, FleetWorld, Phase, SteeredWorld, World
 
 FASTER = math.log(1.3)
+_FIRST_ARM = math.log(1.15)  # by how much the first arm of a block is slower, where it is
 
 
 def _boundary(name: str, title: str, effects: Effects, **changes: object) -> World:
@@ -83,7 +84,7 @@ NULL_WORLDS = (
         "three_candidates",
         "three candidates like the baseline; whichever arm runs first in a block is 15% slower",
         "null",
-        effects=Effects(log_speedup=0.0, noise_sd=0.06, num_candidates=3, candidate=1, first_arm_log=math.log(1.15)),
+        effects=Effects(log_speedup=0.0, noise_sd=0.06, num_candidates=3, candidate=1, first_arm_log=_FIRST_ARM),
         wrong_to_enable=EVERYWHERE,
         reads="speedup",
     ),
@@ -170,16 +171,18 @@ NULL_WORLDS = (
         arrivals=Arrivals(num_sessions=1_600, shed=0.4 * 0.11),
         effects=Effects(log_speedup=FASTER, slowed=0.6 * 0.11 / (1.0 - 0.4 * 0.11), noise_sd=0.05),
         wrong_to_enable=EVERYWHERE,  # what reads single tests leaves out what was lost
+        fails_before=True,
     ),
     World(
         "equal_totals",
-        "A/A with heavy tails where a lower total time must be proven",
+        "A/A with heavy tails where a lower total time must be proven; a proof of that alone counts as a false ENABLE",
         "null",
         arrivals=Arrivals(num_sessions=2_000),
         effects=Effects(log_speedup=0.0, noise_sd=0.0, baseline_sd=1.5),
         policy=replace(ALONE, objective="both"),
         wrong_to_enable=EVERYWHERE,
         reads="total_time",
+        fails_before=True,
     ),
     _boundary(
         "eight_slices",
@@ -269,6 +272,7 @@ EFFECT_WORLDS = (
         effects=Effects(log_speedup=FASTER, output_tokens=(1, 2)),
         regime="high",
         wrong_to_disable=EVERYWHERE,
+        fails_before=True,
     ),
     World(
         "no_speedup",
@@ -378,18 +382,26 @@ STEERED_WORLDS = (
     ),
 )
 
+# What the measurement of before would have stored: slowed requests without the time of their failed attempts, and the
+# second of three candidates, which never ran first in a block, while the baseline did in every second one.
+_MEASURED_BEFORE = {
+    "retries": replace(MARGIN, log_speedup=(BOUNDARY + 0.08 * CLIP) / 0.92, noise_sd=0.08),
+    "three_candidates": Effects(log_speedup=_FIRST_ARM / 2.0, noise_sd=0.06, first_arm_log=_FIRST_ARM / 2.0),
+}
+_BEFORE = ("decided by rules of version 1", "measured as before and decided by rules of version 1")
 # Negative controls: what a world is there for shows in that the rules before it fail in it.
 CONTROL_WORLDS = tuple(
     replace(
         world,
         name=f"{world.name}_before",
-        title=f"{world.title}: decided by rules of version 1",
+        title=f"{world.title}: {_BEFORE[world.name in _MEASURED_BEFORE]}",
         kind="control",
+        effects=_MEASURED_BEFORE.get(world.name, world.effects),
         policy=replace(world.policy, rule_set=1),
         fails_before=False,
     )
     for world in (*NULL_WORLDS, *EFFECT_WORLDS)
-    if world.fails_before
+    if world.fails_before or world.name in _MEASURED_BEFORE
 )
 
 WORLDS: dict[str, World] = {
