@@ -203,6 +203,10 @@ simulation: $(VENV)/.installed-base ## Simulate the gate's error rates in full, 
 	$(BIN)/shadowspec simulate --out kernels/benchmarks/results/simulation.json $(ARGS) || [ $$? = 4 ]
 	$(BIN)/python -m kernels.benchmarks.simulation_page kernels/benchmarks/results/simulation.json docs
 
+.PHONY: site
+site: $(VENV)/.installed-docs ## Build the documentation as a site in build/site, every link checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 .PHONY: docs
 docs: $(VENV)/.installed-base ## Write docs/cli.md from the commands, and the picture of the packages
 	$(BIN)/python docs/draw_architecture.py
