@@ -200,7 +200,7 @@ def test_what_a_late_thread_has_begun_is_done_by_another_and_counts_once(
         assert source.count(what) == 1
         source = source.replace(what, instead)
     impatient = tmp_path / "impatient.cpp"
-    impatient.write_text(f"#include <omp.h>\n#include <unistd.h>\n{source}", encoding="utf-8")
+    impatient.write_text(f"#include <unistd.h>\n{source}", encoding="utf-8")
     weights = random_weights(layers=4, hidden=128, heads=4, group=2, head_dim=32, intermediate=256, has_extras=False)
     operands = random_pass(weights, [5, 9], 3)
     with threads(1):
