@@ -86,7 +86,9 @@ def test_every_output_marks_a_trial_and_nothing_promotes_it(
     config = ("--config", "shadowspec-try/shadowspec.toml")
     assert "Trial policy: verdicts speak of this recording only" in workspace.run("gate", *config).out
     assert "HOLD (trial)" in workspace.run("gate", *config).out
-    decided = workspace.run("gate", *config, "--json").document["decisions"]
+    document = workspace.run("gate", *config, "--json").document
+    assert document["rollouts"] == [], "a trial rolls nothing out"
+    decided = document["decisions"]
     assert decided
     assert all(each["recording_only"] for each in decided)
     page = (workspace.folder / "shadowspec-try/report.html").read_text(encoding="utf-8")

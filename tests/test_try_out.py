@@ -1,0 +1,111 @@
+"""What a trial infers from a recording, before any model is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from shadowspec.app.try_out import sample as sampling
+from shadowspec.app.try_out.configuration import NUM_TOKENS, TrialInputs, config_text
+from shadowspec.app.try_out.sample import read_sample, served_models
+from shadowspec.app.try_out.survey import NO_SLICES, SLICE_SESSIONS, Slicing, Survey, UsableRequest
+from shadowspec.config import load_config
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.hold_reasons import still_wanted
+from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
+from tests.gate.test_decision import draw_runs, evidence_of, look
+from tests.gate.worlds import START
+from tests.tap.formats.samples import kong_entry, structured
+
+INPUTS = TrialInputs(Path("/m/target"), None, Path("/t.jsonl"), "0" * 64, ("org/my model.v2",), "vllm 0.32", 8)
+
+
+def survey(sizes: list[int], classes: list[str], scale: float = 1.0) -> Survey:
+    """Sessions of so many requests, each of its class."""
+    sessions = (
+        tuple(UsableRequest({"prompt_class": name, "sampling_regime": "high"}, 10) for _ in range(size))
+        for size, name in zip(sizes, classes, strict=True)
+    )
+    return Survey(tuple(sessions), Counter(), START, START + timedelta(hours=1), scale)
+
+
+def test_every_format_of_run_is_sampled(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    halves = [structured(kind, data) for kind, data in (("request", {"model": "a", "prompt": "x"}), ("response", {}))]
+    lines = [json.dumps(kong_entry()).encode(), *(value for value, _ in halves)]
+    path.write_bytes(b"\n".join(lines))
+    found = read_sample(str(path))
+    assert (found.num_lines, len(found.opened)) == (3, 2), "two halves are one record"
+    assert {each.record.model for each in found.opened if each.record is not None} == {"model-a", "a"}
+    assert served_models(found, ["a"]).names == ("a",)
+
+
+def test_a_long_file_is_sampled_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "SAMPLED_LINES", 10)
+    path = tmp_path / "long.jsonl"
+    path.write_text(f"{json.dumps(kong_entry())}\n" * 25)
+    found = read_sample(str(path))
+    assert (found.num_lines, found.num_sampled, len(found.opened), found.scale) == (25, 10, 10, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "positions", "num_timed"),
+    [([1, 1, 1, 5], 1, 4.0), ([2, 2, 1], 2, 2.5), ([9, 9], 4, 2.0), ([3], 3, 1.0)],
+)
+def test_the_timed_position_is_drawn_from_as_many_as_the_median_session_has(
+    sizes: list[int], positions: int, num_timed: float
+) -> None:
+    found = survey(sizes, ["chat"] * len(sizes))
+    assert found.timed_positions == positions
+    assert found.num_timed(positions) == num_timed
+
+
+def test_labels_make_slices_where_two_values_have_sessions_enough() -> None:
+    many = SLICE_SESSIONS
+    assert survey([1] * 3, ["chat"] * 3).slicing() == Slicing(DEFAULT_SLICE_BY, 1)
+    assert survey([1] * 2 * many, ["chat", "code"] * many).slicing() == Slicing(DEFAULT_SLICE_BY, 2)
+    rare = survey([1] * (many + 1), ["chat"] * many + ["code"])
+    assert not rare.slicing().is_divided, "one slice and a rest"
+    few = survey([1] * (2 * many - 2), ["chat", "code"] * (many - 1))
+    assert few.slicing() == Slicing(("sampling_regime",), 1), "the label that has one value divides nothing"
+    assert replace(few, scale=2.0).slicing().is_divided, "the sample is a part of the file"
+    mixed = [UsableRequest({"prompt_class": name, "sampling_regime": regime}, 1) for name in "ab" for regime in "cd"]
+    assert replace(few, sessions=tuple((each,) for each in mixed)).slicing() == Slicing(NO_SLICES, 1)
+
+
+@pytest.mark.parametrize(("slicing", "num_hypotheses"), [(Slicing(NO_SLICES, 1), 2), (Slicing(DEFAULT_SLICE_BY, 3), 8)])
+def test_the_configuration_parses_and_shares_the_level_among_what_is_measured(
+    tmp_path: Path, slicing: Slicing, num_hypotheses: int
+) -> None:
+    path = tmp_path / "shadowspec.toml"
+    path.write_text(config_text(INPUTS, tmp_path, slicing, 2, 64), encoding="utf-8")
+    config = load_config(path, environment={})
+    (name,) = config.endpoints
+    endpoint = config.endpoints[name]
+    assert (name, endpoint.rule.served_models) == ("my-model.v2", ("org/my model.v2",))
+    assert endpoint.policy == replace(
+        GatePolicy(), recording_only=True, max_hypotheses=num_hypotheses, timed_positions=2, serving_engine="vllm 0.32"
+    )
+    assert (endpoint.rule.max_new_tokens, endpoint.rule.slice_by) == (64, slicing.slice_by)
+    assert [each.concurrency for each in endpoint.rule.loads] == [8]
+    assert [each.num_speculative_tokens for each in endpoint.candidates] == [NUM_TOKENS["ngram"], NUM_TOKENS["suffix"]]
+    assert endpoint.rule.match.matches(endpoint=None, model=None, path=None)
+
+
+def test_what_production_would_still_want_is_what_the_decision_lacks() -> None:
+    policy = GatePolicy(max_hypotheses=2, recording_only=True)
+    enabled = look(evidence_of(draw_runs(400)), policy)
+    span = "evidence from 1 day, 7 wanted"
+    assert still_wanted(enabled, policy) == [span]
+    held = look(evidence_of(draw_runs(24)), policy)
+    assert still_wanted(held, policy) == [
+        "evidence from 1 day, 7 wanted",
+        f"about {held.clusters_needed} more sessions",
+    ]
+    waiting = look(evidence_of(draw_runs(4)), policy, has_entered=False)
+    assert still_wanted(waiting, policy)[1] == f"at least {waiting.clusters_needed} more sessions"
