@@ -70,7 +70,7 @@ def test_labels_make_slices_where_two_values_have_sessions_enough() -> None:
     assert survey([1] * 3, ["chat"] * 3).slicing() == Slicing(DEFAULT_SLICE_BY, 1)
     assert survey([1] * 2 * many, ["chat", "code"] * many).slicing() == Slicing(DEFAULT_SLICE_BY, 2)
     rare = survey([1] * (many + 1), ["chat"] * many + ["code"])
-    assert not rare.slicing().is_divided, "one slice and a rest"
+    assert rare.slicing() == Slicing(("sampling_regime",), 1), "one slice and a rest"
     few = survey([1] * (2 * many - 2), ["chat", "code"] * (many - 1))
     assert few.slicing() == Slicing(("sampling_regime",), 1), "the label that has one value divides nothing"
     assert replace(few, scale=2.0).slicing().is_divided, "the sample is a part of the file"

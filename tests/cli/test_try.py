@@ -243,6 +243,16 @@ def refused(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Result], code: in
             ("Git LFS pointer", "git lfs pull"),
         ),
         ("", {"model__safetensors": b""}, ("model.safetensors is empty", "download the weights")),
+        ("", {"model__safetensors": b"no weights at all"}, ("no safetensors file", "download the weights")),
+        (
+            "",
+            {"model__safetensors": b"\2" + bytes(7) + b"[]"},
+            ("no safetensors file", "download the weights"),
+        ),
+        ("", {"model__safetensors.index.json": '{"weight_map": {"a": "b"}}'}, ("lacks b (1 of 1", "download it")),
+        ("", {"model__safetensors.index.json": "{}"}, ("index.json cannot be read", "download it again")),
+        ("", {"tokenizer__json": "{"}, ("cannot be loaded", "download it again")),
+        ("", {"config__json": '{"model_type": "unheard-of"}'}, ("cannot be loaded", "download it again")),
         ("", {"config__json": "{"}, ("config.json is not JSON", "download it again")),
         ("", {"config__json": "[]"}, ("config.json holds no object", "download it again")),
         ("", {"config__json": '{"model_type": "t5", "is_encoder_decoder": true}'}, ("encoder-decoder", "decoder-only")),
@@ -259,6 +269,15 @@ def test_a_folder_that_is_no_model(
 ) -> None:
     path = folder(workspace, tiny_pair[0], without=without, **changes)
     refused(monkeypatch, lambda: attempt(target=path), 2, str(path), *words)
+
+
+def test_weights_that_are_cut_short(
+    attempt: Callable[..., Result], workspace: Workspace, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder(workspace, tiny_pair[0])
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    refused(monkeypatch, lambda: attempt(target=path), 2, "is cut short (", "download the weights again")
 
 
 def test_paths_that_are_none(
@@ -279,7 +298,7 @@ def test_drafts_that_cannot_draft(
     refused(monkeypatch, lambda: attempt(draft=tiny_pair[0]), 2, "is the target", "give a smaller model")
     other = letter_tokenizer(20)
     save_model(tmp_path / "other", tiny_llama(1, vocabulary=20), other)
-    refused(monkeypatch, lambda: attempt(draft=tmp_path / "other"), 2, "vocabulary sizes differ")
+    refused(monkeypatch, lambda: attempt(draft=tmp_path / "other"), 2, "vocabulary sizes differ", "leave it out")
 
 
 @pytest.mark.parametrize(
@@ -347,3 +366,6 @@ def test_the_folder_of_another_trial_is_left_alone(
     )
     refused(monkeypatch, lambda: attempt(load=3), 2, "holds another trial (serving engine: shadowspec-torch, load: 2)")
     refused(monkeypatch, lambda: attempt(out="."), 2, "holds another trial", "--out")
+    written = Path("shadowspec-try/shadowspec.toml")
+    written.write_text(written.read_text(encoding="utf-8").replace("endpoints.m", "endpoints.n"), encoding="utf-8")
+    refused(monkeypatch, attempt, 2, "was edited and has no endpoint 'm'", "give another folder")

@@ -11,6 +11,8 @@ from shadowspec.errors import ModelError
 WANTED: Final = "a local folder with config.json, a tokenizer and *.safetensors"
 TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 OTHER_WEIGHTS: Final = {"*.gguf": "GGUF", "*.bin": "pickled", "*.pt": "pickled", "*.pth": "pickled"}
+INDEX: Final = "model.safetensors.index.json"  # names the files of weights that are in several
+HEADER_LENGTH_BYTES: Final = 8  # with which a safetensors file begins: how long its JSON header is
 POINTER: Final = b"version https://git-lfs"  # begins a file of Git LFS whose content was not fetched
 
 
@@ -44,12 +46,44 @@ def require_model_folder(option: str, path: Path) -> None:
         found = next((kind for pattern, kind in OTHER_WEIGHTS.items() if any(path.glob(pattern))), None)
         more = "" if found is None else f" but {found} weights; save the model as safetensors (save_pretrained)"
         raise ModelError(f"{name}: has no weights in *.safetensors{more or '; download them'}")
+    _require_shards(name, path)
     for file in weights:
-        with file.open("rb") as opened:
-            start = opened.read(len(POINTER))
-        if not start or start == POINTER:
-            what = "a Git LFS pointer" if start else "empty"
-            raise ModelError(f"{name}: {file.name} is {what}; download the weights (git lfs pull)")
+        if (problem := _problem(file)) is not None:
+            raise ModelError(f"{name}: {file.name} is {problem}")
+
+
+def _require_shards(name: str, path: Path) -> None:
+    """Refuse weights in several files of which one is missing."""
+    index = path / INDEX
+    if not index.is_file():
+        return
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{name}: {INDEX} cannot be read; download it again") from error
+    if missing := sorted(shard for shard in shards if not (path / str(shard)).is_file()):
+        raise ModelError(f"{name}: lacks {missing[0]} ({len(missing)} of {len(shards)} weight files); download it")
+
+
+def _problem(file: Path) -> str | None:
+    """What is wrong with a file of weights, by its size and header; None if nothing is."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        start = opened.read(len(POINTER))
+        if not start:
+            return "empty; download the weights again"
+        if start == POINTER:
+            return "a Git LFS pointer; download the weights (git lfs pull)"
+        length = int.from_bytes(start[:HEADER_LENGTH_BYTES], "little")
+        if length > size:
+            return "no safetensors file, or cut short; download the weights again"
+        opened.seek(HEADER_LENGTH_BYTES)
+        try:
+            tensors = [each for name, each in json.loads(opened.read(length)).items() if name != "__metadata__"]
+            end = HEADER_LENGTH_BYTES + length + max((each["data_offsets"][1] for each in tensors), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return "no safetensors file; download the weights again"
+    return f"cut short ({size:,} of {end:,} bytes); download the weights again" if size < end else None
 
 
 def _require_json_object(name: str, config: str) -> None:

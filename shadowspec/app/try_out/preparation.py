@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from shadowspec.app.try_out.model_folders import require_model_folder
 from shadowspec.app.try_out.sample import Sample, read_sample, served_models
 from shadowspec.app.try_out.survey import Slicing, Survey, survey_sample
 from shadowspec.config import Config, load_config
-from shadowspec.errors import InputError, UsageError
+from shadowspec.errors import InputError, ModelError, UsageError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 
@@ -85,6 +86,11 @@ def prepare(
         write_secret(out / SECRET)
         write_config(inputs, out, survey, slicing, max_new_tokens=None)
     config = load_config(out / CONFIG, environment={})
+    if (endpoint := config.endpoints.get(inputs.endpoint)) is None or endpoint.servers is not None:
+        raise UsageError(
+            f"{out / CONFIG}: was edited and has no endpoint {inputs.endpoint!r} that this process measures; "
+            "use it with `shadowspec run --config`, or give another folder with --out"
+        )
     return Trial(inputs, out, sample, survey, slicing, served.others, config)
 
 
@@ -131,16 +137,21 @@ def _survey(inputs: TrialInputs, sample: Sample) -> Survey:
         NoDataError: no request can be measured.
     """
     from shadowspec.engine.models import refuse_unmeasurable
-    from shadowspec.engine.tokenizer import check_tokenizers, load_tokenizer
+    from shadowspec.engine.tokenizer import FolderTokenizer, check_tokenizers, load_tokenizer
     from shadowspec.engine.tokenizer import load_config as load_model_config
 
-    target = str(inputs.target)
-    refuse_unmeasurable(load_model_config(target), target)
-    tokenizer = load_tokenizer(target)
+    def tokenizer_of(path: Path) -> FolderTokenizer:
+        with _remedy("check that the folder is complete, or download it again"):
+            config = load_model_config(str(path))
+        refuse_unmeasurable(config, str(path))
+        with _remedy("check that the folder is complete, or download it again"):
+            return load_tokenizer(str(path))
+
+    tokenizer = tokenizer_of(inputs.target)
     if inputs.draft is not None:
-        draft = str(inputs.draft)
-        refuse_unmeasurable(load_model_config(draft), draft)
-        check_tokenizers(target, tokenizer, draft, load_tokenizer(draft))
+        drafting = tokenizer_of(inputs.draft)
+        with _remedy("give a draft with the target's tokenizer, or leave it out"):
+            check_tokenizers(str(inputs.target), tokenizer, str(inputs.draft), drafting)
     rule = EndpointRule(
         name=inputs.endpoint,
         served_models=inputs.served_models,
@@ -149,3 +160,12 @@ def _survey(inputs: TrialInputs, sample: Sample) -> Survey:
         **GatePolicy().rule_parts(),
     )
     return survey_sample(sample, rule, tokenizer, os.urandom(32))
+
+
+@contextmanager
+def _remedy(remedy: str) -> Iterator[None]:
+    """What a user can do about a model that is refused within."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{error}; {remedy}") from error
