@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from shadowspec import text as words
@@ -21,6 +21,9 @@ from shadowspec.reports.report.report_model import Distribution, EndpointReport,
 from shadowspec.reports.shared_values import UNMATCHED, Funnel
 from shadowspec.types import FunnelCounter, Verdict
 from shadowspec.types.engine_rules import rule_texts
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 OUTCOME_MARK = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}
 MEASURE_TERM = {
@@ -77,6 +80,8 @@ def render_html(report: Report) -> str:
 
 def template_environment(vocabulary: Mapping[str, object]) -> Environment:
     """Where the templates of reports are; they may say these things besides the report's own values."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # `gate` prints tables of this package without it
+
     environment = Environment(
         loader=PackageLoader("shadowspec.reports"),
         autoescape=True,
