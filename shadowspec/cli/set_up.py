@@ -308,6 +308,7 @@ def _models(config: Config) -> str:
     from dataclasses import replace
 
     from shadowspec.app.before_loading import load_scorers, name_loads, require_endpoints
+    from shadowspec.engine.device import choose_device
     from shadowspec.engine.ordinary import are_settled
 
     require_endpoints(config)
@@ -316,8 +317,9 @@ def _models(config: Config) -> str:
         return "no endpoint is measured in this process"
     load_scorers(replace(config, endpoints=in_process))
     _device(config)  # nothing can be loaded onto one that is not there
+    is_on_cpu = choose_device(config.engine.device).type == "cpu"
     pairs = {(endpoint.target, endpoint.candidates) for endpoint in in_process.values()}
-    settled = {pair for pair in pairs if config.engine.passes == "dynamic" and are_settled(*pair)}
+    settled = {pair for pair in pairs if config.engine.passes == "dynamic" and are_settled(*pair, is_on_cpu=is_on_cpu)}
     unsettled = {
         name: endpoint for name, endpoint in in_process.items() if (endpoint.target, endpoint.candidates) not in settled
     }

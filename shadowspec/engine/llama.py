@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
@@ -19,6 +19,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 from shadowspec.engine.forward import FINAL, side_by_side
 from shadowspec.engine.kv_cache import RaggedCache, RaggedLayer
 from shadowspec.engine.llama_layer import Matrix, Norm, adopt_layer, projections, rotation_table, select_rotations
+from shadowspec.engine.ordinary import LEAST_COMPILED
 
 if TYPE_CHECKING:
     from shadowspec_kernels.llama_cpu import CompiledLlama, WeightMemory
@@ -28,10 +29,6 @@ log = logging.getLogger(__name__)
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 # Angles that depend on the position alone; the others ("dynamic", "longrope") change with the longest row.
 STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# Entries of the weights that a step multiplies (128 MiB) from which on compiled code runs a model on a CPU: beyond the
-# caches of most processors, where the memory sets the pace.  The number is fixed, so that a model has the same forward
-# on every machine.
-LEAST_COMPILED: Final = 2**25
 
 
 def why_not_direct(model: Any) -> str | None:

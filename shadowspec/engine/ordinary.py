@@ -27,6 +27,10 @@ USUAL_SIZE_RATIOS: Final = (
     4.0,
     10.0,
 )  # target over draft: below, a pass of the draft costs much; above, it seldom agrees
+# Entries of the weights that a step multiplies (128 MiB) from which on compiled code runs a model on a CPU: beyond the
+# caches of most processors, where the memory sets the pace.  The number is fixed, so that a model has the same forward
+# on every machine.
+LEAST_COMPILED: Final = 2**25
 # What a config of the family may set, with the value that changes nothing.  `None` and an absent key do not either.
 NEUTRAL: Final[Mapping[str, object]] = {
     "hidden_act": "silu",
@@ -56,15 +60,20 @@ class _Folder:
     tokenizer: tuple[bytes | None, ...]  # the content of TOKENIZER_FILES
 
 
-def are_settled(target_path: str, candidates: Sequence[SpeculationConfig]) -> bool:
+def are_settled(target_path: str, candidates: Sequence[SpeculationConfig], *, is_on_cpu: bool) -> bool:
     """Whether the files alone show that a target and its candidates can be measured, and that nothing would be warned
     of; where they do not, only loading tells.
+
+    On a CPU that includes whether the compiled forward, which runs large models there, can be built.
     """
     target = _read(Path(target_path))
-    return target is not None and all(_is_settled(target, candidate) for candidate in candidates)
+    if target is None or (is_on_cpu and target.num_parameters >= LEAST_COMPILED):
+        return False
+    return all(_is_settled(target, candidate) for candidate in candidates)
 
 
 def _is_settled(target: _Folder, candidate: SpeculationConfig) -> bool:
+    """Of a draft too: it is smaller than its target."""
     if candidate.backend != "torch":
         return False
     if candidate.draft is None:

@@ -58,6 +58,7 @@ WITH_TORCH: dict[str, list[str]] = {
     "demo": ["--out", "demo"],
     "doctor": [],
     "run": ["traffic.jsonl"],
+    "try": ["--target", "{target}", "--traffic", "traffic.jsonl", "--serving-engine", "shadowspec-torch"],
     "worker": [],
     "replay": ["traffic.jsonl"],
     "profile-device": [],
@@ -196,7 +197,8 @@ def start(workspace: Workspace, commands: dict[str, list[str]]) -> dict[str, Sta
         added = CONFIG.format(port=closed.getsockname()[1], target=target)
         path.write_text(path.read_text(encoding="utf-8") + added, encoding="utf-8")
         port = str(taken.getsockname()[1])
-        filled = {words: [each.replace("{taken_port}", port) for each in given] for words, given in commands.items()}
+        values = {"taken_port": port, "target": target}
+        filled = {words: [each.format(**values) for each in given] for words, given in commands.items()}
         return probe(workspace.folder, filled, REFUSED)
 
 

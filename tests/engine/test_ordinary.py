@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ from transformers import (
 from transformers.models.auto import AutoModelForCausalLM
 
 from shadowspec.demo import DRAFT, HEADS, TARGET
-from shadowspec.engine import Models
-from shadowspec.engine.ordinary import are_settled
+from shadowspec.engine import Models, ordinary
 from shadowspec.types import SpeculationConfig, VerifyRule
 from shadowspec.types.measuring_settings import EngineSettings
 from tests.small_models import letter_tokenizer
 
 CPU = EngineSettings(device="cpu")
+
+
+def are_settled(target: str, candidates: Sequence[SpeculationConfig], *, is_on_cpu: bool = True) -> bool:
+    return ordinary.are_settled(target, candidates, is_on_cpu=is_on_cpu)
 
 
 def candidate(draft: Path | str | None, proposer: str = "draft_model", **changes: Any) -> SpeculationConfig:
@@ -170,3 +173,9 @@ def test_candidates_that_are_loaded_to_be_judged() -> None:
         candidate(DRAFT, backend="triton"),
     ):
         assert not are_settled(str(TARGET), [wanted]), wanted
+
+
+def test_on_a_cpu_a_model_that_compiled_code_runs_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordinary, "LEAST_COMPILED", 1)
+    assert not are_settled(str(TARGET), [])
+    assert are_settled(str(TARGET), [], is_on_cpu=False)
