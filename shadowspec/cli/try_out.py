@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -100,7 +101,9 @@ def _print_plan(trial: Trial) -> None:
     from shadowspec.cli.set_up import verdicts_for
     from shadowspec.text import plain_text, plural, span_text
 
-    inputs, survey = trial.inputs, trial.survey
+    inputs, survey, others = trial.inputs, trial.survey, trial.others
+    # Records of other models are named by their models.
+    refused = Counter({name: number for name, number in survey.refused.items() if name != "other_model" or not others})
     num_requests, num_sessions = len(survey.requests), len(survey.sessions)
     sampled = "" if trial.sample.scale == 1.0 else f" in the first {trial.sample.num_sampled:,} lines"
     span = span_text((survey.last - survey.first).total_seconds())
@@ -109,8 +112,8 @@ def _print_plan(trial: Trial) -> None:
     lines = [
         f"{plural(num_requests, 'usable request')} of {plural(num_sessions, 'session')}{sampled}, {span}, "
         f"model {', '.join(inputs.served_models)}",
-        *([f"not usable: {refusals(survey.refused)}"] if survey.refused else []),
-        *([f"other models in the file, left out: {', '.join(trial.others)} (--model NAME)"] if trial.others else []),
+        *([f"not usable: {refusals(refused)}"] if refused else []),
+        *([f"other models in the file, left out: {', '.join(others)} (--model NAME)"] if others else []),
         f"candidates: {candidates}; load: {inputs.concurrency} requests at once (--load); slices by: {labels}",
         f"serving engine: {verdicts_for(inputs.serving_engine)}",
         f"trial policy: verdicts speak of this recording only ({trial.config_path})",
