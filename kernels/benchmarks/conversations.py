@@ -121,15 +121,13 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload)
     flags = (*FLAGS, *arguments.vllm_flags.split())
+    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload, flags)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "traffic.jsonl").write_text(traffic(arguments.sessions), encoding="utf-8")
         servers = [
-            stack.enter_context(
-                closing(Server(environment, config, folder / f"server-{place}.log", is_fixed=True, flags=flags))
-            )
+            stack.enter_context(closing(Server(environment, config, folder / f"server-{place}.log", is_fixed=True)))
             for place, config in enumerate((None, PROBABILISTIC.speculative_config(DEPTH)))
         ]
         for server in servers:

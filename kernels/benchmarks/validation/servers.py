@@ -7,14 +7,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from shadowspec import demo
+from .pair import BUNDLED
 
 READY_S = 900.0  # to load, compile and answer, beside others on the same machine
 LOOK_S = 1.0
@@ -32,6 +32,7 @@ class Environment:
     python: Path
     threads: str  # VLLM_CPU_OMP_THREADS_BIND
     preload: str  # LD_PRELOAD
+    flags: tuple[str, ...] = ()  # further ones of every server
 
 
 class Server:
@@ -44,15 +45,13 @@ class Server:
         log: Path,
         *,
         is_fixed: bool,
-        flags: Sequence[str] = (),
-        target: Path = demo.TARGET,
+        target: Path = BUNDLED.target,
     ) -> None:
         """
         Args:
             speculative_config: None: it decodes plainly.
             is_fixed: with sampled speculation as it should be on a CPU (`mend`).
             log: what the server prints goes there.
-            flags: further ones of the server.
         """
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -72,7 +71,7 @@ class Server:
             "--model", str(target), "--served-model-name", SERVED_MODEL, "--dtype", "float32",
             "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(SLOTS),
             "--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log",
-            "--enable-per-request-metrics", "--enable-prompt-tokens-details", *flags,
+            "--enable-per-request-metrics", "--enable-prompt-tokens-details", *environment.flags,
         ]  # fmt: skip
         if speculative_config is not None:
             command += ["--speculative-config", speculative_config, "--per-request-spec-decode-metrics", "detailed"]
@@ -140,9 +139,16 @@ class Server:
 
 
 @contextmanager
-def running(environment: Environment, speculative_config: str | None, log: Path, *, is_fixed: bool) -> Iterator[Server]:
+def running(
+    environment: Environment,
+    speculative_config: str | None,
+    log: Path,
+    *,
+    is_fixed: bool,
+    target: Path = BUNDLED.target,
+) -> Iterator[Server]:
     """A server that answers, and ends with the block."""
-    server = Server(environment, speculative_config, log, is_fixed=is_fixed)
+    server = Server(environment, speculative_config, log, is_fixed=is_fixed, target=target)
     try:
         server.await_ready()
         yield server
