@@ -140,6 +140,10 @@ bench-replay: $(VENV)/.installed-base ## Hold replay against the loop on the bun
 bench-server-costs: $(VENV)/.installed-base ## Hold what profile-server predicts against vLLM's servers (ARGS="--vllm-python PATH"; nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/server_costs.py $(ARGS)
 
+.PHONY: bench-server-verdicts
+bench-server-verdicts: $(VENV)/.installed-base ## Decide endpoints through two of vLLM's servers under the default policy, and structured output (ARGS="--vllm-python PATH"; nothing else may run meanwhile)
+	$(BIN)/python kernels/benchmarks/server_verdicts.py $(ARGS)
+
 .PHONY: bench-conversations
 bench-conversations: $(VENV)/.installed-base ## Measure four-turn conversations through vLLM's servers with their prefix caches (ARGS="--vllm-python PATH")
 	$(BIN)/python kernels/benchmarks/conversations.py $(ARGS)

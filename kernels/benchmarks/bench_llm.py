@@ -36,10 +36,10 @@ from real_model.engines import (
     DRAFT,
     IN_PROCESS,
     LLAMACPP,
-    MAX_HYPOTHESES,
     NGRAM,
     RUNS,
     VLLM,
+    Pair,
     Way,
     llama_servers,
     vllm_servers,
@@ -50,7 +50,6 @@ from real_model.prompts import ENDPOINT, LABEL, MEASURED, PROMPTS, TRAINING, rea
 from real_model.results import LEVEL, cells
 from rich.console import Console
 from validation.llamacpp.servers import Binary
-from validation.pair import Pair
 from validation.servers import Environment
 
 FOLDER = Path("build/real-model")
@@ -220,10 +219,10 @@ def measure_in_process(bench: Bench) -> None:
             measure(bench, write_config(folder, IN_PROCESS, bench.pair, ways, bench.max_tokens))
 
 
-def measure_vllm(bench: Bench, environment: Environment) -> None:
+def measure_vllm(bench: Bench, environment: Environment, extra: list[str]) -> None:
     """Through two of vLLM's servers."""
     for ways, folder in waiting(bench, VLLM):
-        with timed(bench, folder.name), vllm_servers(environment, bench.pair, ways[0], folder) as servers:
+        with timed(bench, folder.name), vllm_servers(environment, bench.pair, ways[0], folder, extra) as servers:
             measure(bench, write_config(folder, VLLM, bench.pair, ways, bench.max_tokens, servers))
 
 
@@ -256,7 +255,6 @@ def document(bench: Bench) -> dict[str, Any]:
         "requests_per_class": bench.requests,
         "max_tokens": bench.max_tokens,
         "logged_tokens": bench.logged_tokens,
-        "max_hypotheses": MAX_HYPOTHESES,
         "machine": machine(),
         "parts": parts,
         "mean_load": sum(loads) / len(loads) if loads else 0.0,
@@ -383,8 +381,8 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     if "in-process" in given.parts:
         measure_in_process(bench)
     if "vllm" in given.parts and given.vllm_python is not None:
-        flags = tuple(shlex.split(given.vllm_options))
-        measure_vllm(bench, Environment(given.vllm_python, given.vllm_threads, "", flags))
+        environment = Environment(given.vllm_python, given.vllm_threads, "")
+        measure_vllm(bench, environment, shlex.split(given.vllm_options))
     if "llama" in given.parts and given.llama_server is not None:
         if given.llama_source is None:
             parser.error("--llama-server needs --llama-source, which has the converter")
@@ -393,7 +391,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
         there = [each for each in astuple(bench.pair) if each.exists()]
         files = [gguf_of(each, given.llama_source, given.llama_python, folder) for each in there]
         measure_llamacpp(bench, Binary(given.llama_server, files[0], files[-1], given.threads))
-    found = document(bench) | {"note": given.note, "vllm_options": given.vllm_options}
+    found = document(bench) | {"note": given.note}
     given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     write_page(found, given.docs)
 

@@ -15,7 +15,6 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 from bundled import answered, run_command
 from rich.console import Console
 from rich.table import Table
-from validation.servers import MAX_MODEL_LEN, SERVED_MODEL, Environment, Server, vllm_version
+from validation.servers import MAX_MODEL_LEN, SERVED_MODEL, Environment, both_arms, vllm_version
 from validation.ways import PROBABILISTIC
 
 from shadowspec import demo
@@ -114,30 +113,23 @@ def measured(folder: Path) -> Mapping[str, Any]:
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm-python", type=Path, required=True, help="the interpreter of vLLM's own environment")
-    parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
-    parser.add_argument("--vllm-preload", default="", metavar="LIBRARY:...", help="what its CPU guide has preloaded")
+    Environment.add_options(parser)
     parser.add_argument("--vllm-flags", default="", help="further flags of both servers, separated by spaces")
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    environment = Environment.of(arguments)
     flags = (*FLAGS, *arguments.vllm_flags.split())
-    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload, flags)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         (folder / "traffic.jsonl").write_text(traffic(arguments.sessions), encoding="utf-8")
-        servers = [
-            stack.enter_context(closing(Server(environment, config, folder / f"server-{place}.log", is_fixed=True)))
-            for place, config in enumerate((None, PROBABILISTIC.speculative_config(DEPTH)))
-        ]
-        for server in servers:
-            server.await_ready()
-        text = CONFIG.format(
-            folder=folder, turns=TURNS, target=demo.TARGET, draft=demo.DRAFT, served=SERVED_MODEL, depth=DEPTH,
-            length=MAX_MODEL_LEN, baseline_url=servers[0].url, speculative_url=servers[1].url,
-        )  # fmt: skip
-        (folder / "shadowspec.toml").write_text(text, encoding="utf-8")
-        found = measured(folder)
+        with both_arms(environment, PROBABILISTIC.speculative_config(DEPTH), folder, flags) as (baseline, speculative):
+            text = CONFIG.format(
+                folder=folder, turns=TURNS, target=demo.TARGET, draft=demo.DRAFT, served=SERVED_MODEL, depth=DEPTH,
+                length=MAX_MODEL_LEN, baseline_url=baseline.url, speculative_url=speculative.url,
+            )  # fmt: skip
+            (folder / "shadowspec.toml").write_text(text, encoding="utf-8")
+            found = measured(folder)
     results = {
         "engine": f"vllm {vllm_version(environment)}",
         "num_speculative_tokens": DEPTH,

@@ -17,7 +17,6 @@ import os
 import platform
 import statistics
 import tempfile
-from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 from bundled import answered, run_command
 from rich.console import Console
 from rich.table import Table
-from validation.servers import SERVED_MODEL, Environment, Server
+from validation.servers import SERVED_MODEL, Environment, Server, both_arms
 from validation.ways import PROBABILISTIC
 
 from shadowspec import demo
@@ -116,26 +115,17 @@ def predicted(folder: Path, endpoint: str, rounds: int) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm-python", type=Path, required=True, help="the interpreter of vLLM's own environment")
-    parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
-    parser.add_argument("--vllm-preload", default="", metavar="LIBRARY:...", help="what its CPU guide has preloaded")
+    Environment.add_options(parser)
     parser.add_argument("--sessions", type=int, default=48, help="of every endpoint, a request each")
     parser.add_argument("--rounds", type=int, default=3, help="of the profile")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        configs = (None, PROBABILISTIC.speculative_config(DEPTH))
-        servers = [
-            stack.enter_context(closing(Server(environment, config, folder / f"server-{place}.log", is_fixed=True)))
-            for place, config in enumerate(configs)
-        ]
-        for server in servers:
-            server.await_ready()
-        (folder / "traffic.jsonl").write_text(traffic(arguments.sessions), encoding="utf-8")
-        (folder / "shadowspec.toml").write_text(configuration(folder, *servers), encoding="utf-8")
-        cells = predicted(folder, next(iter(demo.SERVED_MODELS)), arguments.rounds)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with both_arms(Environment.of(arguments), PROBABILISTIC.speculative_config(DEPTH), folder) as servers:
+            (folder / "traffic.jsonl").write_text(traffic(arguments.sessions), encoding="utf-8")
+            (folder / "shadowspec.toml").write_text(configuration(folder, *servers), encoding="utf-8")
+            cells = predicted(folder, next(iter(demo.SERVED_MODELS)), arguments.rounds)
     errors = [abs(cell["relative_error"]) for cell in cells]
     found = {
         "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},

@@ -12,41 +12,35 @@ accepted (`--per-request-spec-decode-metrics detailed`).  Our loop decodes the s
 baseline server's answers, and from the speculative server's own, what was to be accepted.
 
 **Speedup.**  The baseline server runs beside the speculative one; while one is timed the other is stopped (SIGSTOP), by
-blocks of the same requests at concurrency 1 and 8.  The prediction is our loop's steps times the server's
-costs, which come of other requests.  The engine in this process is timed on the same blocks.
+blocks of the same requests at concurrency 1 and 8: baseline, speculation, and the baseline again, which shows the
+machine's drift.  The prediction is our loop's steps times the server's costs, which come of other requests, right
+before and right after each block.  The engine in this process is timed on the same blocks.
 
 What was collected is kept in the folder `--raw` and not asked for again, so that this can be stopped and taken up.  At
 the end the results and docs/validation.md are written.  Without `--timed` ways the speedups of the results that are
-there are kept, with what they were timed on.  A fault (other tokens or counts where no model was in doubt) ends it with
-exit code 1.
-
-With `--target`, `--draft` and `--prompts` another pair answers greedy requests, without speedups; its results and its
-section of the page stand beside those of the bundled pair, which are kept.
+there are kept, with what they were timed on; with `--speedups-only` the acceptance is.  A fault (other tokens or counts
+where no model was in doubt) ends it with exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from decode import machine
-from real_model.prompts import tokenised
 from replay import prompts as traffic_prompts
 from validation.collecting import Prompt
-from validation.documents import REAL_MODEL, add_pair_options, finish, pair_of
+from validation.comparing import FAULT
 from validation.machine_lock import MachineLock
 from validation.ours import Ours
 from validation.page import write_page
-from validation.pair import Pair
-from validation.results import acceptance, greedy_equality, looped, shipped, speedups
+from validation.results import acceptance, looped, shipped, speedups
 from validation.servers import Environment, vllm_version
 from validation.timing import queues, time_ours
-from validation.visiting import Visits, visit_pair
+from validation.visiting import Visits
 from validation.ways import DEPTHS, WAYS
 
 RAW = Path("build/validation")
@@ -74,32 +68,6 @@ def by_slice(prompts: list[tuple[str, Prompt]]) -> dict[str, list[Prompt]]:
     return found
 
 
-def setting(environment: Environment, requests: int, max_tokens: int) -> dict[str, Any]:
-    """What was asked, and of what."""
-    return {
-        "requests": requests,
-        "max_tokens": max_tokens,
-        "machine": machine(),
-        "vllm": {"vllm": vllm_version(environment), "threads_bind": environment.threads}
-        | {"preloaded": [Path(each).name for each in environment.preload.split(":") if each]}
-        | {"flags": list(environment.flags)},
-    }
-
-
-def validate_pair(pair: Pair, environment: Environment, arguments: argparse.Namespace) -> None:
-    """Greedy requests to another pair, and its place in the results."""
-    raw = arguments.raw / REAL_MODEL
-    raw.mkdir(parents=True, exist_ok=True)
-    prompts = tokenised(arguments.prompts, arguments.requests, pair.target)
-    ways = [way for way in WAYS if way.is_greedy]
-    only = [prompt for _, prompt in prompts]
-    visited = [way for way in ways if way.name in arguments.ways]
-    visit_pair(raw, environment, pair, visited, arguments.depths, only, arguments.tokens)
-    found = setting(environment, len(prompts), arguments.tokens)
-    found |= greedy_equality(raw, Ours(pair), ways, arguments.depths, only, arguments.tokens)
-    finish(found, pair, arguments.out, arguments.docs, write_page)
-
-
 def main() -> None:
     """Collect what is missing, compare, and write results, page and picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,53 +84,63 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--portions", type=int, default=4, help="blocks of every slice, K and load")
     parser.add_argument("--small", action="store_true", help="a quick try: 24 requests, 16 tokens, 2 portions")
+    parser.add_argument(
+        "--speedups-only", action="store_true", help="keep the acceptance of the results that are there"
+    )
     parser.add_argument("--raw", type=Path, default=RAW, help="what was collected (default: %(default)s)")
     parser.add_argument(
         "--lock", type=Path, help="taken exclusively (flock) while something is timed, else shared: for shared machines"
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
-    parser.add_argument("--vllm-options", default="", help="further ones of its servers, such as --enforce-eager")
-    add_pair_options(parser)
-    names = [way.name for way in WAYS if way.is_greedy]
-    parser.add_argument("--ways", nargs="*", choices=names, default=names, help="of another pair: collect these alone")
     arguments = parser.parse_args()
-    pair = pair_of(parser, arguments)
     if arguments.small:
         arguments.requests, arguments.tokens, arguments.portions = 24, 16, 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
-    flags = tuple(shlex.split(arguments.vllm_options))
-    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload, flags)
-    if pair is not None:
-        validate_pair(pair, environment, arguments)
-        return
+    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload)
     lock = MachineLock(arguments.lock)
     arguments.raw.mkdir(parents=True, exist_ok=True)
     prompts, for_costs = chosen(arguments.requests)
     only = [prompt for _, prompt in prompts]
     ways = [way for way in WAYS if way.name in arguments.timed]
     portions = [queues(by_slice(prompts), for_costs, number) for number in range(arguments.portions)]
-    Visits(arguments.raw, environment, lock, only, arguments.tokens, ways, portions).make(arguments.depths)
+    collects = not arguments.speedups_only
+    Visits(arguments.raw, environment, lock, only, arguments.tokens, ways, portions, collects=collects).make(
+        arguments.depths
+    )
     ours = Ours()
     for way in ways:
-        for depth in DEPTHS:
+        for depth in arguments.depths:
             time_ours(arguments.raw, ours, way, depth, portions, arguments.tokens, lock)
-    document = setting(environment, len(prompts), arguments.tokens)
-    document |= acceptance(arguments.raw, ours, prompts, arguments.tokens, lock)
-    document["shipped"] = shipped(arguments.raw, ours, only, lock)
+    earlier = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
+    if collects:
+        document = {
+            "requests": len(prompts),
+            "max_tokens": arguments.tokens,
+            "machine": machine(),
+            "vllm": {"vllm": vllm_version(environment), "threads_bind": arguments.vllm_threads}
+            | {"preloaded": [Path(each).name for each in arguments.vllm_preload.split(":") if each]},
+        }
+        document |= acceptance(arguments.raw, ours, prompts, arguments.tokens, lock)
+        document["shipped"] = shipped(arguments.raw, ours, only, lock)
+    else:
+        document = dict(earlier)
     found = []
     for way in ways:
         loops = {
             depth: dict(zip(only, looped(arguments.raw, ours, way, only, arguments.tokens, depth), strict=True))
-            for depth in DEPTHS
+            for depth in arguments.depths
         }
         found.append(speedups(arguments.raw, way, portions, loops))
     document["speedups"] = [each for each in found if each is not None]
-    document["timed_on"] = document["machine"]
-    if not document["speedups"] and arguments.out.exists():
-        earlier = json.loads(arguments.out.read_text(encoding="utf-8"))
+    document["timed_on"] = machine()
+    if not document["speedups"] and earlier:
         document["speedups"], document["timed_on"] = earlier["speedups"], earlier.get("timed_on", earlier["machine"])
-    finish(document, None, arguments.out, arguments.docs, write_page)
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_page(document, arguments.docs)
+    faults = [each for item in document["equality"] for each in item["differences"] if each["kind"] == FAULT]
+    if faults:
+        sys.exit(f"{len(faults)} requests differ where no model was in doubt; {arguments.out} names them")
 
 
 if __name__ == "__main__":

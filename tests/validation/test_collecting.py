@@ -16,11 +16,10 @@ from kernels.benchmarks.validation import machine_lock, timing, visiting
 from kernels.benchmarks.validation.collecting import GREEDY_REGIME, SAMPLED_REGIME, collected
 from kernels.benchmarks.validation.counted import Counted
 from kernels.benchmarks.validation.machine_lock import MachineLock
-from kernels.benchmarks.validation.pair import BUNDLED, Pair
-from kernels.benchmarks.validation.predicting import COSTS, Place
+from kernels.benchmarks.validation.predicting import Place
 from kernels.benchmarks.validation.servers import SERVED_MODEL, Environment
 from kernels.benchmarks.validation.timing import queues, timed_blocks, timed_name
-from kernels.benchmarks.validation.visiting import Visits, visit_pair
+from kernels.benchmarks.validation.visiting import Visits
 from kernels.benchmarks.validation.ways import BASELINE, WAYS, Way
 from tests.servers.fake_server import FakeServer, running
 
@@ -46,12 +45,9 @@ class Stand:
     servers: list[Stopped] = field(default_factory=list)
     configs: list[str | None] = field(default_factory=list)
     mended: list[bool] = field(default_factory=list)
-    targets: list[Path] = field(default_factory=list)
 
     @contextmanager
-    def running(
-        self, _: Environment, config: str | None, __: Path, *, is_fixed: bool, target: Path = BUNDLED.target
-    ) -> Iterator[Stopped]:
+    def running(self, _: Environment, config: str | None, __: Path, *, is_fixed: bool) -> Iterator[Stopped]:
         server = Stopped(json.loads(config)["num_speculative_tokens"] if config else 0, model=SERVED_MODEL)
         server.pause = lambda: setattr(server, "is_stopped", True)  # type: ignore[attr-defined]
         server.resume = lambda: setattr(server, "is_stopped", False)  # type: ignore[attr-defined]
@@ -59,7 +55,6 @@ class Stand:
         self.servers.append(server)
         self.configs.append(config)
         self.mended.append(is_fixed)
-        self.targets.append(target)
         with running(server):
             yield server
 
@@ -76,10 +71,10 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
     return rig
 
 
-def visit(folder: Path, depths: Sequence[int], timed: Sequence[Way] = ()) -> None:
+def visit(folder: Path, depths: Sequence[int], timed: Sequence[Way] = (), *, collects: bool = True) -> None:
     slices = {"a": PROMPTS[:2], "b": PROMPTS[2:]}
     portions = [queues(slices, slices, number) for number in range(2)]
-    Visits(folder, HERE, MachineLock(None), PROMPTS, 12, timed, portions).make(depths)
+    Visits(folder, HERE, MachineLock(None), PROMPTS, 12, timed, portions, collects=collects).make(depths)
 
 
 def test_every_deployment_is_asked_once_and_kept(tmp_path: Path, stand: Stand) -> None:
@@ -129,13 +124,14 @@ def test_servers_are_timed_one_at_a_time(tmp_path: Path, stand: Stand) -> None:
     for depth in (2, 4):
         blocks, idle = timed_blocks(tmp_path, timed_name(way, depth))
         assert idle == 0.0
-        assert {(block.place, block.slice, block.number) for block in blocks} == {
-            (Place(load, literal), name, number)
+        assert [(block.place, block.turn, block.is_for_costs) for block in blocks] == [
+            (Place(load, at), turn, is_for_costs)
+            for _ in range(2)  # portions
+            for _ in range(2)  # slices
+            for turn, at in enumerate((0, depth, 0))
             for load in (1, 2)
-            for literal in (0, depth)
-            for name in ("a", "b", COSTS)
-            for number in (0, 1)
-        }
+            for is_for_costs in (True, False, True)
+        ]
         for block in blocks:
             for each in block.requests:
                 assert each.decode_ms > 0.0
@@ -150,18 +146,9 @@ def test_servers_are_timed_one_at_a_time(tmp_path: Path, stand: Stand) -> None:
     assert [server.num_speculative_tokens for server in stand.servers[8:]] == [0, 4]
 
 
-def test_another_pair_is_asked_greedily_through_servers_of_its_own(tmp_path: Path, stand: Stand) -> None:
-    pair = Pair(tmp_path / "target", tmp_path / "draft")
-    ways = [way for way in WAYS if way.is_greedy]
-    for _ in range(2):
-        visit_pair(tmp_path, HERE, pair, ways, (4,), PROMPTS, 12)
-    assert [json.loads(config or "") for config in stand.configs] == [
-        {"method": "draft_model", "model": str(pair.draft), "num_speculative_tokens": 4},
-        {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 4},
-    ], "what is there is not asked for again"
-    assert stand.targets == [pair.target] * 2
-    assert [body["temperature"] for server in stand.servers for body in server.bodies] == [0.0] * 8
-    for way in ways:
-        answers = collected(tmp_path, way.served.name, 4, GREEDY_REGIME)
-        assert answers is not None
-        assert all(len(each.tokens) == 12 and each.drafted for each in answers)
+def test_what_is_timed_alone_is_not_collected(tmp_path: Path, stand: Stand) -> None:
+    visit(tmp_path, (2, 4), (WAYS[0],), collects=False)
+    assert [server.num_speculative_tokens for server in stand.servers] == [0, 2, 4]
+    assert {path.name for path in tmp_path.glob("*.json")} == {
+        f"timed-greedy-k{depth}-{number}.json" for depth in (2, 4) for number in range(2)
+    }

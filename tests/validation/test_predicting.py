@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from kernels.benchmarks.validation.predicting import (
-    COSTS,
     Costs,
     Place,
     Steps,
@@ -50,29 +49,26 @@ def test_one_kind_of_step_costs_total_time_over_steps() -> None:
     assert found.plain_step_ms == 0.0
 
 
-def test_only_requests_of_the_costs_are_looked_at() -> None:
-    cheap, dear = request(10, 10, 0, TRUE), TimedRequest(Steps(10, 10, 0), 900.0, 900.0)
-    other = request(50, 10, 0, TRUE)
-    place = Place(1, 0)
-    costs = costs_of([TimedBlock(place, COSTS, 0, (cheap, other)), TimedBlock(place, "code", 0, (dear,))])
-    assert list(costs) == [place]
-    assert costs[place].plain_step_ms == pytest.approx(3.0)
-
-
-def test_a_slice_has_prices_of_its_own() -> None:
-    place = Place(1, 0)
-    dear = TimedRequest(Steps(10, 10, 0), 1.0, 50.0)
-    blocks = [TimedBlock(place, COSTS, 0, (request(10, 10, 0, TRUE),)), TimedBlock(place, "code", 0, (dear,))]
-    assert costs_of(blocks, "code")[place].plain_step_ms == pytest.approx(5.0)
+def test_every_place_has_costs() -> None:
+    cheap, dear = (10, 3.0), (20, 9.0)  # steps, price
+    blocks = [
+        TimedBlock(place, "code", 0, (TimedRequest(Steps(10, steps, 0), 1.0, steps * price),))
+        for place, (steps, price) in ((Place(1, 0), cheap), (Place(8, 0), dear))
+    ]
+    costs = costs_of(blocks)
+    assert {place: each.plain_step_ms for place, each in costs.items()} == pytest.approx(
+        {Place(1, 0): 3.0, Place(8, 0): 9.0}
+    )
 
 
 def test_prices_wander_from_the_cheapest_block_to_the_dearest() -> None:
-    def priced(place: Place, name: str, step_ms: float) -> TimedBlock:
-        return TimedBlock(place, name, 0, (TimedRequest(Steps(10, 10, 0), 1.0, 10 * step_ms),))
+    def priced(place: Place, step_ms: float, *, is_for_costs: bool = True) -> TimedBlock:
+        requests = (TimedRequest(Steps(10, 10, 0), 1.0, 10 * step_ms),)
+        return TimedBlock(place, "code", 0, requests, is_for_costs=is_for_costs)
 
     alone = Place(1, 0)
-    others = [priced(alone, "code", 90.0), priced(Place(8, 0), COSTS, 90.0), priced(Place(1, 4), COSTS, 90.0)]
-    assert price_spread([priced(alone, COSTS, 3.0), priced(alone, COSTS, 4.5), *others]) == pytest.approx(1.5)
+    others = [priced(alone, 90.0, is_for_costs=False), priced(Place(8, 0), 90.0), priced(Place(1, 4), 90.0)]
+    assert price_spread([priced(alone, 3.0), priced(alone, 4.5), *others]) == pytest.approx(1.5)
 
 
 def test_a_prediction_is_the_ratio_of_total_times() -> None:
@@ -97,6 +93,11 @@ def test_a_measured_speedup_pairs_blocks_by_number() -> None:
     )
     assert found.blocks == 3
     assert found.excludes_one
+
+
+def test_both_turns_of_the_baseline_count() -> None:
+    base = [block(0, number, milliseconds) for number in range(2) for milliseconds in (100.0, 140.0)]
+    assert measured_speedup(base, [block(4, number, 100.0) for number in range(2)]).value == pytest.approx(1.2)
 
 
 def test_a_prediction_lies_within_the_interval_or_not() -> None:
@@ -127,17 +128,17 @@ def test_predictions_are_judged_by_size_and_by_sign(
     assert (found["is_close"], found["sign_is_right"]) == (is_close, sign)
 
 
-def test_a_portion_holds_every_slice_and_load_and_other_requests_for_the_costs() -> None:
+def test_a_portion_holds_every_slice_and_load_between_other_requests_for_the_costs() -> None:
     slices = {name: [(place, start) for place in range(50)] for start, name in enumerate(("a", "b"), start=10)}
-    others = {name: [(place, start) for place in range(50)] for start, name in enumerate(("a", "b"), start=20)}
-    block_queues = queues(slices, others, 1)
-    assert [(queue.slice, queue.concurrency) for queue in block_queues if queue.slice != COSTS] == [
-        (name, load) for name in slices for load in CONCURRENCIES
-    ]
-    for queue in block_queues:
-        if queue.slice == COSTS:
-            assert len(queue.prompts) == COST_REQUESTS[queue.concurrency]
-            assert {prompt[1] for prompt in queue.prompts} == {20, 21}
-        else:
+    others = {name: [(place, start) for place in range(500)] for start, name in enumerate(("a", "b"), start=20)}
+    portions = [queues(slices, others, number) for number in range(2)]
+    for portion in portions:
+        assert [queue.cell for queue in portion] == [(name, load) for name in slices for load in CONCURRENCIES]
+        for queue in portion:
             assert len(queue.prompts) == REQUESTS_PER_SLOT[queue.concurrency] * queue.concurrency
+            for prompts in queue.around:
+                assert len(prompts) == COST_REQUESTS[queue.concurrency]
+                assert {prompt[1] for prompt in prompts} == {20, 21}
+    around = [prompts for portion in portions for prompts in portion[0].around]
+    assert len(set().union(*around)) == sum(map(len, around)), "none of them comes twice"
     assert next_of([(row,) for row in range(5)], 3, 1) == ((3,), (4,), (0,))

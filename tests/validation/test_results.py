@@ -16,8 +16,8 @@ from kernels.benchmarks.validation.comparing import FAULT
 from kernels.benchmarks.validation.machine_lock import MachineLock
 from kernels.benchmarks.validation.ours import Ours
 from kernels.benchmarks.validation.page import PAGE, PICTURE, write_page
-from kernels.benchmarks.validation.predicting import COSTS, Costs, Place, Steps, TimedBlock, TimedRequest
-from kernels.benchmarks.validation.results import acceptance, greedy_equality, speedups
+from kernels.benchmarks.validation.predicting import Costs, Place, Steps, TimedBlock, TimedRequest
+from kernels.benchmarks.validation.results import acceptance, speedups
 from kernels.benchmarks.validation.timing import Queue, keep_portion, timed_name
 from kernels.benchmarks.validation.ways import BASELINE, DEPTHS, NGRAM_MAX, NGRAM_MIN, WAYS, Way, raw_file
 from shadowspec.engine.batch import Request
@@ -129,16 +129,6 @@ def test_a_server_that_steps_as_we_do_is_equal_in_everything(ours: Ours, collect
         assert (cell["replay_by_default"] is None) == (cell["way"] == "greedy")
 
 
-def test_another_pair_is_held_against_the_loop_without_a_baseline(ours: Ours, collected_folder: Path) -> None:
-    ways = [way for way in WAYS if way.is_greedy]
-    found = greedy_equality(collected_folder, ours, ways, (4,), [prompt for _, prompt in prompts()], MAX_TOKENS)
-    whole = acceptance(collected_folder, ours, prompts(), MAX_TOKENS, MachineLock(None))
-    assert found["equality"] == [row for row in whole["equality"] if row["K"] == 4]
-    assert {name: whole[name] for name in found if name != "equality"} == {
-        name: value for name, value in found.items() if name != "equality"
-    }
-
-
 def test_a_server_that_counts_another_step_is_a_fault(ours: Ours, collected_folder: Path, tmp_path: Path) -> None:
     for path in collected_folder.glob("*.json"):
         (tmp_path / path.name).write_text(path.read_text())
@@ -161,16 +151,16 @@ def test_speedups_are_predicted_from_other_requests_than_those_that_are_timed(ou
     loops = {depth: dict(zip(texts, ours.loop(way, texts, MAX_TOKENS, depth, 0), strict=True)) for depth in DEPTHS}
     prices = {0: Costs(2.0, 0.1, 3.0, 0.0)} | {depth: Costs(3.0, 0.1, 0.0, 4.0 + depth) for depth in DEPTHS}
 
-    def timed(steps: Steps, depth: int) -> TimedRequest:
+    def timed(steps: Steps, depth: int, slower: float) -> TimedRequest:
         cost = prices[depth]
         prefill = cost.first_token_ms + cost.prompt_token_ms * steps.num_prompt_tokens
-        return TimedRequest(steps, prefill, cost.end_to_end_ms(steps) - prefill)
+        return TimedRequest(steps, slower * prefill, slower * (cost.end_to_end_ms(steps) - prefill))
 
-    portions = [[Queue("first", 1, tuple(texts[:4])), Queue(COSTS, 1, ())] for _ in range(3)]
+    portions = [[Queue("first", 1, tuple(texts[:4]))] for _ in range(3)]
     for depth in DEPTHS:
         for number in range(3):
             blocks = []
-            for at in (0, depth):
+            for turn, at in enumerate((0, depth, 0)):
                 counted = [loops[depth][prompt].counts for prompt in texts[:4]]
                 steps = [
                     Steps(each.num_prompt_tokens, 0, each.num_drafts)
@@ -179,17 +169,22 @@ def test_speedups_are_predicted_from_other_requests_than_those_that_are_timed(ou
                     for each in counted
                 ]
                 others = [Steps(length, 0 if at else 9, 9 if at else 0) for length in (20, 40, 60)]
-                for name, every in (("first", steps), (COSTS, others)):
-                    blocks.append(TimedBlock(Place(1, at), name, number, tuple(timed(each, at) for each in every)))
+                # Each portion is slower than the one before, drafting the more so; as is the baseline's second turn.
+                slower = (3.0 if at else 2.0) ** number * (1.5 if turn == 2 else 1.0)
+                for every, is_for_costs in ((steps, False), (others, True)):
+                    requests = tuple(timed(each, at, slower) for each in every)
+                    blocks.append(TimedBlock(Place(1, at), "first", number, requests, turn, is_for_costs))
             keep_portion(tmp_path, timed_name(way, depth), number, blocks, 0.015)
     found = speedups(tmp_path, way, portions, loops)
     assert found is not None
     assert found["idle_cpu_share"] == 0.015
-    assert found["price_spread"] == pytest.approx(1.0)
+    assert found["price_spread"] == pytest.approx(6.0)
     assert [cell["K"] for cell in found["cells"]] == list(DEPTHS)
     for cell in found["cells"]:
-        assert cell["error"] == pytest.approx(0.0, abs=1e-9)
+        assert cell["error"] == pytest.approx(0.0, abs=1e-9), "prices are those of the turn"
         assert cell["error_at_own_prices"] == pytest.approx(0.0, abs=1e-9)
+        assert cell["baseline_again"]["measured"] == pytest.approx(1.0 / 1.5)
+        assert not cell["baseline_again"]["is_close"]
         assert cell["is_close"]
         assert cell["blocks"] == 3
         assert cell["in_process"] is None

@@ -12,13 +12,11 @@ from urllib.request import Request, urlopen
 
 import validation.llamacpp.servers as llamacpp
 from validation.llamacpp.servers import CONTEXT, Binary, running
-from validation.pair import Pair
 from validation.servers import SERVED_MODEL, Environment, Server
 
 from .prompts import ENDPOINT, LABEL
 
 NGRAM_MIN, NGRAM_MAX = 2, 4
-MAX_HYPOTHESES: Final = 16  # two candidates have ten: the endpoint and four classes each
 IN_PROCESS, VLLM, LLAMACPP = "shadowspec-torch", "vllm", "llama.cpp"
 _HEAD: Final = """\
 [database]
@@ -26,7 +24,6 @@ url = "sqlite:///{folder}/shadow.db"
 [privacy]
 hash_secret_file = "{folder}/secret"
 [gate]
-max_hypotheses = {max_hypotheses}
 min_span_s = 0.0
 timed_positions = 1
 entry_clusters = 4
@@ -98,6 +95,14 @@ RUNS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The target and the draft made for it, as folders."""
+
+    target: Path
+    draft: Path
+
+
 def write_config(
     folder: Path, engine: str, pair: Pair, ways: tuple[Way, ...], max_tokens: int, servers: str = ""
 ) -> Path:
@@ -109,9 +114,8 @@ def write_config(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "secret").write_text("a benchmark on public text has no secrets", encoding="utf-8")
     head = _HEAD.format(
-        folder=folder, endpoint=ENDPOINT, target=pair.target, label=LABEL, max_tokens=max_tokens, engine=engine,
-        max_hypotheses=MAX_HYPOTHESES,
-    )  # fmt: skip
+        folder=folder, endpoint=ENDPOINT, target=pair.target, label=LABEL, max_tokens=max_tokens, engine=engine
+    )
     path = folder / "shadowspec.toml"
     path.write_text(head + servers + "".join(way.section(engine, pair.draft) for way in ways), encoding="utf-8")
     return path
@@ -123,13 +127,14 @@ def served_section(baseline_url: str, speculative_url: str, model: str) -> str:
 
 
 @contextmanager
-def vllm_servers(environment: Environment, pair: Pair, way: Way, folder: Path) -> Iterator[str]:
+def vllm_servers(environment: Environment, pair: Pair, way: Way, folder: Path, extra: list[str]) -> Iterator[str]:
     """Two of vLLM's servers, without and with this candidate; gives the section that names them."""
+    options = {"target": pair.target, "flags": extra, "is_fixed": False}
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         servers = []
         for name, config in (("baseline", None), ("speculative", way.vllm_config(pair.draft))):
-            server = Server(environment, config, folder / f"{name}.log", is_fixed=False, target=pair.target)
+            server = Server(environment, config, folder / f"{name}.log", **options)
             servers.append(stack.enter_context(closing(server)))
             server.await_ready()  # one after the other, because the first compiles for both
         yield served_section(servers[0].url, servers[1].url, SERVED_MODEL)

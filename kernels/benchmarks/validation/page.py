@@ -7,7 +7,6 @@ from pathlib import Path
 
 from shadowspec import metrics
 
-from .documents import REAL_MODEL
 from .picture import picture
 from .tables import (
     Row,
@@ -111,6 +110,27 @@ _SPEEDUP = """\
 ## Speedup
 
 End to end by the client's clock, prefill included: vLLM's baseline over its speculative server on blocks of the same
+requests, four for each slot (two where eight run at once); the servers whose turn it is not are stopped (at most
+{idle:.1%} of a processor meanwhile). Each block goes through the baseline, the speculative server and the baseline
+again, within the same minute; `measured` is the mean over {blocks} such turns, with its 95% interval, of the two
+baseline times' mean over the speculative time.
+
+`predicted` is our loop's steps on these prompts times the servers' prices: for each load and K a line for the time to
+the first token in the prompt's length, and the price of a step. Prices come of other requests, of all slices, which go
+through each server right before and right after each block; what a minute took is predicted at the prices of that minute.
+`in process` is our engine's speedup on the same blocks: latency is a property of the engine. `*`: off by more than 10%.
+`!`: the wrong sign, where the interval excludes none.
+
+`at its prices` is the error of the same prediction with prices taken from the very blocks that it is held against: what
+is left of it is acceptance, and the form of the costs. The rest of `error` is prices that change between neighbouring
+blocks, and `baseline again` shows how much they do where nothing differs: the first of the two baseline times over the
+second, which would be 1 on a machine that does not drift. Of like blocks through the baseline server, one request at a
+time, the dearest step cost {spread:.1f} times the cheapest.
+"""
+_SPEEDUP_APART = """\
+## Speedup
+
+End to end by the client's clock, prefill included: vLLM's baseline over its speculative server on blocks of the same
 requests, four for each slot (three where eight run at once), that follow each other; the servers whose turn it is not
 are stopped (at most {idle:.1%} of a processor meanwhile). `measured` is the mean over blocks with its 95% interval.
 `predicted` is our loop's steps on these prompts times the server's costs, which come of other requests: for each load
@@ -121,7 +141,8 @@ sign, where the interval excludes none.
 `at its prices` is the error of the same prediction with prices taken from the very blocks that it is held against: what
 is left of it is acceptance, and the form of the costs. The rest of `error` is prices that change from one minute to
 the next: of like blocks through the baseline server, one request at a time, the dearest step cost {spread:.1f} times
-the cheapest.
+the cheapest. `make validate-vllm` now takes prices right before and right after each block, and sends the baseline's
+blocks twice to show that drift; these figures were timed before.
 """
 _NO_SPEEDUP = """\
 ## Speedup
@@ -129,26 +150,11 @@ _NO_SPEEDUP = """\
 Not measured here yet: predicted speedups are held against the servers' own on a machine that nobody else uses
 meanwhile. `make validate-vllm` takes up where it stopped.
 """
-_REAL_MODEL = """\
-## A real language model
-
-The same comparison of greedy requests with SmolLM2-135M-Instruct ([a real language model](real-model.md)): {requests}
-public prompts of four classes, as chats, with answers of up to {max_tokens} tokens and K of {depths}, in float32. The
-draft is the target without three of its 30 layers: it is nearly as dear as the target and makes nothing faster, but
-much of it is accepted, so that counts are held against counts. vLLM's further options: {flags}.
-
-    python kernels/benchmarks/real_model/dequantised.py FOLDER
-    python kernels/benchmarks/real_model/shortened.py FOLDER/model FOLDER/draft
-    make validate-vllm ARGS="--vllm-python PATH --target FOLDER/model --draft FOLDER/draft --depths {depths} \\
-        --prompts kernels/benchmarks/real_model/prompts.jsonl --requests {requests} --tokens {max_tokens}"
-
-{verdicts}
-"""
 
 
 def page(document: Row) -> str:
     """The page in Markdown."""
-    cells, speedups = document["cells"], document["speedups"]
+    cells, equality, speedups = document["cells"], document["equality"], document["speedups"]
     rules = {way: _rules_text(used) for way, used in document["drafting_rules"].items()}
     parts = [
         _HEAD.format(
@@ -156,14 +162,16 @@ def page(document: Row) -> str:
             serving_engine=document["serving_engine"],
             requests=document["requests"],
             max_tokens=document["max_tokens"],
-            depths=_depths(cells),
+            depths=", ".join(map(str, sorted({cell["K"] for cell in cells}))),
             vllm=document["vllm"]["vllm"],
             picture=PICTURE,
             verdicts="\n".join(f"- {line}" for line in verdicts(document)),
         ),
         _EQUALITY,
-        *_equality(document),
+        equality_table(equality),
     ]
+    if any(item["differences"] for item in equality):
+        parts += [_EXCEPTIONS.format(near_tie=document["near_tie_logit"]), exceptions_table(equality)]
     parts += [_OWN_OUTPUTS, own_outputs_table(document["own_outputs"]), _ACCEPTANCE.format(level=document["level"])]
     for way in dict.fromkeys(cell["way"] for cell in cells):
         parts += [f"### {way}\n", acceptance_table([cell for cell in cells if cell["way"] == way])]
@@ -177,47 +185,15 @@ def page(document: Row) -> str:
     parts += [differing, rules_table(cells)]
     idle = max((speedup["idle_cpu_share"] for speedup in speedups), default=0.0)
     spread = max((speedup["price_spread"] for speedup in speedups), default=1.0)
-    parts.append(_SPEEDUP.format(idle=idle, spread=spread) if speedups else _NO_SPEEDUP)
+    blocks = max((cell["blocks"] for speedup in speedups for cell in speedup["cells"]), default=0)
+    described = (_SPEEDUP if _is_calibrated(speedups) else _SPEEDUP_APART) if speedups else _NO_SPEEDUP
+    parts.append(described.format(idle=idle, spread=spread, blocks=blocks))
     for speedup in speedups:
         parts += [f"### {speedup['way']}\n", speedup_table(speedup["cells"])]
     if speedups and document["timed_on"] != document["machine"]:
         parts.append(f"Speedups were timed earlier: {_machine_text(document['timed_on'])}.\n")
-    parts.append(_ran_on(document))
-    if REAL_MODEL in document:
-        parts += _real_model(document[REAL_MODEL])
+    parts.append(f"{_machine_text(document['machine'])}; vLLM's threads: {document['vllm']['threads_bind']}.\n")
     return "\n".join(parts)
-
-
-def _real_model(found: Row) -> list[str]:
-    """The section of another pair."""
-    return [
-        _REAL_MODEL.format(
-            requests=found["requests"],
-            max_tokens=found["max_tokens"],
-            depths=_depths(found["equality"]),
-            flags=" ".join(f"`{flag}`" for flag in found["vllm"]["flags"]) or "none",
-            verdicts="\n".join(f"- {line}" for line in equality_verdicts(found)),
-        ),
-        *_equality(found),
-        _ran_on(found),
-    ]
-
-
-def _equality(document: Row) -> list[str]:
-    """How many requests are equal, and the others one by one."""
-    equality = document["equality"]
-    parts = [equality_table(equality)]
-    if any(item["differences"] for item in equality):
-        parts += [_EXCEPTIONS.format(near_tie=document["near_tie_logit"]), exceptions_table(equality)]
-    return parts
-
-
-def _depths(rows: Sequence[Row]) -> str:
-    return ", ".join(map(str, sorted({row["K"] for row in rows})))
-
-
-def _ran_on(document: Row) -> str:
-    return f"{_machine_text(document['machine'])}; vLLM's threads: {document['vllm']['threads_bind']}.\n"
 
 
 def _inside(cells: Sequence[Row]) -> str:
@@ -236,8 +212,8 @@ def _rules_text(used: Mapping[str, str]) -> str:
     return ", ".join(f"`{option}` = `{value}`" for option, value in used.items())
 
 
-def equality_verdicts(document: Row) -> list[str]:
-    """How many greedy requests are equal; each line names the proposer, and the option that decides."""
+def verdicts(document: Row) -> list[str]:
+    """What was to be shown, and how much of it holds; each line names the proposer, and the option that decides."""
     lines = []
     for way in dict.fromkeys(row["way"] for row in document["equality"]):
         rows = [row for row in document["equality"] if row["way"] == way]
@@ -250,12 +226,6 @@ def equality_verdicts(document: Row) -> list[str]:
             f"`{document['serving_engine']}` ({_rules_text(used)}), against vLLM's: {equal} requests (prompts and K) "
             f"are equal in tokens, steps with a draft, drafted and accepted tokens{others}."
         )
-    return lines
-
-
-def verdicts(document: Row) -> list[str]:
-    """What was to be shown, and how much of it holds."""
-    lines = equality_verdicts(document)
     cells = document["cells"]
     for way in dict.fromkeys(cell["way"] for cell in cells):
         entries = [cell for cell in cells if cell["way"] == way]
@@ -283,7 +253,20 @@ def verdicts(document: Row) -> list[str]:
             f"`{item['way']}`: it lies within the measured 95% interval in {inside} cells, and with the prices of the "
             f"same blocks within {largest:.1%} of the measured speedup in every cell: what is off is prices, not steps."
         )
+        if _is_calibrated([item]):
+            calm = _share(sum(cell["baseline_again"]["is_close"] for cell in item["cells"]), len(item["cells"]))
+            furthest = max(abs(cell["baseline_again"]["error"]) for cell in item["cells"])
+            lines.append(
+                f"Calibration of `{item['way']}`: the baseline's blocks, sent through the same server again after the "
+                f"speculative turn, took as long within 10% in {calm} cells; at most they were off by {furthest:.1%}. "
+                "That is the machine's drift."
+            )
     return lines
+
+
+def _is_calibrated(speedups: Sequence[Row]) -> bool:
+    """Whether the baseline's blocks were timed twice, and prices between them; older results were not."""
+    return all("baseline_again" in cell for speedup in speedups for cell in speedup["cells"])
 
 
 def _share(part: int, whole: int) -> str:

@@ -1,9 +1,9 @@
 """The speedup that acceptance and a server's costs predict, and the one that was measured.
 
-Costs come of requests of their own (`COSTS`), never of those that are predicted.  At each load and depth a request's
-time to its first token is a line in its prompt's length, and its decoding a sum over its steps: those with a draft
-and, where a proposer may find nothing, plain ones, each kind at its own price.  How many steps a request takes is what
-our loop says; the server's own count is not looked at.
+Costs come of other requests than those that are predicted, which go through the server right before and right after
+them.  At each load and depth a request's time to its first token is a line in its prompt's length, and its decoding a
+sum over its steps: those with a draft and, where a proposer may find nothing, plain ones, each kind at its price.  How
+many steps a request takes is what our loop says; the server's count is not looked at.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from scipy.stats import t as student
 
 from shadowspec import metrics
 
-COSTS = "costs"  # the slice of the requests that costs are taken from
 SPEEDUP_LEVEL = 0.95
 TOLERANCE = 0.1  # of a prediction
 
@@ -55,12 +55,14 @@ class TimedRequest:
 
 @dataclass(frozen=True, slots=True)
 class TimedBlock:
-    """A queue of requests of one slice through one server."""
+    """A queue of requests of one slice through one server, or the requests around it that costs are taken from."""
 
     place: Place
     slice: str
     number: int  # blocks of all depths with the same number hold the same requests and follow each other
     requests: tuple[TimedRequest, ...]
+    turn: int = 0  # of the server, among those of this number: the baseline has two, speculation's is between them
+    is_for_costs: bool = False
 
     @property
     def end_to_end_ms(self) -> float:
@@ -97,12 +99,11 @@ class Costs:
         return prefill + self.plain_step_ms * steps.num_plain_steps + self.draft_step_ms * steps.num_drafts
 
 
-def costs_of(blocks: Iterable[TimedBlock], name: str = COSTS) -> dict[Place, Costs]:
-    """The server's costs at every load and depth, from the blocks that are there for it, or from a slice's own."""
+def costs_of(blocks: Iterable[TimedBlock]) -> dict[Place, Costs]:
+    """The servers' costs at every load and depth, from all requests of these blocks."""
     found: dict[Place, list[TimedRequest]] = {}
     for block in blocks:
-        if block.slice == name:
-            found.setdefault(block.place, []).extend(block.requests)
+        found.setdefault(block.place, []).extend(block.requests)
     return {place: Costs.of(requests) for place, requests in found.items()}
 
 
@@ -111,7 +112,7 @@ def price_spread(blocks: Iterable[TimedBlock]) -> float:
     prices = [
         metrics.ratio(sum(each.decode_ms for each in block.requests), _num_steps(block))
         for block in blocks
-        if block.slice == COSTS and block.place == Place(1, 0)
+        if block.is_for_costs and block.place == Place(1, 0)
     ]
     known = [price for price in prices if price is not None]
     return _of(max(known), min(known))
@@ -145,12 +146,20 @@ class Measured:
 
 
 def measured_speedup(baseline: Sequence[TimedBlock], blocks: Sequence[TimedBlock]) -> Measured:
-    """The speedup of blocks that follow each other, by number."""
-    plain = {block.number: block.end_to_end_ms for block in baseline}
-    logs = np.array([log(_of(plain[block.number], block.end_to_end_ms)) for block in blocks])
+    """The speedup of blocks that follow each other, by number; several of one number count by their mean time."""
+    plain, sped = _mean_ms(baseline), _mean_ms(blocks)
+    logs = np.array([log(_of(plain[number], sped[number])) for number in sped])
     mean, number = float(logs.mean()), len(logs)
     half = float(student.ppf(0.5 + SPEEDUP_LEVEL / 2.0, number - 1) * logs.std(ddof=1) / number**0.5)
     return Measured(exp(mean), exp(mean - half), exp(mean + half), number)
+
+
+def _mean_ms(blocks: Sequence[TimedBlock]) -> dict[int, float]:
+    """Mean time of the blocks of each number."""
+    found: dict[int, list[float]] = {}
+    for block in blocks:
+        found.setdefault(block.number, []).append(block.end_to_end_ms)
+    return {number: fmean(each) for number, each in found.items()}
 
 
 def judged(predicted: float, measured: Measured) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import exp, log
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +21,6 @@ from .counted import Counted
 from .machine_lock import MachineLock
 from .ours import NEAR_TIE, Ours
 from .predicting import (
-    COSTS,
     Measured,
     Place,
     Steps,
@@ -71,30 +72,14 @@ def acceptance(
                 if measured_cell is not None:
                     default_rate = by_default and replayed_rate([_at(by_default, row, place) for row in rows])
                     cells.append(where | {"slice": name} | measured_cell | {"replay_by_default": default_rate})
-    return _rules(ours) | {"level": LEVEL, "equality": equalities, "cells": cells, "own_outputs": audits}
-
-
-def greedy_equality(
-    folder: Path, ours: Ours, ways: Sequence[Way], depths: Sequence[int], prompts: Sequence[Prompt], max_tokens: int
-) -> dict[str, Any]:
-    """Equality alone, of greedy requests of every way and K that was collected."""
-    equalities = []
-    for way in ways:
-        for depth in depths:
-            answers = collected(folder, way.served.name, depth, GREEDY_REGIME)
-            if answers is None:
-                continue
-            theirs = _server_side(answers, prompts, depth, way)
-            loop = looped(folder, ours, way, prompts, max_tokens, depth)
-            equalities.append({"way": way.name, "K": depth} | _equality(ours, way, prompts, theirs, loop))
-    return _rules(ours) | {"equality": equalities}
-
-
-def _rules(ours: Ours) -> dict[str, Any]:
     return {
         "serving_engine": SERVING_ENGINE,
         "drafting_rules": ours.drafting_rules(),
+        "level": LEVEL,
         "near_tie_logit": NEAR_TIE,
+        "equality": equalities,
+        "cells": cells,
+        "own_outputs": audits,
     }
 
 
@@ -176,39 +161,61 @@ def speedups(
         if not blocks:
             continue
         in_process, _ = timed_blocks(folder, timed_name(way, depth) + IN_PROCESS)
-        costs = costs_of(blocks)
-        numbers = sorted({block.number for block in blocks})
         idles.append(idle)
         spreads.append(price_spread(blocks))
-        for place in sorted(place for place in costs if place.depth):
-            for name in dict.fromkeys(queue.slice for queue in portions[0] if queue.slice != COSTS):
-                sent = [
-                    looped_by_prompt[prompt]
-                    for number in numbers
-                    for queue in portions[number]
-                    if (queue.slice, queue.concurrency) == (name, place.concurrency)
-                    for prompt in queue.prompts
-                ]
-                plain, steps = [_plainly(each) for each in sent], [_steps(each) for each in sent]
-                measured = _measured(blocks, place, name)
-                at_own_prices = predicted_speedup(costs_of(blocks, name), place, plain, steps)
-                cells.append(
-                    {"slice": name, "K": depth, "concurrency": place.concurrency}
-                    | judged(predicted_speedup(costs, place, plain, steps), measured)
-                    | {"error_at_own_prices": judged(at_own_prices, measured)["error"]}
-                    | {"in_process": _measured(in_process, place, name).value if in_process else None}
-                )
+        for queue in sorted(portions[0], key=lambda queue: queue.concurrency):
+            sent = [
+                [looped_by_prompt[prompt] for each in portion if each.cell == queue.cell for prompt in each.prompts]
+                for portion in portions
+            ]
+            cells.append(_speedup_cell(*(_of_cell(each, queue) for each in (blocks, in_process)), queue, depth, sent))
     if not cells:
         return None
     return {"way": way.name, "idle_cpu_share": max(idles), "price_spread": max(spreads), "cells": cells}
 
 
-def _measured(blocks: Sequence[TimedBlock], place: Place, name: str) -> Measured:
-    def at(depth: int) -> list[TimedBlock]:
-        there = Place(place.concurrency, depth)
-        return [block for block in blocks if (block.place, block.slice) == (there, name)]
+def _of_cell(blocks: Sequence[TimedBlock], queue: Queue) -> list[TimedBlock]:
+    return [block for block in blocks if (block.slice, block.place.concurrency) == queue.cell]
 
-    return measured_speedup(at(0), at(place.depth))
+
+def _speedup_cell(
+    blocks: Sequence[TimedBlock],
+    in_process: Sequence[TimedBlock],
+    queue: Queue,
+    depth: int,
+    sent: Sequence[Sequence[Counted]],
+) -> dict[str, Any]:
+    """The blocks of one slice, K and load; `sent`: what our loop counted of their requests, by number."""
+    place = Place(queue.concurrency, depth)
+    costs = [block for block in blocks if block.is_for_costs]
+    timed = [block for block in blocks if not block.is_for_costs]
+    first, again = (
+        [block for block in timed if block.place.depth == 0 and (block.turn > 0) is is_again]
+        for is_again in (False, True)
+    )
+    measured = _measured(timed, depth)
+    return (
+        {"slice": queue.slice, "K": depth, "concurrency": queue.concurrency}
+        | judged(_predicted(costs, place, sent), measured)
+        | {"error_at_own_prices": judged(_predicted(timed, place, sent), measured)["error"]}
+        | {"baseline_again": judged(1.0, measured_speedup(first, again))}
+        | {"in_process": _measured(in_process, depth).value if in_process else None}
+    )
+
+
+def _measured(blocks: Sequence[TimedBlock], depth: int) -> Measured:
+    plain, sped = ([block for block in blocks if block.place.depth == at] for at in (0, depth))
+    return measured_speedup(plain, sped)
+
+
+def _predicted(blocks: Sequence[TimedBlock], place: Place, sent: Sequence[Sequence[Counted]]) -> float:
+    """The speedup of what was sent, each number's at the prices of its blocks: the mean of their logs."""
+    logs = []
+    for number in sorted({block.number for block in blocks}):
+        costs = costs_of(block for block in blocks if block.number == number)
+        plain, steps = ([take(each) for each in sent[number]] for take in (_plainly, _steps))
+        logs.append(log(predicted_speedup(costs, place, plain, steps)))
+    return exp(fmean(logs))
 
 
 def _steps(counted: Counted) -> Steps:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from .pair import BUNDLED
+from shadowspec import demo
 
 READY_S = 900.0  # to load, compile and answer, beside others on the same machine
 LOOK_S = 1.0
@@ -32,7 +33,23 @@ class Environment:
     python: Path
     threads: str  # VLLM_CPU_OMP_THREADS_BIND
     preload: str  # LD_PRELOAD
-    flags: tuple[str, ...] = ()  # further ones of every server
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """What a benchmark's command line says of it."""
+        parser.add_argument("--vllm-python", type=Path, required=True, help="the interpreter of vLLM's environment")
+        parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
+        parser.add_argument(
+            "--vllm-preload",
+            default="",
+            metavar="LIBRARY:...",
+            help="what its CPU guide has preloaded: libiomp5, tcmalloc",
+        )
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Environment:
+        """From the options that were given."""
+        return cls(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload)
 
 
 class Server:
@@ -45,13 +62,15 @@ class Server:
         log: Path,
         *,
         is_fixed: bool,
-        target: Path = BUNDLED.target,
+        flags: Sequence[str] = (),
+        target: Path = demo.TARGET,
     ) -> None:
         """
         Args:
             speculative_config: None: it decodes plainly.
             is_fixed: with sampled speculation as it should be on a CPU (`mend`).
             log: what the server prints goes there.
+            flags: further ones of the server.
         """
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -71,7 +90,7 @@ class Server:
             "--model", str(target), "--served-model-name", SERVED_MODEL, "--dtype", "float32",
             "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(SLOTS),
             "--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log",
-            "--enable-per-request-metrics", "--enable-prompt-tokens-details", *environment.flags,
+            "--enable-per-request-metrics", "--enable-prompt-tokens-details", *flags,
         ]  # fmt: skip
         if speculative_config is not None:
             command += ["--speculative-config", speculative_config, "--per-request-spec-decode-metrics", "detailed"]
@@ -139,21 +158,31 @@ class Server:
 
 
 @contextmanager
-def running(
-    environment: Environment,
-    speculative_config: str | None,
-    log: Path,
-    *,
-    is_fixed: bool,
-    target: Path = BUNDLED.target,
-) -> Iterator[Server]:
+def running(environment: Environment, speculative_config: str | None, log: Path, *, is_fixed: bool) -> Iterator[Server]:
     """A server that answers, and ends with the block."""
-    server = Server(environment, speculative_config, log, is_fixed=is_fixed, target=target)
+    server = Server(environment, speculative_config, log, is_fixed=is_fixed)
     try:
         server.await_ready()
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def both_arms(
+    environment: Environment, speculative_config: str, folder: Path, flags: Sequence[str] = ()
+) -> Iterator[tuple[Server, Server]]:
+    """A server that decodes plainly and one with drafts, with the same further flags; both run all the time."""
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                closing(Server(environment, config, folder / f"{name}.log", is_fixed=True, flags=flags))
+            )
+            for name, config in (("baseline", None), ("speculative", speculative_config))
+        ]
+        for server in servers:
+            server.await_ready()
+        yield servers[0], servers[1]
 
 
 def vllm_version(environment: Environment) -> str:

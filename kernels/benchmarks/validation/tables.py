@@ -117,7 +117,7 @@ def rules_table(cells: Sequence[Row]) -> str:
 def speedup_table(cells: Sequence[Row]) -> str:
     """Predicted and measured speedups of one way."""
     return _table(
-        ("slice", "K", "at once", "measured", "predicted", "error", "at its prices", "in process"),
+        ("slice", "K", "at once", "measured", "predicted", "error", "at its prices", "baseline again", "in process"),
         (
             (
                 *(cell[name] for name in ("slice", "K", "concurrency")),
@@ -127,11 +127,16 @@ def speedup_table(cells: Sequence[Row]) -> str:
                 + ("!" if cell["sign_is_right"] is False else ""),
                 f"{cell['error']:+.1%}",
                 f"{cell['error_at_own_prices']:+.1%}",
+                _again(cell["baseline_again"]) if "baseline_again" in cell else NOTHING,
                 NOTHING if cell["in_process"] is None else f"{cell['in_process']:.2f}x",
             )
             for cell in cells
         ),
     )
+
+
+def _again(cell: Row) -> str:
+    return f"{cell['measured']:.2f}x [{cell['lower']:.2f}, {cell['upper']:.2f}]" + ("" if cell["is_close"] else "*")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

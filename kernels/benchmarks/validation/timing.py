@@ -1,7 +1,8 @@
 """Servers timed beside each other: the same queues of requests through each, one server at a time, the others stopped.
 
-A portion holds one block of every slice and load for a deployment and its baseline, and one of the requests that costs
-are taken from.  Portions are kept in the folder and not timed again.
+A portion holds one block of every slice and load for a deployment and two for its baseline, before and after it; so
+drift that is even is in both, and what is not shows in the baseline's own difference.  Right before and right after
+each block go requests that costs are taken from.  Portions are kept in the folder and not timed again.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from .collecting import WARM_TOKENS, Answered, Prompt, ask_server, server_reques
 from .counted import Counted
 from .machine_lock import MachineLock
 from .ours import Ours
-from .predicting import COSTS, Place, Steps, TimedBlock, TimedRequest
+from .predicting import Place, Steps, TimedBlock, TimedRequest
 from .servers import Server
 from .ways import Way
 
 CONCURRENCIES = (1, 8)
-REQUESTS_PER_SLOT = {1: 4, 8: 3}
-COST_REQUESTS = {1: 6, 8: 24}  # of all slices together, at each load
+REQUESTS_PER_SLOT = {1: 4, 8: 2}
+COST_REQUESTS = {1: 6, 8: 12}  # of all slices together, at each load: before a block, and as many after it
 IN_PROCESS = "-in-process"
 SETTLING_S = 0.5  # after a change: threads spin for milliseconds after a pass
 
@@ -40,26 +41,46 @@ class Queue:
     slice: str
     concurrency: int
     prompts: tuple[Prompt, ...]
+    around: tuple[tuple[Prompt, ...], tuple[Prompt, ...]] = ((), ())  # what costs are taken from: before and after
+
+    @property
+    def cell(self) -> tuple[str, int]:
+        """What is predicted and measured, but for K."""
+        return self.slice, self.concurrency
 
 
 def queues(by_slice: dict[str, Sequence[Prompt]], for_costs: dict[str, Sequence[Prompt]], number: int) -> list[Queue]:
-    """What a portion sends: for each slice and load its next prompts, and prompts of all slices for the costs."""
-    found = []
-    for name, prompts in by_slice.items():
-        for load in CONCURRENCIES:
-            found.append(Queue(name, load, next_of(prompts, load * REQUESTS_PER_SLOT[load], number)))
-    for load, count in COST_REQUESTS.items():
-        each = count // len(for_costs)
-        mixed = [
-            row for rows in zip(*(next_of(p, each, number) for p in for_costs.values()), strict=True) for row in rows
-        ]
-        found.append(Queue(COSTS, load, tuple(mixed)))
-    return found
+    """What a portion sends: for each slice and load its next prompts, between prompts of all slices for the costs."""
+
+    def mixed(load: int, turn: int) -> tuple[Prompt, ...]:
+        each = COST_REQUESTS[load] // len(for_costs)
+        rows = zip(*(next_of(prompts, each, turn) for prompts in for_costs.values()), strict=True)
+        return tuple(prompt for row in rows for prompt in row)
+
+    return [
+        Queue(
+            name,
+            load,
+            next_of(prompts, load * REQUESTS_PER_SLOT[load], number),
+            (mixed(load, 2 * number), mixed(load, 2 * number + 1)),
+        )
+        for name, prompts in by_slice.items()
+        for load in CONCURRENCIES
+    ]
 
 
 def next_of(prompts: Sequence[Prompt], count: int, number: int) -> tuple[Prompt, ...]:
     """The `number`-th run of so many prompts, round and round."""
     return tuple(prompts[(number * count + place) % len(prompts)] for place in range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Of a server, in a portion."""
+
+    place: int  # among the turns on these queues
+    depth: int
+    number: int  # of the portion
 
 
 def timed_name(way: Way, depth: int) -> str:
@@ -118,40 +139,34 @@ def time_ours(
         for number in missing:
             Console(stderr=True).print(f"{name}: portion {number}")
             blocks = []
-            for place, queue in enumerate(each for each in portions[number] if each.slice != COSTS):
-                for turn in _turns((0, depth), number + place):
-                    ours.queue(way, turn, queue.prompts[:1], 1, WARM_TOKENS)
-                    timed = ours.queue(way, turn, queue.prompts, queue.concurrency, max_tokens)
-                    blocks.append(TimedBlock(Place(queue.concurrency, turn), queue.slice, number, timed))
+            for place, queue in enumerate(portions[number]):
+                for at in (0, depth) if (number + place) % 2 else (depth, 0):
+                    ours.queue(way, at, queue.prompts[:1], 1, WARM_TOKENS)
+                    timed = ours.queue(way, at, queue.prompts, queue.concurrency, max_tokens)
+                    blocks.append(TimedBlock(Place(queue.concurrency, at), queue.slice, number, timed))
             keep_portion(folder, name, number, blocks, 0.0)
-
-
-def _turns(depths: Sequence[int], turn: int) -> Sequence[int]:
-    """Which goes first moves on with the turn."""
-    first = turn % len(depths)
-    return (*depths[first:], *depths[:first])
 
 
 def _portion(
     servers: Mapping[int, Server], way: Way, every: Sequence[Queue], number: int, max_tokens: int
 ) -> tuple[list[TimedBlock], float]:
-    """Every queue through every server, slice by slice; and the most that stopped servers took of a processor."""
+    """Every queue through the baseline, the others and the baseline again, slice by slice; and the most that stopped
+    servers took of a processor.
+    """
     rows: list[TimedBlock] = []
     idle = 0.0
-    for place, name in enumerate(dict.fromkeys(queue.slice for queue in every)):
+    for name in dict.fromkeys(queue.slice for queue in every):
         queues = [queue for queue in every if queue.slice == name]
-        for depth in _turns(list(servers), number + place):
+        for turn, depth in enumerate((*servers, 0)):
             others = [server for other, server in servers.items() if other != depth]
             used, began = [server.processor_s() for server in others], time.perf_counter()
-            rows += _through(servers[depth], way, queues, depth, number, max_tokens)
+            rows += _through(servers[depth], way, queues, Turn(turn, depth, number), max_tokens)
             spent = sum(server.processor_s() - before for server, before in zip(others, used, strict=True))
             idle = max(idle, spent / (time.perf_counter() - began))
     return rows, idle
 
 
-def _through(
-    server: Server, way: Way, queues: Sequence[Queue], depth: int, number: int, max_tokens: int
-) -> list[TimedBlock]:
+def _through(server: Server, way: Way, queues: Sequence[Queue], turn: Turn, max_tokens: int) -> list[TimedBlock]:
     """Queues through one server, after a few untimed tokens."""
     server.resume()
     try:
@@ -162,14 +177,18 @@ def _through(
         )
         time.sleep(SETTLING_S)
         sampling = replace(way.sampling, max_tokens=max_tokens)
+        course = 1_000 + 10 * turn.number + turn.depth
         blocks = []
         for queue in queues:
-            requests = server_requests(queue.prompts, sampling, 1_000 + 10 * number + depth)
-            answers = ask_server(server, requests, queue.concurrency)
-            timed = tuple(
-                timed_request(prompt, answer, depth, way) for prompt, answer in zip(queue.prompts, answers, strict=True)
-            )
-            blocks.append(TimedBlock(Place(queue.concurrency, depth), queue.slice, number, timed))
+            before, after = queue.around
+            for prompts, is_for_costs in ((before, True), (queue.prompts, False), (after, True)):
+                answers = ask_server(server, server_requests(prompts, sampling, course), queue.concurrency)
+                timed = tuple(
+                    timed_request(prompt, answer, turn.depth, way)
+                    for prompt, answer in zip(prompts, answers, strict=True)
+                )
+                place = Place(queue.concurrency, turn.depth)
+                blocks.append(TimedBlock(place, queue.slice, turn.number, timed, turn.place, is_for_costs))
         return blocks
     finally:
         server.pause()
@@ -203,4 +222,4 @@ def _block(values: dict[str, Any]) -> TimedBlock:
     requests = tuple(
         TimedRequest(Steps(**each["steps"]), each["prefill_ms"], each["decode_ms"]) for each in values["requests"]
     )
-    return TimedBlock(Place(*values["place"]), values["slice"], values["number"], requests)
+    return TimedBlock(**values | {"place": Place(*values["place"]), "requests": requests})

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
-from ..documents import REAL_MODEL
 from .comparing import ACCEPTED, DRAFTED, NEAR_TIE_GAP, PLAIN, STEPS
-from .ways import NGRAM, WAYS, Way
+from .ways import NGRAM, WAYS
 
 PAGE = "validation-llamacpp.md"
 Row = Mapping[str, Any]
@@ -85,22 +84,6 @@ The source distribution of `llama-cpp-python` (MIT) holds all of it:
     ninja -C build llama-server
     make validate-llamacpp ARGS="--server build/bin/llama-server --source ."
 """
-_REAL_MODEL = """\
-## A real language model
-
-The same comparison of greedy requests with SmolLM2-135M-Instruct ([a real language model](real-model.md)): {requests}
-public prompts of four classes (the slices), as chats, with answers of up to {max_tokens} tokens and K of {depths}, in
-float32. A draft is the target without three of its 30 layers: it is nearly as dear as the target and makes nothing
-faster, but much of it is accepted, so that counts are held against counts.
-
-    python kernels/benchmarks/real_model/dequantised.py FOLDER
-    python kernels/benchmarks/real_model/shortened.py FOLDER/model FOLDER/draft
-    make validate-llamacpp ARGS="--server PATH/llama-server --source PATH --target FOLDER/model --draft FOLDER/draft \\
-        --prompts kernels/benchmarks/real_model/prompts.jsonl --requests {requests} --tokens {max_tokens} \\
-        --depths {depths} --threads 1"
-
-{verdicts}
-"""
 
 
 def write_page(document: Row, docs: Path) -> None:
@@ -114,59 +97,35 @@ def write_page(document: Row, docs: Path) -> None:
         ngram=NGRAM,
         verdicts="\n".join(_verdicts(document)),
     )
-    parts = [head, _EQUALITY, *_equality(document["equality"])]
-    parts += [_OWN_OUTPUTS, own_outputs_table(document["own_outputs"])]
-    parts += [_ARMS, arms_table(document["arms"]), _ACCEPTANCE.format(level=document["level"])]
-    for way in WAYS:
-        parts += [f"### {way.name}\n", acceptance_table(_of(way, document["cells"]))]
-    if REAL_MODEL in document:
-        parts += _real_model(document[REAL_MODEL])
-    (docs / PAGE).write_text("\n".join([*parts, _BUILDING]), encoding="utf-8")
-
-
-def _real_model(found: Row) -> list[str]:
-    """The section of another pair."""
-    depths = ", ".join(map(str, found["depths"]))
-    head = _REAL_MODEL.format(
-        requests=found["requests"],
-        max_tokens=found["max_tokens"],
-        depths=depths,
-        verdicts="\n".join(_verdicts(found)),
-    )
-    parts = [head, *_equality(found["equality"]), own_outputs_table(found["own_outputs"])]
-    for way in WAYS:
-        if cells := _of(way, found["cells"]):
-            parts += [f"### {way.name}, real model\n", acceptance_table(cells)]
-    return parts
-
-
-def _equality(equality: Sequence[Row]) -> list[str]:
-    """How many requests are equal, and the others one by one."""
-    parts = [equality_table(equality)]
-    if differing := exceptions_table(equality):
+    parts = [head, _EQUALITY, equality_table(document["equality"])]
+    if differing := exceptions_table(document["equality"]):
         parts += [
             f"A near-tie is a place where the two likeliest tokens lie at most {NEAR_TIE_GAP:g} logits apart.\n",
             differing,
         ]
-    return parts
-
-
-def _of(way: Way, rows: Sequence[Row]) -> list[Row]:
-    return [each for each in rows if each["way"] == way.name]
+    parts += [_OWN_OUTPUTS, own_outputs_table(document["own_outputs"])]
+    parts += [_ARMS, arms_table(document["arms"]), _ACCEPTANCE.format(level=document["level"])]
+    for way in WAYS:
+        parts += [
+            f"### {way.name}\n",
+            acceptance_table([each for each in document["cells"] if each["way"] == way.name]),
+        ]
+    (docs / PAGE).write_text("\n".join([*parts, _BUILDING]), encoding="utf-8")
 
 
 def _verdicts(document: Row) -> list[str]:
     lines = []
     for way in WAYS:
-        cells = _of(way, document["cells"])
-        if entries := _of(way, document["equality"]):
+        entries = [each for each in document["equality"] if each["way"] == way.name]
+        if entries:
             equal, every = (sum(each[name] for each in entries) for name in ("equal", "requests"))
             kinds = counted([each["kind"] for entry in entries for each in entry["differences"]])
             lines.append(
                 f"- `{way.name}`: {equal} of {every} ({equal / every:.1%}) requests are equal in tokens, steps, "
                 f"drafted and accepted tokens; exceptions: {kinds}."
             )
-        elif cells:
+        else:
+            cells = [each for each in document["cells"] if each["way"] == way.name]
             inside = sum(each["is_inside"] for each in cells)
             lines.append(
                 f"- `{way.name}`: within llama.cpp's interval lie {inside} of {len(cells)} ({inside / len(cells):.1%}) "
