@@ -117,7 +117,7 @@ baseline times' mean over the speculative time.
 
 `predicted` is our loop's steps on these prompts times the servers' prices: for each load and K a line for the time to
 the first token in the prompt's length, and the price of a step. Prices come of other requests, of all slices, which go
-through each server right before and right after each block; what a minute took is predicted at the prices of that minute.
+through each server right before and right after each block; what a minute took is predicted at prices of that minute.
 `in process` is our engine's speedup on the same blocks: latency is a property of the engine. `*`: off by more than 10%.
 `!`: the wrong sign, where the interval excludes none.
 
