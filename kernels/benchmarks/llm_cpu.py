@@ -14,6 +14,9 @@ medians over rounds; the first round warms up; quote the ratios.  Nothing else m
   out.  `--llama-source` has its converter, whose Python (`--llama-python`) needs `sentencepiece` and `protobuf`.
 - memory: what the engine counts, and what a process holds of the machine's memory after a batch, less what it held
   before the model was loaded.
+
+With `--processor-time` floor and steps alone are measured, on one thread, by the processor time that they take: figures
+that others on the same processors change little.
 """
 
 from __future__ import annotations
@@ -112,7 +115,8 @@ def their_rate(server: Server, count: int, output: int) -> float:
 class Stepper:
     """A row with a context, of which steps are timed."""
 
-    def __init__(self, model: DirectLlama) -> None:
+    def __init__(self, model: DirectLlama, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._runner = Runner(model, 1, CONTEXT + VERIFIED)
         with torch.inference_mode():
             self._runner.prefill([list(range(CONTEXT))])
@@ -121,25 +125,26 @@ class Stepper:
     def ms(self, tokens: int) -> float:
         """Milliseconds of a pass of so many tokens."""
         given, lengths = torch.arange(tokens)[None], torch.tensor([CONTEXT])
-        began = time.perf_counter()
+        began = self._clock()
         for _ in range(STEPS):
             self._runner.step(given, lengths, CONTEXT, tokens)
-        return (time.perf_counter() - began) * 1e3 / STEPS
+        return (self._clock() - began) * 1e3 / STEPS
 
 
 class Reading:
     """Memory of the weights' size, which is read once."""
 
-    def __init__(self, entries: int) -> None:
+    def __init__(self, entries: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._numbers = WeightMemory(entries, 1).hold(torch.ones(1).expand(entries))
 
     def ms(self) -> float:
         """Milliseconds of the best of a few."""
         found = []
         for _ in range(STEPS):
-            began = time.perf_counter()
+            began = self._clock()
             self._numbers.sum()
-            found.append((time.perf_counter() - began) * 1e3)
+            found.append((self._clock() - began) * 1e3)
         return min(found)
 
 
@@ -191,19 +196,21 @@ class Asked:
     rounds: int
     output: int
     threads: int
+    by_processor_time: bool
 
 
 def measure(shape: str, server: Server | None, asked: Asked) -> dict[str, Any]:
     """All contests of one shape."""
     models = {engine: direct(shape, engine) for engine in (COMPILED, ON_TORCH)}
-    steppers = {engine: Stepper(model) for engine, model in models.items()}
+    clock = time.thread_time if asked.by_processor_time else time.perf_counter
+    steppers = {engine: Stepper(model, clock) for engine, model in models.items()}
     first = models[COMPILED]
-    reading = Reading(first.num_parameters())
+    reading = Reading(first.num_parameters(), clock)
     contests: dict[str, Callable[[], float]] = {"floor_ms": reading.ms}
     for engine, stepper in steppers.items():
         contests[f"step_ms, {engine}"] = lambda stepper=stepper: stepper.ms(1)  # type: ignore[misc]
         contests[f"pass of {VERIFIED}_ms, {engine}"] = lambda stepper=stepper: stepper.ms(VERIFIED)  # type: ignore[misc]
-    for batch in BATCHES:
+    for batch in () if asked.by_processor_time else BATCHES:
         for engine, model in models.items():
             contests[f"tokens/s at {batch}, {engine}"] = lambda m=model, b=batch: our_rate(m, b, asked.output)  # type: ignore[misc]
         if server is not None:
@@ -214,9 +221,11 @@ def measure(shape: str, server: Server | None, asked: Asked) -> dict[str, Any]:
             value = contest()
             if number:
                 found[name].append(value)
-    with busy_neighbour():
-        for engine, stepper in steppers.items():
-            found[f"step_ms beside a busy process, {engine}"] = [stepper.ms(1) for _ in range(asked.rounds)]
+    if not asked.by_processor_time:
+        with busy_neighbour():
+            for engine, stepper in steppers.items():
+                found[f"step_ms beside a busy process, {engine}"] = [stepper.ms(1) for _ in range(asked.rounds)]
+    measured = () if asked.by_processor_time else models
     medians = {name: statistics.median(values) for name, values in found.items()}
     return {
         "shape": shape,
@@ -224,7 +233,7 @@ def measure(shape: str, server: Server | None, asked: Asked) -> dict[str, Any]:
         "medians": medians,
         "ranges": {name: [min(values), max(values)] for name, values in found.items()},
         "ratios": ratios(found),
-        "memory": [_in_process_of_its_own(shape, engine, asked.threads) for engine in models],
+        "memory": [_in_process_of_its_own(shape, engine, asked.threads) for engine in measured],
     }
 
 
@@ -272,6 +281,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=int, default=32, help="tokens of a request")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--processor-time", action="store_true", help="on one thread, where others use the machine")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, with its converter")
@@ -279,6 +289,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for models in llama.cpp's format (default: a temporary one)")
     parser.add_argument("--memory-of", nargs=2, metavar=("SHAPE", "FORWARD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.processor_time:
+        arguments.threads = 1
     torch.set_num_threads(arguments.threads)
     if arguments.memory_of is not None:
         sys.stdout.write(json.dumps(memory_of(*arguments.memory_of)))
@@ -301,13 +313,15 @@ def main() -> None:
                     version = binary.version()
                     log = arguments.folder / f"{shape}.log"
                     server = of_shape.enter_context(running(binary, ["--spec-type", "none"], log))
-                asked = Asked(arguments.rounds, arguments.output, arguments.threads)
+                asked = Asked(arguments.rounds, arguments.output, arguments.threads, arguments.processor_time)
                 results.append(measure(shape, server, asked))
             show(f"{shape}: medians", [{"what": name, "": value} for name, value in results[-1]["medians"].items()])
             show(f"{shape}: ratios", [{"what": name, "": value} for name, value in results[-1]["ratios"].items()])
-            show(f"{shape}: memory", results[-1]["memory"])
+            if results[-1]["memory"]:
+                show(f"{shape}: memory", results[-1]["memory"])
     document = {
         "rounds": arguments.rounds,
+        "clock": "processor time of one thread" if arguments.processor_time else "wall",
         "output_tokens": arguments.output,
         "context": CONTEXT,
         "llama.cpp": version,
