@@ -339,6 +339,9 @@ class _Run:
             if look < first:
                 continue
             decision = said[self._key]
+            if decision.level is None and look + 1 < self._end:  # the gate lets it enter at a later look than expected
+                first = at = look + 1
+                continue
             if self._has_new_level(decision):
                 candidates, waits = possible_looks(self._tests, self._paths, self._faults, self._is_long)
             was_dependent |= decision.reason_code == "dependent"

@@ -53,7 +53,7 @@ def test_naive_gates_visibly_fail() -> None:
 
 def grown(log_capital_path: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """A capital path that pays out 5% too much at every unit."""
-    return lambda ratios, weights: log_capital_path(np.maximum(ratios + 0.05, -1.0), weights)
+    return lambda ratios, *rest: log_capital_path(np.maximum(ratios + 0.05, -1.0), *rest)
 
 
 def test_bets_that_pay_too_much_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
