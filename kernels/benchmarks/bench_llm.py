@@ -39,7 +39,6 @@ from real_model.engines import (
     NGRAM,
     RUNS,
     VLLM,
-    Pair,
     Way,
     llama_servers,
     vllm_servers,
@@ -50,6 +49,7 @@ from real_model.prompts import ENDPOINT, LABEL, MEASURED, PROMPTS, TRAINING, rea
 from real_model.results import LEVEL, cells
 from rich.console import Console
 from validation.llamacpp.servers import Binary
+from validation.pair import Pair
 from validation.servers import Environment
 
 FOLDER = Path("build/real-model")
@@ -219,10 +219,10 @@ def measure_in_process(bench: Bench) -> None:
             measure(bench, write_config(folder, IN_PROCESS, bench.pair, ways, bench.max_tokens))
 
 
-def measure_vllm(bench: Bench, environment: Environment, extra: list[str]) -> None:
+def measure_vllm(bench: Bench, environment: Environment) -> None:
     """Through two of vLLM's servers."""
     for ways, folder in waiting(bench, VLLM):
-        with timed(bench, folder.name), vllm_servers(environment, bench.pair, ways[0], folder, extra) as servers:
+        with timed(bench, folder.name), vllm_servers(environment, bench.pair, ways[0], folder) as servers:
             measure(bench, write_config(folder, VLLM, bench.pair, ways, bench.max_tokens, servers))
 
 
@@ -381,8 +381,8 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     if "in-process" in given.parts:
         measure_in_process(bench)
     if "vllm" in given.parts and given.vllm_python is not None:
-        environment = Environment(given.vllm_python, given.vllm_threads, "")
-        measure_vllm(bench, environment, shlex.split(given.vllm_options))
+        flags = tuple(shlex.split(given.vllm_options))
+        measure_vllm(bench, Environment(given.vllm_python, given.vllm_threads, "", flags))
     if "llama" in given.parts and given.llama_server is not None:
         if given.llama_source is None:
             parser.error("--llama-server needs --llama-source, which has the converter")

@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -118,12 +119,11 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    environment = Environment.of(arguments)
-    flags = (*FLAGS, *arguments.vllm_flags.split())
+    environment = replace(Environment.of(arguments), flags=(*FLAGS, *arguments.vllm_flags.split()))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "traffic.jsonl").write_text(traffic(arguments.sessions), encoding="utf-8")
-        with both_arms(environment, PROBABILISTIC.speculative_config(DEPTH), folder, flags) as (baseline, speculative):
+        with both_arms(environment, PROBABILISTIC.speculative_config(DEPTH), folder) as (baseline, speculative):
             text = CONFIG.format(
                 folder=folder, turns=TURNS, target=demo.TARGET, draft=demo.DRAFT, served=SERVED_MODEL, depth=DEPTH,
                 length=MAX_MODEL_LEN, baseline_url=baseline.url, speculative_url=speculative.url,

@@ -22,6 +22,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,13 +138,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="database and logs, taken up where they are (default: a new one)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    environment = Environment.of(arguments)
+    environment = replace(Environment.of(arguments), flags=FLAGS)
     with ExitStack() as stack:
         folder = (arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "traffic.jsonl").write_text(traffic(), encoding="utf-8")
         config = PROBABILISTIC.speculative_config(DEPTH)
-        servers = stack.enter_context(both_arms(environment, config, folder, FLAGS))
+        servers = stack.enter_context(both_arms(environment, config, folder))
         (folder / "shadowspec.toml").write_text(configuration(folder, *servers), encoding="utf-8")
         found = judged(folder)
     results = {

@@ -11,33 +11,37 @@ One server after the other answers every request, at eight at a time; its steps 
 the client that measures endpoints.  Our loop decodes the same prompts with the product's own proposers.  What was
 collected is kept in the folder `--raw` and not asked for again.  At the end the results and docs/validation-llamacpp.md
 are written.  A fault (other tokens or counts where no model was in doubt) ends it with exit code 1.
+
+With `--target`, `--draft` and `--prompts` another pair answers greedy requests; its results and its section of the page
+stand beside those of the bundled pair, which are kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from decode import machine
+from real_model.prompts import tokenised
 from replay import prompts as traffic_prompts
 from rich.console import Console
-from validation.comparing import FAULT, LEVEL
+from validation.comparing import LEVEL
+from validation.documents import REAL_MODEL, add_pair_options, finish, pair_of
 from validation.llamacpp.asking import Answered, Prompt, ask, keep, kept, limited
 from validation.llamacpp.comparing import acceptance_cell, equality, own_outputs
 from validation.llamacpp.ours import Ours
 from validation.llamacpp.page import write_page
 from validation.llamacpp.servers import Binary, running
 from validation.llamacpp.ways import BASELINE, DEPTHS, DRAFT, GREEDY, SAMPLED, WAYS, Way
+from validation.pair import BUNDLED
 
-from shadowspec import demo
 from shadowspec.quality.outputs import first_divergence
 
 RAW = Path("build/validation-llamacpp")
@@ -131,10 +135,10 @@ def arms(ours: Ours, way: Way, prompts: Sequence[Prompt], base: list[Answered], 
     return {"requests": len(base), "equal": len(base) - len(parted), "largest_gap": max(gaps, default=None)}
 
 
-def results(raw: Path, ours: Ours, asked: Asked) -> dict[str, Any]:
-    """Equality and rates of every way and K."""
+def results(raw: Path, ours: Ours, asked: Asked, ways: Sequence[Way]) -> dict[str, Any]:
+    """Equality and rates of these ways and every K."""
     equalities, cells, both, audits = [], [], [], []
-    for way in WAYS:
+    for way in ways:
         base, only = kept(baseline_file(raw, way.is_greedy)), asked.prompts(is_greedy=way.is_greedy)
         for depth in asked.depths:
             theirs, loop = kept(served_file(raw, way, depth)), looped(raw, ours, way, only, asked.max_tokens, depth)
@@ -173,20 +177,26 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, default=RAW, help="what was collected (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
+    add_pair_options(parser)
     arguments = parser.parse_args()
+    pair = pair_of(parser, arguments)
     if arguments.small:
         arguments.requests, arguments.sampled, arguments.tokens = 24, 12, 16
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
-    raw: Path = arguments.raw
+    raw: Path = arguments.raw if pair is None else arguments.raw / REAL_MODEL
     raw.mkdir(parents=True, exist_ok=True)
-    files = [gguf_of(each, arguments.source, arguments.converter_python, raw) for each in (demo.TARGET, demo.DRAFT)]
+    models = pair or BUNDLED
+    files = [gguf_of(each, arguments.source, arguments.converter_python, raw) for each in astuple(models)]
     binary = Binary(arguments.server, *files, arguments.threads)
-    asked = Asked(
-        traffic_prompts(arguments.requests), traffic_prompts(arguments.sampled), arguments.tokens, arguments.depths
-    )
-    ways = [way for way in WAYS if arguments.ways is None or way.name in arguments.ways]
+    if pair is None:
+        prompts = traffic_prompts(arguments.requests), traffic_prompts(arguments.sampled)
+    else:
+        prompts = tokenised(arguments.prompts, arguments.requests, pair.target), []
+    asked = Asked(*prompts, arguments.tokens, arguments.depths)
+    possible = [way for way in WAYS if pair is None or way.is_greedy]
+    ways = [way for way in possible if arguments.ways is None or way.name in arguments.ways]
     collect(binary, raw, asked, ways)
-    ours = Ours()
+    ours = Ours(models)
     if arguments.ways is not None:
         for way in ways:
             for depth in asked.depths:
@@ -199,12 +209,8 @@ def main() -> None:
         "max_tokens": asked.max_tokens,
         "machine": machine(),
         "llamacpp": binary.version(),
-    } | results(raw, ours, asked)
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    write_page(document, arguments.docs)
-    faults = [each for item in document["equality"] for each in item["differences"] if each["kind"] == FAULT]
-    if faults:
-        sys.exit(f"{len(faults)} requests differ where no model was in doubt; {arguments.out} names them")
+    } | results(raw, ours, asked, ways)
+    finish(document, pair, arguments.out, arguments.docs, write_page)
 
 
 if __name__ == "__main__":

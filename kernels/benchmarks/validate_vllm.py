@@ -20,27 +20,34 @@ What was collected is kept in the folder `--raw` and not asked for again, so tha
 the end the results and docs/validation.md are written.  Without `--timed` ways the speedups of the results that are
 there are kept, with what they were timed on; with `--speedups-only` the acceptance is.  A fault (other tokens or counts
 where no model was in doubt) ends it with exit code 1.
+
+With `--target`, `--draft` and `--prompts` another pair answers greedy requests, without speedups; its results and its
+section of the page stand beside those of the bundled pair, which are kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from decode import machine
+from real_model.prompts import tokenised
 from replay import prompts as traffic_prompts
 from validation.collecting import Prompt
-from validation.comparing import FAULT
+from validation.documents import REAL_MODEL, add_pair_options, finish, pair_of
 from validation.machine_lock import MachineLock
 from validation.ours import Ours
 from validation.page import write_page
-from validation.results import acceptance, looped, shipped, speedups
+from validation.pair import Pair
+from validation.results import acceptance, greedy_equality, looped, shipped, speedups
 from validation.servers import Environment, vllm_version
 from validation.timing import queues, time_ours
-from validation.visiting import Visits
+from validation.visiting import Visits, visit_pair
 from validation.ways import DEPTHS, WAYS
 
 RAW = Path("build/validation")
@@ -68,6 +75,31 @@ def by_slice(prompts: list[tuple[str, Prompt]]) -> dict[str, list[Prompt]]:
     return found
 
 
+def setting(environment: Environment, requests: int, max_tokens: int) -> dict[str, Any]:
+    """What was asked, and of what."""
+    return {
+        "requests": requests,
+        "max_tokens": max_tokens,
+        "machine": machine(),
+        "vllm": {"vllm": vllm_version(environment), "threads_bind": environment.threads}
+        | {"preloaded": [Path(each).name for each in environment.preload.split(":") if each]}
+        | {"flags": list(environment.flags)},
+    }
+
+
+def validate_pair(pair: Pair, environment: Environment, arguments: argparse.Namespace) -> None:
+    """Greedy requests to another pair, and its place in the results."""
+    raw = arguments.raw / REAL_MODEL
+    raw.mkdir(parents=True, exist_ok=True)
+    prompts = tokenised(arguments.prompts, arguments.requests, pair.target)
+    ways = [way for way in WAYS if way.is_greedy]
+    only = [prompt for _, prompt in prompts]
+    visit_pair(raw, environment, pair, ways, arguments.depths, only, arguments.tokens)
+    found = setting(environment, len(prompts), arguments.tokens)
+    found |= greedy_equality(raw, Ours(pair), ways, arguments.depths, only, arguments.tokens)
+    finish(found, pair, arguments.out, arguments.docs, write_page)
+
+
 def main() -> None:
     """Collect what is missing, compare, and write results, page and picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -93,11 +125,18 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
+    parser.add_argument("--vllm-options", default="", help="further ones of its servers, such as --enforce-eager")
+    add_pair_options(parser)
     arguments = parser.parse_args()
+    pair = pair_of(parser, arguments)
     if arguments.small:
         arguments.requests, arguments.tokens, arguments.portions = 24, 16, 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
-    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload)
+    flags = tuple(shlex.split(arguments.vllm_options))
+    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload, flags)
+    if pair is not None:
+        validate_pair(pair, environment, arguments)
+        return
     lock = MachineLock(arguments.lock)
     arguments.raw.mkdir(parents=True, exist_ok=True)
     prompts, for_costs = chosen(arguments.requests)
@@ -114,13 +153,7 @@ def main() -> None:
             time_ours(arguments.raw, ours, way, depth, portions, arguments.tokens, lock)
     earlier = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     if collects:
-        document = {
-            "requests": len(prompts),
-            "max_tokens": arguments.tokens,
-            "machine": machine(),
-            "vllm": {"vllm": vllm_version(environment), "threads_bind": arguments.vllm_threads}
-            | {"preloaded": [Path(each).name for each in arguments.vllm_preload.split(":") if each]},
-        }
+        document = setting(environment, len(prompts), arguments.tokens)
         document |= acceptance(arguments.raw, ours, prompts, arguments.tokens, lock)
         document["shipped"] = shipped(arguments.raw, ours, only, lock)
     else:
@@ -136,11 +169,7 @@ def main() -> None:
     document["timed_on"] = machine()
     if not document["speedups"] and earlier:
         document["speedups"], document["timed_on"] = earlier["speedups"], earlier.get("timed_on", earlier["machine"])
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    write_page(document, arguments.docs)
-    faults = [each for item in document["equality"] for each in item["differences"] if each["kind"] == FAULT]
-    if faults:
-        sys.exit(f"{len(faults)} requests differ where no model was in doubt; {arguments.out} names them")
+    finish(document, None, arguments.out, arguments.docs, write_page)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ from kernels.benchmarks.validation import machine_lock, timing, visiting
 from kernels.benchmarks.validation.collecting import GREEDY_REGIME, SAMPLED_REGIME, collected
 from kernels.benchmarks.validation.counted import Counted
 from kernels.benchmarks.validation.machine_lock import MachineLock
+from kernels.benchmarks.validation.pair import BUNDLED, Pair
 from kernels.benchmarks.validation.predicting import Place
 from kernels.benchmarks.validation.servers import SERVED_MODEL, Environment
 from kernels.benchmarks.validation.timing import queues, timed_blocks, timed_name
-from kernels.benchmarks.validation.visiting import Visits
+from kernels.benchmarks.validation.visiting import Visits, visit_pair
 from kernels.benchmarks.validation.ways import BASELINE, WAYS, Way
 from tests.servers.fake_server import FakeServer, running
 
@@ -45,9 +46,12 @@ class Stand:
     servers: list[Stopped] = field(default_factory=list)
     configs: list[str | None] = field(default_factory=list)
     mended: list[bool] = field(default_factory=list)
+    targets: list[Path] = field(default_factory=list)
 
     @contextmanager
-    def running(self, _: Environment, config: str | None, __: Path, *, is_fixed: bool) -> Iterator[Stopped]:
+    def running(
+        self, _: Environment, config: str | None, __: Path, *, is_fixed: bool, target: Path = BUNDLED.target
+    ) -> Iterator[Stopped]:
         server = Stopped(json.loads(config)["num_speculative_tokens"] if config else 0, model=SERVED_MODEL)
         server.pause = lambda: setattr(server, "is_stopped", True)  # type: ignore[attr-defined]
         server.resume = lambda: setattr(server, "is_stopped", False)  # type: ignore[attr-defined]
@@ -55,6 +59,7 @@ class Stand:
         self.servers.append(server)
         self.configs.append(config)
         self.mended.append(is_fixed)
+        self.targets.append(target)
         with running(server):
             yield server
 
@@ -152,3 +157,20 @@ def test_what_is_timed_alone_is_not_collected(tmp_path: Path, stand: Stand) -> N
     assert {path.name for path in tmp_path.glob("*.json")} == {
         f"timed-greedy-k{depth}-{number}.json" for depth in (2, 4) for number in range(2)
     }
+
+
+def test_another_pair_is_asked_greedily_through_servers_of_its_own(tmp_path: Path, stand: Stand) -> None:
+    pair = Pair(tmp_path / "target", tmp_path / "draft")
+    ways = [way for way in WAYS if way.is_greedy]
+    for _ in range(2):
+        visit_pair(tmp_path, HERE, pair, ways, (4,), PROMPTS, 12)
+    assert [json.loads(config or "") for config in stand.configs] == [
+        {"method": "draft_model", "model": str(pair.draft), "num_speculative_tokens": 4},
+        {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 4},
+    ], "what is there is not asked for again"
+    assert stand.targets == [pair.target] * 2
+    assert [body["temperature"] for server in stand.servers for body in server.bodies] == [0.0] * 8
+    for way in ways:
+        answers = collected(tmp_path, way.served.name, 4, GREEDY_REGIME)
+        assert answers is not None
+        assert all(len(each.tokens) == 12 and each.drafted for each in answers)

@@ -17,7 +17,7 @@ from kernels.benchmarks.validation.machine_lock import MachineLock
 from kernels.benchmarks.validation.ours import Ours
 from kernels.benchmarks.validation.page import PAGE, PICTURE, write_page
 from kernels.benchmarks.validation.predicting import Costs, Place, Steps, TimedBlock, TimedRequest
-from kernels.benchmarks.validation.results import acceptance, speedups
+from kernels.benchmarks.validation.results import acceptance, greedy_equality, speedups
 from kernels.benchmarks.validation.timing import Queue, keep_portion, timed_name
 from kernels.benchmarks.validation.ways import BASELINE, DEPTHS, NGRAM_MAX, NGRAM_MIN, WAYS, Way, raw_file
 from shadowspec.engine.batch import Request
@@ -127,6 +127,16 @@ def test_a_server_that_steps_as_we_do_is_equal_in_everything(ours: Ours, collect
         assert cell["loop_is_inside"]
         assert cell["replay_is_inside"]
         assert (cell["replay_by_default"] is None) == (cell["way"] == "greedy")
+
+
+def test_another_pair_is_held_against_the_loop_without_a_baseline(ours: Ours, collected_folder: Path) -> None:
+    ways = [way for way in WAYS if way.is_greedy]
+    found = greedy_equality(collected_folder, ours, ways, (4,), [prompt for _, prompt in prompts()], MAX_TOKENS)
+    whole = acceptance(collected_folder, ours, prompts(), MAX_TOKENS, MachineLock(None))
+    assert found["equality"] == [row for row in whole["equality"] if row["K"] == 4]
+    assert {name: whole[name] for name in found if name != "equality"} == {
+        name: value for name, value in found.items() if name != "equality"
+    }
 
 
 def test_a_server_that_counts_another_step_is_a_fault(ours: Ours, collected_folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 
 import validation.llamacpp.servers as llamacpp
 from validation.llamacpp.servers import CONTEXT, Binary, running
+from validation.pair import Pair
 from validation.servers import SERVED_MODEL, Environment, Server
 
 from .prompts import ENDPOINT, LABEL
@@ -95,14 +96,6 @@ RUNS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The target and the draft made for it, as folders."""
-
-    target: Path
-    draft: Path
-
-
 def write_config(
     folder: Path, engine: str, pair: Pair, ways: tuple[Way, ...], max_tokens: int, servers: str = ""
 ) -> Path:
@@ -127,14 +120,13 @@ def served_section(baseline_url: str, speculative_url: str, model: str) -> str:
 
 
 @contextmanager
-def vllm_servers(environment: Environment, pair: Pair, way: Way, folder: Path, extra: list[str]) -> Iterator[str]:
+def vllm_servers(environment: Environment, pair: Pair, way: Way, folder: Path) -> Iterator[str]:
     """Two of vLLM's servers, without and with this candidate; gives the section that names them."""
-    options = {"target": pair.target, "flags": extra, "is_fixed": False}
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         servers = []
         for name, config in (("baseline", None), ("speculative", way.vllm_config(pair.draft))):
-            server = Server(environment, config, folder / f"{name}.log", **options)
+            server = Server(environment, config, folder / f"{name}.log", is_fixed=False, target=pair.target)
             servers.append(stack.enter_context(closing(server)))
             server.await_ready()  # one after the other, because the first compiles for both
         yield served_section(servers[0].url, servers[1].url, SERVED_MODEL)

@@ -45,6 +45,18 @@ def read_prompts(path: Path, part: str, each: int) -> list[Prompt]:
     return [entries[place] for place in range(longest) for entries in found.values() if place < len(entries)]
 
 
+def tokenised(path: Path, number: int, target: Path) -> list[tuple[str, tuple[int, ...]]]:
+    """Class and token ids of measured prompts, as chats, as many of each class, so that there are `number` at least."""
+    from shadowspec.engine.tokenizer import load_tokenizer  # which loads transformers
+
+    tokenizer = load_tokenizer(str(target))
+    prompts = read_prompts(path, MEASURED, -(-number // len(CLASSES)))
+    return [
+        (each.prompt_class, tuple(tokenizer.render_chat([{"role": "user", "content": each.text}], None)))
+        for each in prompts
+    ]
+
+
 def record(
     prompt: Prompt, number: int, max_tokens: int, output: Sequence[int] | None = None, text: str = ""
 ) -> dict[str, Any]:

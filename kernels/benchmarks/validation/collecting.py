@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -102,9 +102,21 @@ def missing_regimes(folder: Path, served: str, depth: int) -> dict[str, Sampling
     }
 
 
-def collect(folder: Path, server: Server, served: str, depth: int, prompts: Sequence[Prompt], max_tokens: int) -> None:
-    """Ask a server for what is not in the folder yet."""
-    for regime, sampling in missing_regimes(folder, served, depth).items():
+def collect(
+    folder: Path,
+    server: Server,
+    served: str,
+    depth: int,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    missing: Mapping[str, SamplingParameters],
+) -> None:
+    """Ask a server for what is not in the folder yet.
+
+    Args:
+        missing: how it is still to be asked, by name.
+    """
+    for regime, sampling in missing.items():
         Console(stderr=True).print(f"{served} K={depth} {regime}: {len(prompts)} requests")
         sampling_parameters = replace(sampling, max_tokens=max_tokens)
         answers = ask_server(

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from msgspec.structs import replace
 
-from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate, fingerprint_candidate
 from shadowspec.engine.decode import decode_batch
@@ -26,6 +25,7 @@ from shadowspec.types.engine_rules import used_rules
 
 from .candidates import SERVING_ENGINE, read_candidates
 from .counted import Counted
+from .pair import BUNDLED, Pair
 from .predicting import Steps, TimedRequest
 from .ways import DEPTHS, WAYS, Way
 
@@ -36,13 +36,14 @@ Prompt = tuple[int, ...]
 
 
 class Ours:
-    """The bundled pair in this process, in float32."""
+    """The pair in this process, in float32."""
 
-    def __init__(self) -> None:
+    def __init__(self, pair: Pair = BUNDLED) -> None:
         device = torch.device("cpu")
-        self.target: LoadedModel = load_model(str(demo.TARGET), device, torch.float32)
-        self.draft: LoadedModel = load_model(str(demo.DRAFT), device, torch.float32)
-        self._configured, self._by_default = read_candidates(SERVING_ENGINE), read_candidates(None)
+        self.target: LoadedModel = load_model(str(pair.target), device, torch.float32)
+        self.draft: LoadedModel = load_model(str(pair.draft), device, torch.float32)
+        self._configured = read_candidates(SERVING_ENGINE, pair)
+        self._by_default = read_candidates(None, pair)
 
     def loop(self, way: Way, prompts: Sequence[Prompt], max_tokens: int, depth: int, course: int) -> list[Counted]:
         """Every prompt decoded by our loop, in batches of prompts of like length."""

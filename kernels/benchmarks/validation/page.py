@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shadowspec import metrics
 
+from .documents import REAL_MODEL
 from .picture import picture
 from .tables import (
     Row,
@@ -150,11 +151,23 @@ _NO_SPEEDUP = """\
 Not measured here yet: predicted speedups are held against the servers' own on a machine that nobody else uses
 meanwhile. `make validate-vllm` takes up where it stopped.
 """
+_REAL_MODEL = """\
+## A real language model
+
+The same comparison of greedy requests with SmolLM2-135M-Instruct and the draft that was made for it ([a real language
+model](real-model.md)): {requests} public prompts of four classes, as chats, with answers of up to
+{max_tokens} tokens and K of {depths}, in float32. vLLM's further options: {flags}.
+
+    make validate-vllm ARGS="--vllm-python PATH --target DIR --draft DIR --prompts FILE --requests {requests} \\
+        --tokens {max_tokens} --depths {depths}"
+
+{verdicts}
+"""
 
 
 def page(document: Row) -> str:
     """The page in Markdown."""
-    cells, equality, speedups = document["cells"], document["equality"], document["speedups"]
+    cells, speedups = document["cells"], document["speedups"]
     rules = {way: _rules_text(used) for way, used in document["drafting_rules"].items()}
     parts = [
         _HEAD.format(
@@ -162,16 +175,14 @@ def page(document: Row) -> str:
             serving_engine=document["serving_engine"],
             requests=document["requests"],
             max_tokens=document["max_tokens"],
-            depths=", ".join(map(str, sorted({cell["K"] for cell in cells}))),
+            depths=_depths(cells),
             vllm=document["vllm"]["vllm"],
             picture=PICTURE,
             verdicts="\n".join(f"- {line}" for line in verdicts(document)),
         ),
         _EQUALITY,
-        equality_table(equality),
+        *_equality(document),
     ]
-    if any(item["differences"] for item in equality):
-        parts += [_EXCEPTIONS.format(near_tie=document["near_tie_logit"]), exceptions_table(equality)]
     parts += [_OWN_OUTPUTS, own_outputs_table(document["own_outputs"]), _ACCEPTANCE.format(level=document["level"])]
     for way in dict.fromkeys(cell["way"] for cell in cells):
         parts += [f"### {way}\n", acceptance_table([cell for cell in cells if cell["way"] == way])]
@@ -192,8 +203,42 @@ def page(document: Row) -> str:
         parts += [f"### {speedup['way']}\n", speedup_table(speedup["cells"])]
     if speedups and document["timed_on"] != document["machine"]:
         parts.append(f"Speedups were timed earlier: {_machine_text(document['timed_on'])}.\n")
-    parts.append(f"{_machine_text(document['machine'])}; vLLM's threads: {document['vllm']['threads_bind']}.\n")
+    parts.append(_ran_on(document))
+    if REAL_MODEL in document:
+        parts += _real_model(document[REAL_MODEL])
     return "\n".join(parts)
+
+
+def _real_model(found: Row) -> list[str]:
+    """The section of another pair."""
+    return [
+        _REAL_MODEL.format(
+            requests=found["requests"],
+            max_tokens=found["max_tokens"],
+            depths=_depths(found["equality"]),
+            flags=" ".join(f"`{flag}`" for flag in found["vllm"]["flags"]) or "none",
+            verdicts="\n".join(f"- {line}" for line in equality_verdicts(found)),
+        ),
+        *_equality(found),
+        _ran_on(found),
+    ]
+
+
+def _equality(document: Row) -> list[str]:
+    """How many requests are equal, and the others one by one."""
+    equality = document["equality"]
+    parts = [equality_table(equality)]
+    if any(item["differences"] for item in equality):
+        parts += [_EXCEPTIONS.format(near_tie=document["near_tie_logit"]), exceptions_table(equality)]
+    return parts
+
+
+def _depths(rows: Sequence[Row]) -> str:
+    return ", ".join(map(str, sorted({row["K"] for row in rows})))
+
+
+def _ran_on(document: Row) -> str:
+    return f"{_machine_text(document['machine'])}; vLLM's threads: {document['vllm']['threads_bind']}.\n"
 
 
 def _inside(cells: Sequence[Row]) -> str:
@@ -212,8 +257,8 @@ def _rules_text(used: Mapping[str, str]) -> str:
     return ", ".join(f"`{option}` = `{value}`" for option, value in used.items())
 
 
-def verdicts(document: Row) -> list[str]:
-    """What was to be shown, and how much of it holds; each line names the proposer, and the option that decides."""
+def equality_verdicts(document: Row) -> list[str]:
+    """How many greedy requests are equal; each line names the proposer, and the option that decides."""
     lines = []
     for way in dict.fromkeys(row["way"] for row in document["equality"]):
         rows = [row for row in document["equality"] if row["way"] == way]
@@ -226,6 +271,12 @@ def verdicts(document: Row) -> list[str]:
             f"`{document['serving_engine']}` ({_rules_text(used)}), against vLLM's: {equal} requests (prompts and K) "
             f"are equal in tokens, steps with a draft, drafted and accepted tokens{others}."
         )
+    return lines
+
+
+def verdicts(document: Row) -> list[str]:
+    """What was to be shown, and how much of it holds."""
+    lines = equality_verdicts(document)
     cells = document["cells"]
     for way in dict.fromkeys(cell["way"] for cell in cells):
         entries = [cell for cell in cells if cell["way"] == way]

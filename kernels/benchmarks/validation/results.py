@@ -72,14 +72,29 @@ def acceptance(
                 if measured_cell is not None:
                     default_rate = by_default and replayed_rate([_at(by_default, row, place) for row in rows])
                     cells.append(where | {"slice": name} | measured_cell | {"replay_by_default": default_rate})
+    return _rules(ours) | {"level": LEVEL, "equality": equalities, "cells": cells, "own_outputs": audits}
+
+
+def greedy_equality(
+    folder: Path, ours: Ours, ways: Sequence[Way], depths: Sequence[int], prompts: Sequence[Prompt], max_tokens: int
+) -> dict[str, Any]:
+    """Equality alone, of greedy requests that were collected."""
+    equalities = []
+    for way in ways:
+        for depth in depths:
+            answers = collected(folder, way.served.name, depth, GREEDY_REGIME)
+            assert answers is not None, "every deployment was asked"
+            theirs = _server_side(answers, prompts, depth, way)
+            loop = looped(folder, ours, way, prompts, max_tokens, depth)
+            equalities.append({"way": way.name, "K": depth} | _equality(ours, way, prompts, theirs, loop))
+    return _rules(ours) | {"equality": equalities}
+
+
+def _rules(ours: Ours) -> dict[str, Any]:
     return {
         "serving_engine": SERVING_ENGINE,
         "drafting_rules": ours.drafting_rules(),
-        "level": LEVEL,
         "near_tie_logit": NEAR_TIE,
-        "equality": equalities,
-        "cells": cells,
-        "own_outputs": audits,
     }
 
 

@@ -8,14 +8,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from shadowspec import demo
+from .pair import BUNDLED
 
 READY_S = 900.0  # to load, compile and answer, beside others on the same machine
 LOOK_S = 1.0
@@ -33,6 +33,7 @@ class Environment:
     python: Path
     threads: str  # VLLM_CPU_OMP_THREADS_BIND
     preload: str  # LD_PRELOAD
+    flags: tuple[str, ...] = ()  # further ones of every server
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,15 +63,13 @@ class Server:
         log: Path,
         *,
         is_fixed: bool,
-        flags: Sequence[str] = (),
-        target: Path = demo.TARGET,
+        target: Path = BUNDLED.target,
     ) -> None:
         """
         Args:
             speculative_config: None: it decodes plainly.
             is_fixed: with sampled speculation as it should be on a CPU (`mend`).
             log: what the server prints goes there.
-            flags: further ones of the server.
         """
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -90,7 +89,7 @@ class Server:
             "--model", str(target), "--served-model-name", SERVED_MODEL, "--dtype", "float32",
             "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(SLOTS),
             "--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log",
-            "--enable-per-request-metrics", "--enable-prompt-tokens-details", *flags,
+            "--enable-per-request-metrics", "--enable-prompt-tokens-details", *environment.flags,
         ]  # fmt: skip
         if speculative_config is not None:
             command += ["--speculative-config", speculative_config, "--per-request-spec-decode-metrics", "detailed"]
@@ -158,9 +157,16 @@ class Server:
 
 
 @contextmanager
-def running(environment: Environment, speculative_config: str | None, log: Path, *, is_fixed: bool) -> Iterator[Server]:
+def running(
+    environment: Environment,
+    speculative_config: str | None,
+    log: Path,
+    *,
+    is_fixed: bool,
+    target: Path = BUNDLED.target,
+) -> Iterator[Server]:
     """A server that answers, and ends with the block."""
-    server = Server(environment, speculative_config, log, is_fixed=is_fixed)
+    server = Server(environment, speculative_config, log, is_fixed=is_fixed, target=target)
     try:
         server.await_ready()
         yield server
@@ -169,15 +175,11 @@ def running(environment: Environment, speculative_config: str | None, log: Path,
 
 
 @contextmanager
-def both_arms(
-    environment: Environment, speculative_config: str, folder: Path, flags: Sequence[str] = ()
-) -> Iterator[tuple[Server, Server]]:
-    """A server that decodes plainly and one with drafts, with the same further flags; both run all the time."""
+def both_arms(environment: Environment, speculative_config: str, folder: Path) -> Iterator[tuple[Server, Server]]:
+    """A server that decodes plainly and one with drafts; both run all the time."""
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(
-                closing(Server(environment, config, folder / f"{name}.log", is_fixed=True, flags=flags))
-            )
+            stack.enter_context(closing(Server(environment, config, folder / f"{name}.log", is_fixed=True)))
             for name, config in (("baseline", None), ("speculative", speculative_config))
         ]
         for server in servers:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from .collecting import Prompt, collect, missing_regimes
+from .collecting import GREEDY_REGIME, Prompt, collect, missing_regimes
 from .machine_lock import MachineLock
+from .pair import Pair
 from .servers import Environment, Server, running
 from .timing import Queue, missing_portions, time_servers, timed_name
-from .ways import BASELINE, DEPTHS, SERVED, SHIPPED, SHIPPED_DEPTH, Served, Way
+from .ways import BASELINE, DEPTHS, SERVED, SHIPPED, SHIPPED_DEPTH, Served, Way, raw_file
 
 
 class Visits:
@@ -79,6 +80,27 @@ class Visits:
             is_fixed = served is not None and served.is_fixed
             server = stack.enter_context(running(self._environment, config, log, is_fixed=is_fixed))
             if self._collects:
-                collect(self._folder, server, name, depth, self._prompts, self._max_tokens)
+                missing = missing_regimes(self._folder, name, depth)
+                collect(self._folder, server, name, depth, self._prompts, self._max_tokens, missing)
             server.pause()
         return server
+
+
+def visit_pair(
+    folder: Path,
+    environment: Environment,
+    pair: Pair,
+    ways: Sequence[Way],
+    depths: Sequence[int],
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+) -> None:
+    """Greedy requests to another pair's speculative servers, for what is not in the folder yet."""
+    for depth in depths:
+        for way in ways:
+            name = way.served.name
+            if raw_file(folder, name, depth, GREEDY_REGIME).exists():
+                continue
+            config, log = way.served.speculative_config(depth, pair), folder / f"server-{name}-k{depth}.log"
+            with running(environment, config, log, is_fixed=False, target=pair.target) as server:
+                collect(folder, server, name, depth, prompts, max_tokens, {GREEDY_REGIME: way.sampling})

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shadowspec import demo
 from shadowspec.types import SamplingParameters, VerifyRule
+
+from .pair import BUNDLED, Pair
 
 DEPTHS = (2, 4, 6)  # K
 GREEDY = SamplingParameters(temperature=0.0)
@@ -22,13 +23,23 @@ class Served:
     """A speculative deployment; K comes with it where it is started."""
 
     name: str
-    options: dict[str, Any]  # of vLLM's --speculative-config, but for K
-    candidate: dict[str, Any]  # the product's candidate that stands for it: keys of its configuration, but for K
+    options: dict[str, Any]  # of vLLM's --speculative-config, but for K and the draft
+    candidate: dict[str, Any]  # the product's candidate that stands for it: keys of its configuration, but for these
     is_fixed: bool = True  # sampled speculation on a CPU (`mend`), of which greedy requests see nothing
 
-    def speculative_config(self, depth: int) -> str:
+    def speculative_config(self, depth: int, pair: Pair = BUNDLED) -> str:
         """The value of the flag."""
-        return json.dumps(self.options | {"num_speculative_tokens": depth})
+        draft = {"model": str(pair.draft)} if self.has_draft else {}
+        return json.dumps(self.options | draft | {"num_speculative_tokens": depth})
+
+    def candidate_of(self, pair: Pair) -> dict[str, Any]:
+        """The candidate with its draft."""
+        return self.candidate | ({"draft": pair.draft.as_posix()} if self.has_draft else {})
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a model drafts."""
+        return bool(self.options["method"] == "draft_model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +72,12 @@ class Way:
         return self.served is NGRAM
 
 
-_PAIR = {"method": "draft_model", "model": str(demo.DRAFT)}
-_OUR_PAIR = {"proposer": "draft_model", "draft": demo.DRAFT.as_posix()}
-DRAFT = Served("draft_model", _PAIR, _OUR_PAIR | {"verify_rule": "greedy_draft"})
+_PAIR = {"method": "draft_model"}
+DRAFT = Served("draft_model", _PAIR, {"proposer": "draft_model", "verify_rule": "greedy_draft"})
 PROBABILISTIC = Served(
     "draft_model_probabilistic",
     _PAIR | {"draft_sample_method": "probabilistic"},
-    _OUR_PAIR | {"verify_rule": "rejection"},
+    {"proposer": "draft_model", "verify_rule": "rejection"},
 )
 NGRAM = Served(
     "ngram",
@@ -77,7 +87,7 @@ NGRAM = Served(
 SHIPPED = Served("draft_model_shipped", DRAFT.options, DRAFT.candidate, is_fixed=False)  # sampled requests, at one K
 SHIPPED_DEPTH = DEPTHS[0]
 SERVED = (DRAFT, NGRAM, PROBABILISTIC)
-WAYS = (
+WAYS: tuple[Way, ...] = (
     Way("greedy", DRAFT, GREEDY, VerifyRule.GREEDY),
     Way("greedy_draft", DRAFT, SAMPLED, VerifyRule.GREEDY_DRAFT),
     Way("rejection", PROBABILISTIC, SAMPLED, VerifyRule.REJECTION),

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from shadowspec import demo
 from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.kv_cache import Span
@@ -22,6 +21,7 @@ from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import token_scores
 from shadowspec.types import ExpectedCounts, NgramOccurrence, RecordKey, SamplingParameters
 
+from ..pair import BUNDLED, Pair
 from .asking import Answered, Prompt, limited
 from .ways import DRAFT, NGRAM, Way
 
@@ -48,12 +48,12 @@ class WithinLimit:
 
 
 class Ours:
-    """The bundled pair in this process, in float32."""
+    """The pair in this process, in float32."""
 
-    def __init__(self) -> None:
+    def __init__(self, pair: Pair = BUNDLED) -> None:
         device = torch.device("cpu")
-        self.target: LoadedModel = load_model(str(demo.TARGET), device, torch.float32)
-        self.draft: LoadedModel = load_model(str(demo.DRAFT), device, torch.float32)
+        self.target: LoadedModel = load_model(str(pair.target), device, torch.float32)
+        self.draft: LoadedModel = load_model(str(pair.draft), device, torch.float32)
 
     def loop(self, way: Way, prompts: Sequence[Prompt], max_tokens: int, depth: int) -> list[Answered]:
         """Every prompt decoded by our loop, in batches of prompts of like length."""

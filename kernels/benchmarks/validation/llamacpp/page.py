@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
+from ..documents import REAL_MODEL
 from .comparing import ACCEPTED, DRAFTED, NEAR_TIE_GAP, PLAIN, STEPS
-from .ways import NGRAM, WAYS
+from .ways import NGRAM, WAYS, Way
 
 PAGE = "validation-llamacpp.md"
 Row = Mapping[str, Any]
@@ -84,6 +85,18 @@ The source distribution of `llama-cpp-python` (MIT) holds all of it:
     ninja -C build llama-server
     make validate-llamacpp ARGS="--server build/bin/llama-server --source ."
 """
+_REAL_MODEL = """\
+## A real language model
+
+The same comparison of greedy requests with SmolLM2-135M-Instruct and the draft that was made for it ([a real language
+model](real-model.md)): {requests} public prompts of four classes (the slices), as chats, with answers of up to
+{max_tokens} tokens and K of {depths}, in float32.
+
+    make validate-llamacpp ARGS="--server PATH/llama-server --source PATH --target DIR --draft DIR --prompts FILE \\
+        --requests {requests} --tokens {max_tokens} --depths {depths}"
+
+{verdicts}
+"""
 
 
 def write_page(document: Row, docs: Path) -> None:
@@ -97,35 +110,59 @@ def write_page(document: Row, docs: Path) -> None:
         ngram=NGRAM,
         verdicts="\n".join(_verdicts(document)),
     )
-    parts = [head, _EQUALITY, equality_table(document["equality"])]
-    if differing := exceptions_table(document["equality"]):
+    parts = [head, _EQUALITY, *_equality(document["equality"])]
+    parts += [_OWN_OUTPUTS, own_outputs_table(document["own_outputs"])]
+    parts += [_ARMS, arms_table(document["arms"]), _ACCEPTANCE.format(level=document["level"])]
+    for way in WAYS:
+        parts += [f"### {way.name}\n", acceptance_table(_of(way, document["cells"]))]
+    if REAL_MODEL in document:
+        parts += _real_model(document[REAL_MODEL])
+    (docs / PAGE).write_text("\n".join([*parts, _BUILDING]), encoding="utf-8")
+
+
+def _real_model(found: Row) -> list[str]:
+    """The section of another pair."""
+    depths = ", ".join(map(str, found["depths"]))
+    head = _REAL_MODEL.format(
+        requests=found["requests"],
+        max_tokens=found["max_tokens"],
+        depths=depths,
+        verdicts="\n".join(_verdicts(found)),
+    )
+    parts = [head, *_equality(found["equality"]), own_outputs_table(found["own_outputs"]), arms_table(found["arms"])]
+    for way in WAYS:
+        if cells := _of(way, found["cells"]):
+            parts += [f"### {way.name}, real model\n", acceptance_table(cells)]
+    return parts
+
+
+def _equality(equality: Sequence[Row]) -> list[str]:
+    """How many requests are equal, and the others one by one."""
+    parts = [equality_table(equality)]
+    if differing := exceptions_table(equality):
         parts += [
             f"A near-tie is a place where the two likeliest tokens lie at most {NEAR_TIE_GAP:g} logits apart.\n",
             differing,
         ]
-    parts += [_OWN_OUTPUTS, own_outputs_table(document["own_outputs"])]
-    parts += [_ARMS, arms_table(document["arms"]), _ACCEPTANCE.format(level=document["level"])]
-    for way in WAYS:
-        parts += [
-            f"### {way.name}\n",
-            acceptance_table([each for each in document["cells"] if each["way"] == way.name]),
-        ]
-    (docs / PAGE).write_text("\n".join([*parts, _BUILDING]), encoding="utf-8")
+    return parts
+
+
+def _of(way: Way, rows: Sequence[Row]) -> list[Row]:
+    return [each for each in rows if each["way"] == way.name]
 
 
 def _verdicts(document: Row) -> list[str]:
     lines = []
     for way in WAYS:
-        entries = [each for each in document["equality"] if each["way"] == way.name]
-        if entries:
+        cells = _of(way, document["cells"])
+        if entries := _of(way, document["equality"]):
             equal, every = (sum(each[name] for each in entries) for name in ("equal", "requests"))
             kinds = counted([each["kind"] for entry in entries for each in entry["differences"]])
             lines.append(
                 f"- `{way.name}`: {equal} of {every} ({equal / every:.1%}) requests are equal in tokens, steps, "
                 f"drafted and accepted tokens; exceptions: {kinds}."
             )
-        else:
-            cells = [each for each in document["cells"] if each["way"] == way.name]
+        elif cells:
             inside = sum(each["is_inside"] for each in cells)
             lines.append(
                 f"- `{way.name}`: within llama.cpp's interval lie {inside} of {len(cells)} ({inside / len(cells):.1%}) "
