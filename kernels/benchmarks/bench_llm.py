@@ -36,6 +36,7 @@ from real_model.engines import (
     DRAFT,
     IN_PROCESS,
     LLAMACPP,
+    MAX_HYPOTHESES,
     NGRAM,
     RUNS,
     VLLM,
@@ -255,6 +256,7 @@ def document(bench: Bench) -> dict[str, Any]:
         "requests_per_class": bench.requests,
         "max_tokens": bench.max_tokens,
         "logged_tokens": bench.logged_tokens,
+        "max_hypotheses": MAX_HYPOTHESES,
         "machine": machine(),
         "parts": parts,
         "mean_load": sum(loads) / len(loads) if loads else 0.0,
@@ -391,7 +393,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
         there = [each for each in astuple(bench.pair) if each.exists()]
         files = [gguf_of(each, given.llama_source, given.llama_python, folder) for each in there]
         measure_llamacpp(bench, Binary(given.llama_server, files[0], files[-1], given.threads))
-    found = document(bench) | {"note": given.note}
+    found = document(bench) | {"note": given.note, "vllm_options": given.vllm_options}
     given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     write_page(found, given.docs)
 

@@ -71,6 +71,7 @@ class Asked:
     sampled: Sequence[tuple[str, Prompt]]
     max_tokens: int
     depths: Sequence[int]
+    has_baseline: bool = True  # whether the baseline is asked too, and both arms compared
 
     def prompts(self, *, is_greedy: bool) -> list[Prompt]:
         return [prompt for _, prompt in (self.greedy if is_greedy else self.sampled)]
@@ -85,7 +86,7 @@ class Asked:
 def collect(binary: Binary, raw: Path, asked: Asked, ways: Sequence[Way]) -> None:
     """Ask every deployment for what is not in the folder yet."""
     for is_greedy in sorted({way.is_greedy for way in ways}, reverse=True):
-        if (file := baseline_file(raw, is_greedy)).exists():
+        if (file := baseline_file(raw, is_greedy)).exists() or not asked.has_baseline:
             continue
         prompts = asked.prompts(is_greedy=is_greedy)
         sampling = limited(GREEDY if is_greedy else SAMPLED, asked.max_tokens)
@@ -142,12 +143,13 @@ def results(raw: Path, ours: Ours, asked: Asked, ways: Sequence[Way]) -> dict[st
         base, only = kept(baseline_file(raw, way.is_greedy)), asked.prompts(is_greedy=way.is_greedy)
         for depth in asked.depths:
             theirs, loop = kept(served_file(raw, way, depth)), looped(raw, ours, way, only, asked.max_tokens, depth)
-            assert base is not None, "the baseline was asked first"
             assert theirs is not None, "every deployment was asked"
             where = {"way": way.name, "K": depth}
             again = ours.replayed(way, only, [each.tokens for each in theirs], asked.max_tokens, depth)
             audits.append(where | own_outputs(theirs, again))
-            both.append(where | arms(ours, way, only, base, theirs))
+            if asked.has_baseline:
+                assert base is not None, "the baseline was asked first"
+                both.append(where | arms(ours, way, only, base, theirs))
             if way.is_greedy:
                 equalities.append(where | equality(way, ours, only, theirs, loop))
             for name, rows in asked.slices(is_greedy=way.is_greedy).items():
@@ -170,7 +172,7 @@ def main() -> None:
     parser.add_argument("--sampled", type=int, default=120, help="sampled requests (default: %(default)s)")
     parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS, help="K (default: %(default)s)")
     parser.add_argument(
-        "--ways", nargs="*", choices=[way.name for way in WAYS], help="collect these alone, and write nothing"
+        "--ways", nargs="*", choices=[way.name for way in WAYS], help="collect these alone; write only of another pair"
     )
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--small", action="store_true", help="a quick try: 24 and 12 requests, 16 tokens")
@@ -192,16 +194,18 @@ def main() -> None:
         prompts = traffic_prompts(arguments.requests), traffic_prompts(arguments.sampled)
     else:
         prompts = tokenised(arguments.prompts, arguments.requests, pair.target), []
-    asked = Asked(*prompts, arguments.tokens, arguments.depths)
+    asked = Asked(*prompts, arguments.tokens, arguments.depths, has_baseline=pair is None)
     possible = [way for way in WAYS if pair is None or way.is_greedy]
     ways = [way for way in possible if arguments.ways is None or way.name in arguments.ways]
     collect(binary, raw, asked, ways)
     ours = Ours(models)
-    if arguments.ways is not None:
+    if arguments.ways is not None and pair is None:
         for way in ways:
             for depth in asked.depths:
                 looped(raw, ours, way, asked.prompts(is_greedy=way.is_greedy), asked.max_tokens, depth)
         return
+    if pair is not None:
+        ways = [way for way in possible if all(served_file(raw, way, depth).exists() for depth in asked.depths)]
     document = {
         "requests": len(asked.greedy),
         "sampled_requests": len(asked.sampled),

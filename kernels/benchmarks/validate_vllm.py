@@ -94,7 +94,8 @@ def validate_pair(pair: Pair, environment: Environment, arguments: argparse.Name
     prompts = tokenised(arguments.prompts, arguments.requests, pair.target)
     ways = [way for way in WAYS if way.is_greedy]
     only = [prompt for _, prompt in prompts]
-    visit_pair(raw, environment, pair, ways, arguments.depths, only, arguments.tokens)
+    visited = [way for way in ways if way.name in arguments.ways]
+    visit_pair(raw, environment, pair, visited, arguments.depths, only, arguments.tokens)
     found = setting(environment, len(prompts), arguments.tokens)
     found |= greedy_equality(raw, Ours(pair), ways, arguments.depths, only, arguments.tokens)
     finish(found, pair, arguments.out, arguments.docs, write_page)
@@ -127,6 +128,8 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=DOCS)
     parser.add_argument("--vllm-options", default="", help="further ones of its servers, such as --enforce-eager")
     add_pair_options(parser)
+    names = [way.name for way in WAYS if way.is_greedy]
+    parser.add_argument("--ways", nargs="*", choices=names, default=names, help="of another pair: collect these alone")
     arguments = parser.parse_args()
     pair = pair_of(parser, arguments)
     if arguments.small:

@@ -10,9 +10,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from kernels.benchmarks.real_model.page import PAGE, PICTURE, page
 from kernels.benchmarks.real_model.prompts import CLASSES, MEASURED, PROMPTS, TRAINING, Prompt, read_prompts, record
+from kernels.benchmarks.real_model.shortened import shorten
+from shadowspec import demo
+from shadowspec.engine.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "kernels" / "benchmarks" / "results" / "real_model.json"
@@ -46,6 +51,25 @@ def test_prompts_without_a_class_are_refused(tmp_path: Path) -> None:
     path.write_text("".join(each.line() for each in prompts() if each.prompt_class != "edit"), encoding="utf-8")
     with pytest.raises(SystemExit, match="holds no measured prompt of the class edit"):
         read_prompts(path, MEASURED, 6)
+
+
+def test_a_draft_without_training_is_the_target_but_for_some_layers(tmp_path: Path) -> None:
+    shorten(demo.TARGET, tmp_path, left_out=(1,))
+    whole, short = (AutoModelForCausalLM.from_pretrained(folder) for folder in (demo.TARGET, tmp_path))
+    assert len(short.model.layers) == len(whole.model.layers) - 1
+    kept = [layer for place, layer in enumerate(whole.model.layers) if place != 1]
+    for mine, others in zip(short.model.layers, kept, strict=True):
+        for name, weight in others.state_dict().items():
+            assert torch.equal(weight, mine.state_dict()[name])
+    prompt = load_tokenizer(str(tmp_path)).encode("a text")
+    assert prompt == load_tokenizer(str(demo.TARGET)).encode("a text")
+
+
+def test_what_else_was_set_is_on_the_page() -> None:
+    document = json.loads(RESULTS.read_text(encoding="utf-8"))
+    text = page(document | {"max_hypotheses": 16, "vllm_options": "--enforce-eager"})
+    assert "`max_hypotheses = 16`" in text
+    assert "vLLM's servers ran with `--enforce-eager`" in text
 
 
 def test_an_answer_is_logged_with_why_it_ended() -> None:

@@ -18,6 +18,7 @@ from validation.servers import SERVED_MODEL, Environment, Server
 from .prompts import ENDPOINT, LABEL
 
 NGRAM_MIN, NGRAM_MAX = 2, 4
+MAX_HYPOTHESES: Final = 16  # two candidates have ten: the endpoint and four classes each
 IN_PROCESS, VLLM, LLAMACPP = "shadowspec-torch", "vllm", "llama.cpp"
 _HEAD: Final = """\
 [database]
@@ -25,6 +26,7 @@ url = "sqlite:///{folder}/shadow.db"
 [privacy]
 hash_secret_file = "{folder}/secret"
 [gate]
+max_hypotheses = {max_hypotheses}
 min_span_s = 0.0
 timed_positions = 1
 entry_clusters = 4
@@ -107,8 +109,9 @@ def write_config(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "secret").write_text("a benchmark on public text has no secrets", encoding="utf-8")
     head = _HEAD.format(
-        folder=folder, endpoint=ENDPOINT, target=pair.target, label=LABEL, max_tokens=max_tokens, engine=engine
-    )
+        folder=folder, endpoint=ENDPOINT, target=pair.target, label=LABEL, max_tokens=max_tokens, engine=engine,
+        max_hypotheses=MAX_HYPOTHESES,
+    )  # fmt: skip
     path = folder / "shadowspec.toml"
     path.write_text(head + servers + "".join(way.section(engine, pair.draft) for way in ways), encoding="utf-8")
     return path

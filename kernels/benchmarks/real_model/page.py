@@ -32,7 +32,7 @@ prompts are public and of four classes; all answers are greedy, of up to {tokens
 
 Each engine is measured by the product's commands with a configuration as a user writes it: `shadowspec run` over the
 recorded requests, `gate` and `report`. Classes are slices. The policy is the default, but for `min_span_s = 0`,
-`entry_clusters = 4` and `timed_positions = 1`, because the file is short and each session has one request.
+`entry_clusters = 4` and `timed_positions = 1`, because the file is short and each session has one request.{more}
 
     make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server --llama-source PATH/llama.cpp"
 
@@ -92,6 +92,7 @@ def page(document: Mapping[str, Any]) -> str:
     noise = _NOISE.format(load=load, cores=cores, note=note) if load > BUSY * cores else ""
     head = _HEAD.format(
         tokens=document["max_tokens"],
+        more="".join(f" {line}" for line in _settings(document)),
         picture=PICTURE,
         verdicts="\n".join(f"- {each}" for each in _verdicts(document)),
     )
@@ -113,6 +114,16 @@ def page(document: Mapping[str, Any]) -> str:
     )
     parts.append("Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".\n")
     return "\n".join(parts)
+
+
+def _settings(document: Mapping[str, Any]) -> list[str]:
+    """What else was set, as far as the results say it."""
+    lines = []
+    if number := document.get("max_hypotheses"):
+        lines.append(f"`max_hypotheses = {number}`, because two candidates have ten hypotheses.")
+    if options := document.get("vllm_options"):
+        lines.append(f"vLLM's servers ran with `{options}`.")
+    return lines
 
 
 def _verdicts(document: Mapping[str, Any]) -> list[str]:

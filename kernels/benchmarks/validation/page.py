@@ -154,12 +154,15 @@ meanwhile. `make validate-vllm` takes up where it stopped.
 _REAL_MODEL = """\
 ## A real language model
 
-The same comparison of greedy requests with SmolLM2-135M-Instruct and the draft that was made for it ([a real language
-model](real-model.md)): {requests} public prompts of four classes, as chats, with answers of up to
-{max_tokens} tokens and K of {depths}, in float32. vLLM's further options: {flags}.
+The same comparison of greedy requests with SmolLM2-135M-Instruct ([a real language model](real-model.md)): {requests}
+public prompts of four classes, as chats, with answers of up to {max_tokens} tokens and K of {depths}, in float32. The
+draft is the target without three of its 30 layers: it is nearly as dear as the target and makes nothing faster, but
+much of it is accepted, so that counts are held against counts. vLLM's further options: {flags}.
 
-    make validate-vllm ARGS="--vllm-python PATH --target DIR --draft DIR --prompts FILE --requests {requests} \\
-        --tokens {max_tokens} --depths {depths}"
+    python kernels/benchmarks/real_model/dequantised.py FOLDER
+    python kernels/benchmarks/real_model/shortened.py FOLDER/model FOLDER/draft
+    make validate-vllm ARGS="--vllm-python PATH --target FOLDER/model --draft FOLDER/draft --depths {depths} \\
+        --prompts kernels/benchmarks/real_model/prompts.jsonl --requests {requests} --tokens {max_tokens}"
 
 {verdicts}
 """
