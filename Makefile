@@ -47,7 +47,7 @@ test-services: $(VENV)/.installed-test
 	@.ci/strace
 
 .PHONY: test
-test: test-services ## Run the tests, with a real Postgres and Kafka, in about twelve minutes on two cores (WORKERS=5 ARGS="-k gate")
+test: test-services ## Run the tests, with a real Postgres and Kafka, in about thirteen minutes on two cores (WORKERS=5 ARGS="-k gate")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(ARGS)
 
 .PHONY: test-all

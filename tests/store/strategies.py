@@ -303,6 +303,7 @@ BESIDE_COLUMNS: dict[str, st.SearchStrategy[Any]] = {
         )
     ),
     "ends_run": st.booleans(),
+    "recording_only": st.booleans(),
     "supersession": optional(st.builds(Supersession, TEXT, st.sampled_from(Verdict))),
     "composition": optional(COMPOSITIONS),
 }
