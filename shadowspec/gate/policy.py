@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
@@ -81,7 +81,9 @@ class GatePolicy:
     max_missing: float = 0.05  # share of failed and shed requests above which the verdict is HOLD
     min_span_s: float = 7 * DAY_S  # event time, and days with evidence, that ENABLE needs: a whole cycle of the traffic
     max_evidence_age_s: float | None = None  # HOLD if the newest evidence is older; None: files may be of any age
-    recording_only: bool = False  # a trial: ENABLE needs no span, speaks of this recording only, is never promoted
+    # A trial: ENABLE needs no span, speaks of this recording only, and is never promoted.  Simulated worlds, whose
+    # definition is their representation, have none.
+    recording_only: bool = field(default=False, repr=False)
 
     margin: float = 0.05  # speedup to be proven: 1 + margin
     log_speedup_clip: float = math.log(2.0)  # a request's log speedup is clipped to plus or minus this
