@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bundled import answered, run_command
+from bundled import SERVED_ENDPOINT, answered, run_command
 from rich.console import Console
 from rich.table import Table
 from validation.servers import SERVED_MODEL, Environment, Server, both_arms
@@ -46,28 +46,6 @@ timed_positions = 1
 entry_clusters = 2
 memory_budget_share = "none"
 """
-ENDPOINT = """\
-[endpoints.{name}]
-engine = "openai"
-target = "{target}"
-served_models = ["{model}"]
-match = {{ model = "{model}" }}
-max_new_tokens = 64
-requests_per_slot = 4
-serving_engine = "vllm"
-loads = [{loads}]
-[endpoints.{name}.servers]
-baseline_url = "{baseline_url}"
-speculative_url = "{speculative_url}"
-model = "{served}"
-device = "cpu"
-dtype = "float32"
-[[endpoints.{name}.candidates]]
-name = "draft-k{depth}"
-proposer = "draft_model"
-draft = "{draft}"
-num_speculative_tokens = {depth}
-"""
 
 
 def traffic(sessions: int) -> str:
@@ -81,7 +59,8 @@ def traffic(sessions: int) -> str:
 def configuration(folder: Path, baseline: Server, speculative: Server) -> str:
     """All endpoints of the demo, measured through the two servers."""
     return HEAD.format(folder=folder) + "".join(
-        ENDPOINT.format(
+        SERVED_ENDPOINT.format(
+            settings="max_new_tokens = 64\nrequests_per_slot = 4",
             name=name,
             model=model,
             target=demo.TARGET,

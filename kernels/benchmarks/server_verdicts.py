@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bundled import answered, run_command
+from bundled import SERVED_ENDPOINT, answered, run_command
 from decode import machine
 from rich.console import Console
 from rich.table import Table
@@ -60,26 +60,6 @@ url = "sqlite:///{folder}/shadow.db"
 [gate]
 recording_only = true
 """
-ENDPOINT = """\
-[endpoints.{name}]
-engine = "openai"
-target = "{target}"
-served_models = ["{model}"]
-match = {{ model = "{model}" }}
-serving_engine = "vllm"
-loads = [{{ concurrency = 1 }}]
-[endpoints.{name}.servers]
-baseline_url = "{baseline_url}"
-speculative_url = "{speculative_url}"
-model = "{served}"
-device = "cpu"
-dtype = "float32"
-[[endpoints.{name}.candidates]]
-name = "draft-k{depth}"
-proposer = "draft_model"
-draft = "{draft}"
-num_speculative_tokens = {depth}
-"""
 
 
 def traffic() -> str:
@@ -103,7 +83,9 @@ def traffic() -> str:
 def configuration(folder: Path, baseline: Server, speculative: Server) -> str:
     """The endpoints, measured through the two servers under the default policy."""
     return HEAD.format(folder=folder) + "".join(
-        ENDPOINT.format(
+        SERVED_ENDPOINT.format(
+            settings="",
+            loads="{ concurrency = 1 }",
             name=name,
             model=demo.SERVED_MODELS[name],
             target=demo.TARGET,
