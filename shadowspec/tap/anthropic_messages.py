@@ -32,7 +32,7 @@ _READ: Final = frozenset(
     {"messages", "system", "stop_sequences", "tools", "tool_choice", "thinking", "output_config", "output_format"}
 )
 _MARKS: Final = frozenset({"system", "stop_sequences", "anthropic_version", "anthropic_beta", "output_config"})
-_BLOCKS: Final = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document"})
+_BLOCKS: Final = ("tool_use", "tool_result", "thinking", "redacted_thinking", "document")  # a set would hash any value
 _REFUSED_BLOCKS: Final[Mapping[str, str]] = {
     "image": "image_content",
     "document": "file_content",

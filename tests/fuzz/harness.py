@@ -2,11 +2,12 @@
 
 Every option is libFuzzer's own.  CORPUS (a temporary folder if none is given) grows; the committed seeds are read
 beside it and stay as they are.  Half of the mutations keep the message JSON.  For interpreters that have no atheris
-there is `run_blindly`, which goes by no coverage and knows `-max_total_time` and `-seed` alone.
+there is `run_blindly`, which goes by no coverage and knows `-max_total_time`, `-runs` and `-seed` alone.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -59,16 +60,18 @@ def run_with_coverage(format_name: str, options: Sequence[str], folders: Sequenc
 
 
 def run_blindly(format_name: str, options: Sequence[str], folders: Sequence[Path]) -> None:
-    """Fuzz without coverage: mutations of the corpus until `-max_total_time`."""
+    """Fuzz without coverage: mutations of the corpus, `-runs` of them or until `-max_total_time`."""
     from shadowspec.tap.formats import MessageFormat
     from tests.fuzz.target import open_and_admit
 
     given = dict(option.lstrip("-").split("=", 1) for option in options)
     corpus = [path.read_bytes() for folder in folders for path in sorted(folder.iterdir())]
     generator = Random(int(given.get("seed", 0)))
-    ends = time.monotonic() + float(given.get("max_total_time", DEFAULT_SECONDS))
+    wanted = int(given["runs"]) if "runs" in given else None
+    seconds = float(given.get("max_total_time", DEFAULT_SECONDS if wanted is None else math.inf))
+    ends = time.monotonic() + seconds
     runs = 0
-    while time.monotonic() < ends:
+    while time.monotonic() < ends and runs != wanted:
         data = generator.choice(corpus)
         open_and_admit(data[:1] + mutated(data[1:], generator), MessageFormat(format_name))
         runs += 1

@@ -231,6 +231,12 @@ def test_what_cannot_be_read_is_malformed(record: dict[str, Any], place: str | N
     assert fate(record) == (MEASURED if place is None else (FunnelCounter.MALFORMED, f"invalid:{place}"))
 
 
+def test_a_block_s_type_may_be_anything() -> None:
+    record = messages(messages=[{"role": "user", "content": [{"type": {"text": 1}, "text": "x"}]}])
+    del record["response"], record["path"]
+    assert fate(record) == unsupported("unknown_content")
+
+
 def answer(record: dict[str, Any], **changes: Any) -> ResponseBody:
     return convert_or_refuse(record["response"] | changes, ResponseBody)
 
