@@ -52,6 +52,14 @@ def _sections(command: Any, path: str) -> Iterator[str]:
     if options:
         context = typer.Context(command)
         yield from _table("option", [(_names(each, context), _help(each)) for each in options])
+    groups: dict[str, list[str]] = {}
+    for name, child in children.items():
+        if panel := getattr(child, "rich_help_panel", None):
+            groups.setdefault(panel, []).append(f"`{name}`")
+    if groups:
+        yield "| group | commands |\n|---|---|"
+        yield from (f"| {panel} | {', '.join(names)} |" for panel, names in groups.items())
+        yield ""
     for name, child in children.items():
         yield from _sections(child, f"{path} {name}")
 

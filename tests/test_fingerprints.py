@@ -21,7 +21,7 @@ from shadowspec.engine.models import LoadedModel
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.run.recompute import explain
-from shadowspec.rollout.advance import advance_rollouts
+from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.servers import fingerprint as served
 from shadowspec.servers.identity import Identity

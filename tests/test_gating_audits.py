@@ -15,7 +15,7 @@ from shadowspec.gate.verdict.effective_decisions import effective_decisions
 from shadowspec.reports.period.period_model import GATE_DONE
 from shadowspec.rollout import endpoint_run as app_gate
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.scheduler import gates
+from shadowspec.scheduler import jobs
 from shadowspec.store import Store
 from shadowspec.types import AuditedRun, AuditedUnit, Clearing, RecordKey, Stage, Verdict
 from tests.store import examples
@@ -109,7 +109,7 @@ def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monke
     measured.append_rollouts([examples.rollout()])
     monkeypatch.setattr(app_gate, "run_gate", lambda *_, **__: [])
     policies = app_gate.GatePolicies({"chat": GatePolicy()}, {"chat": RolloutPolicy()})
-    assert gates.run_measured_gates(measured, policies) == GATE_DONE
+    assert jobs.run_measured_gates(measured, policies) == GATE_DONE
     assert [record.override.author for record in measured.overrides()] == [AUTHOR]
     (rollout,) = measured.rollouts("chat")
     assert rollout.stage is Stage.SHADOW

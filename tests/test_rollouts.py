@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from shadowspec.gate.verdict.trial_levels import DRIFT
-from shadowspec.rollout.advance import advance_rollouts
+from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store
 from shadowspec.types import Clearing, Decision, DriftFigures, EvidenceSummary, Stage, Verdict

@@ -2,11 +2,15 @@
 
 Each repetition draws one demo and, for each of its blocks of an endpoint, the measurements of another block of that
 endpoint, with replacement; records, order and configuration stay. The production gate decides each repetition.
+
+Beside it stands what all demos together measured of every endpoint: the truth, as near as they know it.
 """
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -21,15 +25,17 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.simulate.memory import MemoryStore
 from shadowspec.store import Store
-from shadowspec.types import EndpointRows, RecordKey, Run, Watermark
+from shadowspec.types import ArmTiming, EndpointRows, RecordKey, Run, Watermark
 
 REPETITIONS = 200
 ENDPOINTS = ("text-to-sql", "code-completion")
 
 
 def main(paths: Sequence[str]) -> None:
-    """Print the shares of verdicts of each endpoint."""
+    """Print the shares of verdicts of the busy endpoints, and what was measured of all."""
     random_ = random.Random(1)  # noqa: S311 - a simulation
+    for name, figures in pooled(paths).items():
+        print(f"{name}: {figures}")
     for endpoint in ENDPOINTS:
         demos = []
         for path in paths:
@@ -39,6 +45,42 @@ def main(paths: Sequence[str]) -> None:
         verdicts = Counter(decide(*random_.choice(demos), random_) for _ in range(REPETITIONS))
         shares = ", ".join(f"{name} {count / REPETITIONS:.0%}" for name, count in verdicts.most_common())
         print(f"{endpoint}: {shares} of {REPETITIONS} repetitions over {len(demos)} demos")
+
+
+def pooled(paths: Sequence[str]) -> dict[str, str]:
+    """Speedup and slowed requests of each endpoint over all demos, and the verdict that each demo came to."""
+    times: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    verdicts: dict[str, Counter[str]] = defaultdict(Counter)
+    for path in paths:
+        with Store.open(f"sqlite:///{path}") as store:
+            for endpoint in store.endpoints():
+                times[endpoint] += [
+                    (
+                        run.baseline.prefill_ms + run.baseline.decode_ms,
+                        run.speculative.prefill_ms + run.speculative.decode_ms,
+                    )
+                    for run in store.runs(endpoint)
+                    if run.baseline is not None and run.speculative is not None
+                ]
+            for decision in store.latest_decisions():
+                if not decision.slice_key:
+                    verdicts[decision.endpoint][decision.verdict] += 1
+    found = {}
+    for endpoint, measured in times.items():
+        logs = [math.log(plain / speculative) for plain, speculative in measured]
+        total = sum(plain for plain, _ in measured) / sum(speculative for _, speculative in measured)
+        slowed = sum(log < -math.log1p(GatePolicy().tail_margin) for log in logs) / len(logs)
+        shown = ", ".join(f"{verdict} {count}" for verdict, count in verdicts[endpoint].most_common())
+        found[endpoint] = (
+            f"{len(logs):,} requests, {math.exp(statistics.mean(logs)):.2f}x, total times {total:.2f}x, "
+            f"{slowed:.1%} slowed; {shown} of {len(paths)} demos"
+        )
+    return found
+
+
+def _both(*arms: ArmTiming) -> tuple[float, float]:
+    plain, speculative = (arm.prefill_ms + arm.decode_ms for arm in arms)
+    return plain, speculative
 
 
 def decide(policy: GatePolicy, rows: EndpointRows, random_: random.Random) -> str:

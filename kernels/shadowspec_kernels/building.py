@@ -20,6 +20,7 @@ from typing import Final
 
 from shadowspec_kernels.errors import UnavailableError
 
+LLAMA_CPU: Final = Path(__file__).with_name("llama_cpu.cpp")
 COMPILERS: Final = ("g++", "c++", "clang++")  # the first that is there, unless $CXX names one
 # GCC's -fopenmp links libgomp.so.1, which torch has loaded already: both share one team of threads.
 FLAGS: Final = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")

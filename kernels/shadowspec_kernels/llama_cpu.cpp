@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -31,6 +32,9 @@ constexpr int64_t TASK_PRODUCTS = 1 << 20;  // of a task: some 20 microseconds
 constexpr int64_t BLOCK_ROWS = 96;          // whose states stay in the second cache
 constexpr int64_t AHEAD = 8 * 1024;         // weights, of the memory's order, by which they are prefetched
 constexpr int PATIENCE = 4096;              // pauses before a waiting thread does what another one has not ended
+constexpr double LONG_WAIT = 0.5;           // of a call's time, that its thread waits for the team's last ...
+constexpr double LEAST_WAIT = 3e-4;         // ... and seconds, both of which show that a neighbour has its core
+constexpr double ALONE = 0.05;              // seconds for which a thread then works alone
 
 typedef float Lanes __attribute__((vector_size(LANES * 4)));
 typedef float AnyLanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -148,6 +152,26 @@ class Worker {
     const int64_t number_ = omp_get_thread_num();
     int64_t phase_ = 0, first_ = 0;
 };
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Runs `work` on a team of threads.  A team ends with its last thread.  If the operating system gives that thread's core
+// to a neighbour, a short call waits for milliseconds, many times its length.  So after such a wait this thread works
+// alone for a while, as fast as one thread can, and then tries the team again.
+template <typename Work>
+void run_team(int threads, Work work) {
+    static thread_local double alone_until = 0.0;
+    const double begun = seconds();
+    if (begun < alone_until) threads = 1;
+    double done = begun;
+#pragma omp parallel num_threads(threads)
+    {
+        work();
+        if (omp_get_thread_num() == 0) done = seconds();
+    }
+    const double ended = seconds();
+    if (threads > 1 && ended - done > LONG_WAIT * (done - begun) && ended - done > LEAST_WAIT) alone_until = ended + ALONE;
+}
 
 // ---- Products ----
 
@@ -518,8 +542,7 @@ void shadowspec_pass(const Model* model, const Pass* pass) {
     Plan plan(pass->threads, 7 * model->num_layers + 2,
               of_layer * model->num_layers + 1 + tasks(model->vocabulary, model->hidden));
     Shared* const memory = &shared;
-#pragma omp parallel num_threads(static_cast<int>(pass->threads))
-    run_thread(*model, *pass, plan, *memory);
+    run_team(static_cast<int>(pass->threads), [&] { run_thread(*model, *pass, plan, *memory); });
 }
 
 // `llama_reference.product`: out [rows, outputs], whose rows lie `out_row` numbers apart, is states [rows, inputs] times
@@ -527,15 +550,14 @@ void shadowspec_pass(const Model* model, const Pass* pass) {
 void shadowspec_product(const float* weight, int64_t inputs, int64_t outputs, const float* states, int64_t rows,
                         float* out, int64_t out_row, int is_added, int threads) {
     Plan plan(threads, 1, Division(outputs, inputs, rows).tasks);
-#pragma omp parallel num_threads(threads)
-    {
+    run_team(threads, [&] {
         Worker worker(plan);
         share_product(worker, weight, inputs, outputs, states, rows,
                       [&](int64_t r, int64_t from, int64_t to, const float* result) {
                           float* const row = out + r * out_row;
                           for (int64_t o = from; o < to; ++o) row[o] = (is_added ? row[o] : 0.0f) + result[o - from];
                       });
-    }
+    });
 }
 
 }  // extern "C"

@@ -11,12 +11,12 @@ import contextlib
 import ctypes
 import functools
 import mmap
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Final
 
 import torch
 
-from shadowspec_kernels.building import load_library
+from shadowspec_kernels.building import LLAMA_CPU, load_library
 from shadowspec_kernels.errors import UnavailableError
 from shadowspec_kernels.llama_weights import (
     CachedPass,
@@ -27,7 +27,6 @@ from shadowspec_kernels.llama_weights import (
     check_product,
 )
 
-SOURCE: Final = Path(__file__).with_name("llama_cpu.cpp")
 ALIGNMENT: Final = 16  # entries: a line of the cache
 
 _Pointer = ctypes.c_void_p
@@ -59,7 +58,7 @@ class _Pass(ctypes.Structure):
 @functools.cache
 def _library_or_reason() -> ctypes.CDLL | str:
     try:
-        library = load_library(SOURCE)
+        library = load_library(LLAMA_CPU)
     except UnavailableError as error:
         return str(error)
     library.shadowspec_product.argtypes = [
@@ -70,6 +69,27 @@ def _library_or_reason() -> ctypes.CDLL | str:
     library.shadowspec_pass.argtypes = [ctypes.POINTER(_Model), ctypes.POINTER(_Pass)]
     library.shadowspec_pass.restype = None
     return library
+
+
+_num_threads: int | None = None  # of compiled code; None: as many as torch has
+
+
+@contextlib.contextmanager
+def torch_on_one_thread() -> Iterator[None]:
+    """Torch works on one thread meanwhile, compiled code on as many as torch had.
+
+    A small operation of torch gains nothing by two threads.  Where a neighbour has a core, each waits for milliseconds
+    until that core's thread has ended.
+    """
+    global _num_threads
+    outer, before = _num_threads, torch.get_num_threads()
+    _num_threads = outer or before
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _num_threads = outer
 
 
 def library() -> ctypes.CDLL:
@@ -114,7 +134,7 @@ def product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | No
     if out.numel():
         library().shadowspec_product(
             *(weight.data_ptr(), weight.shape[1], weight.shape[0], states.data_ptr(), states.shape[0], out.data_ptr()),
-            *(out.stride(0), int(total is not None), torch.get_num_threads()),
+            *(out.stride(0), int(total is not None), _num_threads or torch.get_num_threads()),
         )
     return out
 
@@ -157,7 +177,7 @@ class CompiledLlama:
         wanted = pointers(*(_pointer(inputs.get(layer)) for layer in range(len(caches)))) if inputs else None
         described = _Pass(
             *(rows, count, operands.keep, operands.width),
-            *(*operands.caches[0].stride()[:3], torch.get_num_threads()),
+            *(*operands.caches[0].stride()[:3], _num_threads or torch.get_num_threads()),
             *(columns.data_ptr(), angles.data_ptr(), ctypes.cast(caches, _Pointer), hidden.data_ptr()),
             *(ctypes.cast(wanted, _Pointer) if wanted is not None else None, _pointer(final_states), logits.data_ptr()),
         )

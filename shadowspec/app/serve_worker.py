@@ -25,8 +25,7 @@ from shadowspec.worker.background import FIRST_WAIT_S, MAX_WAIT_S
 from shadowspec.worker.engine_process import EngineFactory
 from shadowspec.worker.health import HealthServer
 from shadowspec.worker.pipeline import Pipeline
-from shadowspec.worker.rates import SliceRates
-from shadowspec.worker.service import Service
+from shadowspec.worker.service import Service, SliceRates
 from shadowspec.worker.supervisor import Supervisor
 from shadowspec.worker.telemetry import Telemetry
 

@@ -16,8 +16,7 @@ from shadowspec.rollout.check.outcome import OnHold
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
-    from shadowspec.rollout.check.answer import Answer
-    from shadowspec.rollout.check.question import CheckInput, Question
+    from shadowspec.rollout.check.answer import Answer, CheckInput, Question
 
 
 def check(
@@ -61,10 +60,9 @@ def check(
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ShadowSpecError
-    from shadowspec.rollout.check.answer import refusal
+    from shadowspec.rollout.check.answer import Question, parse_labels, refusal
     from shadowspec.rollout.check.judge import judge
     from shadowspec.rollout.check.outcome import exit_code
-    from shadowspec.rollout.check.question import Question, parse_labels
     from shadowspec.text import parse_duration
 
     summary = _summary_file() if github else None
@@ -97,7 +95,7 @@ def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
     """
     from shadowspec.errors import NoDataError, UsageError
     from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
-    from shadowspec.rollout.check.question import CheckInput
+    from shadowspec.rollout.check.answer import CheckInput
     from shadowspec.store import Store
 
     settings = config.endpoints.get(question.endpoint)

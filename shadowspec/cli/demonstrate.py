@@ -25,14 +25,14 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the requests that bring none.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Tap recorded traffic, measure it in both arms, decide, and write report.html.  A few minutes on two cores.
+    """Tap recorded traffic, measure it in both arms, decide, and write report.html.  About two minutes on two cores.
 
     The traffic is a replay built from public text and a public trace; the models are small and trained for it.
     """
     from shadowspec import demo as bundled
     from shadowspec.app.before_loading import name_loads
     from shadowspec.cli.report import write_file
-    from shadowspec.config import load_config
+    from shadowspec.config import load_config, load_hash_secret
 
     config_path, report_path = out / "shadowspec.toml", out / "report.html"
     write_file(config_path, bundled.demo_config(out.resolve(), seed))
@@ -41,22 +41,34 @@ def demo(
     config = load_config(config_path, environment={})
     name_loads(config.endpoints)
     from shadowspec import store
-    from shadowspec.app.measure_files import measure_files
+    from shadowspec.app.measure_files import build_engines, measure_with
+    from shadowspec.app.rehearsals import Rehearsals
     from shadowspec.cli.decisions import decision_document
+    from shadowspec.cli.measuring_view import MeasuringView
     from shadowspec.reports.report import build_report, render_html, terminal_tables
     from shadowspec.rollout.endpoint_run import run_endpoint_gate
+    from shadowspec.tap.sources import read_records
 
     started = time.monotonic()
     store.upgrade(config.database_url)
-    progress = measure_files(config, [str(bundled.TRAFFIC)], max_requests=requests).progress[0]
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
-    with notes.status("deciding"), store.Store.open(config.database_url) as opened:
-        runs = [
-            run_endpoint_gate(opened, name, settings.policy, settings.rollout, input_ended=True)
-            for name, settings in config.endpoints.items()
-        ]
-        decisions = [decision for run in runs for decision in run.decisions]
-        report = build_report(opened, policies, datetime.now(UTC), data_note=bundled.DATA_NOTE)
+    with store.Store.open(config.database_url) as opened:
+        with notes.status("loading models"):
+            engines, secret = build_engines(config), load_hash_secret(config)
+        traffic = str(bundled.TRAFFIC)
+        with MeasuringView() as view:
+            shown = Rehearsals(config, opened, sum(1 for _ in read_records(traffic)), view.show)
+            measured = measure_with(
+                config, secret, engines, opened, [traffic], max_requests=requests, on_progress=shown.take_progress
+            )
+        progress = measured.progress[0]
+        with notes.status("deciding"):
+            runs = [
+                run_endpoint_gate(opened, name, settings.policy, settings.rollout, input_ended=True)
+                for name, settings in config.endpoints.items()
+            ]
+            decisions = [decision for run in runs for decision in run.decisions]
+            report = build_report(opened, policies, datetime.now(UTC), data_note=bundled.DATA_NOTE)
     write_file(report_path, render_html(report))
     seconds = time.monotonic() - started
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final
 
 import typer
@@ -18,8 +19,10 @@ from shadowspec.cli import (
     dead_letters,
     demonstrate,
     distill,
+    doctor,
     export,
     gate,
+    init,
     live,
     override,
     plan,
@@ -30,7 +33,6 @@ from shadowspec.cli import (
     report,
     run,
     schedule,
-    set_up,
     simulate,
     try_out,
     worker,
@@ -47,18 +49,24 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = (
-    demonstrate.demo, set_up.init, set_up.doctor, run.run, worker.worker, produce.produce, replay.replay,
-    profile_device.profile_device, profile_server.profile_server, gate.gate, check.check, plan.plan, live.live,
-    report.report, schedule.schedule, dashboard.dashboard, export.export, simulate.simulate, distill.distill,
-    backfill.backfill,
-)  # fmt: skip
-app.command("try")(try_out.try_out)
-for command in COMMANDS:
-    app.command()(command)
-app.add_typer(database.app, name="db")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(override.app, name="override")
+# In the order of use.
+GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
+    "Start": (demonstrate.demo, try_out.try_out, init.init, doctor.doctor),
+    "Measure": (
+        run.run, worker.worker, produce.produce, replay.replay, backfill.backfill, distill.distill,
+        profile_device.profile_device, profile_server.profile_server,
+    ),
+    "Decide": (gate.gate, plan.plan, report.report, dashboard.dashboard, simulate.simulate),
+    "Promote": (check.check, export.export),
+    "Operate": (live.live, schedule.schedule),
+}  # fmt: skip
+NAMES: Mapping[Callable[..., None], str] = {try_out.try_out: "try"}  # of functions that cannot have their command's
+for group, commands in GROUPS.items():
+    for command in commands:
+        app.command(NAMES.get(command), rich_help_panel=group)(command)
+app.add_typer(database.app, name="db", rich_help_panel="Operate")
+app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Operate")
+app.add_typer(override.app, name="override", rich_help_panel="Promote")
 
 GO_ON: Final = frozenset({"run", "backfill", "demo", "try"})  # where they were interrupted
 

@@ -64,8 +64,8 @@ def try_out(
     and `export` and `check` refuse them.
     """
     from shadowspec.app.try_out.preparation import prepare
+    from shadowspec.cli.init import choose_serving_engine
     from shadowspec.cli.report import write_file
-    from shadowspec.cli.set_up import choose_serving_engine
     from shadowspec.errors import NoDataError, UsageError
 
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0.0):
@@ -76,13 +76,13 @@ def try_out(
     _print_plan(trial)
 
     from shadowspec.app.try_out.measuring import load_trial
-    from shadowspec.cli.try_view import TrialView
+    from shadowspec.cli.measuring_view import MeasuringView
     from shadowspec.reports.report import render_html
 
     with notes.status("loading models") as status, load_trial(trial) as loaded:
         status.stop()
         _print_estimate(loaded, minutes)
-        with TrialView() as view:
+        with MeasuringView() as view:
             outcome = loaded.measure(minutes, view.show)
     report = out / "report.html"
     has_figures = outcome.progress.requests_measured + outcome.progress.requests_found > 0
@@ -98,7 +98,7 @@ def try_out(
 def _print_plan(trial: Trial) -> None:
     """What was inferred, and what it means."""
     from shadowspec.app.try_out.survey import refusals
-    from shadowspec.cli.set_up import verdicts_for
+    from shadowspec.cli.init import verdicts_for
     from shadowspec.text import plain_text, plural, span_text
 
     inputs, survey, others = trial.inputs, trial.survey, trial.others
@@ -145,7 +145,7 @@ def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
 def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
     """The verdicts, what production would still want, and what to do next."""
     from shadowspec.cli.decisions import decision_document
-    from shadowspec.cli.try_view import shown_decisions
+    from shadowspec.cli.measuring_view import shown_decisions
     from shadowspec.reports.report import verdict_tables
     from shadowspec.text import span_text
 

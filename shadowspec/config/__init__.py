@@ -18,7 +18,7 @@ from shadowspec.config.file import (
     load_config,
     load_hash_secret,
 )
-from shadowspec.config.template import DEFAULT_POLICY_NAME, config_template, policy_template
+from shadowspec.config.template import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -31,6 +31,7 @@ __all__ = [
     "DashboardSettings",
     "EndpointConfig",
     "config_template",
+    "filled_template",
     "find_config",
     "load_config",
     "load_hash_secret",

@@ -28,6 +28,7 @@ from shadowspec.config.policy_file import (
     read_toml,
 )
 from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection
+from shadowspec.config.template import suggestion
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -332,6 +333,8 @@ def _explain(path: Path, error: ValidationError) -> str:
                 parts.append("kind")
             elif len(parts) > 3 and (kind := parts.pop(3)) and fault["type"] == "unexpected_keyword_argument":
                 message += f" of a receiver of kind {kind!r}"
+        if message.endswith("is not a known key") and parts:
+            message += suggestion(parts[-1])
         key = ".".join(parts)
         lines.append(f"{path}: {key}: {message}" if key else f"{path}: {message}")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from shadowspec.config.template import suggestion
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -138,5 +139,5 @@ def _require_known(path: Path, table: str, values: Mapping[str, Any], kind: type
     known = {field.name for field in fields(kind)} - OF_ENDPOINTS - OF_THE_CODE
     for name in values:
         if name not in known:
-            belongs = "; it belongs in [endpoints.NAME]" if name in OF_ENDPOINTS else ""
+            belongs = "; it belongs in [endpoints.NAME]" if name in OF_ENDPOINTS else suggestion(name, known)
             raise ConfigError(f"{path}: {table}.{name}: is not a known key{belongs}")

@@ -5,9 +5,11 @@ A default is written in the types alone: "~" in a template is the default of its
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -24,6 +26,7 @@ from shadowspec.types.engine_names import IN_PROCESS
 from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 
 DEFAULT_POLICY_NAME: Final = "policy.toml"
+LEAST_LIKENESS: Final = 0.65  # of difflib, from which on a known key is suggested
 
 _CONFIG = """\
 # ShadowSpec's configuration.  A key that is not known is an error.  Paths are relative to the working
@@ -389,9 +392,51 @@ def config_template(policy: str = DEFAULT_POLICY_NAME, serving_engine: str = IN_
     return written.replace(f'"{DEFAULT_POLICY_NAME}"', _text(policy))
 
 
+def filled_template(inferred: str, policy: str, serving_engine: str) -> str:
+    """The commented configuration with the values of a short one, which has one endpoint."""
+    values = tomllib.loads(inferred)
+    ((name, endpoint),) = values["endpoints"].items()
+    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
+    match = ", ".join(f"{each} = {_text(glob)}" for each, glob in endpoint["match"].items())
+    lines = {
+        "url": _text(values["database"]["url"]),
+        "hash_secret_file": _text(values["privacy"]["hash_secret_file"]),
+        "target": _text(endpoint["target"]),
+        "served_models": _toml(endpoint["served_models"]),
+        "match": f"{{ {match} }}" if match else "{}",
+    }
+    if "slice_by" in endpoint:
+        lines["# slice_by"] = _toml(endpoint["slice_by"])
+    candidates = (
+        "\n".join(
+            (f"[[endpoints.{key}.candidates]]", *(f"{each} = {_toml(value)}" for each, value in candidate.items()), "")
+        )
+        for candidate in endpoint["candidates"]
+    )
+    written = config_template(policy, serving_engine)
+    head, example, rest = re.split(r"(\[\[endpoints\.chat\.candidates\]\]\n(?:\w+ = [^\n]*\n)+)", written, maxsplit=1)
+    assert example, "the template has a candidate"
+    for each, value in lines.items():
+        plain = each.removeprefix("# ")
+        head = re.sub(rf"^{re.escape(each)} = .*$", lambda _, p=plain, v=value: f"{p} = {v}", head, count=1, flags=re.M)
+    return (head + "\n".join(candidates) + rest).replace("endpoints.chat", f"endpoints.{key}")
+
+
 def policy_template() -> str:
     """A commented policy that parses as it stands."""
     return _with_defaults(_POLICY, {"default": asdict(GatePolicy()), "default.rollout": asdict(RolloutPolicy())})
+
+
+def suggestion(name: str, known: Iterable[str] = ()) -> str:
+    """The end of a message about a key or table that is not known: the one most like it of those known, if any is.
+
+    Args:
+        known: default: every key and table of the configuration and the policy.
+    """
+    written = re.findall(r"^(?:# )?(\w+) = |^(?:# )?\[+([\w.]+)\]+$", _CONFIG + _POLICY, re.MULTILINE)
+    names = set(known) or {part for key, table in written for part in (key, *table.split(".")) if part}
+    close = difflib.get_close_matches(name, names - {name}, 1, LEAST_LIKENESS)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def parameter_meanings() -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 
 from shadowspec.engine.batch import Batch, Detokenize, Request
 from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.llama import torch_threads
 from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.runner import Runner, runner_for
 from shadowspec.engine.timing import StepClock, Timeline
@@ -93,35 +94,36 @@ def decode_batch(
 
     nothing = _nothing_proposed(batch.num_rows, device)
     slots = list(range(batch.num_rows))  # whose rows are to be prefilled
-    while batch.has_active:
-        if batch.has_waiting and not slots:
-            slots = batch.admit()
-        if slots:
-            batch.begin(slots, _first_tokens(batch, runner, slots, verify_rule, kernels))
-            clock.mark_prefilled(slots)
-            if proposer is not None:
-                proposer.admit(batch, slots)
-            slots = []
-            continue
-        span = Span.after(batch.lengths - 1, batch.longest - 1, depth + 2, target.dtype)
-        proposal = proposer.propose(batch, span) if proposer is not None else nothing
-        clock.mark_drafted()
-        tokens = torch.cat((batch.last_tokens[:, None], proposal.tokens), 1)  # [rows, width + 1]
-        runner.begin(span, column=1)
-        logits = runner.append(tokens, keep=tokens.shape[1])
-        verification = verify(batch.drawing(), logits, proposal, verify_rule, kernels)
-        if runner.hidden_states is not None:
-            batch.see(runner.hidden_states, verification.num_accepted)
-        clock.mark_verified()
-        outcome = (proposal.num_drafted, verification.num_accepted, verification.next_tokens)
-        batch.commit(torch.cat((torch.stack(outcome, 1), proposal.tokens), 1).tolist())
-        clock.mark_committed()
-        if releases_slots and (kept := batch.slots_to_keep()):
-            batch.keep(kept)
-            runner.keep(kept)
-            nothing = _nothing_proposed(batch.num_rows, device)
-            if proposer is not None:
-                proposer.keep(kept)
+    with torch_threads(target, max(len(request.prompt) for request in requests)):
+        while batch.has_active:
+            if batch.has_waiting and not slots:
+                slots = batch.admit()
+            if slots:
+                batch.begin(slots, _first_tokens(batch, runner, slots, verify_rule, kernels))
+                clock.mark_prefilled(slots)
+                if proposer is not None:
+                    proposer.admit(batch, slots)
+                slots = []
+                continue
+            span = Span.after(batch.lengths - 1, batch.longest - 1, depth + 2, target.dtype)
+            proposal = proposer.propose(batch, span) if proposer is not None else nothing
+            clock.mark_drafted()
+            tokens = torch.cat((batch.last_tokens[:, None], proposal.tokens), 1)  # [rows, width + 1]
+            runner.begin(span, column=1)
+            logits = runner.append(tokens, keep=tokens.shape[1])
+            verification = verify(batch.drawing(), logits, proposal, verify_rule, kernels)
+            if runner.hidden_states is not None:
+                batch.see(runner.hidden_states, verification.num_accepted)
+            clock.mark_verified()
+            outcome = (proposal.num_drafted, verification.num_accepted, verification.next_tokens)
+            batch.commit(torch.cat((torch.stack(outcome, 1), proposal.tokens), 1).tolist())
+            clock.mark_committed()
+            if releases_slots and (kept := batch.slots_to_keep()):
+                batch.keep(kept)
+                runner.keep(kept)
+                nothing = _nothing_proposed(batch.num_rows, device)
+                if proposer is not None:
+                    proposer.keep(kept)
 
     decoded = tuple(
         Decoded(tuple(row.output), str(row.finish_reason), row.counts(), timing, row.was_rejected_early())

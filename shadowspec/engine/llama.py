@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+LONG_PROMPT = 1_024  # tokens, above which torch's attention over a prompt is worth all threads
 # Angles that depend on the position alone; the others ("dynamic", "longrope") change with the longest row.
 STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -242,6 +244,16 @@ class DirectLlama:
         outputs = compiled.run(CachedPass(hidden, columns, angles, caches, width, keep, layers, with_final))
         states = outputs.inputs if outputs.final_states is None else (outputs.final_states,)
         return outputs.logits, side_by_side(states)
+
+
+def torch_threads(target: Any, longest_prompt: int) -> AbstractContextManager[None]:
+    """How many threads torch works on while a target decodes: one where compiled code does all large operations."""
+    is_compiled = isinstance(target, DirectLlama) and target.forward_name == "compiled_llama"
+    if not is_compiled or longest_prompt > LONG_PROMPT:
+        return nullcontext()
+    from shadowspec_kernels.llama_cpu import torch_on_one_thread
+
+    return torch_on_one_thread()
 
 
 def _is_step(cache: RaggedCache) -> bool:

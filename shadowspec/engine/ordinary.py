@@ -27,10 +27,9 @@ USUAL_SIZE_RATIOS: Final = (
     4.0,
     10.0,
 )  # target over draft: below, a pass of the draft costs much; above, it seldom agrees
-# Entries of the weights that a step multiplies (128 MiB) from which on compiled code runs a model on a CPU: beyond the
-# caches of most processors, where the memory sets the pace.  The number is fixed, so that a model has the same forward
-# on every machine.
-LEAST_COMPILED: Final = 2**25
+# Entries of the weights that a step multiplies (4 MiB) from which on compiled code runs a model on a CPU.  The number
+# is fixed, so that a model has the same forward on every machine that has a compiler.
+LEAST_COMPILED: Final = 2**20
 # What a config of the family may set, with the value that changes nothing.  `None` and an absent key do not either.
 NEUTRAL: Final[Mapping[str, object]] = {
     "hidden_act": "silu",
@@ -64,12 +63,24 @@ def are_settled(target_path: str, candidates: Sequence[SpeculationConfig], *, is
     """Whether the files alone show that a target and its candidates can be measured, and that nothing would be warned
     of; where they do not, only loading tells.
 
-    On a CPU that includes whether the compiled forward, which runs large models there, can be built.
+    On a CPU that includes whether the compiled forward, which runs all but tiny models there, can be built; the first
+    call of a user on a processor builds it.
     """
     target = _read(Path(target_path))
-    if target is None or (is_on_cpu and target.num_parameters >= LEAST_COMPILED):
+    if target is None or (is_on_cpu and target.num_parameters >= LEAST_COMPILED and not _compiles()):
         return False
     return all(_is_settled(target, candidate) for candidate in candidates)
+
+
+def _compiles() -> bool:
+    from shadowspec_kernels.building import LLAMA_CPU, load_library
+    from shadowspec_kernels.errors import UnavailableError
+
+    try:
+        load_library(LLAMA_CPU)
+    except UnavailableError:
+        return False
+    return True
 
 
 def _is_settled(target: _Folder, candidate: SpeculationConfig) -> bool:

@@ -1,8 +1,8 @@
-"""An endpoint's gate run: audits, fold, decisions, rollouts, in this order, and nowhere else."""
+"""An endpoint's gate run: audits, fold, decisions, rollouts, in this order, and nowhere else; every change is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -10,11 +10,12 @@ from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.audit.audit_run import CellAudit, run_audits
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
-from shadowspec.rollout.advance import advance_rollouts
+from shadowspec.gate.verdict.current_decision import EndpointDecisions, read_endpoint_decisions
+from shadowspec.gate.verdict.trial_levels import DRIFT
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.rollout.stages import RolloutStep
+from shadowspec.rollout.stages import RolloutStep, StageLook, next_step
 from shadowspec.store import Store
-from shadowspec.types import Decision
+from shadowspec.types import Decision, Rollout, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,52 @@ def run_gates(
         except ShadowSpecError as error:
             errors[endpoint] = error
     return runs, errors
+
+
+def advance_rollouts(
+    store: Store, endpoint: str, gate_policy: GatePolicy | None, policy: RolloutPolicy, now: datetime
+) -> list[RolloutStep]:
+    """Where each load of the endpoint stands after its latest decisions; what changed is appended, under its lock."""
+    with store.endpoint_lock(endpoint):
+        standing = {rollout.concurrency: rollout for rollout in store.rollouts(endpoint)}
+        found = read_endpoint_decisions(store, endpoint, gate_policy, now)
+        steps = next_steps(endpoint, found, list(standing.values()), policy, now)
+        changed = [step.rollout for step in steps if step.is_change(standing.get(step.rollout.concurrency))]
+        if changed:
+            store.append_rollouts(changed)
+    return steps
+
+
+def next_steps(
+    endpoint: str, found: EndpointDecisions, standing: Sequence[Rollout], policy: RolloutPolicy, now: datetime
+) -> list[RolloutStep]:
+    """One step per load that was decided, by load; an ENABLE of a fingerprint that was replaced is no decision."""
+    current = {rollout.concurrency: rollout for rollout in standing}
+    steps = []
+    for concurrency in sorted({each.decision.concurrency for each in found.latest}):
+        here = [each for each in found.latest if each.decision.concurrency == concurrency]
+        here = [each for each in here if each.is_current or each.decision.verdict is not Verdict.ENABLE]
+        before = current.get(concurrency)
+        fingerprint = before.fingerprint if before is not None else None
+        served = [each.decision for each in here if each.decision.fingerprint == fingerprint]
+        look = StageLook(endpoint, concurrency, here, now, _alarms(served), _shares(served), found.overrides)
+        steps.append(next_step(before, look, policy))
+    return steps
+
+
+def _alarms(decisions: Sequence[Decision]) -> tuple[str, ...]:
+    """Names of the detectors that sound, of the config that is rolled out: alarms of slices, and advice."""
+    found = []
+    for decision in decisions:
+        where = decision.slice_key or "the whole endpoint"
+        if decision.reason_code == DRIFT:
+            found.append(f"drift in {where}")
+        elif decision.drift is not None and decision.drift.advice:
+            found.append(f"{decision.drift.advice} declining in {where}")
+    return tuple(sorted(found))
+
+
+def _shares(decisions: Sequence[Decision]) -> dict[str, float]:
+    """Shares of the current traffic by slice, as the gate wrote them down."""
+    shares = {decision.slice_key: decision.traffic_share for decision in decisions}
+    return {name: share for name, share in shares.items() if share is not None}

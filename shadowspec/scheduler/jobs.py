@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from shadowspec.rollout.endpoint_run import GatePolicies
+from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports.period.period_model import GATE_DONE
+from shadowspec.rollout.endpoint_run import GatePolicies, run_gates
 from shadowspec.scheduler.cron import Cron
-from shadowspec.scheduler.gates import run_measured_gates, settle
 from shadowspec.scheduler.job_settings import EmailSettings, JobSettings, ScheduleSettings
 from shadowspec.store import Store
 from shadowspec.types import Delivery, Period
@@ -93,3 +96,32 @@ def _delivery(period: Period, receiver: str, settings: ScheduleSettings) -> Deli
         message_id=None if domain is None else f"<{key}@{domain}>",
         next_attempt_at=datetime.now(UTC),
     )
+
+
+_log = logging.getLogger(__name__)
+
+
+def run_measured_gates(store: Store, policies: GatePolicies) -> str:
+    """Run the gate of every configured endpoint that was measured: "done", or what failed by class.
+
+    Raises:
+        ServiceUnavailableError: the database is gone; whoever leads next runs it again.
+    """
+    measured = set(store.endpoints())
+    measured_policies = {endpoint: policy for endpoint, policy in policies.gate.items() if endpoint in measured}
+    _, errors = run_gates(store, replace(policies, gate=measured_policies))
+    for endpoint, error in errors.items():
+        _log.warning("gate of endpoint %s failed: %s", endpoint, error)
+    return "; ".join(f"{endpoint}: {type(error).__name__}" for endpoint, error in errors.items()) or GATE_DONE
+
+
+def settle(store: Store, endpoints: Mapping[str, GatePolicy], timeout_s: float) -> None:
+    """Wait until the gate runs that are on have ended: what they decide belongs to the time before now."""
+    for endpoint in endpoints:
+        try:
+            with store.endpoint_lock(endpoint, timeout_s):
+                _log.debug("endpoint %s: no gate run is on", endpoint)
+        except ServiceUnavailableError:
+            raise
+        except ShadowSpecError as error:
+            _log.warning("the report does not wait for a gate run: %s", error)

@@ -26,10 +26,10 @@ from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
 from shadowspec.servers.acceptance_counts import Accepted, UncountableError, count_alone, counts_of
 from shadowspec.servers.answer_parity import parity_of
+from shadowspec.servers.behaviour import Enforcement
 from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import Outcome, concurrencies, run_conversations, timing
 from shadowspec.servers.dialects import Dialect
-from shadowspec.servers.enforcement import Enforcement
 from shadowspec.servers.fingerprint import fingerprint_server_config
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.kv_capacity import read_capacity, served_memory

@@ -12,12 +12,12 @@ import httpx
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.servers import llamacpp, sglang
 from shadowspec.servers.answer_parity import can_score
+from shadowspec.servers.behaviour import finds_its_prefix, require_prefix_cache
 from shadowspec.servers.client import Client, open_client, run_async, trust
 from shadowspec.servers.counters import scrape
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.kv_capacity import KvCapacity, read_capacity
-from shadowspec.servers.prefix_cache import finds_its_prefix, require_prefix_cache
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import ServerError

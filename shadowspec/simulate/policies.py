@@ -10,8 +10,8 @@ from pathlib import Path
 import shadowspec
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports.period.period_model import SimulatedRate
-from shadowspec.simulate.intervals import share
 from shadowspec.simulate.results import WorldResult, definition_of, read_results
+from shadowspec.simulate.summary import share
 from shadowspec.simulate.worlds import WORLDS
 
 RESULTS = Path("kernels/benchmarks/results/simulation.json")

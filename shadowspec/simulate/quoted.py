@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shadowspec.simulate.intervals import share
 from shadowspec.simulate.results import WorldResult
-from shadowspec.simulate.summary import Stopping, stopping
+from shadowspec.simulate.summary import Stopping, share, stopping
 from shadowspec.simulate.worlds import NULL_WORLDS
 
 

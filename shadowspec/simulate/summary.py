@@ -1,4 +1,7 @@
-"""What results say: rates with their intervals, power, sizes, and whether the gate kept its promise."""
+"""What results say: rates with their intervals, power, sizes, and whether the gate kept its promise.
+
+Intervals are Clopper and Pearson's, which hold at every size and every truth.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from shadowspec.simulate.intervals import Share, quantile, share
+import numpy as np
+
 from shadowspec.simulate.repetition import fixed_sample_size
 from shadowspec.simulate.results import TestTally, WorldResult
 from shadowspec.simulate.world import World
@@ -150,3 +154,34 @@ def broken_promises(results: Iterable[WorldResult]) -> list[str]:
                 f"{summary.world.name}: power {summary.power.value or 0.0:.0%} within {summary.limit_blocks} blocks"
             )
     return broken
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`count` of `total`, with the bounds of a two-sided interval."""
+
+    count: int
+    total: int
+    lower: float
+    upper: float
+
+    @property
+    def value(self) -> float | None:
+        """The share itself; None of nothing."""
+        return self.count / self.total if self.total else None
+
+
+def share(count: int, total: int, confidence: float = 0.95) -> Share:
+    """`count` of `total` with its exact interval at `confidence`; from 0 to 1 of nothing."""
+    from scipy.special import betaincinv  # slow to load: at its use here and beside
+
+    tail = (1.0 - confidence) / 2.0
+    lower = float(betaincinv(count, total - count + 1, tail)) if count else 0.0
+    upper = float(betaincinv(count + 1, total - count, 1.0 - tail)) if count < total else 1.0
+    return Share(count, total, lower, upper)
+
+
+def quantile(values: list[int], probability: float, total: int) -> int | None:
+    """The value that a `probability` of `total` runs did not exceed, those without a value being infinite."""
+    place = int(np.ceil(probability * total)) - 1
+    return sorted(values)[place] if 0 <= place < len(values) else None

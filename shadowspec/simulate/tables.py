@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shadowspec.simulate.intervals import Share
 from shadowspec.simulate.naive import NAIVE_GATES
 from shadowspec.simulate.quoted import format_stopping, quoted_figures
 from shadowspec.simulate.results import WorldResult
-from shadowspec.simulate.summary import Summary, summarise
+from shadowspec.simulate.summary import Share, Summary, summarise
 
 DASH = "\u2013"
 BLIND = " *"  # after the share of a gate that does not look at what is wrong in that world

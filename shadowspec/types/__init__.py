@@ -9,7 +9,6 @@ Counts are stored, ratios are formed in `shadowspec.metrics` alone.  Names are t
 those are kept out of every repr.
 """
 
-from shadowspec.types.arrivals import ARRIVING, ArrivedRequest, ServedRequest
 from shadowspec.types.audits import (
     AcceptanceSums,
     AuditedRun,
@@ -27,7 +26,14 @@ from shadowspec.types.constraints import (
     ConstraintKind,
     OutputConstraint,
 )
-from shadowspec.types.consumed_records import FunnelCounter, StoredBlock, StoredRecord
+from shadowspec.types.consumed_records import (
+    ARRIVING,
+    ArrivedRequest,
+    FunnelCounter,
+    ServedRequest,
+    StoredBlock,
+    StoredRecord,
+)
 from shadowspec.types.costs import BASELINE, BlockTime, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
 from shadowspec.types.flags import Contract, Intervention, OutputContract, RunFlags, Validity
@@ -68,7 +74,6 @@ from shadowspec.types.measurement import (
     ServedRun,
     SpeculationCounts,
 )
-from shadowspec.types.overrides import FORCEABLE, Clearing, Override, OverrideRecord
 from shadowspec.types.progress import (
     Advance,
     BackfilledBlock,
@@ -90,7 +95,7 @@ from shadowspec.types.requests import (
     format_slice_key,
     parse_slice_key,
 )
-from shadowspec.types.rollouts import Rollout, Stage
+from shadowspec.types.rollouts import FORCEABLE, Clearing, Override, OverrideRecord, Rollout, Stage
 from shadowspec.types.schedules import Delivery, DeliveryState, Period
 from shadowspec.types.speculation import (
     FIRST_OPTIONS,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -70,3 +71,39 @@ class StoredBlock:
     started_at: datetime
     memory: Mapping[str, BlockMemory]  # by fingerprint
     max_turns: int = 1  # of a conversation; 1: every request was measured by itself
+
+
+# Usable requests of sampled sessions: of these every one is kept with its event time.
+ARRIVING = frozenset({FunnelCounter.MEASURED, FunnelCounter.FAILED, FunnelCounter.SAMPLED_OUT, FunnelCounter.SHED})
+NOT_SAMPLED = "not_sampled"  # the reason of a request that is kept though its session was not drawn
+
+
+class ArrivedRequest(NamedTuple):
+    """A usable request as it came, measured or not.
+
+    `weight` is how many requests of the traffic it stands for: the inverse of its session's sampling rate, and 0 for
+    one whose session was not drawn.  Added up they estimate the traffic without bias.
+    """
+
+    key: RecordKey
+    slice_key: str
+    at: datetime
+    weight: float
+
+    @staticmethod
+    def weight_of(counter: FunnelCounter, reason: str | None, sampling_rate: float | None) -> float:
+        """The weight of a stored request."""
+        if counter is FunnelCounter.SAMPLED_OUT and reason == NOT_SAMPLED:
+            return 0.0
+        return 1.0 / (sampling_rate or 1.0)
+
+
+class ServedRequest(NamedTuple):
+    """A request that was timed in both arms, and its end-to-end times (prefill and decode) at that load."""
+
+    key: RecordKey
+    slice_key: str
+    concurrency: int
+    fingerprint: str
+    baseline_ms: float
+    speculative_ms: float

@@ -1,4 +1,4 @@
-"""How far speculation is rolled out: the stage that an endpoint has reached at one load."""
+"""How far speculation is rolled out at an endpoint and load, and what an operator has ordered against the gate."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
+
+from shadowspec.errors import UsageError
+from shadowspec.types.requests import parse_slice_key
+from shadowspec.types.verdicts import Verdict
 
 
 class Stage(StrEnum):
@@ -39,3 +44,61 @@ class Rollout:
     depth_since: datetime | None = None  # when the caps were last raised or reset
     depth_caps: Mapping[str, int] = field(default_factory=dict)
     share: float = 0.0  # of the enabled traffic that is to be served with speculation
+
+
+# ENABLE cannot be forced: nothing is switched on that was not proven, and an operator who wants it on all the
+# same sets it at the serving engine, where nobody takes it for the gate's word.
+FORCEABLE: Final = (Verdict.DISABLE, Verdict.HOLD)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One order, in force until it is cleared or `expires_at` is reached, whichever comes first.
+
+    It covers the decisions of `endpoint` whose slice has all the labels of `slice_key` ("": all of the endpoint's)
+    and, if `concurrency` is given, that load alone.  `override_id` is 0 until it is stored.
+
+    Raises:
+        UsageError: a verdict that cannot be forced.
+    """
+
+    override_id: int
+    endpoint: str
+    slice_key: str
+    concurrency: int | None
+    verdict: Verdict
+    reason: str
+    author: str
+    created_at: datetime
+    expires_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.verdict not in FORCEABLE:
+            raise UsageError(f"{self.verdict} cannot be forced: what is not proven is not switched on")
+
+    @property
+    def slice_labels(self) -> dict[str, str]:
+        return parse_slice_key(self.slice_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Clearing:
+    """The order that ends another one."""
+
+    override_id: int  # of the override that it ends
+    reason: str
+    author: str
+    cleared_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideRecord:
+    """An override with what became of it: the whole of its history."""
+
+    override: Override
+    clearing: Clearing | None
+
+    def is_active(self, now: datetime) -> bool:
+        """Whether it is in force.  It is from the moment it is stored, whatever the clock of who stored it says."""
+        expires_at = self.override.expires_at
+        return self.clearing is None and (expires_at is None or now < expires_at)

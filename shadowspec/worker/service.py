@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from shadowspec.gate.verdict.lifecycle import Standing
+from shadowspec.gate.verdict.lifecycle import Standing, decided_slices
 from shadowspec.gc_control import gc_relaxed
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
@@ -24,7 +24,6 @@ from shadowspec.worker.background import Background, Call
 from shadowspec.worker.outbox import Writer
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.ports import BlockSupervisor, DeadLetterQueue, MessageSource
-from shadowspec.worker.rates import SliceRates
 from shadowspec.worker.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -263,3 +262,37 @@ def partition_past(store: Store, consumer: str, partition: PartitionId, rules: S
             )
             endpoints[rule.name] = EndpointPast(units, request_ids)
     return PartitionPast(entry, stored, endpoints)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The configs and loads that an endpoint is measured with now: hypotheses of any other no longer count."""
+
+    fingerprints: Collection[str]
+    loads: Collection[int]
+
+
+class SliceRates:
+    """The rates as of the last decisions that were read; until the engines say what they measure, the full ones."""
+
+    def __init__(self, loads: Mapping[str, Collection[int]]) -> None:
+        self._scopes = {endpoint: Scope((), item) for endpoint, item in loads.items()}
+        self._decided: frozenset[tuple[str, str]] = frozenset()
+
+    def measure_with(self, fingerprints: Mapping[str, Collection[str]]) -> None:
+        """The engines are built: what each endpoint is measured with."""
+        for endpoint, fingerprint in fingerprints.items():
+            self._scopes[endpoint] = replace(self._scopes[endpoint], fingerprints=tuple(fingerprint))
+
+    def __call__(self, rule: EndpointRule, slice_key: str) -> float:
+        """The rate of a slice that begins now; of the whole endpoint (""), the smallest of its slices'."""
+        is_decided = (rule.name, slice_key) in self._decided
+        return min(rule.min_rate, rule.sample_rate) if is_decided else rule.sample_rate
+
+    def refresh(self, standing: Mapping[str, Standing]) -> None:
+        """Take up the current verdicts of each endpoint."""
+        self._decided = frozenset(
+            (endpoint, slice_key)
+            for endpoint, verdicts in standing.items()
+            for slice_key in decided_slices(verdicts, self._scopes[endpoint].loads, self._scopes[endpoint].fingerprints)
+        )

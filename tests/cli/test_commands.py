@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.cli import set_up
+from shadowspec.cli import init
 from shadowspec.config import load_config
 from shadowspec.engine import Engine
 from shadowspec.store import Store
@@ -225,7 +225,7 @@ def test_init_asks_for_the_serving_engine_at_a_terminal(workspace: Workspace, mo
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("typer.prompt", answer)
-    assert set_up.choose_serving_engine(None, None) == "sglang"
+    assert init.choose_serving_engine(None, None) == "sglang"
     assert "What serves your endpoint (vllm, sglang, llama.cpp" in asked[0]
 
 

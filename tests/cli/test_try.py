@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.cli import try_view
+from shadowspec.cli import measuring_view
 from shadowspec.engine import Engine
 from shadowspec.store import Store
 from shadowspec.types import Block, BlockResult
@@ -179,7 +179,7 @@ def test_a_slow_device_cuts_outputs_so_that_figures_come_soon(
 def test_figures_are_shown_after_the_first_block(
     attempt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(try_view, "SECONDS_BETWEEN_LINES", 1e9)  # the first figures wait for no interval
+    monkeypatch.setattr(measuring_view, "SECONDS_BETWEEN_LINES", 1e9)  # the first figures wait for no interval
     lines = attempt().err.splitlines()
     first = next(number for number, line in enumerate(lines) if "ngram-k4: HOLD (trial) so far, speedup" in line)
     assert "suffix-k8: HOLD (trial) so far, speedup" in lines[first + 1]

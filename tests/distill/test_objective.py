@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from shadowspec.distill.draft_folder import load_trainable
 from shadowspec.distill.examples import Example
-from shadowspec.distill.objective import divergence, draft_logits, overlaps, target_logits
+from shadowspec.distill.training import divergence, draft_logits, overlaps, target_logits
 from shadowspec.engine.batch import Request
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.replay.response_tokens import Response

@@ -11,8 +11,17 @@ import torch
 
 from shadowspec.distill.draft_folder import load_trainable
 from shadowspec.distill.examples import Example
-from shadowspec.distill.objective import draft_logits, overlaps, target_logits
-from shadowspec.distill.training import SHARES, Course, Look, Trainer, interpolate, rate_factor
+from shadowspec.distill.training import (
+    SHARES,
+    Course,
+    Look,
+    Trainer,
+    draft_logits,
+    interpolate,
+    overlaps,
+    rate_factor,
+    target_logits,
+)
 from shadowspec.distill.training_settings import TOLERANCE, Settings
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.replay.response_tokens import Response

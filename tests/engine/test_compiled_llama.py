@@ -91,7 +91,7 @@ def test_a_model_of_real_widths_decodes_as_transformers_does(tmp_path: Path) -> 
         for p in prompts
     ]
     target, draft = DirectLlama(plain), DirectLlama(disturbed(tiny_llama(1, vocabulary=49_152)))
-    assert (target.forward_name, draft.forward_name) == ("compiled_llama", "direct_llama")
+    assert (target.forward_name, draft.forward_name) == ("compiled_llama", "compiled_llama")
     sampling = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
     requests = [Request(tuple(prompt), sampling, seed) for seed, prompt in enumerate(prompts)]
     for proposer in (

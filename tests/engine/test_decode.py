@@ -85,7 +85,7 @@ def bundled() -> Bundled:
     device = torch.device("cpu")
     target = load_model(str(demo.TARGET), device, torch.float32)
     draft = load_model(str(demo.DRAFT), device, torch.float32)
-    assert target.forward_name == draft.forward_name == "direct_llama"
+    assert target.forward_name == draft.forward_name == "compiled_llama"
     theirs = LlamaForCausalLM.from_pretrained(demo.TARGET, dtype=torch.float32, attn_implementation="sdpa").eval()
     requests = [Request(prompt, GREEDY, row) for row, prompt in enumerate(traffic_prompts(64))]
     assert len({len(request.prompt) for request in requests}) > 32, "the batch is ragged"

@@ -175,7 +175,8 @@ def test_candidates_that_are_loaded_to_be_judged() -> None:
         assert not are_settled(str(TARGET), [wanted]), wanted
 
 
-def test_on_a_cpu_a_model_that_compiled_code_runs_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordinary, "LEAST_COMPILED", 1)
+def test_where_the_compiled_forward_cannot_be_built_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert are_settled(str(TARGET), [])
+    monkeypatch.setenv("CXX", "no-such-compiler")
     assert not are_settled(str(TARGET), [])
     assert are_settled(str(TARGET), [], is_on_cpu=False)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
+from shadowspec.rollout.advance import advance_rollouts
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
@@ -28,10 +29,9 @@ from shadowspec.reports.pages.board_values import BoardValues
 from shadowspec.reports.pages.load_cells import load_cells
 from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
 from shadowspec.reports.report import build_report
-from shadowspec.rollout.advance import advance_rollouts
+from shadowspec.rollout.check.answer import CheckInput, Question
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.outcome import Outcome
-from shadowspec.rollout.check.question import CheckInput, Question
 from shadowspec.rollout.export.endpoint_state import Off, judge_decisions
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Traffic

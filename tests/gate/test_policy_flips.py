@@ -23,7 +23,7 @@ from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import ArmTiming, Decision, PairedScore, Parity, RecordKey, Run, SpeculationCounts, StoredRecord
-from shadowspec.worker.rates import SliceRates
+from shadowspec.worker.service import SliceRates
 from tests.gate import test_standing as standing
 from tests.gate.oracle import EndpointEvidence, decide_endpoint
 from tests.gate.test_decision import Seen, draw_runs, evidence_of, look

@@ -29,7 +29,7 @@ from shadowspec.tap import admission, blocks
 from shadowspec.tap.endpoints import Load
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.types import Decision, RecordKey, SamplingParameters, ShadowPrompt, StoredRecord, Verdict
-from shadowspec.worker import rates
+from shadowspec.worker import service
 from tests.fakes import endpoint_rule
 from tests.gate.sabotage import sabotaged
 from tests.gate.test_restarts import configs, decision
@@ -228,8 +228,8 @@ def _verdict(values: list[float]) -> list[Verdict]:
 
 
 def test_a_slice_that_feeds_an_undecided_endpoint_keeps_its_rate() -> None:
-    assert false_rate_of_steering(rates) <= MOST
-    steered = sabotaged("shadowspec.worker.rates")
+    assert false_rate_of_steering(service) <= MOST
+    steered = sabotaged("shadowspec.worker.service")
     edit = ('if not wanted or not wanted <= decided[""]:', "if not wanted:")
     steered.decided_slices = sabotaged("shadowspec.gate.verdict.lifecycle", edit).decided_slices
     assert false_rate_of_steering(steered) > 0.5

@@ -189,7 +189,7 @@ def test_what_a_late_thread_has_begun_is_done_by_another_and_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All threads but the first sleep over each task, and none has patience: the late results are dropped."""
-    source = llama_cpu.SOURCE.read_text(encoding="utf-8")
+    source = llama_cpu.LLAMA_CPU.read_text(encoding="utf-8")
     for what, instead in (
         ("PATIENCE = 4096;", "PATIENCE = 1;"),
         (
@@ -205,7 +205,7 @@ def test_what_a_late_thread_has_begun_is_done_by_another_and_counts_once(
     operands = random_pass(weights, [5, 9], 3)
     with threads(1):
         expected = run(weights, operands).logits
-    monkeypatch.setattr(llama_cpu, "SOURCE", impatient)
+    monkeypatch.setattr(llama_cpu, "LLAMA_CPU", impatient)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     llama_cpu._library_or_reason.cache_clear()
     try:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
-from shadowspec.rollout.check.question import CheckInput, Question
+from shadowspec.rollout.check.answer import CheckInput, Question
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, FingerprintedConfig, Override, SpeculationConfig, TestResult, Verdict, VerifyRule
 

@@ -23,7 +23,7 @@ from shadowspec.rollout import endpoint_run as app_gate
 from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler import leader
-from shadowspec.scheduler.gates import run_measured_gates
+from shadowspec.scheduler.jobs import run_measured_gates
 from shadowspec.scheduler.leader import LeaderTerm
 from shadowspec.store import Store
 from shadowspec.types import DeliveryState

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from shadowspec.quality.custom_scores import load_scorer
-from shadowspec.servers.enforcement import TRIAL_WORD
+from shadowspec.servers.behaviour import TRIAL_WORD
 from shadowspec.servers.grammars import guided_fields, sglang_parameters, structured_fields
 from shadowspec.servers.measure_servers import connect
 from shadowspec.types import (

@@ -13,7 +13,6 @@ from kernels.benchmarks.simulation_page import PAGE, PICTURE, markdown, write_pa
 from shadowspec.errors import InputError
 from shadowspec.simulate import run_worlds as runner
 from shadowspec.simulate.gate_under_test import HypothesisOutcome
-from shadowspec.simulate.intervals import quantile, share
 from shadowspec.simulate.naive import NAIVE_GATES
 from shadowspec.simulate.paths import TestOutcome
 from shadowspec.simulate.quoted import quoted_figures
@@ -21,7 +20,7 @@ from shadowspec.simulate.repetition import Repetition
 from shadowspec.simulate.results import WorldResult, read_results, tally, write_results
 from shadowspec.simulate.rows import CHANGED, CONFIG
 from shadowspec.simulate.run_worlds import run_worlds
-from shadowspec.simulate.summary import broken_promises, power_limit_blocks, summarise
+from shadowspec.simulate.summary import broken_promises, power_limit_blocks, quantile, share, summarise
 from shadowspec.simulate.tables import Table, tables_of
 from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import WORLDS

@@ -7,7 +7,7 @@ import pytest
 from shadowspec.gate.verdict.lifecycle import Standing
 from shadowspec.gate.verdict.trial_levels import HypothesisId
 from shadowspec.types import Verdict
-from shadowspec.worker.rates import SliceRates
+from shadowspec.worker.service import SliceRates
 from tests.fakes import endpoint_rule
 
 RULE = endpoint_rule(name="chat", served_models=("m",), sample_rate=0.5, min_rate=0.02)

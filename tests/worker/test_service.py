@@ -38,9 +38,8 @@ from shadowspec.types import (
 )
 from shadowspec.types.measuring_settings import WorkerSettings
 from shadowspec.worker.pipeline import Pipeline
-from shadowspec.worker.rates import SliceRates
 from shadowspec.worker.recovery import BlockOutcome
-from shadowspec.worker.service import Service, partition_past
+from shadowspec.worker.service import Service, SliceRates, partition_past
 from shadowspec.worker.telemetry import Telemetry
 from tests.fakes import FakeEngine, FakeTokenizer, endpoint_rule, fake_config
 from tests.faults.traffic import START_MS, messages

@@ -18,7 +18,7 @@ from kernels.benchmarks.large_store.world import LATE_DAY, SyntheticEndpoint
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
-from shadowspec.rollout.advance import next_steps
+from shadowspec.rollout.endpoint_run import next_steps
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.simulate.memory import MemoryStore
 from shadowspec.types import Decision, Rollout, StoredEvidence, Watermark

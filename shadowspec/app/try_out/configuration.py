@@ -101,6 +101,27 @@ def config_text(
     return inputs.header + "\n".join(lines) + "\n"
 
 
+def starting_config(inputs: TrialInputs, slicing: Slicing, database: Path, secret: Path) -> str:
+    """A configuration to begin production from, in at most 15 lines; every key that it lacks has its default."""
+    names = inputs.served_models
+    lines = (
+        "[database]",
+        f"url = {_text(f'sqlite:///{database.as_posix()}')}",
+        "[privacy]",
+        f"hash_secret_file = {_text(str(secret))}",
+        f"[endpoints.{_key(inputs.endpoint)}]",
+        f"target = {_text(str(inputs.target))}",
+        f"served_models = [{', '.join(map(_text, names))}]",
+        f"match = {{ model = {_text(names[0])} }}" if len(names) == 1 else "match = {}",
+        *((f"slice_by = [{', '.join(map(_text, slicing.slice_by))}]",) if slicing.is_divided else ()),
+        f"serving_engine = {_text(inputs.serving_engine)}",
+        "candidates = [",
+        *(f"    {{ {', '.join(_keys_of_candidate(inputs, proposer))} }}," for proposer in inputs.proposers),
+        "]",
+    )
+    return "\n".join(lines) + "\n"
+
+
 def write_secret(path: Path) -> None:
     """Write a new secret that the user alone may read; one that is there stays.
 
@@ -113,19 +134,21 @@ def write_secret(path: Path) -> None:
     except FileExistsError:
         if path.parent.is_dir():
             return
-        raise InputError(f"{path.parent}: is a file; give another folder with --out") from None
+        raise InputError(f"{path.parent}: is a file; give another folder") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); give another folder with --out") from error
+        raise InputError(f"{path}: cannot be written ({error.strerror}); give another folder") from error
     with os.fdopen(descriptor, "wb") as file:
         file.write(base64.b64encode(os.urandom(SECRET_BYTES)) + b"\n")
 
 
 def _candidate(inputs: TrialInputs, proposer: str) -> Sequence[str]:
+    return "", f"[[endpoints.{_key(inputs.endpoint)}.candidates]]", *_keys_of_candidate(inputs, proposer)
+
+
+def _keys_of_candidate(inputs: TrialInputs, proposer: str) -> Sequence[str]:
     num_tokens = NUM_TOKENS[proposer]
     name = "draft" if proposer == "draft_model" else proposer
     return (
-        "",
-        f"[[endpoints.{_key(inputs.endpoint)}.candidates]]",
         f'name = "{name}-k{num_tokens}"',
         f'proposer = "{proposer}"',
         *((f"draft = {_text(str(inputs.draft))}",) if proposer == "draft_model" else ()),

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from shadowspec import store as stores
 from shadowspec.app.measure_files import build_engines, measure_with
+from shadowspec.app.rehearsals import MeasuringProgress, Rehearsals
 from shadowspec.app.try_out.preparation import Trial, write_config
 from shadowspec.config import EndpointConfig, load_config, load_hash_secret
 from shadowspec.engine import Engine
@@ -23,23 +25,7 @@ from shadowspec.worker.files import Progress
 
 BLOCK_SECONDS: Final = 20.0  # that a block may take: the first figures come with the first block
 CUT_STEP: Final = 16  # outputs are cut at a multiple of this, and no shorter: fewer tokens are too short to time
-LOOK_SECONDS: Final = 2.0  # between two looks, at least ...
-LOOKS_SHARE: Final = 0.1  # ... and this share of the time, at most, is spent on them
 LONG_OUTPUT: Final = 0.9  # the quantile of output lengths that a block is taken to decode: it waits for its longest
-
-
-@dataclass(frozen=True, slots=True)
-class TrialProgress:
-    """How far a trial is; `eta_s` is to its end or its deadline, `decisions` are of the last look."""
-
-    records_read: int
-    num_records: int
-    blocks_measured: int
-    requests_measured: int
-    requests_found: int  # measured by an earlier run of the same command
-    seconds: float
-    eta_s: float
-    decisions: Sequence[Decision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +33,7 @@ class TrialOutcome:
     """What a trial came to: `ended_by` is "end" (of the recording), "time" or "interrupt"."""
 
     ended_by: str
-    progress: TrialProgress
+    progress: MeasuringProgress
     decisions: Sequence[Decision]
     report: Report
 
@@ -87,7 +73,7 @@ class LoadedTrial:
         self.block_s = token_s * cut
         self.estimated_s = self.block_s * math.ceil(trial.num_timed / concurrency)
 
-    def measure(self, minutes: float | None, on_progress: Callable[[TrialProgress], None]) -> TrialOutcome:
+    def measure(self, minutes: float | None, on_progress: Callable[[MeasuringProgress], None]) -> TrialOutcome:
         """Measure until the recording or the time ends, or the user interrupts; then decide.
 
         Of a recording that was not read to its end nothing is folded for good: sessions that go on would enter cut.
@@ -98,27 +84,38 @@ class LoadedTrial:
             on_progress: called after every record and block.
         """
         trial = self.trial
-        watch = _Watch(self, None if minutes is None else minutes * 60.0, on_progress)
+        limit_s = math.inf if minutes is None else minutes * 60.0
+        eta = partial(self._eta, limit_s)
+        rehearsals = Rehearsals(trial.config, self._store, trial.sample.num_lines, on_progress, eta=eta)
+
+        def take_progress(progress: Progress) -> None:
+            blocks_before = rehearsals.progress.blocks_measured
+            rehearsals.take_progress(progress)
+            if progress.blocks_measured > blocks_before and rehearsals.seconds >= limit_s:
+                raise _TimeIsUpError
+
         secret = load_hash_secret(trial.config)
         ended_by = "end"
         try:
             engines = {trial.inputs.endpoint: self._engine}
-            measure_with(
-                trial.config, secret, engines, self._store, [trial.sample.path], on_progress=watch.take_progress
-            )
+            measure_with(trial.config, secret, engines, self._store, [trial.sample.path], on_progress=take_progress)
         except _TimeIsUpError:
             ended_by = "time"
         except KeyboardInterrupt:
             ended_by = "interrupt"
         if ended_by == "end":
-            return TrialOutcome(ended_by, watch.progress, self._decide(self._store), self._report(self._store))
+            return TrialOutcome(ended_by, rehearsals.progress, self._decide(self._store), self._report(self._store))
         with self._store.rehearsal(trial.inputs.endpoint) as undone:
-            return TrialOutcome(ended_by, watch.progress, self._decide(undone), self._report(undone))
+            return TrialOutcome(ended_by, rehearsals.progress, self._decide(undone), self._report(undone))
 
-    def rehearse(self) -> Sequence[Decision]:
-        """What the gate would decide if the recording ended here; nothing of it is kept."""
-        with self._store.rehearsal(self.trial.inputs.endpoint) as undone:
-            return self._decide(undone)
+    def _eta(self, limit_s: float, latest: Progress, seconds: float) -> float:
+        """Seconds to the end of the recording, or to the limit."""
+        trial = self.trial
+        per_request = self.block_s / trial.inputs.concurrency
+        if latest.requests_measured:
+            per_request = seconds / latest.requests_measured
+        left = max(trial.num_timed - latest.requests_found - latest.requests_measured, 0.0) * per_request
+        return min(left, max(limit_s - seconds, 0.0))
 
     @property
     def _endpoint(self) -> EndpointConfig:
@@ -138,53 +135,6 @@ class LoadedTrial:
         trial = self.trial
         write_config(trial.inputs, trial.out, trial.survey, trial.slicing, max_new_tokens=max_new_tokens)
         self.trial = replace(trial, config=load_config(trial.config_path, environment={}))
-
-
-class _Watch:
-    """What is known of a trial that is being measured.  Lives as long as that."""
-
-    def __init__(
-        self, loaded: LoadedTrial, limit_s: float | None, on_progress: Callable[[TrialProgress], None]
-    ) -> None:
-        self._loaded, self._limit_s, self._on_progress = loaded, limit_s, on_progress
-        self._started = time.monotonic()
-        self._next_look = 0.0
-        self._latest = Progress(0, 0, 0, 0)
-        self._decisions: Sequence[Decision] = ()
-
-    def take_progress(self, progress: Progress) -> None:
-        """Look at the verdict after a block, show it, and end measuring at the deadline."""
-        is_block = progress.blocks_measured > self._latest.blocks_measured
-        self._latest = progress
-        now = time.monotonic()
-        if is_block and now >= self._next_look:
-            self._decisions = self._loaded.rehearse()
-            looked = time.monotonic()
-            self._next_look = looked + max(LOOK_SECONDS, (looked - now) / LOOKS_SHARE)
-        self._on_progress(self.progress)
-        if is_block and self._limit_s is not None and time.monotonic() - self._started >= self._limit_s:
-            raise _TimeIsUpError
-
-    @property
-    def progress(self) -> TrialProgress:
-        trial, latest = self._loaded.trial, self._latest
-        seconds = time.monotonic() - self._started
-        per_request = self._loaded.block_s / trial.inputs.concurrency
-        if latest.requests_measured:
-            per_request = seconds / latest.requests_measured
-        left = max(trial.num_timed - latest.requests_found - latest.requests_measured, 0.0) * per_request
-        if self._limit_s is not None:
-            left = min(left, max(self._limit_s - seconds, 0.0))
-        return TrialProgress(
-            records_read=latest.records_read,
-            num_records=trial.sample.num_lines,
-            blocks_measured=latest.blocks_measured,
-            requests_measured=latest.requests_measured,
-            requests_found=latest.requests_found,
-            seconds=seconds,
-            eta_s=left,
-            decisions=self._decisions,
-        )
 
 
 def _quantile(lengths: Sequence[int]) -> int:

@@ -62,6 +62,41 @@ def prepare(
         InputError: a file or folder cannot be read, used or written.
         NoDataError: no request of the traffic can be measured.
     """
+    inputs, sample, others = infer_inputs(
+        target, traffic, draft, models=models, serving_engine=serving_engine, concurrency=concurrency
+    )
+    out = out.resolve()
+    is_taken_up = _is_taken_up(inputs, out)
+    survey = survey_inputs(inputs, sample)
+    slicing = survey.slicing()
+    if not is_taken_up:
+        write_secret(out / SECRET)
+        write_config(inputs, out, survey, slicing, max_new_tokens=None)
+    config = load_config(out / CONFIG, environment={})
+    if (endpoint := config.endpoints.get(inputs.endpoint)) is None or endpoint.servers is not None:
+        raise UsageError(
+            f"{out / CONFIG}: was edited and has no endpoint {inputs.endpoint!r} that this process measures; "
+            "use it with `shadowspec run --config`, or give another folder with --out"
+        )
+    return Trial(inputs, out, sample, survey, slicing, others, config)
+
+
+def infer_inputs(
+    target: Path,
+    traffic: str,
+    draft: Path | None,
+    *,
+    models: Sequence[str],
+    serving_engine: str,
+    concurrency: int,
+) -> tuple[TrialInputs, Sample, Counter[str]]:
+    """Check folders and traffic, and infer the names under which the target is served; the counts are of other models.
+
+    Raises:
+        UsageError: options contradict each other.
+        InputError: a file or folder cannot be read or used.
+        NoDataError: the traffic holds no record.
+    """
     require_model_folder("--target", target)
     if draft is not None:
         require_model_folder("--draft", draft)
@@ -78,20 +113,7 @@ def prepare(
         serving_engine=serving_engine,
         concurrency=concurrency,
     )
-    out = out.resolve()
-    is_taken_up = _is_taken_up(inputs, out)
-    survey = _survey(inputs, sample)
-    slicing = survey.slicing()
-    if not is_taken_up:
-        write_secret(out / SECRET)
-        write_config(inputs, out, survey, slicing, max_new_tokens=None)
-    config = load_config(out / CONFIG, environment={})
-    if (endpoint := config.endpoints.get(inputs.endpoint)) is None or endpoint.servers is not None:
-        raise UsageError(
-            f"{out / CONFIG}: was edited and has no endpoint {inputs.endpoint!r} that this process measures; "
-            "use it with `shadowspec run --config`, or give another folder with --out"
-        )
-    return Trial(inputs, out, sample, survey, slicing, served.others, config)
+    return inputs, sample, served.others
 
 
 def write_config(
@@ -129,7 +151,7 @@ def _is_taken_up(inputs: TrialInputs, out: Path) -> bool:
     return False
 
 
-def _survey(inputs: TrialInputs, sample: Sample) -> Survey:
+def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
     """Read the sample with the target's tokenizer, after the folders are checked as transformers reads them.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -99,28 +99,48 @@ class Survey:
         return found
 
 
+def survey_endpoints(
+    sample: Sample, rules: Sequence[EndpointRule], tokenizers: Mapping[str, Tokenizer], secret: bytes
+) -> tuple[dict[str, Survey], dict[str, Counter[str]]]:
+    """Read the sample as the tap of these endpoints would.
+
+    Returns:
+        A survey of each endpoint that has usable requests, and why records were refused, by endpoint ("": before one
+        was found).
+    """
+    reader = Reader(rules, tokenizers, KeyedHash(secret))
+    sessions: dict[str, dict[str, list[UsableRequest]]] = defaultdict(lambda: defaultdict(list))
+    refused: dict[str, Counter[str]] = defaultdict(Counter)
+    times: dict[str, list[datetime]] = defaultdict(list)
+    for reading in reader.read((each, NO_HINTS) for each in sample.opened):
+        if reading.error is not None:
+            refused[reading.rule.name if reading.is_placed else ""][reading.error.reason] += 1
+            continue
+        assert reading.event_time is not None, "read to the end without a time"
+        request = UsableRequest(reading.labels, _num_output_tokens(reading))
+        sessions[reading.rule.name][reading.unit_key].append(request)
+        times[reading.rule.name].append(reading.event_time)
+    surveys = {
+        name: Survey(tuple(map(tuple, found.values())), refused[name], min(times[name]), max(times[name]), sample.scale)
+        for name, found in sessions.items()
+    }
+    return surveys, refused
+
+
 def survey_sample(sample: Sample, rule: EndpointRule, tokenizer: Tokenizer, secret: bytes) -> Survey:
     """Read the sample as the endpoint's tap would.
 
     Raises:
         NoDataError: no request of it can be measured; the message says why, and what to do.
     """
-    reader = Reader([rule], {rule.name: tokenizer}, KeyedHash(secret))
-    readings = reader.read((each, NO_HINTS) for each in sample.opened)
-    sessions: dict[str, list[UsableRequest]] = defaultdict(list)
-    refused: Counter[str] = Counter()
-    times: list[datetime] = []
-    for reading in readings:
-        if reading.error is not None:
-            refused[reading.error.reason] += 1
-            continue
-        assert reading.event_time is not None, "read to the end without a time"
-        sessions[reading.unit_key].append(UsableRequest(reading.labels, _num_output_tokens(reading)))
-        times.append(reading.event_time)
-    if not sessions:
-        raise NoDataError(f"{sample.path}: no request of its first {plural(len(readings), 'record')} can be measured: "
-                          f"{refusals(refused)}{_remedy(refused)}")  # fmt: skip
-    return Survey(tuple(map(tuple, sessions.values())), refused, min(times), max(times), sample.scale)
+    surveys, by_endpoint = survey_endpoints(sample, [rule], {rule.name: tokenizer}, secret)
+    refused = by_endpoint[rule.name] + by_endpoint[""]
+    if rule.name not in surveys:
+        raise NoDataError(
+            f"{sample.path}: no request of its first {plural(len(sample.opened), 'record')} can be measured: "
+            f"{refusals(refused)}{remedy_for(refused)}"
+        )
+    return replace(surveys[rule.name], refused=refused)
 
 
 def refusals(refused: Counter[str]) -> str:
@@ -130,7 +150,8 @@ def refusals(refused: Counter[str]) -> str:
     return ", ".join(f"{plain_text(reason)}: {number:,}" for reason, number in shown) + more
 
 
-def _remedy(refused: Counter[str]) -> str:
+def remedy_for(refused: Counter[str]) -> str:
+    """What to do about the commonest reason, as the end of a sentence."""
     remedy = REASONS.get(refused.most_common(1)[0][0]) if refused else None
     return f"; {remedy}" if remedy is not None else "; docs/formats.md lists what is measured"
 

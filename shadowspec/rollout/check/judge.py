@@ -12,11 +12,10 @@ from typing import Final
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.gate.verdict.current_decision import require_promotable
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint
-from shadowspec.rollout.check.answer import Answer, Role
+from shadowspec.rollout.check.answer import Answer, CheckInput, Question, Role
 from shadowspec.rollout.check.load_weights import find
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.rollout.check.overridden import order_findings
-from shadowspec.rollout.check.question import CheckInput, Question
 from shadowspec.text import plain_text, plural
 from shadowspec.types import Decision, FingerprintedConfig, parse_slice_key
 from shadowspec.types.engine_rules import rule_differences

@@ -8,9 +8,8 @@ from datetime import datetime, timedelta
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
 from shadowspec.gate.verdict.slice_rules import SHARE_TOLERANCE, bears_on_endpoint
-from shadowspec.rollout.check.answer import Bounds, Finding, LoadFinding, Role
+from shadowspec.rollout.check.answer import Bounds, CheckInput, Finding, LoadFinding, Question, Role
 from shadowspec.rollout.check.outcome import Outcome
-from shadowspec.rollout.check.question import CheckInput, Question
 from shadowspec.text import age as age_text
 from shadowspec.text import percent, plain_text
 from shadowspec.types import Decision, TestResult

@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from shadowspec.gate.verdict.effective_decisions import has_labels, may_meet
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint
-from shadowspec.rollout.check.answer import Finding, Role
+from shadowspec.rollout.check.answer import Finding, Question, Role
 from shadowspec.rollout.check.outcome import Outcome
-from shadowspec.rollout.check.question import Question
 from shadowspec.text import plain_text
 from shadowspec.types import Override, Verdict
 

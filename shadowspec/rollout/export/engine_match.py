@@ -2,18 +2,21 @@
 
 Latency says nothing of another engine.  An export for an engine needs verdicts for that engine.  One that names none
 (a flag system, a planner) serves whatever serves the endpoint: it needs verdicts for an engine that serves anybody.
+A method by which the measured server drafted goes out as it came in, to that engine alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from shadowspec.errors import ConfigError
 from shadowspec.rollout.export.export_document import ExportFormat
 from shadowspec.rollout.export.load_schedule import Schedule
-from shadowspec.types import Decision
+from shadowspec.types import Decision, SpeculationConfig
 from shadowspec.types.engine_names import is_for_serving, parse_engines
+from shadowspec.types.served_methods import DEPTH_KEYS, DRAFT_KEYS, METHOD_KEYS, setting
 
 ACCEPT_OPTION: Final = "--accept-other-engine"
 _ENGINES: Final[Mapping[ExportFormat, str]] = {
@@ -57,3 +60,58 @@ def _mismatch(form: ExportFormat, decision: Decision) -> str | None:
             return None
         reader = f", not for {wanted}"
     return f"the verdicts on {decision.endpoint} are for {decision.verdict_engine}{reader}"
+
+
+BATCH_SIZE_1: Final = "speculation is off at batch size 1, which cannot be expressed: exported as off"
+
+
+@dataclass(frozen=True, slots=True)
+class MethodKeys:
+    """An engine's name in /v1/models, and its keys of a method, its depth and its draft."""
+
+    engine: str
+    method: str
+    depth: str
+    draft: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSettings:
+    """The settings of a server up to a batch size; None: exported as off, for the reasons among the remarks."""
+
+    values: Mapping[str, Any] | None
+    max_batch_size: int
+    remarks: tuple[str, ...]
+
+
+def served_settings(peer: str, schedule: Schedule, config: SpeculationConfig, keys: MethodKeys) -> ServedSettings:
+    """What a server of the engine is started with, so that it drafts as was measured.
+
+    Args:
+        peer: the engine's name in remarks.
+    """
+    engines = {each.name for text in schedule.engines for each in parse_engines(text)}
+    if engines != {keys.engine}:
+        measured = ", ".join(sorted(engines)) or "an unknown engine"
+        return _off(f"method {config.proposer} is what {measured} calls it, and not {peer}'s: exported as off")
+    leading = schedule.leading_ranges()
+    if not leading:
+        return _off(BATCH_SIZE_1)
+    last = leading[0].last
+    assert last is not None, "no schedule is on without end"
+    assert leading[0].num_speculative_tokens == config.num_speculative_tokens, "the settings are of another depth"
+    values = dict(config.server_settings)
+    if setting(values, METHOD_KEYS) is None:
+        values[keys.method] = config.proposer
+    if setting(values, DEPTH_KEYS) is None:
+        values[keys.depth] = config.num_speculative_tokens
+    if config.draft is not None and setting(values, DRAFT_KEYS) is None:
+        values[keys.draft] = config.draft
+    remarks = []
+    if any(each.num_speculative_tokens and each.first > last for each in schedule.ranges):
+        remarks.append(f"what is on above batch size {last} cannot be expressed and is left out")
+    return ServedSettings(values, last, tuple(remarks))
+
+
+def _off(reason: str) -> ServedSettings:
+    return ServedSettings(None, 0, (reason,))

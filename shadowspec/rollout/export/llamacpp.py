@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Collection, Sequence
 
 from shadowspec.rollout.export.endpoint_state import ServedDecision
+from shadowspec.rollout.export.engine_match import MethodKeys, served_settings
 from shadowspec.rollout.export.export_document import Document, comment_lines
 from shadowspec.rollout.export.load_schedule import (
     Schedule,
@@ -24,7 +25,6 @@ from shadowspec.rollout.export.load_schedule import (
     rule_remarks,
     single_depth_schedule,
 )
-from shadowspec.rollout.export.served_method import MethodKeys, served_settings
 from shadowspec.types import Override, SpeculationConfig, VerifyRule
 from shadowspec.types.served_methods import plain_key
 

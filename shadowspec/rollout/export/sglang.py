@@ -16,6 +16,7 @@ import json
 from collections.abc import Collection, Sequence
 
 from shadowspec.rollout.export.endpoint_state import ServedDecision
+from shadowspec.rollout.export.engine_match import MethodKeys, served_settings
 from shadowspec.rollout.export.export_document import Document, comment_lines, yaml_lines
 from shadowspec.rollout.export.load_schedule import (
     Schedule,
@@ -25,7 +26,6 @@ from shadowspec.rollout.export.load_schedule import (
     rule_remarks,
     single_depth_schedule,
 )
-from shadowspec.rollout.export.served_method import MethodKeys, served_settings
 from shadowspec.types import Override, SpeculationConfig, VerifyRule
 
 PEER = "SGLang"

@@ -23,9 +23,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from shadowspec.rollout.export.engine_match import MethodKeys, served_settings
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, off_remarks, rule_remarks
-from shadowspec.rollout.export.served_method import MethodKeys, served_settings
 from shadowspec.types import SpeculationConfig, VerifyRule
 
 PEER = "vLLM"

@@ -1,7 +1,8 @@
-"""`shadowspec init` and `shadowspec doctor`: write a configuration, and find out what keeps it from working."""
+"""`shadowspec doctor`: what keeps a configuration from working, and what it would make of a recording."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,82 +16,9 @@ from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
-    from shadowspec.config import Config
+    from shadowspec.app.try_out.survey import Survey
+    from shadowspec.config import Config, EndpointConfig
     from shadowspec.scheduler.job_settings import ReceiverSettings
-
-
-def init(
-    path: Annotated[Path, typer.Argument(help="File to write, or a folder to write it to.")] = Path("shadowspec.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
-    serving_engine: Annotated[
-        str | None,
-        typer.Option(
-            help="What serves: vllm, sglang, llama.cpp, ...; shadowspec-torch is the engine in this process. "
-            "Default: asked for at a terminal, else shadowspec-torch."
-        ),
-    ] = None,
-    server: Annotated[
-        str | None, typer.Option(metavar="URL", help="Take the serving engine from this server, by what it reports.")
-    ] = None,
-) -> None:
-    """Write a commented configuration and a commented policy to begin from, the policy beside the configuration.
-
-    Verdicts are for the serving engine that the configuration names.
-    """
-    from shadowspec.cli.report import write_file
-    from shadowspec.config import DEFAULT_POLICY_NAME, config_template, policy_template
-    from shadowspec.config.file import DEFAULT_CONFIG_NAME
-    from shadowspec.errors import UsageError
-
-    if path.is_dir():
-        path /= DEFAULT_CONFIG_NAME
-    policy_path = path.parent / DEFAULT_POLICY_NAME
-    for each in (path, policy_path):
-        if each.exists() and not force:
-            raise UsageError(f"{each} exists already; --force overwrites it")
-    engine = choose_serving_engine(serving_engine, server)
-    write_file(path, config_template(str(policy_path), engine))
-    write_file(policy_path, policy_template())
-    notes.print(f"written: {path} and {policy_path}; make them your own, then run:", highlight=False)
-    notes.print("shadowspec db upgrade && shadowspec doctor", highlight=False)
-    notes.print(f"serving_engine: {verdicts_for(engine)}", highlight=False, markup=False, soft_wrap=True)
-
-
-def choose_serving_engine(named: str | None, server: str | None) -> str:
-    """What serves: as it is named, as a server reports it, as it is answered at a terminal, or the engine in process.
-
-    Raises:
-        UsageError: two ways are given, or the name is none.
-        ServiceUnavailableError: the server cannot be reached, or does not say what it is.
-    """
-    import sys
-
-    from shadowspec.errors import UsageError
-    from shadowspec.types.engine_names import IN_PROCESS, SERVING_ENGINES, parse_engines
-
-    if server is not None:
-        from shadowspec.servers.identity import engine_name
-
-        if named is not None:
-            raise UsageError("--serving-engine or --server: give one of them")
-        return engine_name(server)
-    if named is None and not sys.stdin.isatty():
-        return IN_PROCESS
-    if named is None:
-        question = f"What serves your endpoint ({', '.join(SERVING_ENGINES)}: the engine in this process)"
-        named = str(typer.prompt(question, default=IN_PROCESS, err=True))
-    if len(parse_engines(named)) != 1:
-        raise UsageError(f'--serving-engine {named!r}: expected one engine, such as vllm, or "vllm 0.32"')
-    return " ".join(named.split())
-
-
-def verdicts_for(engine: str) -> str:
-    """What an engine's name in a configuration means for an endpoint that is measured in this process."""
-    from shadowspec.types.engine_names import IN_PROCESS, parse_engines
-
-    if parse_engines(engine)[0].name == IN_PROCESS:
-        return f"verdicts are for {engine}, which serves nobody; `export` for another engine refuses them"
-    return f"verdicts are for {engine}; latency must be measured on it, through two servers (docs/servers.md)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +31,20 @@ class Finding:
     exit_code: int = 0
 
 
-def doctor(config_path: ConfigOption = None, as_json: JsonOption = False) -> None:
+def doctor(
+    config_path: ConfigOption = None,
+    traffic: Annotated[
+        str | None,
+        typer.Option("--traffic", metavar="FILE", help="Also say what endpoints make of this recording."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Check configuration, secret, database, broker, schedule, receivers, scores, device, models and servers.
 
-    Say how to mend what is wrong. Nothing is sent to a receiver; each server is asked one tiny request.
+    Say how to mend what is wrong. Nothing is sent to a receiver; each server is asked one tiny request. With --traffic,
+    count which records of the file each endpoint takes, why the others are refused, and how many would be timed.
     """
-    findings = examine(config_path)
+    findings = examine(config_path, traffic)
     if as_json:
         print_json({"checks": [{"check": f.check, "ok": f.is_ok, "found": f.found} for f in findings]})
     else:
@@ -122,7 +58,7 @@ def doctor(config_path: ConfigOption = None, as_json: JsonOption = False) -> Non
         raise typer.Exit(failed[0])
 
 
-def examine(config_path: Path | None) -> list[Finding]:
+def examine(config_path: Path | None, traffic: str | None = None) -> list[Finding]:
     """Every check in turn; without a configuration there is nothing further to check."""
     from shadowspec.app.before_loading import name_loads
     from shadowspec.config import find_config, load_config
@@ -161,7 +97,7 @@ def examine(config_path: Path | None) -> list[Finding]:
             ),
         )
     ]
-    return findings
+    return findings if traffic is None else [*findings, *_traffic(config, traffic)]
 
 
 def _run_check(name: str, check: Callable[[Config], str], config: Config) -> Finding:
@@ -331,6 +267,58 @@ def _models(config: Config) -> str:
     configs = {candidate.name for endpoint in in_process.values() for candidate in endpoint.candidates}
     targets = {endpoint.target for endpoint in in_process.values()}
     return f"{len(targets)} target(s); candidates: {', '.join(sorted(configs))}"
+
+
+def _traffic(config: Config, path: str) -> list[Finding]:
+    """What each endpoint would make of a recording, by its first lines."""
+    from shadowspec.app.measure_files import load_tokenizers
+    from shadowspec.app.try_out.sample import read_sample
+    from shadowspec.app.try_out.survey import refusals, remedy_for, survey_endpoints
+    from shadowspec.config import load_hash_secret
+    from shadowspec.errors import NoDataError, ShadowSpecError
+    from shadowspec.text import plural
+
+    try:
+        with notes.status("reading the traffic"):
+            sample = read_sample(path)
+            rules = [endpoint.rule for endpoint in config.endpoints.values()]
+            surveys, refused = survey_endpoints(sample, rules, load_tokenizers(config), load_hash_secret(config))
+    except ShadowSpecError as error:
+        return [Finding("traffic", False, str(error), error.exit_code)]
+    records = plural(len(sample.opened), "record")
+    unplaced = f"; of no endpoint: {refusals(refused[''])}" if refused[""] else ""
+    is_any = bool(surveys) or any("not_sampled" in reasons for reasons in refused.values())
+    remedy = "" if is_any else remedy_for(sum(refused.values(), start=Counter()))
+    found = [
+        Finding(
+            "traffic", is_any, f"{path}: {records} in its first {sample.num_sampled:,} lines{unplaced}{remedy}",
+            NoDataError.exit_code,
+        )
+    ]  # fmt: skip
+    for name, endpoint in config.endpoints.items():
+        words = _matched(endpoint, surveys.get(name), refused[name])
+        found.append(Finding(f"traffic {name}", True, words))
+    return found
+
+
+def _matched(endpoint: EndpointConfig, survey: Survey | None, refused: Counter[str]) -> str:
+    """What one endpoint takes of a recording, what it refuses, and what the policy wants beyond it."""
+    from shadowspec.app.try_out.survey import refusals
+    from shadowspec.text import plural, span_text
+
+    others = Counter({reason: number for reason, number in refused.items() if reason != "not_sampled"})
+    unsampled = f", {refused['not_sampled']:,} of sessions that are not drawn" if refused["not_sampled"] else ""
+    not_usable = f"; not usable: {refusals(others)}" if others else ""
+    if survey is None:
+        return f"no record can be measured{unsampled}{not_usable}"
+    span_s = (survey.last - survey.first).total_seconds()
+    min_span_s = 0.0 if endpoint.policy.recording_only else endpoint.policy.min_span_s
+    wish = f" of the {span_text(min_span_s)} that ENABLE needs (min_span_s)" if span_s < min_span_s else ""
+    num_timed = round(survey.num_timed(endpoint.rule.timed_positions))
+    return (
+        f"{plural(len(survey.requests), 'usable request')} of {plural(len(survey.sessions), 'session')}{unsampled}; "
+        f"about {num_timed:,} of the file would be timed; {span_text(span_s)}{wish}{not_usable}"
+    )
 
 
 def _servers(name: str) -> Callable[[Config], str]:

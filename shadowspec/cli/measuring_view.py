@@ -1,4 +1,4 @@
-"""How a trial that is being measured is shown: a live table on a terminal, lines at intervals elsewhere."""
+"""How measuring is shown while it goes on: a live table on a terminal, lines at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from shadowspec.app.console import SECONDS_BETWEEN_LINES, notes
 
 if TYPE_CHECKING:
-    from shadowspec.app.try_out.measuring import TrialProgress
+    from shadowspec.app.rehearsals import MeasuringProgress
     from shadowspec.types import Decision
 
 
 def shown_decisions(decisions: Sequence[Decision]) -> list[Decision]:
-    """The decisions by slice and candidate, without those on a slice that is its whole endpoint."""
-    is_divided = len({each.slice_key for each in decisions if each.slice_key}) > 1
+    """Of several endpoints the decisions on each as a whole; of one those by slice and candidate.
+
+    A slice that is its whole endpoint is left out.
+    """
+    num_endpoints, num_slices = len({each.endpoint for each in decisions}), len({each.slice_key for each in decisions})
+    is_divided = num_endpoints == 1 and num_slices > 2  # one of them is the whole endpoint
     shown = [each for each in decisions if is_divided or not each.slice_key]
-    return sorted(shown, key=lambda each: (each.slice_key, each.config.name))
+    return sorted(shown, key=lambda each: (each.endpoint, each.slice_key, each.config.name))
 
 
-class TrialView:
-    """Shows progress on stderr.  Lives while a trial is measured."""
+class MeasuringView:
+    """Shows progress on stderr.  Lives while a recording is measured."""
 
     def __init__(self) -> None:
-        self._progress: TrialProgress | None = None
+        self._progress: MeasuringProgress | None = None
         self._shown_at = time.monotonic()
         self._next_line = 0.0
         self._has_figures = False
@@ -48,7 +54,7 @@ class TrialView:
         if notes.is_terminal:
             self._live.stop()
 
-    def show(self, progress: TrialProgress) -> None:
+    def show(self, progress: MeasuringProgress) -> None:
         """Take the newest progress."""
         self._progress, self._shown_at = progress, time.monotonic()
         is_first_figure = bool(progress.decisions) and not self._has_figures
@@ -60,35 +66,54 @@ class TrialView:
 
     def _table(self) -> RenderableType:
         """Drawn twice a second: the clock goes on while a block is measured."""
-        from shadowspec.reports.report.terminal import verdict_tables
-
         if self._progress is None:
             return Text("measuring the first block")
         since = time.monotonic() - self._shown_at
         line = Text(_headline(self._progress, since))
         if not self._progress.decisions:
             return Group(line, Text("the first figures come with the first block", style="dim"))
-        return Group(line, Text(""), *verdict_tables(shown_decisions(self._progress.decisions)))
+        table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
+        for title in ("", "verdict so far", "speedup [bounds]", "acceptance [bounds]", "blocks"):
+            table.add_column(title)
+        for row in _rows(self._progress.decisions):
+            table.add_row(*map(Text, row))
+        return Group(line, table)
 
 
-def progress_lines(progress: TrialProgress) -> list[str]:
+def progress_lines(progress: MeasuringProgress) -> list[str]:
     """The progress in words, and one line for each verdict so far."""
-    from shadowspec.reports.definitions import find_test, interval_text
-    from shadowspec.text import percent, slice_title, times
+    return [
+        _headline(progress),
+        *(
+            f"  {name}: {verdict} so far, speedup {speedup}, acceptance {acceptance}, blocks {blocks}"
+            for name, verdict, speedup, acceptance, blocks in _rows(progress.decisions)
+        ),
+    ]
 
-    lines = [_headline(progress)]
-    for each in shown_decisions(progress.decisions):
+
+def _rows(decisions: Sequence[Decision]) -> list[tuple[str, str, str, str, str]]:
+    """Name, verdict, speedup, acceptance and blocks of each decision that is shown."""
+    from shadowspec.reports.definitions import find_test, interval_text
+    from shadowspec.text import DASH, percent, slice_title, times
+
+    rows, shown = [], shown_decisions(decisions)
+    has_candidates = len({each.config.name for each in shown}) > 1
+    for each in shown:
         speedup, acceptance = find_test(each, "speedup"), find_test(each, "acceptance")
         where = f", {slice_title(each.slice_key)}" if each.slice_key else ""
-        lines.append(
-            f"  {each.config.name}{where}: {each.verdict} (trial) so far"
-            + (f", speedup {interval_text(speedup, times)}" if speedup else "")
-            + (f", acceptance {interval_text(acceptance, percent)}" if acceptance else "")
+        rows.append(
+            (
+                f"{each.config.name if has_candidates else each.endpoint}{where}",
+                f"{each.verdict}{' (trial)' if each.recording_only else ''}",
+                interval_text(speedup, times) if speedup else DASH,
+                interval_text(acceptance, percent) if acceptance else DASH,
+                f"{each.num_blocks:,}",
+            )
         )
-    return lines
+    return rows
 
 
-def _headline(progress: TrialProgress, since: float = 0.0) -> str:
+def _headline(progress: MeasuringProgress, since: float = 0.0) -> str:
     """Counts and times; `since` seconds have passed since it was taken."""
     from shadowspec.text import plural, span_text
 

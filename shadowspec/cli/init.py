@@ -1,0 +1,138 @@
+"""`shadowspec init`: write a configuration to begin from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shadowspec.app.console import notes
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write, or a folder to write it to.")] = Path("shadowspec.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    target: Annotated[
+        Path | None,
+        typer.Option("--target", metavar="DIR", help="Folder of the model that serves."),
+    ] = None,
+    traffic: Annotated[
+        str | None,
+        typer.Option("--traffic", metavar="FILE", help="A recording from which served names and slices are inferred."),
+    ] = None,
+    draft: Annotated[
+        Path | None, typer.Option("--draft", metavar="DIR", help="Folder of a draft model, a candidate beside lookups.")
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="A name under which the target is served; may be repeated. Default: the one most records ask for.",
+        ),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Write every key, with its default and what it means.")] = False,
+    serving_engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What serves: vllm, sglang, llama.cpp, ...; shadowspec-torch is the engine in this process. "
+            "Default: asked for at a terminal, else shadowspec-torch."
+        ),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Take the serving engine from this server, by what it reports.")
+    ] = None,
+) -> None:
+    """Write a configuration to begin from. Verdicts are for the serving engine that it names.
+
+    With --target and --traffic it is short and complete, and a secret and a database are made beside it; without them
+    every key is written with its default and what it means, and a policy beside it.
+    """
+    from shadowspec.cli.report import write_file
+    from shadowspec.config import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
+    from shadowspec.config.file import DEFAULT_CONFIG_NAME
+    from shadowspec.errors import UsageError
+    from shadowspec.text import plain_text
+
+    if (target is None) != (traffic is None):
+        missing = "--traffic FILE" if traffic is None else "--target DIR"
+        raise UsageError(f"init needs --target and --traffic together; give {missing} too")
+    if target is None and (draft is not None or models):
+        raise UsageError("--draft and --model need --target DIR and --traffic FILE")
+    if path.is_dir():
+        path /= DEFAULT_CONFIG_NAME
+    policy_path = path.parent / DEFAULT_POLICY_NAME
+    written = [path] if target is not None and not full else [path, policy_path]
+    for each in written:
+        if each.exists() and not force:
+            raise UsageError(f"{each} exists already; --force overwrites it")
+    engine = choose_serving_engine(serving_engine, server)
+    if target is None or traffic is None:
+        write_file(path, config_template(str(policy_path), engine))
+        lines = [
+            f"{path} and {policy_path}; make them your own, then run:",
+            "shadowspec db upgrade && shadowspec doctor",
+        ]
+    else:
+        from shadowspec import store
+        from shadowspec.app.try_out.configuration import DATABASE, SECRET, starting_config, write_secret
+        from shadowspec.app.try_out.preparation import infer_inputs, survey_inputs
+        from shadowspec.cli.try_out import DEFAULT_LOAD
+
+        notes.print("reading the traffic and the tokenizer", highlight=False)
+        inputs, sample, others = infer_inputs(
+            target, traffic, draft, models=models or (), serving_engine=engine, concurrency=DEFAULT_LOAD
+        )
+        database, secret = path.parent / DATABASE, path.parent / SECRET
+        text = starting_config(inputs, survey_inputs(inputs, sample).slicing(), database, secret)
+        write_secret(secret)
+        write_file(path, filled_template(text, str(policy_path), engine) if full else text)
+        lines = [
+            ", ".join(map(str, (*written, secret, database))),
+            f"endpoint {inputs.endpoint}: model {', '.join(inputs.served_models)}"
+            + (f"; other models in the file, left out: {', '.join(others)} (--model NAME)" if others else ""),
+            f"next: shadowspec doctor --config {path} --traffic {traffic}",
+        ]
+        store.upgrade(f"sqlite:///{database.as_posix()}")
+    if policy_path in written:
+        write_file(policy_path, policy_template())
+    for line in (f"written: {lines[0]}", *lines[1:], f"serving_engine: {verdicts_for(engine)}"):
+        notes.print(plain_text(line), highlight=False, markup=False, soft_wrap=True)
+
+
+def choose_serving_engine(named: str | None, server: str | None) -> str:
+    """What serves: as it is named, as a server reports it, as it is answered at a terminal, or the engine in process.
+
+    Raises:
+        UsageError: two ways are given, or the name is none.
+        ServiceUnavailableError: the server cannot be reached, or does not say what it is.
+    """
+    import sys
+
+    from shadowspec.errors import UsageError
+    from shadowspec.types.engine_names import IN_PROCESS, SERVING_ENGINES, parse_engines
+
+    if server is not None:
+        from shadowspec.servers.identity import engine_name
+
+        if named is not None:
+            raise UsageError("--serving-engine or --server: give one of them")
+        return engine_name(server)
+    if named is None and not sys.stdin.isatty():
+        return IN_PROCESS
+    if named is None:
+        question = f"What serves your endpoint ({', '.join(SERVING_ENGINES)}: the engine in this process)"
+        named = str(typer.prompt(question, default=IN_PROCESS, err=True))
+    if len(parse_engines(named)) != 1:
+        raise UsageError(f'--serving-engine {named!r}: expected one engine, such as vllm, or "vllm 0.32"')
+    return " ".join(named.split())
+
+
+def verdicts_for(engine: str) -> str:
+    """What an engine's name in a configuration means for an endpoint that is measured in this process."""
+    from shadowspec.types.engine_names import IN_PROCESS, parse_engines
+
+    if parse_engines(engine)[0].name == IN_PROCESS:
+        return f"verdicts are for {engine}, which serves nobody; `export` for another engine refuses them"
+    return f"verdicts are for {engine}; latency must be measured on it, through two servers (docs/servers.md)"

@@ -1,0 +1,105 @@
+"""`shadowspec init` from a model and a recording, and what `doctor` says of a recording."""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shadowspec.config import load_config
+from shadowspec.store import Store
+from tests.cli.conftest import Workspace, record, write_traffic
+
+MOST_LINES = 15
+
+
+@pytest.fixture
+def recording(workspace: Workspace) -> str:
+    """Twelve requests of twelve sessions, one of another model, one that no server of ours takes, and a broken line."""
+    records = [
+        *(record(number) for number in range(12)),
+        record(12, model="other"),
+        record(13, prompt=[1, 2, 3], suffix="x"),
+        "no object",
+    ]
+    return str(write_traffic(workspace.folder / "traffic.jsonl", records))
+
+
+def test_a_model_and_a_recording_give_a_short_configuration_that_works(
+    workspace: Workspace, tiny_pair: tuple[Path, Path], recording: str
+) -> None:
+    target, draft = map(str, tiny_pair)
+    given = ("--target", target, "--traffic", recording, "--draft", draft, "--serving-engine", "vllm")
+    done = workspace.run("init", "new/shadowspec.toml", *given)
+    assert done.code == 0, done.err
+    folder = workspace.folder / "new"
+    text = (folder / "shadowspec.toml").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MOST_LINES
+    assert stat.S_IMODE((folder / "shadowspec.secret").stat().st_mode) == 0o600
+    with Store.open(f"sqlite:///{folder}/shadowspec.db") as store:
+        assert store.endpoints() == []
+    endpoint = load_config(folder / "shadowspec.toml", environment={}).endpoints["m"]
+    assert [each.name for each in endpoint.candidates] == ["ngram-k4", "suffix-k8", "draft-k4"]
+    assert endpoint.policy.serving_engine == "vllm"
+    assert "other models in the file, left out: other" in done.err
+
+    checked = workspace.run("doctor", "--config", "new/shadowspec.toml", "--traffic", recording)
+    assert checked.code == 0, checked.out
+    words = " ".join(checked.out.split())
+    assert "12 usable requests of 12 sessions; about 3 of the file would be timed" in words
+    assert "11 seconds of the 7 days that ENABLE needs (min_span_s); not usable: " in words
+    assert "of no endpoint: no_endpoint: 1, not_an_object: 1" in words
+
+    again = workspace.run("init", "new/shadowspec.toml", *given)
+    assert again.code == 2
+    assert "--force overwrites it" in again.err
+
+
+def test_full_writes_every_key_with_the_same_values(
+    workspace: Workspace, tiny_pair: tuple[Path, Path], recording: str
+) -> None:
+    given = ("--target", str(tiny_pair[0]), "--traffic", recording)
+    assert workspace.run("init", "short", *given).code == 0
+    assert workspace.run("init", "full", *given, "--full").code == 0
+    short, full = (load_config(workspace.folder / name, environment={}) for name in ("short", "full"))
+    assert full.endpoints["m"] == short.endpoints["m"]
+    assert replace(full, path=short.path, policy_path=short.policy_path) == short
+    assert len((workspace.folder / "full").read_text(encoding="utf-8").splitlines()) > 10 * MOST_LINES
+
+
+def test_a_name_that_toml_must_quote(workspace: Workspace, tiny_pair: tuple[Path, Path]) -> None:
+    traffic = write_traffic(workspace.folder / "t.jsonl", [record(number, model="org/m-1.5") for number in range(4)])
+    given = ("--target", str(tiny_pair[0]), "--traffic", str(traffic), "--full")
+    done = workspace.run("init", "full", *given)
+    assert done.code == 0, done.err
+    assert list(tomllib.loads(Path("full").read_text(encoding="utf-8"))["endpoints"]) == ["m-1.5"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--target", "model"), "init needs --target and --traffic together; give --traffic FILE too"),
+        (("--traffic", "file"), "init needs --target and --traffic together; give --target DIR too"),
+        (("--draft", "model"), "--draft and --model need --target DIR and --traffic FILE"),
+    ],
+)
+def test_options_that_need_others(workspace: Workspace, given: tuple[str, ...], message: str) -> None:
+    done = workspace.run("init", "new.toml", *given)
+    assert done.code == 2
+    assert message in done.err
+    assert not Path("new.toml").exists()
+
+
+def test_a_recording_of_another_endpoint_is_wrong(workspace: Workspace) -> None:
+    others = [record(number, model="another") for number in range(3)]
+    traffic = write_traffic(workspace.folder / "others.jsonl", others)
+    assert workspace.run("db", "upgrade").code == 0
+    done = workspace.run("doctor", "--traffic", str(traffic))
+    assert done.code == 4
+    assert "of no endpoint: no_endpoint: 3" in done.out
+    gone = workspace.run("doctor", "--traffic", "gone.jsonl")
+    assert gone.code == 2
+    assert "gone.jsonl" in gone.out
