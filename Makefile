@@ -39,12 +39,23 @@ dashboard: $(VENV)/.installed-dashboard ## Open the dashboard on the demo's resu
 # Threads of several processes would stand in each other's way on two cores.
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: test-services
-test-services: $(VENV)/.installed-test
+# One process collects all tests once, so that Python compiles what they load once and not in every worker at the same
+# time. It does so while services are being downloaded.
+$(VENV)/.compiled-test: $(VENV)/.installed-test
+	@echo "compiling what the tests load" >&2
+	@$(BIN)/python -m pytest --collect-only -q -p no:cacheprovider > /dev/null || true  # pytest itself names what is wrong
+	@touch $@
+
+.PHONY: services
+services: $(VENV)/.installed-test
 	@.ci/postgres
 	@.ci/kafka
 	@.ci/chromium
 	@.ci/strace
+
+.PHONY: test-services
+test-services:
+	@$(MAKE) --no-print-directory --jobs=2 services $(VENV)/.compiled-test
 
 .PHONY: test
 test: test-services ## Run the tests, with a real Postgres and Kafka, in about thirteen minutes on two cores (WORKERS=5 ARGS="-k gate")

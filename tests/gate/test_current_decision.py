@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
-from shadowspec.rollout.advance import advance_rollouts
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
@@ -32,6 +31,7 @@ from shadowspec.reports.report import build_report
 from shadowspec.rollout.check.answer import CheckInput, Question
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.outcome import Outcome
+from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.export.endpoint_state import Off, judge_decisions
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Traffic
