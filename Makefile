@@ -46,8 +46,8 @@ $(VENV)/.compiled-test: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest --collect-only -q -p no:cacheprovider > /dev/null || true  # pytest itself names what is wrong
 	@touch $@
 
-.PHONY: services
-services: $(VENV)/.installed-test
+.PHONY: test-tools
+test-tools: $(VENV)/.installed-test
 	@.ci/postgres
 	@.ci/kafka
 	@.ci/chromium
@@ -55,10 +55,10 @@ services: $(VENV)/.installed-test
 
 .PHONY: test-services
 test-services:
-	@$(MAKE) --no-print-directory --jobs=2 services $(VENV)/.compiled-test
+	@$(MAKE) --no-print-directory --jobs=2 test-tools $(VENV)/.compiled-test
 
 .PHONY: test
-test: test-services ## Run the tests, with a real Postgres and Kafka, in about thirteen minutes on two cores (WORKERS=5 ARGS="-k gate")
+test: test-services ## Run the tests, with a real Postgres and Kafka, in about twelve minutes on two cores (WORKERS=5 ARGS="-k gate")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(ARGS)
 
 .PHONY: test-all

@@ -193,12 +193,13 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measur
     monkeypatch.setenv(CONFIG_VARIABLE, str(path))
     monkeypatch.delenv(DATABASE_VARIABLE, raising=False)
 
-    def measure_files(config: Config, *_: object, **__: object) -> pipeline.FileMeasurement:
+    def measure_with(config: Config, *_: object, **__: object) -> pipeline.FileMeasurement:
         with Store.open(config.database_url) as store:
             write(store)
         return pipeline.FileMeasurement((Progress(80, 20, 0, 80),), {})
 
-    monkeypatch.setattr(pipeline, "measure_files", measure_files)
+    monkeypatch.setattr(pipeline, "build_engines", lambda _config: {})
+    monkeypatch.setattr(pipeline, "measure_with", measure_with)
     upgrade(url)
     with Store.open(url) as store:
         write(store)

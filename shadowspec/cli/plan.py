@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import print_json, results
+from shadowspec.app.console import print_json, progress_bar, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.types import parse_slice_key
 
@@ -64,13 +64,18 @@ def plan(
         measured = store.endpoints()
         names = [name for name in config.endpoints if name in measured and endpoint in (None, name)]
         costs = stored_costs(store, names)
-        plans = [
-            plan_stored(
-                store, name, endpoint_config.policy,
-                sample_rate=endpoint_config.rule.sample_rate, capacity_per_s=capacity, costs=costs[name],
-            )
-            for name, endpoint_config in ((name, config.endpoints[name]) for name in names)
-        ]  # fmt: skip
+        plans = []
+        with progress_bar() as bar:
+            task = bar.add_task("planning", total=len(names), detail="")
+            for place, name in enumerate(names):
+                bar.update(task, completed=place, detail=name)
+                rule, policy = config.endpoints[name].rule, config.endpoints[name].policy
+                plans.append(
+                    plan_stored(
+                        store, name, policy,
+                        sample_rate=rule.sample_rate, capacity_per_s=capacity, costs=costs[name],
+                    )
+                )  # fmt: skip
         mirrored = {endpoint_plan.endpoint: stored_traffic(store, endpoint_plan.endpoint) for endpoint_plan in plans}
     if not plans:
         raise NoDataError("nothing has been measured yet: run `shadowspec run FILE.jsonl` first")
