@@ -110,7 +110,8 @@ class WeightMemory:
     def __init__(self, entries: int, tensors: int) -> None:
         """For so many float32 numbers in so many tensors."""
         size = 4 * (entries + ALIGNMENT * tensors)
-        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+        # Private: shared memory has huge pages only where the system is configured for them.
+        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         self._free = torch.frombuffer(memory, dtype=torch.float32)
@@ -119,6 +120,12 @@ class WeightMemory:
         """A copy of a weight in this memory."""
         place, self._free = self._free[: weight.numel()], self._free[-(-weight.numel() // ALIGNMENT) * ALIGNMENT :]
         return place.view(weight.shape).copy_(weight)
+
+    @staticmethod
+    def give_back() -> None:
+        """Return the memory of the weights that were copied to the system: glibc would keep it for later use."""
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:

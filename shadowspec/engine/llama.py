@@ -91,6 +91,8 @@ class DirectLlama:
         self._norm = Norm.of(body.norm, body.norm.weight.data)
         self._layers = tuple(adopt_layer(layer, head_dim, memory) for layer in body.layers)
         self._compiled = None if memory is None else self._compile()
+        if memory is not None:
+            memory.give_back()
 
     @property
     def forward_name(self) -> str:
