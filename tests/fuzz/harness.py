@@ -26,15 +26,14 @@ def main(format_name: str, arguments: Sequence[str]) -> None:
     """Fuzz the format until the limit; an exception ends the process with a status that is not 0."""
     options = [argument for argument in arguments if argument.startswith("-")]
     folders = [Path(argument) for argument in arguments if not argument.startswith("-")]
-    with tempfile.TemporaryDirectory(prefix="shadowspec-fuzz-") as temporary:
-        folders = folders or [Path(temporary)]
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-        folders.append(SEEDS / format_name)
-        if sys.version_info[:2] > NEWEST_WITH_ATHERIS:
-            run_blindly(format_name, options, folders)
-        else:
-            run_with_coverage(format_name, options, folders)
+    folders = folders or [Path(tempfile.mkdtemp(prefix="shadowspec-fuzz-"))]  # it stays: atheris ends the process
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    folders.append(SEEDS / format_name)
+    if sys.version_info[:2] > NEWEST_WITH_ATHERIS:
+        run_blindly(format_name, options, folders)
+    else:
+        run_with_coverage(format_name, options, folders)
 
 
 def run_with_coverage(format_name: str, options: Sequence[str], folders: Sequence[Path]) -> None:
