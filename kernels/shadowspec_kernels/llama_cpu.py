@@ -74,6 +74,10 @@ def _library_or_reason() -> ctypes.CDLL | str:
 _num_threads: int | None = None  # of compiled code; None: as many as torch has
 
 
+def _team_size() -> int:
+    return _num_threads or torch.get_num_threads()
+
+
 @contextlib.contextmanager
 def torch_on_one_thread() -> Iterator[None]:
     """Torch works on one thread meanwhile, compiled code on as many as torch had.
@@ -83,7 +87,7 @@ def torch_on_one_thread() -> Iterator[None]:
     """
     global _num_threads
     outer, before = _num_threads, torch.get_num_threads()
-    _num_threads = outer or before
+    _num_threads = _team_size()
     torch.set_num_threads(1)
     try:
         yield
@@ -141,7 +145,7 @@ def product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | No
     if out.numel():
         library().shadowspec_product(
             *(weight.data_ptr(), weight.shape[1], weight.shape[0], states.data_ptr(), states.shape[0], out.data_ptr()),
-            *(out.stride(0), int(total is not None), _num_threads or torch.get_num_threads()),
+            *(out.stride(0), int(total is not None), _team_size()),
         )
     return out
 
@@ -184,7 +188,7 @@ class CompiledLlama:
         wanted = pointers(*(_pointer(inputs.get(layer)) for layer in range(len(caches)))) if inputs else None
         described = _Pass(
             *(rows, count, operands.keep, operands.width),
-            *(*operands.caches[0].stride()[:3], _num_threads or torch.get_num_threads()),
+            *(*operands.caches[0].stride()[:3], _team_size()),
             *(columns.data_ptr(), angles.data_ptr(), ctypes.cast(caches, _Pointer), hidden.data_ptr()),
             *(ctypes.cast(wanted, _Pointer) if wanted is not None else None, _pointer(final_states), logits.data_ptr()),
         )

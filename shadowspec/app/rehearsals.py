@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,11 +21,8 @@ REHEARSALS_SHARE: Final = 0.05  # ... and this share of the time, at most, is sp
 class MeasuringProgress:
     """How far measuring is; `eta_s` is to its end, `decisions` are of the last rehearsal."""
 
-    records_read: int
+    done: Progress
     num_records: int
-    blocks_measured: int
-    requests_measured: int
-    requests_found: int  # measured by an earlier run of the same command
     seconds: float
     eta_s: float
     decisions: Sequence[Decision]
@@ -52,16 +49,16 @@ class Rehearsals:
         self._on_progress, self._eta = on_progress, eta or self._eta_by_records
         self._started = time.monotonic()
         self._next = 0.0
-        self._latest = Progress(0, 0, 0, 0)
+        self.done = Progress(0, 0, 0, 0)
         self._decisions: Sequence[Decision] = ()
 
     def take_progress(self, progress: Progress) -> None:
         """Rehearse after a block if it is time to, and report."""
-        is_block = progress.blocks_measured > self._latest.blocks_measured
-        self._latest = progress
+        is_block = progress.blocks_measured > self.done.blocks_measured
+        self.done = progress
         now = time.monotonic()
         if is_block and now >= self._next:
-            self._decisions = rehearse(self._config, self._store)
+            self._decisions = self._rehearse()
             ended = time.monotonic()
             self._next = ended + max(SECONDS_BETWEEN_REHEARSALS, (ended - now) / REHEARSALS_SHARE)
         self._on_progress(self.progress)
@@ -74,28 +71,17 @@ class Rehearsals:
     @property
     def progress(self) -> MeasuringProgress:
         """How far it is now."""
-        latest, seconds = self._latest, self.seconds
-        return MeasuringProgress(
-            records_read=latest.records_read,
-            num_records=self._num_records,
-            blocks_measured=latest.blocks_measured,
-            requests_measured=latest.requests_measured,
-            requests_found=latest.requests_found,
-            seconds=seconds,
-            eta_s=self._eta(latest, seconds),
-            decisions=self._decisions,
-        )
+        seconds = self.seconds
+        return MeasuringProgress(self.done, self._num_records, seconds, self._eta(self.done, seconds), self._decisions)
 
-    def _eta_by_records(self, latest: Progress, seconds: float) -> float:
-        return seconds * (self._num_records / max(latest.records_read, 1) - 1.0)
+    def _eta_by_records(self, done: Progress, seconds: float) -> float:
+        return seconds * (self._num_records / max(done.records_read, 1) - 1.0)
 
-
-def rehearse(config: Config, store: Store, names: Iterable[str] | None = None) -> list[Decision]:
-    """What the gate would decide of these endpoints (default: all) if their input ended here; nothing of it is kept."""
-    found: list[Decision] = []
-    for name in config.endpoints if names is None else names:
-        endpoint = config.endpoints[name]
-        with store.rehearsal(name) as undone:
-            run = run_endpoint_gate(undone, name, endpoint.policy, endpoint.rollout, input_ended=True)
-        found.extend(run.decisions)
-    return found
+    def _rehearse(self) -> list[Decision]:
+        """What the gate would decide if the input ended here; nothing of it is kept."""
+        found: list[Decision] = []
+        for name, endpoint in self._config.endpoints.items():
+            with self._store.rehearsal(name) as undone:
+                run = run_endpoint_gate(undone, name, endpoint.policy, endpoint.rollout, input_ended=True)
+            found.extend(run.decisions)
+        return found

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from shadowspec.app.console import notes
+from shadowspec.cli.options import ServedNamesOption
 
 
 def init(
@@ -24,14 +25,7 @@ def init(
     draft: Annotated[
         Path | None, typer.Option("--draft", metavar="DIR", help="Folder of a draft model, a candidate beside lookups.")
     ] = None,
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help="A name under which the target is served; may be repeated. Default: the one most records ask for.",
-        ),
-    ] = None,
+    models: ServedNamesOption = None,
     full: Annotated[bool, typer.Option("--full", help="Write every key, with its default and what it means.")] = False,
     serving_engine: Annotated[
         str | None,

@@ -117,9 +117,10 @@ def _headline(progress: MeasuringProgress, since: float = 0.0) -> str:
     """Counts and times; `since` seconds have passed since it was taken."""
     from shadowspec.text import plural, span_text
 
-    found = f", {progress.requests_found:,} measured before" if progress.requests_found else ""
+    done = progress.done
+    found = f", {done.requests_found:,} measured before" if done.requests_found else ""
     return (
-        f"{progress.records_read:,}/{plural(progress.num_records, 'record')}, "
-        f"{plural(progress.blocks_measured, 'block')}, {plural(progress.requests_measured, 'request')}{found}, "
+        f"{done.records_read:,}/{plural(progress.num_records, 'record')}, "
+        f"{plural(done.blocks_measured, 'block')}, {plural(done.requests_measured, 'request')}{found}, "
         f"{span_text(progress.seconds + since)}, about {span_text(max(progress.eta_s - since, 0.0))} left"
     )

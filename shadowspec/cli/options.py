@@ -26,6 +26,16 @@ ConfigOption: TypeAlias = Annotated[
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
+# Of what is inferred from a recording.
+ServedNamesOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="A name under which the target is served; may be repeated. Default: the one most records ask for.",
+    ),
+]
+
 # Of a replay, in one process or on a cluster.
 EndpointAloneOption: TypeAlias = Annotated[
     str | None, typer.Option("--endpoint", "-e", help="Replay this endpoint alone.")

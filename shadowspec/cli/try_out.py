@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shadowspec.app.console import EXIT_INTERRUPTED, notes, print_json, results
-from shadowspec.cli.options import JsonOption
+from shadowspec.cli.options import JsonOption, ServedNamesOption
 
 if TYPE_CHECKING:
     from shadowspec.app.try_out.measuring import LoadedTrial, TrialOutcome
@@ -39,14 +39,7 @@ def try_out(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for configuration, database and report.")
     ] = DEFAULT_OUT,
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help="A name under which the target is served; may be repeated. Default: the one most records ask for.",
-        ),
-    ] = None,
+    models: ServedNamesOption = None,
     load: Annotated[int, typer.Option("--load", min=1, help="Requests at once.")] = DEFAULT_LOAD,
     serving_engine: Annotated[
         str | None,
@@ -85,7 +78,7 @@ def try_out(
         with MeasuringView() as view:
             outcome = loaded.measure(minutes, view.show)
     report = out / "report.html"
-    has_figures = outcome.progress.requests_measured + outcome.progress.requests_found > 0
+    has_figures = outcome.progress.done.requests_measured + outcome.progress.done.requests_found > 0
     if has_figures:
         write_file(report, render_html(outcome.report))
         _print_outcome(trial, outcome, report, as_json=as_json)
@@ -159,9 +152,9 @@ def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json
                 "decisions": [decision_document(decision) for decision in outcome.decisions],
                 "still_wanted": wanted,
                 "ended_by": outcome.ended_by,
-                "records_read": progress.records_read,
-                "requests_measured": progress.requests_measured,
-                "requests_found": progress.requests_found,
+                "records_read": progress.done.records_read,
+                "requests_measured": progress.done.requests_measured,
+                "requests_found": progress.done.requests_found,
                 "config": str(trial.config_path),
                 "report": str(report),
                 "seconds": round(progress.seconds, 1),
@@ -171,11 +164,11 @@ def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json
     for table in verdict_tables(shown_decisions(outcome.decisions)):
         results.print(table)
     is_whole = outcome.ended_by == "end"
-    part = "" if is_whole else f" ({progress.records_read:,} of {progress.num_records:,} records read)"
+    part = "" if is_whole else f" ({progress.done.records_read:,} of {progress.num_records:,} records read)"
     lines = [
-        f"Trial of this recording{part}: {progress.requests_measured:,} requests measured in "
+        f"Trial of this recording{part}: {progress.done.requests_measured:,} requests measured in "
         f"{span_text(progress.seconds)}"
-        + (f", {progress.requests_found:,} before" if progress.requests_found else "")
+        + (f", {progress.done.requests_found:,} before" if progress.done.requests_found else "")
         + ".",
         f"A production policy would still want{of_best}: {'; '.join(wanted)}.",
         f"Next: open {report}; "

@@ -89,7 +89,7 @@ class LoadedTrial:
         rehearsals = Rehearsals(trial.config, self._store, trial.sample.num_lines, on_progress, eta=eta)
 
         def take_progress(progress: Progress) -> None:
-            blocks_before = rehearsals.progress.blocks_measured
+            blocks_before = rehearsals.done.blocks_measured
             rehearsals.take_progress(progress)
             if progress.blocks_measured > blocks_before and rehearsals.seconds >= limit_s:
                 raise _TimeIsUpError
