@@ -3,8 +3,9 @@
     make bench-llm-cpu ARGS="--llama-server PATH/llama-server --llama-source PATH/llama.cpp"
     (or: python kernels/benchmarks/llm_cpu.py [--shapes 135M,360M] [--rounds N] [--threads N] [--out FILE])
 
-Llamas with SmolLM2's sizes and random weights, float32.  One process, the contestants in turn within each round,
-medians over rounds; the first round warms up; quote the ratios.  Nothing else may run meanwhile.
+Llamas with SmolLM2's sizes and random weights, float32; the compiled forward also over bfloat16 and int8 weights.
+One process, the contestants in turn within each round, medians over rounds; the first round warms up; quote the
+ratios.  Nothing else may run meanwhile.
 
 - floor: the time in which all weights that a step multiplies are read once (a sum over as many numbers).
 - step: one token of one request after a context, by the compiled forward and by that on torch, and a verification pass
@@ -65,18 +66,25 @@ STEPS = 5  # of which a timed one is the mean
 # Layers, hidden, intermediate, heads, heads of keys and values.
 SHAPES = {"135M": (30, 576, 1_536, 9, 3), "360M": (32, 960, 2_560, 15, 5), "small": (2, 64, 128, 4, 2)}
 COMPILED, ON_TORCH, LLAMACPP = "compiled", "torch", "llama.cpp"
+# Engines of ours, by the dtype of the weights that their steps multiply.
+ENGINES = {
+    COMPILED: torch.float32,
+    "compiled, bfloat16": torch.bfloat16,
+    "compiled, int8": torch.int8,
+    ON_TORCH: torch.float32,
+}
 WAIT_S = 600.0
 notes = Console(stderr=True)
 
 
 def direct(shape: str, engine: str) -> DirectLlama:
     """The model by the compiled forward, or by that on torch, which it takes without a compiler."""
-    least, llama.LEAST_COMPILED = llama.LEAST_COMPILED, 0 if engine == COMPILED else sys.maxsize  # type: ignore[misc]
+    least, llama.LEAST_COMPILED = llama.LEAST_COMPILED, sys.maxsize if engine == ON_TORCH else 0  # type: ignore[misc]
     try:
-        made = DirectLlama(random_model(SHAPES[shape], VOCABULARY, torch.device("cpu"), 0))
+        made = DirectLlama(random_model(SHAPES[shape], VOCABULARY, torch.device("cpu"), 0), ENGINES[engine])
     finally:
         llama.LEAST_COMPILED = least  # type: ignore[misc]
-    if made.forward_name != {COMPILED: "compiled_llama", ON_TORCH: "direct_llama"}[engine]:
+    if made.forward_name != ("direct_llama" if engine == ON_TORCH else "compiled_llama"):
         raise SystemExit("the compiled forward is not available here; the log says why")
     return made
 
@@ -136,7 +144,8 @@ class Reading:
 
     def __init__(self, entries: int, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._numbers = WeightMemory(entries, 1).hold(torch.ones(1).expand(entries))
+        shape = torch.Size((1, entries))
+        self._numbers = WeightMemory([shape], torch.float32).hold(torch.ones(1).expand(shape))
 
     def ms(self) -> float:
         """Milliseconds of the best of a few."""
@@ -201,7 +210,7 @@ class Asked:
 
 def measure(shape: str, server: Server | None, asked: Asked) -> dict[str, Any]:
     """All contests of one shape."""
-    models = {engine: direct(shape, engine) for engine in (COMPILED, ON_TORCH)}
+    models = {engine: direct(shape, engine) for engine in ENGINES}
     clock = time.thread_time if asked.by_processor_time else time.perf_counter
     steppers = {engine: Stepper(model, clock) for engine, model in models.items()}
     first = models[COMPILED]
@@ -250,8 +259,11 @@ def ratios(found: dict[str, list[float]]) -> dict[str, float]:
         f"pass of {VERIFIED} to step": (passes + COMPILED, f"step_ms, {COMPILED}"),
         f"pass of {VERIFIED} to step, torch": (passes + ON_TORCH, f"step_ms, {ON_TORCH}"),
     }
+    for engine in list(ENGINES)[1:-1]:
+        named[f"step, {engine} to {COMPILED}"] = (f"step_ms, {engine}", f"step_ms, {COMPILED}")
+        named[f"pass of {VERIFIED} to step, {engine}"] = (passes + engine, f"step_ms, {engine}")
     for batch in BATCHES:
-        for engine in (ON_TORCH, LLAMACPP):
+        for engine in (*list(ENGINES)[1:], LLAMACPP):
             named[f"tokens/s at {batch}, compiled to {engine}"] = (
                 f"tokens/s at {batch}, {COMPILED}",
                 f"tokens/s at {batch}, {engine}",

@@ -1,4 +1,6 @@
-// A pass of a Llama over a ragged cache, and a product, in float32 on a CPU.
+// A pass of a Llama over a ragged cache, and a product, in float32 on a CPU, over weights that are float32, bfloat16 or
+// int8.  Each weight is widened to float32 where it is multiplied, which is exact: the results are, bit for bit, those
+// of the same weights in float32.
 //
 // A step reads every weight once, so that its time is that of the memory.  All threads work through the same list of
 // phases.  A phase is a number of tasks.  Each thread has a share of them, side by side in the memory, and takes of the
@@ -30,7 +32,9 @@ constexpr int64_t MOST_OUTPUTS = 64;        // of a task
 constexpr int64_t TASK_BYTES = 64 * 1024;   // of weights that a task reads
 constexpr int64_t TASK_PRODUCTS = 1 << 20;  // of a task: some 20 microseconds
 constexpr int64_t BLOCK_ROWS = 96;          // whose states stay in the second cache
-constexpr int64_t AHEAD = 8 * 1024;         // weights, of the memory's order, by which they are prefetched
+constexpr int64_t AHEAD = 32 * 1024;        // bytes, in the memory's order, by which weights are prefetched
+constexpr int64_t LINE = 64;                // bytes of a line of the cache
+constexpr int64_t SCALED = 32;              // int8 weights that share a scale
 constexpr int PATIENCE = 4096;              // pauses before a waiting thread does what another one has not ended
 constexpr double LONG_WAIT = 0.5;           // of a call's time, that its thread waits for the team's last ...
 constexpr double LEAST_WAIT = 3e-4;         // ... and seconds, both of which show that a neighbour has its core
@@ -47,6 +51,55 @@ inline Lanes load_first(const float* from, int64_t count) {
     std::memcpy(&lanes, from, count * sizeof(float));
     return lanes;
 }
+
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef uint16_t AnyHalves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+typedef int8_t AnyBytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+inline Lanes widen(Halves halves) { return (Lanes)(__builtin_convertvector(halves, Words) << 16); }
+
+// How a row of weights lies in memory, and how LANES of them are read.
+
+struct Float32 {
+    static constexpr int64_t BYTES = 4;  // of a weight
+    static constexpr bool HAS_REST = true;  // whether a row may end within LANES weights
+    static int64_t row_bytes(int64_t inputs) { return inputs * 4; }
+    static Lanes read(const char* row, int64_t, int64_t k) { return load(reinterpret_cast<const float*>(row) + k); }
+    static Lanes read_first(const char* row, int64_t k, int64_t count) {
+        return load_first(reinterpret_cast<const float*>(row) + k, count);
+    }
+};
+
+struct Bfloat16 {
+    static constexpr int64_t BYTES = 2;
+    static constexpr bool HAS_REST = true;
+    static int64_t row_bytes(int64_t inputs) { return inputs * 2; }
+    static Lanes read(const char* row, int64_t, int64_t k) {
+        return widen(*reinterpret_cast<const AnyHalves*>(row + 2 * k));
+    }
+    static Lanes read_first(const char* row, int64_t k, int64_t count) {
+        Halves halves = {};
+        std::memcpy(&halves, row + 2 * k, 2 * count);
+        return widen(halves);
+    }
+};
+
+// SCALED weights share a scale, a bfloat16; a row's scales follow its weights.
+struct Int8 {
+    static constexpr int64_t BYTES = 1;
+    static constexpr bool HAS_REST = false;  // rows are multiples of SCALED
+    static int64_t row_bytes(int64_t inputs) { return inputs + inputs / SCALED * 2; }
+    static Lanes read(const char* row, int64_t inputs, int64_t k) {
+        uint16_t half;
+        std::memcpy(&half, row + inputs + k / SCALED * 2, 2);
+        const uint32_t word = static_cast<uint32_t>(half) << 16;
+        float scale;
+        std::memcpy(&scale, &word, 4);
+        const Integers whole = __builtin_convertvector(*reinterpret_cast<const AnyBytes*>(row + k), Integers);
+        return __builtin_convertvector(whole, Lanes) * scale;
+    }
+};
 
 // The sum of the lanes, by halves.
 template <int COUNT>
@@ -178,52 +231,59 @@ void run_team(int threads, Work work) {
 // Outputs of ROWS rows with OUTPUTS rows of weights.  Each is summed in LANES partial sums, from its first to its last
 // input, then these by halves.  The first rows that read weights prefetch those that follow, in the memory's order and
 // into the second cache: both matter, on an AMD EPYC for a third of the time.
-template <int OUTPUTS, int ROWS>
-inline void tile(const float* weight, int64_t inputs, const float* const* states, float* out, int64_t out_row,
+template <typename Weights, int OUTPUTS, int ROWS>
+inline void tile(const char* weight, int64_t inputs, const float* const* states, float* out, int64_t out_row,
                  bool is_first) {
+    const int64_t row_bytes = Weights::row_bytes(inputs);
     Lanes sums[ROWS * OUTPUTS] = {};
     int64_t k = 0;
     for (; k + LANES <= inputs; k += LANES) {
         Lanes weights[OUTPUTS];
         for (int o = 0; o < OUTPUTS; ++o) {
-            if (is_first) __builtin_prefetch(weight + AHEAD + k * OUTPUTS + o * LANES, 0, 2);
-            weights[o] = load(weight + o * inputs + k);
+            const int64_t offset = o * LANES * Weights::BYTES;
+            if (is_first && offset % LINE == 0)
+                __builtin_prefetch(weight + AHEAD + k * OUTPUTS * Weights::BYTES + offset, 0, 2);
+            weights[o] = Weights::read(weight + o * row_bytes, inputs, k);
         }
         for (int r = 0; r < ROWS; ++r) {
             const Lanes state = load(states[r] + k);
             for (int o = 0; o < OUTPUTS; ++o) sums[r * OUTPUTS + o] += weights[o] * state;
         }
     }
-    if (k < inputs) {
-        for (int r = 0; r < ROWS; ++r) {
-            const Lanes state = load_first(states[r] + k, inputs - k);
-            for (int o = 0; o < OUTPUTS; ++o)
-                sums[r * OUTPUTS + o] += load_first(weight + o * inputs + k, inputs - k) * state;
+    if constexpr (Weights::HAS_REST) {
+        if (k < inputs) {
+            for (int r = 0; r < ROWS; ++r) {
+                const Lanes state = load_first(states[r] + k, inputs - k);
+                for (int o = 0; o < OUTPUTS; ++o)
+                    sums[r * OUTPUTS + o] += Weights::read_first(weight + o * row_bytes, k, inputs - k) * state;
+            }
         }
     }
     for (int r = 0; r < ROWS; ++r)
         for (int o = 0; o < OUTPUTS; ++o) out[r * out_row + o] = sum(sums[r * OUTPUTS + o]);
 }
 
-template <int OUTPUTS>
-inline void tile_rows(int rows, const float* weight, int64_t inputs, const float* const* states, float* out,
+template <typename Weights, int OUTPUTS>
+inline void tile_rows(int rows, const char* weight, int64_t inputs, const float* const* states, float* out,
                       int64_t out_row, bool is_first) {
     switch (rows) {
-        case 1: return tile<OUTPUTS, 1>(weight, inputs, states, out, out_row, is_first);
-        case 2: return tile<OUTPUTS, 2>(weight, inputs, states, out, out_row, is_first);
-        case 3: return tile<OUTPUTS, 3>(weight, inputs, states, out, out_row, is_first);
-        case 4: return tile<OUTPUTS, 4>(weight, inputs, states, out, out_row, is_first);
-        case 5: return tile<OUTPUTS, 5>(weight, inputs, states, out, out_row, is_first);
-        default: return tile<OUTPUTS, 6>(weight, inputs, states, out, out_row, is_first);
+        case 1: return tile<Weights, OUTPUTS, 1>(weight, inputs, states, out, out_row, is_first);
+        case 2: return tile<Weights, OUTPUTS, 2>(weight, inputs, states, out, out_row, is_first);
+        case 3: return tile<Weights, OUTPUTS, 3>(weight, inputs, states, out, out_row, is_first);
+        case 4: return tile<Weights, OUTPUTS, 4>(weight, inputs, states, out, out_row, is_first);
+        case 5: return tile<Weights, OUTPUTS, 5>(weight, inputs, states, out, out_row, is_first);
+        default: return tile<Weights, OUTPUTS, 6>(weight, inputs, states, out, out_row, is_first);
     }
 }
 
 // out[rows][MOST_OUTPUTS] = states [rows][inputs] times weight [outputs][inputs], transposed.
-void multiply(const float* weight, int64_t inputs, int64_t outputs, const float* states, int64_t rows, float* out) {
+template <typename Weights>
+void multiply(const char* weight, int64_t inputs, int64_t outputs, const float* states, int64_t rows, float* out) {
+    const int64_t row_bytes = Weights::row_bytes(inputs);
     for (int64_t block = 0; block < rows; block += BLOCK_ROWS) {
         const int64_t end = std::min(rows, block + BLOCK_ROWS), groups = (end - block + TILE_ROWS - 1) / TILE_ROWS;
         for (int64_t o = 0; o < outputs; o += TILE_OUTPUTS) {
-            const float* const first = weight + o * inputs;
+            const char* const first = weight + o * row_bytes;
             for (int64_t group = 0; group < groups; ++group) {
                 const int64_t from = block + (end - block) * group / groups;
                 const int64_t to = block + (end - block) * (group + 1) / groups;
@@ -232,10 +292,11 @@ void multiply(const float* weight, int64_t inputs, int64_t outputs, const float*
                 float* const result = out + from * MOST_OUTPUTS + o;
                 if (o + TILE_OUTPUTS <= outputs) {
                     const bool is_first = block + group == 0;
-                    tile_rows<TILE_OUTPUTS>(to - from, first, inputs, pointers, result, MOST_OUTPUTS, is_first);
+                    tile_rows<Weights, TILE_OUTPUTS>(to - from, first, inputs, pointers, result, MOST_OUTPUTS, is_first);
                 } else {
                     for (int64_t i = 0; i < outputs - o; ++i)
-                        tile_rows<1>(to - from, first + i * inputs, inputs, pointers, result + i, MOST_OUTPUTS, false);
+                        tile_rows<Weights, 1>(to - from, first + i * row_bytes, inputs, pointers, result + i,
+                                              MOST_OUTPUTS, false);
                 }
             }
         }
@@ -245,8 +306,8 @@ void multiply(const float* weight, int64_t inputs, int64_t outputs, const float*
 // How the outputs of a product are divided among tasks.
 struct Division {
     int64_t outputs, each, tasks;
-    Division(int64_t outputs, int64_t inputs, int64_t rows) : outputs(outputs) {
-        const int64_t fitting = std::min(TASK_BYTES / 4 / inputs, TASK_PRODUCTS / (inputs * rows));
+    Division(int64_t outputs, int64_t inputs, int64_t rows, int64_t row_bytes) : outputs(outputs) {
+        const int64_t fitting = std::min(TASK_BYTES / row_bytes, TASK_PRODUCTS / (inputs * rows));
         each = std::clamp(fitting / TILE_OUTPUTS * TILE_OUTPUTS, int64_t{TILE_OUTPUTS}, MOST_OUTPUTS);
         tasks = (outputs + each - 1) / each;
     }
@@ -268,16 +329,17 @@ inline float* at_least(std::vector<float>& memory, int64_t size) {
     return memory.data();
 }
 
-template <typename Write>
-void share_product(Worker& worker, const float* weight, int64_t inputs, int64_t outputs, const float* states,
+template <typename Weights, typename Write>
+void share_product(Worker& worker, const char* weight, int64_t inputs, int64_t outputs, const float* states,
                    int64_t rows, Write write) {
-    const Division division(outputs, inputs, rows);
+    const int64_t row_bytes = Weights::row_bytes(inputs);
+    const Division division(outputs, inputs, rows, row_bytes);
     float* const out = at_least(Scratch::of_thread().out, rows * MOST_OUTPUTS);
     worker.share(
         division.tasks,
         [&](int64_t task) {
             const int64_t from = division.from(task);
-            multiply(weight + from * inputs, inputs, division.to(task) - from, states, rows, out);
+            multiply<Weights>(weight + from * row_bytes, inputs, division.to(task) - from, states, rows, out);
         },
         [&](int64_t task) {
             const int64_t from = division.from(task), to = division.to(task);
@@ -292,22 +354,23 @@ extern "C" {
 // Weights of one layer, as `shadowspec_kernels.llama_cpu` describes them.
 struct Layer {
     const float* attention_norm;  // [hidden]
-    const float* qkv;             // [(heads + 2 * kv_heads) * head_dim, hidden]
+    const char* qkv;              // [(heads + 2 * kv_heads) * head_dim, hidden]
     const float* qkv_bias;        // [(heads + 2 * kv_heads) * head_dim], or null
     const float* query_norm;      // [head_dim], or null
     const float* key_norm;        // [head_dim], or null
-    const float* output;          // [hidden, heads * head_dim]
+    const char* output;           // [hidden, heads * head_dim]
     const float* mlp_norm;        // [hidden]
-    const float* gate_up;         // [2 * intermediate, hidden]
-    const float* down;            // [hidden, intermediate]
+    const char* gate_up;          // [2 * intermediate, hidden]
+    const char* down;             // [hidden, intermediate]
 };
 
 struct Model {
     int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary;
+    int64_t format;           // of all weights of products: 0 Float32, 1 Bfloat16, 2 Int8
     float floor, head_floor;  // size times epsilon, of the norms of hidden states and of heads
     const Layer* layers;
     const float* final_norm;  // [hidden]
-    const float* head;        // [vocabulary, hidden]
+    const char* head;         // [vocabulary, hidden]
 };
 
 struct Pass {
@@ -411,6 +474,7 @@ struct Shared {
     std::vector<float> mixed, attended, activated;
 };
 
+template <typename Weights>
 void run_thread(const Model& model, const Pass& pass, Plan& plan, Shared& shared) {
     Worker worker(plan);
     Scratch& scratch = Scratch::of_thread();
@@ -443,7 +507,7 @@ void run_thread(const Model& model, const Pass& pass, Plan& plan, Shared& shared
                 std::memcpy(pass.layer_inputs[index], pass.hidden, rows * hidden * sizeof(float));
             });
         norm_rows(layer.attention_norm, rows);
-        share_product(worker, layer.qkv, hidden, num_mixed, normed, rows,
+        share_product<Weights>(worker, layer.qkv, hidden, num_mixed, normed, rows,
                       [&](int64_t r, int64_t from, int64_t to, const float* out) {
                           std::memcpy(mixed + r * num_mixed + from, out, (to - from) * sizeof(float));
                       });
@@ -483,18 +547,19 @@ void run_thread(const Model& model, const Pass& pass, Plan& plan, Shared& shared
             },
             [&](int64_t task) { std::memcpy(attended + task * head_dim, looked, head_dim * sizeof(float)); });
 
-        share_product(worker, layer.output, attended_size, hidden, attended, kept_rows, add);
+        share_product<Weights>(worker, layer.output, attended_size, hidden, attended, kept_rows, add);
 
         norm_rows(layer.mlp_norm, kept_rows);
-        const Division division(intermediate, 2 * hidden, kept_rows);
+        const int64_t row_bytes = Weights::row_bytes(hidden);
+        const Division division(intermediate, 2 * hidden, kept_rows, 2 * row_bytes);
         float* const gates = at_least(scratch.out, 2 * kept_rows * MOST_OUTPUTS);
         float* const ups = gates + kept_rows * MOST_OUTPUTS;
         worker.share(
             division.tasks,
             [&](int64_t task) {
                 const int64_t from = division.from(task), count = division.to(task) - from;
-                multiply(layer.gate_up + from * hidden, hidden, count, normed, kept_rows, gates);
-                multiply(layer.gate_up + (intermediate + from) * hidden, hidden, count, normed, kept_rows, ups);
+                multiply<Weights>(layer.gate_up + from * row_bytes, hidden, count, normed, kept_rows, gates);
+                multiply<Weights>(layer.gate_up + (intermediate + from) * row_bytes, hidden, count, normed, kept_rows, ups);
                 for (int64_t r = 0; r < kept_rows; ++r)
                     gate(gates + r * MOST_OUTPUTS, ups + r * MOST_OUTPUTS, count, gates + r * MOST_OUTPUTS);
             },
@@ -504,7 +569,7 @@ void run_thread(const Model& model, const Pass& pass, Plan& plan, Shared& shared
                     std::memcpy(activated + r * intermediate + from, gates + r * MOST_OUTPUTS, count * sizeof(float));
             });
 
-        share_product(worker, layer.down, intermediate, hidden, activated, kept_rows, add);
+        share_product<Weights>(worker, layer.down, intermediate, hidden, activated, kept_rows, add);
     }
 
     const int64_t kept_rows = pass.rows * keep;
@@ -513,10 +578,17 @@ void run_thread(const Model& model, const Pass& pass, Plan& plan, Shared& shared
         worker.share(1, nothing, [&](int64_t) {
             std::memcpy(pass.final_states, normed, kept_rows * hidden * sizeof(float));
         });
-    share_product(worker, model.head, hidden, model.vocabulary, normed, kept_rows,
+    share_product<Weights>(worker, model.head, hidden, model.vocabulary, normed, kept_rows,
                   [&](int64_t r, int64_t from, int64_t to, const float* out) {
                       std::memcpy(pass.logits + r * model.vocabulary + from, out, (to - from) * sizeof(float));
                   });
+}
+
+template <typename Run>
+void with_format(int64_t format, Run run) {
+    if (format == 2) return run(Int8{});
+    if (format == 1) return run(Bfloat16{});
+    run(Float32{});
 }
 
 }  // namespace
@@ -528,35 +600,49 @@ int shadowspec_lanes() { return LANES; }
 
 // `llama_reference.llama_pass`.
 void shadowspec_pass(const Model* model, const Pass* pass) {
-    const int64_t rows = pass->rows * pass->count;
-    const int64_t num_mixed = (model->heads + 2 * model->kv_heads) * model->head_dim;
-    static thread_local Shared shared;
-    at_least(shared.mixed, rows * num_mixed);
-    at_least(shared.attended, rows * model->heads * model->head_dim);
-    at_least(shared.activated, rows * model->intermediate);
-    // Upper bounds: with fewer rows tasks have more outputs.
-    const auto tasks = [&](int64_t outputs, int64_t inputs) { return Division(outputs, inputs, rows).tasks; };
-    const int64_t of_layer = 1 + tasks(num_mixed, model->hidden) + rows + rows * model->heads +
-                             tasks(model->hidden, model->heads * model->head_dim) +
-                             tasks(model->intermediate, 2 * model->hidden) + tasks(model->hidden, model->intermediate);
-    Plan plan(pass->threads, 7 * model->num_layers + 2,
-              of_layer * model->num_layers + 1 + tasks(model->vocabulary, model->hidden));
-    Shared* const memory = &shared;
-    run_team(static_cast<int>(pass->threads), [&] { run_thread(*model, *pass, plan, *memory); });
+    with_format(model->format, [&](auto weights) {
+        using Weights = decltype(weights);
+        const int64_t rows = pass->rows * pass->count;
+        const int64_t num_mixed = (model->heads + 2 * model->kv_heads) * model->head_dim;
+        static thread_local Shared shared;
+        at_least(shared.mixed, rows * num_mixed);
+        at_least(shared.attended, rows * model->heads * model->head_dim);
+        at_least(shared.activated, rows * model->intermediate);
+        // Upper bounds: with fewer rows tasks have more outputs.
+        const auto tasks = [&](int64_t outputs, int64_t inputs, int64_t row_bytes) {
+            return Division(outputs, inputs, rows, row_bytes).tasks;
+        };
+        const auto of_product = [&](int64_t outputs, int64_t inputs) {
+            return tasks(outputs, inputs, Weights::row_bytes(inputs));
+        };
+        const int64_t hidden = model->hidden, intermediate = model->intermediate;
+        const int64_t of_layer = 1 + of_product(num_mixed, hidden) + rows + rows * model->heads +
+                                 of_product(hidden, model->heads * model->head_dim) +
+                                 tasks(intermediate, 2 * hidden, 2 * Weights::row_bytes(hidden)) +
+                                 of_product(hidden, intermediate);
+        Plan plan(pass->threads, 7 * model->num_layers + 2,
+                  of_layer * model->num_layers + 1 + of_product(model->vocabulary, hidden));
+        Shared* const memory = &shared;
+        run_team(static_cast<int>(pass->threads), [&] { run_thread<Weights>(*model, *pass, plan, *memory); });
+    });
 }
 
 // `llama_reference.product`: out [rows, outputs], whose rows lie `out_row` numbers apart, is states [rows, inputs] times
-// weight [outputs, inputs], or has it added.
-void shadowspec_product(const float* weight, int64_t inputs, int64_t outputs, const float* states, int64_t rows,
-                        float* out, int64_t out_row, int is_added, int threads) {
-    Plan plan(threads, 1, Division(outputs, inputs, rows).tasks);
-    run_team(threads, [&] {
-        Worker worker(plan);
-        share_product(worker, weight, inputs, outputs, states, rows,
-                      [&](int64_t r, int64_t from, int64_t to, const float* result) {
-                          float* const row = out + r * out_row;
-                          for (int64_t o = from; o < to; ++o) row[o] = (is_added ? row[o] : 0.0f) + result[o - from];
-                      });
+// weight [outputs, inputs], transposed, or has it added.
+void shadowspec_product(const char* weight, int64_t format, int64_t inputs, int64_t outputs, const float* states,
+                        int64_t rows, float* out, int64_t out_row, int is_added, int threads) {
+    with_format(format, [&](auto weights) {
+        using Weights = decltype(weights);
+        Plan plan(threads, 1, Division(outputs, inputs, rows, Weights::row_bytes(inputs)).tasks);
+        run_team(threads, [&] {
+            Worker worker(plan);
+            share_product<Weights>(worker, weight, inputs, outputs, states, rows,
+                                   [&](int64_t r, int64_t from, int64_t to, const float* result) {
+                                       float* const row = out + r * out_row;
+                                       for (int64_t o = from; o < to; ++o)
+                                           row[o] = (is_added ? row[o] : 0.0f) + result[o - from];
+                                   });
+        });
     });
 }
 

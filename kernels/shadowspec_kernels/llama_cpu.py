@@ -1,8 +1,8 @@
 """The compiled Llama: `llama_reference` on a CPU in float32, at the speed of its memory (`llama_cpu.cpp`).
 
-Each number of a row is computed in an order that depends on the weights' sizes and the row's context alone.  So the
+Each number of a row is computed in an order that depends only on the weights' sizes and the row's context.  So the
 logits of a row are the same, bit for bit, whatever rows are beside it, however many of its tokens are in the pass, and
-on any number of threads.
+on any number of threads.  Weights in bfloat16 or int8 give the bits of the same values in float32.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import functools
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import torch
@@ -19,15 +19,19 @@ import torch
 from shadowspec_kernels.building import LLAMA_CPU, load_library
 from shadowspec_kernels.errors import UnavailableError
 from shadowspec_kernels.llama_weights import (
+    FORMATS,
     CachedPass,
     LayerWeights,
     LlamaWeights,
     PassOutputs,
     check_pass,
     check_product,
+    num_inputs,
+    pack,
+    packed_width,
 )
 
-ALIGNMENT: Final = 16  # entries: a line of the cache
+ALIGNMENT: Final = 64  # bytes: a line of the cache
 
 _Pointer = ctypes.c_void_p
 _Size = ctypes.c_int64
@@ -41,6 +45,7 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *((name, _Size) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
         ("vocabulary", _Size),
+        ("format", _Size),
         ("floor", ctypes.c_float),
         ("head_floor", ctypes.c_float),
         *((name, _Pointer) for name in ("layer_weights", "final_norm", "head")),
@@ -62,7 +67,7 @@ def _library_or_reason() -> ctypes.CDLL | str:
     except UnavailableError as error:
         return str(error)
     library.shadowspec_product.argtypes = [
-        *(_Pointer, _Size, _Size, _Pointer, _Size, _Pointer, _Size),
+        *(_Pointer, _Size, _Size, _Size, _Pointer, _Size, _Pointer, _Size),
         *(ctypes.c_int, ctypes.c_int),
     ]
     library.shadowspec_product.restype = None
@@ -111,19 +116,25 @@ def library() -> ctypes.CDLL:
 class WeightMemory:
     """Memory for the weights of a model, in huge pages where the system has them: fewer misses of its page table."""
 
-    def __init__(self, entries: int, tensors: int) -> None:
-        """For so many float32 numbers in so many tensors."""
-        size = 4 * (entries + ALIGNMENT * tensors)
+    def __init__(self, shapes: Iterable[torch.Size], dtype: torch.dtype) -> None:
+        """For weights [outputs, inputs] of these shapes, in one of the `FORMATS`.
+
+        Raises:
+            InputError: a shape has no int8 form.
+        """
+        self.dtype = dtype
+        size = sum(ALIGNMENT + outputs * packed_width(inputs, dtype) * dtype.itemsize for outputs, inputs in shapes)
         # Private: shared memory has huge pages only where the system is configured for them.
         memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        self._free = torch.frombuffer(memory, dtype=torch.float32)
+        self._free = torch.frombuffer(memory, dtype=torch.uint8)
 
     def hold(self, weight: torch.Tensor) -> torch.Tensor:
-        """A copy of a weight in this memory."""
-        place, self._free = self._free[: weight.numel()], self._free[-(-weight.numel() // ALIGNMENT) * ALIGNMENT :]
-        return place.view(weight.shape).copy_(weight)
+        """A copy of a weight [outputs, inputs] in this memory and its format."""
+        packed = pack(weight, self.dtype)
+        place, self._free = self._free[: packed.nbytes], self._free[-(-packed.nbytes // ALIGNMENT) * ALIGNMENT :]
+        return place.view(self.dtype).view(packed.shape).copy_(packed)
 
     @staticmethod
     def give_back() -> None:
@@ -144,8 +155,8 @@ def product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | No
     out = states.new_empty((states.shape[0], weight.shape[0])) if total is None else total
     if out.numel():
         library().shadowspec_product(
-            *(weight.data_ptr(), weight.shape[1], weight.shape[0], states.data_ptr(), states.shape[0], out.data_ptr()),
-            *(out.stride(0), int(total is not None), _team_size()),
+            *(weight.data_ptr(), FORMATS.index(weight.dtype), states.shape[1], weight.shape[0], states.data_ptr()),
+            *(states.shape[0], out.data_ptr(), out.stride(0), int(total is not None), _team_size()),
         )
     return out
 
@@ -164,10 +175,11 @@ class CompiledLlama:
         self._layers = (_Layer * len(weights.layers))(
             *(_Layer(*(_pointer(getattr(layer, name)) for name in LayerWeights.__slots__)) for layer in weights.layers)
         )
-        hidden = first.qkv.shape[1]
+        hidden = num_inputs(first.qkv)
         self._model = _Model(
-            *(len(weights.layers), hidden, weights.heads, weights.kv_heads, weights.head_dim, first.down.shape[1]),
-            *(weights.head.shape[0], hidden * weights.eps, weights.head_dim * weights.eps),
+            *(len(weights.layers), hidden, weights.heads, weights.kv_heads, weights.head_dim, num_inputs(first.down)),
+            *(weights.head.shape[0], FORMATS.index(weights.head.dtype)),
+            *(hidden * weights.eps, weights.head_dim * weights.eps),
             *(ctypes.cast(self._layers, _Pointer), _pointer(weights.final_norm), _pointer(weights.head)),
         )
 

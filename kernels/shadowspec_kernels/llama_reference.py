@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812  # its name everywhere
 
-from shadowspec_kernels.llama_weights import CachedPass, LlamaWeights, PassOutputs
+from shadowspec_kernels.llama_weights import CachedPass, LlamaWeights, PassOutputs, widen
 
 
 def product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
     """States [rows, inputs] times weight [outputs, inputs], transposed; added to `total` in place where it is given."""
-    out = F.linear(states, weight)
+    out = F.linear(states, widen(weight))
     return out if total is None else total.add_(out)
 
 

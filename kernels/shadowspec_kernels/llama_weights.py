@@ -1,18 +1,77 @@
-"""What a pass of a Llama reads: its weights, and the operands of one pass."""
+"""What a pass of a Llama reads: its weights, and the operands of one pass.
+
+The weights of products are rows [outputs, inputs] in one of the `FORMATS`.  `widen` gives their values in float32,
+exactly.  A row of int8 weights holds `inputs` numbers and then a scale for each `SCALED` of them, a bfloat16.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from shadowspec_kernels.errors import InputError
 
+FORMATS: Final = (torch.float32, torch.bfloat16, torch.int8)  # in the order of `llama_cpu.cpp`
+SCALED: Final = 32  # int8 weights that share a scale
+_SCALE_BYTES: Final = 2
+_LARGEST: Final = 127
+
+
+def packed_width(inputs: int, dtype: torch.dtype) -> int:
+    """Entries of a row of so many weights.
+
+    Raises:
+        InputError: int8 rows of this size have no whole number of scales.
+    """
+    if dtype != torch.int8:
+        return inputs
+    if inputs % SCALED:
+        raise InputError(f"rows of {inputs} weights do not divide into groups of {SCALED}, which share a scale")
+    return inputs + inputs // SCALED * _SCALE_BYTES
+
+
+def num_inputs(weight: torch.Tensor) -> int:
+    """Weights of each row of a weight in any format."""
+    if weight.dtype != torch.int8:
+        return weight.shape[1]
+    return weight.shape[1] // (SCALED + _SCALE_BYTES) * SCALED
+
+
+def pack(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Weights [outputs, inputs] in a format, each rounded to the nearest value; `pack(widen(x))` is x.
+
+    The scale of an int8 group is its largest absolute value over 127, as a bfloat16: a product with it has no rounding.
+
+    Raises:
+        InputError: as `packed_width`.
+    """
+    if dtype != torch.int8:
+        return weight.to(dtype)
+    packed_width(weight.shape[1], dtype)
+    groups = weight.float().view(weight.shape[0], -1, SCALED)
+    scales = (groups.abs().amax(2) / _LARGEST).bfloat16()
+    divisors = scales.float().masked_fill_(scales == 0, 1.0)[:, :, None]
+    numbers = (groups / divisors).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8)
+    return torch.cat((numbers.flatten(1), scales.view(torch.int8)), 1)
+
+
+def widen(weight: torch.Tensor) -> torch.Tensor:
+    """The values of weights in any format, float32 [outputs, inputs]; float32 weights themselves."""
+    if weight.dtype != torch.int8:
+        return weight.float()
+    inputs = num_inputs(weight)
+    numbers = weight[:, :inputs].float().view(weight.shape[0], -1, SCALED)
+    scales = weight[:, inputs:].contiguous().view(torch.bfloat16).float()
+    widened: torch.Tensor = (numbers * scales[:, :, None]).flatten(1)
+    return widened
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights of one layer.  The weight of a norm over n numbers is given times sqrt(n).
+    """Weights of one layer; those of products have one format.  The weight of a norm over n numbers is times sqrt(n).
 
     The two halves of each head of queries and keys lie interleaved, so that a rotation turns neighbours.
     """
@@ -71,9 +130,11 @@ def check_product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tenso
         InputError: dtypes, devices, shapes or strides.
     """
     given = (states, weight) if total is None else (states, weight, total)
-    if any(each.dtype != torch.float32 or each.device.type != "cpu" or each.dim() != 2 for each in given):
-        raise InputError("a product is one of float32 matrices on a CPU")
-    if states.shape[1] != weight.shape[1]:
+    if any(each.device.type != "cpu" or each.dim() != 2 for each in given) or weight.dtype not in FORMATS:
+        raise InputError("a product is one of matrices on a CPU, whose weight is float32, bfloat16 or int8")
+    if any(each is not weight and each.dtype != torch.float32 for each in given):
+        raise InputError("the states and the total of a product are float32")
+    if states.shape[1] != num_inputs(weight):
         raise InputError(f"states {tuple(states.shape)} do not fit a weight {tuple(weight.shape)}")
     if not weight.is_contiguous():
         raise InputError("the weight is not contiguous")

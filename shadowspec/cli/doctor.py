@@ -255,7 +255,8 @@ def _models(config: Config) -> str:
     _device(config)  # nothing can be loaded onto one that is not there
     is_on_cpu = choose_device(config.engine.device).type == "cpu"
     pairs = {(endpoint.target, endpoint.candidates) for endpoint in in_process.values()}
-    settled = {pair for pair in pairs if config.engine.passes == "dynamic" and are_settled(*pair, is_on_cpu=is_on_cpu)}
+    is_usual = config.engine.passes == "dynamic" and config.engine.dtype != "int8"
+    settled = {pair for pair in pairs if is_usual and are_settled(*pair, is_on_cpu=is_on_cpu)}
     unsettled = {
         name: endpoint for name, endpoint in in_process.items() if (endpoint.target, endpoint.candidates) not in settled
     }

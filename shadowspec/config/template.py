@@ -75,7 +75,7 @@ hash_secret_file = "shadowspec.secret"
 
 [engine]
 # device = ~            # "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1"
-# dtype = ~             # "auto" (bfloat16 on a GPU, float32 on a CPU), "float32", "bfloat16", "float16"
+# dtype = ~             # "auto" (bfloat16 on a GPU, float32 on a CPU), "float32", "bfloat16", "float16", "int8" (CPU)
 # passes = ~            # "graphs": steps as CUDA graphs, not tried on a GPU yet; "auto": graphs where they can be
 # kernels = ~           # "triton" (docs/kernels.md), not tried on a GPU yet; "auto": Triton's where a GPU can run them
 # seed = ~              # of requests that bring none

@@ -238,7 +238,10 @@ def fingerprint_candidate(
         "target_forward": target.forward_name,
         "draft_forward": draft.forward_name if draft is not None else "",
     }
-    # Left out where they are not recorded, which fingerprints had before any were.
+    # Details that older fingerprints lack are left out at their defaults.
+    for name, model in (("target_weights_dtype", target), ("draft_weights_dtype", draft)):
+        if isinstance(model, LoadedModel) and model.weights_dtype != model.model.dtype:
+            details[name] = str(model.weights_dtype).removeprefix("torch.")
     if target.passes is not None:
         details["target_passes"] = target.passes.name
     if isinstance(draft, LoadedModel) and draft.passes is not None:

@@ -34,12 +34,18 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The arithmetic of a configured name ("auto": float32 on CPU, bfloat16 on a GPU)."""
+    """The dtype of a configured name ("auto": float32 on a CPU, bfloat16 on a GPU).
+
+    Raises:
+        ModelError: the name is unknown, or the dtype is only for a CPU.
+    """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ModelError(f"unknown dtype {name!r}: use auto, float32, bfloat16 or float16")
+        raise ModelError(f"unknown dtype {name!r}: use auto, float32, bfloat16, float16 or int8")
+    if dtype == torch.int8 and device.type != "cpu":
+        raise ModelError(f'dtype = "int8" runs only on a CPU, and the device is {device}; set dtype = "bfloat16"')
     return dtype
 
 

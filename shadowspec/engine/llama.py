@@ -21,9 +21,19 @@ from shadowspec.engine.forward import FINAL, side_by_side
 from shadowspec.engine.kv_cache import RaggedCache, RaggedLayer
 from shadowspec.engine.llama_layer import Matrix, Norm, adopt_layer, projections, rotation_table, select_rotations
 from shadowspec.engine.ordinary import LEAST_COMPILED
+from shadowspec_kernels.errors import InputError, UnavailableError
+from shadowspec_kernels.llama_weights import (
+    CachedPass,
+    LayerWeights,
+    LlamaWeights,
+    num_inputs,
+    pack,
+    packed_width,
+    widen,
+)
 
 if TYPE_CHECKING:
-    from shadowspec_kernels.llama_cpu import CompiledLlama, WeightMemory
+    from shadowspec_kernels.llama_cpu import CompiledLlama
 
 log = logging.getLogger(__name__)
 
@@ -61,30 +71,71 @@ def why_not_direct(model: Any) -> str | None:
     return None
 
 
+def why_not_compiled(model: Any, weights_dtype: torch.dtype) -> str | None:
+    """Why compiled code cannot run a model that `DirectLlama` can, over weights in a format; None: it can."""
+    from shadowspec_kernels.llama_cpu import library
+
+    shapes = _shapes(model)
+    entries = sum(shape.numel() for shape in shapes)
+    if model.device.type != "cpu" or model.dtype != torch.float32:
+        return f"it is a {str(model.dtype).removeprefix('torch.')} model on {model.device}"
+    if entries < LEAST_COMPILED:
+        return f"it has {entries:,} weights to multiply, less than {LEAST_COMPILED:,}"
+    try:
+        for _, inputs in shapes:
+            packed_width(inputs, weights_dtype)
+        library()
+    except InputError as error:
+        return str(error)
+    except UnavailableError as error:
+        log.warning("a model with %d weights runs on torch: the compiled forward is not available: %s", entries, error)
+        return f"the compiled forward is not available: {error}"
+    return None
+
+
+def _shapes(model: Any) -> list[torch.Size]:
+    """Of the weights that a step multiplies, [outputs, inputs]."""
+    return [module.weight.shape for module in model.modules() if type(module) is torch.nn.Linear]
+
+
+def round_weights(model: Any, weights_dtype: torch.dtype) -> None:
+    """Round the weights that a step multiplies to the values of a format, in place; a tied embedding is one of them."""
+    if weights_dtype != torch.float32:
+        for module in model.modules():
+            if type(module) is torch.nn.Linear:
+                module.weight.data.copy_(widen(pack(module.weight.data, weights_dtype)))
+
+
 class DirectLlama:
     """The forward pass of a model for which `why_not_direct` is None.
 
     The weights are taken over layer by layer, lest they be held twice: the given model is of no use afterwards.
+    Where it can, compiled code runs it over weights in `weights_dtype`, each widened to float32 as it is multiplied.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, weights_dtype: torch.dtype = torch.float32) -> None:
         config, body = model.config, model.model
         self.config = config
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+        memory = None
+        if why_not_compiled(model, weights_dtype) is None:
+            from shadowspec_kernels.llama_cpu import WeightMemory
+
+            memory = WeightMemory(_shapes(model), weights_dtype)
+        self.weights_dtype = self.dtype if memory is None else weights_dtype
         head_dim = int(body.layers[0].self_attn.head_dim)
         self._rotations = rotation_table(body.rotary_emb, int(config.max_position_embeddings), model.device)
-        self.embedding = body.embed_tokens.weight.data  # [vocabulary, hidden]
+        self._embedding = body.embed_tokens.weight.data  # [vocabulary, hidden]; in `weights_dtype` where it is tied
         head = model.lm_head.weight.data  # [vocabulary, hidden]; the same tensor where the two are tied
-        self._is_tied = head.data_ptr() == self.embedding.data_ptr()
-        memory = _memory_for(model)
+        self._is_tied = head.data_ptr() == self._embedding.data_ptr()
         if memory is None:
             # As it lies on a GPU, where kernels read its rows.
             self._head = Matrix.of(head, is_held=self._is_tied or head.device.type != "cpu")
         else:
             self._head = Matrix.compiled(memory.hold(head))
             if self._is_tied:
-                self.embedding = self._head.weight()
+                self._embedding = self._head.weight()
             model.lm_head.weight = None
             if self._is_tied:
                 body.embed_tokens.weight = None
@@ -101,7 +152,6 @@ class DirectLlama:
 
     def _compile(self) -> CompiledLlama:
         from shadowspec_kernels.llama_cpu import CompiledLlama
-        from shadowspec_kernels.llama_weights import LayerWeights, LlamaWeights
 
         layers = tuple(
             LayerWeights(
@@ -132,7 +182,7 @@ class DirectLlama:
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """All weights, each once."""
-        yield self.embedding
+        yield self._embedding
         if not self._is_tied:
             yield self._head.weight()
         yield self._norm.weight
@@ -167,7 +217,7 @@ class DirectLlama:
         rows, count = tokens.shape
         columns = torch.arange(count, device=tokens.device).clamp_(max=self._rotations.shape[0] - 1)
         angles = self.angles(columns.expand(rows, count))
-        hidden = self.embedding.index_select(0, tokens.reshape(-1))  # [rows * tokens, hidden]
+        hidden = self._embed(tokens.reshape(-1))  # [rows * tokens, hidden]
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             attended = layer.attend(None, layer.attention_norm(hidden), angles, None, count)
@@ -184,14 +234,31 @@ class DirectLlama:
         """The head, [vocabulary, hidden], its rows contiguous."""
         plain, packed, rows = self._head.plain, self._head.packed, self._head.rows
         if rows is not None:
-            return rows
+            return widen(rows)
         if plain is not None:
             return plain.t().contiguous()
         assert packed is not None, "a weight has one form at least"
         return packed.to_dense()
 
     def num_parameters(self) -> int:
-        return sum(tensor.numel() for tensor in self.parameters())
+        return sum(
+            tensor.shape[0] * num_inputs(tensor) if tensor.dtype == torch.int8 else tensor.numel()
+            for tensor in self.parameters()
+        )
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """The embedding of the tokens, [vocabulary, hidden]; a copy where it is held in another dtype."""
+        return self._embed(torch.arange(self._embedding.shape[0])) if self._is_widened else self._embedding
+
+    @property
+    def _is_widened(self) -> bool:
+        return bool(self._embedding.dtype != self.dtype)
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens] -> [tokens, hidden]."""
+        chosen = self._embedding.index_select(0, tokens)
+        return widen(chosen) if self._is_widened else chosen
 
     def angles(self, positions: torch.Tensor) -> torch.Tensor:
         """The rotations at positions (int64 [rows, count]), complex64 [rows, count, 1, head_dim / 2]."""
@@ -208,7 +275,7 @@ class DirectLlama:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Append the tokens to the cache; see `runner.Forward`."""
         rows, count = tokens.shape
-        hidden = self.embedding.index_select(0, tokens.reshape(-1))  # [rows * tokens, hidden]
+        hidden = self._embed(tokens.reshape(-1))  # [rows * tokens, hidden]
         if self._compiled is not None and _is_step(cache):
             return self._run_compiled(self._compiled, hidden.view(rows, count, -1), angles, cache, keep, hidden_layers)
         states: list[torch.Tensor] = []
@@ -236,8 +303,6 @@ class DirectLlama:
         hidden_layers: tuple[int, ...],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A step, whose tokens look at all columns up to their places, which is what its mask says."""
-        from shadowspec_kernels.llama_weights import CachedPass
-
         first = cache.layers[0]
         if not first.is_initialized:
             cache.allocate(*self.kv_shape, self.dtype)
@@ -261,20 +326,3 @@ def torch_threads(target: Any, longest_prompt: int) -> AbstractContextManager[No
 def _is_step(cache: RaggedCache) -> bool:
     """Whether the pass that was begun is one of all slots over the cache, to which torch would append."""
     return all(type(layer) is RaggedLayer and layer.read_width > 0 for layer in cache.layers)
-
-
-def _memory_for(model: Any) -> WeightMemory | None:
-    """Memory for what compiled code multiplies with; None where torch runs the model: elsewhere, or a small one."""
-    linears = [module.weight for module in model.modules() if type(module) is torch.nn.Linear]
-    entries = sum(weight.numel() for weight in linears)
-    if model.device.type != "cpu" or model.dtype != torch.float32 or entries < LEAST_COMPILED:
-        return None
-    from shadowspec_kernels.errors import UnavailableError
-    from shadowspec_kernels.llama_cpu import WeightMemory, library
-
-    try:
-        library()
-    except UnavailableError as error:
-        log.warning("a model with %d weights runs on torch: the compiled forward is not available: %s", entries, error)
-        return None
-    return WeightMemory(entries, len(linears))

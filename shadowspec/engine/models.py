@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from shadowspec.engine.llama import DirectLlama, why_not_direct
+from shadowspec.engine.llama import DirectLlama, round_weights, why_not_compiled, why_not_direct
 from shadowspec.engine.ordinary import USUAL_SIZE_RATIOS
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.shared_vocabulary import shared_vocabulary, translate_model
@@ -65,6 +65,12 @@ class LoadedModel:
         return self.model.forward_name if isinstance(self.model, DirectLlama) else "transformers"
 
     @property
+    def weights_dtype(self) -> torch.dtype:
+        """Of the weights that steps multiply; compiled code may hold them in fewer bits than it computes in."""
+        dtype: torch.dtype = self.model.weights_dtype if isinstance(self.model, DirectLlama) else self.model.dtype
+        return dtype
+
+    @property
     def num_parameters(self) -> int:
         return int(self.model.num_parameters())
 
@@ -86,19 +92,31 @@ class LoadedModel:
 def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """Load a model folder and probe it.
 
+    Args:
+        dtype: of weights and arithmetic.  On a CPU compiled code computes in float32 over bfloat16 or int8 weights.
+
     Raises:
-        ModelError: the folder is missing or unreadable, or the model is of a kind that cannot be measured.
+        ModelError: the folder is missing or unreadable, or the model is of a kind that cannot be measured, or cannot
+            be run with weights in int8.
     """
     refuse_unmeasurable(load_config(path), path)
     tokenizer = load_tokenizer(path)
-    model = load_weights(path, dtype)
+    is_widened = device.type == "cpu" and dtype in (torch.bfloat16, torch.int8)
+    model = load_weights(path, torch.float32 if is_widened else dtype)
     model = model.to(device).eval()
+    if is_widened and (reason := why_not_direct(model) or why_not_compiled(model, dtype)) is not None:
+        if dtype == torch.int8:
+            raise ModelError(
+                f'{path}: dtype = "int8" needs the compiled forward, which cannot run this model: {reason}; '
+                'set dtype = "float32"'
+            )
+        model, is_widened = model.to(dtype), False
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise ModelError(f"{path}: {type(model).__name__} takes no position ids, so ragged rows cannot be run")
     end_token_ids = _end_token_ids(getattr(model, "generation_config", None), model.config, tokenizer.raw)
     return LoadedModel(
         path=path,
-        model=runnable(model, path),
+        model=runnable(model, path, dtype if is_widened else model.dtype),
         tokenizer=tokenizer,
         end_token_ids=end_token_ids,
         weights_digest=weights_digest(Path(path)),
@@ -153,18 +171,22 @@ def refuse_unmeasurable(config: Any, path: str) -> None:
 
 
 @torch.inference_mode()
-def runnable(model: Any, path: str) -> Any:
+def runnable(model: Any, path: str, weights_dtype: torch.dtype = torch.float32) -> Any:
     """The model in the form that measurements run, held against its own plain forward pass.
 
-    That form is a `DirectLlama` (which uses the given model up) for the architectures it knows.
+    That form is a `DirectLlama` (which uses the given model up) for the architectures it knows.  It is held against the
+    model with its weights rounded to `weights_dtype`.
 
     Raises:
         ModelError: the form gives other logits, so that measurements would not be the model's own.
     """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, int(model.config.vocab_size), PROBE_SHAPE, generator=generator).to(model.device)
+    is_direct = why_not_direct(model) is None
+    if is_direct and weights_dtype != model.dtype:
+        round_weights(model, weights_dtype)
     plain = model(input_ids=tokens, use_cache=False).logits.float()
-    form = DirectLlama(model) if why_not_direct(model) is None else model
+    form = DirectLlama(model, weights_dtype) if is_direct else model
     probe_cached_forward(form, tokens, plain, path)
     return form
 

@@ -21,7 +21,7 @@ class EngineSettings:
     """
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     passes: Literal["auto", "dynamic", "graphs"] = "dynamic"
     kernels: Literal["auto", "torch", "triton"] = "torch"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -15,10 +15,11 @@ from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import fingerprint_candidate
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.forward import FINAL, HiddenStates
-from shadowspec.engine.llama import LEAST_COMPILED, DirectLlama
+from shadowspec.engine.llama import LEAST_COMPILED, DirectLlama, round_weights
 from shadowspec.engine.models import load_model
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.runner import Runner
+from shadowspec.errors import ModelError
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec_kernels import llama_cpu
 from tests.engine import test_llama
@@ -146,6 +147,86 @@ def test_without_a_compiler_torch_runs_the_model_and_says_so(
         f"a model with {loaded.num_parameters - 12 * 32 - 5 * 32} weights runs on torch: the compiled forward is not "
         "available: there is no C++ compiler"
     ]
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("dtype", "bytes_each"), [(torch.bfloat16, 2.0), (torch.int8, 1.0625)])
+@torch.inference_mode()
+def test_weights_in_fewer_bits_decode_as_transformers_does_with_their_values(
+    tmp_path: Path, dtype: torch.dtype, bytes_each: float
+) -> None:
+    """Greedy, with speculation and without: transformers computes in float32 over the rounded weights."""
+    model = tiny_llama(2)
+    folder = str(save_model(tmp_path, model, letter_tokenizer()))
+    round_weights(model, dtype)
+    prompts = [[5, 9, 11], [7, 6, 8, 9, 2, 10]]
+    expected = [
+        model.generate(torch.tensor([p]), max_new_tokens=24, do_sample=False, eos_token_id=None)[0, len(p) :].tolist()
+        for p in prompts
+    ]
+    loaded = load_model(folder, torch.device("cpu"), dtype)
+    assert (loaded.forward_name, loaded.weights_dtype, loaded.model.dtype) == ("compiled_llama", dtype, torch.float32)
+    assert loaded.num_parameters == sum(each.numel() for each in model.parameters())
+    products = sum(each.numel() for each in llama._shapes(tiny_llama(2)))
+    rest = loaded.num_parameters - products  # norms, and the embedding, which is not tied here
+    assert loaded.weight_bytes == products * bytes_each + 4 * rest + 8 * 256 * 8
+    sampling = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
+    requests = [Request(tuple(prompt), sampling, seed) for seed, prompt in enumerate(prompts)]
+    draft = load_model(folder, torch.device("cpu"), torch.float32).model  # of the weights before they were rounded
+    for proposer in (None, DraftModelProposer(draft, 4, is_sampling=False)):
+        result = decode_batch(
+            loaded.model,
+            requests,
+            proposer=proposer,
+            num_speculative_tokens=4,
+            verify_rule=VerifyRule.GREEDY,
+            end_token_ids=frozenset(),
+        )
+        assert [list(decoded.output) for decoded in result.decoded] == expected
+
+
+@pytest.mark.usefixtures("compiled")
+@torch.inference_mode()
+def test_a_tied_embedding_is_read_in_its_format() -> None:
+    model = model_of(LlamaForCausalLM, LlamaConfig, hidden_size=64, intermediate_size=96, tie_word_embeddings=True)
+    round_weights(model, torch.int8)
+    embedding = model.model.embed_tokens.weight.detach().clone()
+    direct = DirectLlama(model, torch.int8)
+    assert torch.equal(direct.embedding, embedding)
+    assert torch.equal(direct.head_weight(), embedding)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_format_of_the_weights_is_in_the_fingerprint(tmp_path: Path) -> None:
+    folder = str(save_model(tmp_path, tiny_llama(1), letter_tokenizer()))
+    config = SpeculationConfig("a", "t", None, "ngram", 2, VerifyRule.GREEDY_DRAFT)
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        loaded = load_model(folder, torch.device("cpu"), dtype)
+        fingerprinted = fingerprint_candidate(config, loaded, None, 1, {})
+        assert fingerprinted.dtype == "float32", "the arithmetic, which decides what a near-tie is"
+        found[fingerprinted.fingerprint] = fingerprinted.details.get("target_weights_dtype")
+    assert list(found.values()) == [None, "bfloat16", "int8"]
+
+
+def test_int8_without_the_compiled_forward_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(save_model(tmp_path, tiny_llama(1), letter_tokenizer()))
+    with pytest.raises(ModelError, match=r'dtype = "int8" needs the compiled forward.*weights to multiply, less than'):
+        load_model(folder, torch.device("cpu"), torch.int8)
+    monkeypatch.setattr(llama, "LEAST_COMPILED", 0)
+    monkeypatch.setattr(llama_cpu, "_library_or_reason", lambda: "there is no C++ compiler")
+    with pytest.raises(ModelError, match="there is no C\\+\\+ compiler"):
+        load_model(folder, torch.device("cpu"), torch.int8)
+    loaded = load_model(folder, torch.device("cpu"), torch.bfloat16)
+    assert (loaded.forward_name, loaded.model.dtype) == ("direct_llama", torch.bfloat16), "bfloat16 has torch"
+
+
+@pytest.mark.usefixtures("compiled")
+def test_int8_needs_whole_groups(tmp_path: Path) -> None:
+    model = model_of(LlamaForCausalLM, LlamaConfig, hidden_size=48)
+    assert llama.why_not_compiled(model, torch.int8) == (
+        "rows of 48 weights do not divide into groups of 32, which share a scale"
+    )
 
 
 @pytest.mark.usefixtures("compiled")

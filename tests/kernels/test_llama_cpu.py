@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from shadowspec_kernels import llama_cpu, llama_reference
 from shadowspec_kernels.errors import InputError
-from shadowspec_kernels.llama_weights import CachedPass, LayerWeights, LlamaWeights, PassOutputs
+from shadowspec_kernels.llama_weights import (
+    FORMATS,
+    CachedPass,
+    LayerWeights,
+    LlamaWeights,
+    PassOutputs,
+    num_inputs,
+    pack,
+    widen,
+)
 
 PROPERTY = settings(max_examples=60, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 COLUMNS = 40
@@ -225,12 +234,73 @@ def test_extreme_states_stay_finite() -> None:
     torch.testing.assert_close(run(steep, operands).logits, expected.logits, atol=2e-3, rtol=2e-3)
 
 
-def test_weights_are_held_side_by_side_and_unchanged() -> None:
-    weights = [torch.randn(3, 5), torch.randn(7), torch.randn(2, 16)]
-    memory = llama_cpu.WeightMemory(sum(each.numel() for each in weights), len(weights))
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_weights_are_held_side_by_side(dtype: torch.dtype) -> None:
+    weights = [torch.randn(3, 32), torch.randn(7, 64), torch.randn(2, 96)]
+    memory = llama_cpu.WeightMemory([each.shape for each in weights], dtype)
     held = [memory.hold(each) for each in weights]
-    assert all(torch.equal(first, second) for first, second in zip(held, weights, strict=True))
+    assert all(torch.equal(first, pack(second, dtype)) for first, second in zip(held, weights, strict=True))
     assert all(each.data_ptr() % 64 == 0 for each in held)
+
+
+@PROPERTY
+@given(
+    dtype=st.sampled_from([torch.bfloat16, torch.int8]),
+    rows=st.integers(1, 16) | st.just(70),
+    groups=st.integers(1, 20),
+    outputs=st.integers(1, 100),
+    exponent=st.integers(-30, 8),
+)
+def test_a_format_gives_the_bits_of_its_values_in_float32(
+    dtype: torch.dtype, rows: int, groups: int, outputs: int, exponent: int
+) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    states = torch.randn(rows, 32 * groups, generator=generator)
+    weight = torch.randn(outputs, 32 * groups, generator=generator) * 2.0**exponent
+    weight[0, :32] = 0.0
+    packed = pack(weight, dtype)
+    assert torch.equal(llama_cpu.product(states, packed), llama_cpu.product(states, widen(packed)))
+
+
+@PROPERTY
+@given(groups=st.integers(1, 4), exponent=st.integers(-30, 30), seed=st.integers(0, 99))
+def test_a_format_rounds_to_its_nearest_values_and_keeps_them(groups: int, exponent: int, seed: int) -> None:
+    weight = torch.randn(5, 32 * groups, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
+    for dtype in FORMATS:
+        packed = pack(weight, dtype)
+        assert torch.equal(pack(widen(packed), dtype), packed)
+        assert num_inputs(packed) == weight.shape[1]
+    error = (widen(pack(weight, torch.int8)) - weight).abs().unflatten(1, (-1, 32)).amax(2)
+    # Half a step, and what the rounding of the scale to eight bits leaves of the largest value.
+    largest = weight.abs().unflatten(1, (-1, 32)).amax(2)
+    assert (error <= largest / 127 * 0.51).all()
+
+
+def test_a_bfloat16_weight_may_end_anywhere() -> None:
+    states, weight = torch.randn(3, 45), pack(torch.randn(10, 45), torch.bfloat16)
+    assert torch.equal(llama_cpu.product(states, weight), llama_cpu.product(states, widen(weight)))
+
+
+def test_int8_rows_without_whole_groups_are_refused() -> None:
+    with pytest.raises(InputError, match="rows of 45 weights do not divide into groups of 32"):
+        pack(torch.randn(10, 45), torch.int8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_a_pass_over_a_format_gives_the_bits_of_its_values_in_float32(dtype: torch.dtype) -> None:
+    plain = random_weights(layers=2, hidden=64, heads=4, group=2, head_dim=16, intermediate=96, has_extras=True)
+
+    def each_product(change: Callable[[torch.Tensor], torch.Tensor]) -> LlamaWeights:
+        layers = tuple(
+            replace(layer, **{name: change(getattr(layer, name)) for name in ("qkv", "output", "gate_up", "down")})
+            for layer in plain.layers
+        )
+        return replace(plain, layers=layers, head=change(plain.head))
+
+    operands = random_pass(plain, [6, 9], 3)
+    copied = replace(operands, caches=[cache.clone() for cache in operands.caches], hidden=operands.hidden.clone())
+    found = run(each_product(lambda weight: pack(weight, dtype)), operands).logits
+    assert torch.equal(found, run(each_product(lambda weight: widen(pack(weight, dtype))), copied).logits)
 
 
 @pytest.mark.parametrize(
