@@ -18,6 +18,10 @@
 
 #include <omp.h>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -59,6 +63,17 @@ typedef int8_t AnyBytes __attribute__((vector_size(LANES), aligned(1), may_alias
 
 inline Lanes widen(Halves halves) { return (Lanes)(__builtin_convertvector(halves, Words) << 16); }
 
+// GCC 12 would convert a number at a time.
+inline Integers widen_bytes(const char* from) {
+#if defined(__AVX512F__)
+    return (Integers)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(__AVX2__)
+    return (Integers)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
+    return __builtin_convertvector(*reinterpret_cast<const AnyBytes*>(from), Integers);
+#endif
+}
+
 // How a row of weights lies in memory, and how LANES of them are read.
 
 struct Float32 {
@@ -96,8 +111,7 @@ struct Int8 {
         const uint32_t word = static_cast<uint32_t>(half) << 16;
         float scale;
         std::memcpy(&scale, &word, 4);
-        const Integers whole = __builtin_convertvector(*reinterpret_cast<const AnyBytes*>(row + k), Integers);
-        return __builtin_convertvector(whole, Lanes) * scale;
+        return __builtin_convertvector(widen_bytes(row + k), Lanes) * scale;
     }
 };
 
