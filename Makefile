@@ -177,15 +177,15 @@ bench-vllm: $(VENV)/.installed-base ## Hold the engine against vLLM in an enviro
 	$(BIN)/python kernels/benchmarks/vllm.py $(ARGS)
 
 .PHONY: validate-vllm
-validate-vllm: $(VENV)/.installed-base ## Hold acceptance and predicted speedup against vLLM's servers (ARGS="--vllm-python PATH"), and write docs/validation.md
+validate-vllm: $(VENV)/.installed-base ## Hold acceptance and predicted speedup against vLLM's servers (ARGS="--vllm-python PATH"), and write docs/research/validation.md
 	$(BIN)/python kernels/benchmarks/validate_vllm.py $(ARGS)
 
 .PHONY: validate-llamacpp
-validate-llamacpp: $(VENV)/.installed-base ## Hold acceptance against llama.cpp's servers (ARGS="--server PATH/llama-server --source PATH"), and write docs/validation-llamacpp.md
+validate-llamacpp: $(VENV)/.installed-base ## Hold acceptance against llama.cpp's servers (ARGS="--server PATH/llama-server --source PATH"), and write docs/research/validation-llamacpp.md
 	$(BIN)/python kernels/benchmarks/validate_llamacpp.py $(ARGS)
 
 .PHONY: bench-llm
-bench-llm: $(VENV)/.installed-base ## Measure a public language model in process, on vLLM and on llama.cpp, and write docs/real-model.md (ARGS="--vllm-python PATH")
+bench-llm: $(VENV)/.installed-base ## Measure a public language model in process, on vLLM and on llama.cpp, and write docs/research/real-model.md (ARGS="--vllm-python PATH")
 	$(BIN)/python kernels/benchmarks/bench_llm.py $(ARGS)
 
 .PHONY: bench-llm-cpu
@@ -214,9 +214,9 @@ bench-dashboard: $(VENV)/.installed-test ## Measure the dashboard in a browser, 
 	PYTHONPATH=. $(BIN)/python kernels/benchmarks/dashboard.py $(ARGS)
 
 .PHONY: simulation
-simulation: $(VENV)/.installed-base ## Simulate the gate's error rates in full, taken up where it stopped, and write docs/simulation.md
+simulation: $(VENV)/.installed-base ## Simulate the gate's error rates in full, taken up where it stopped, and write docs/research/simulation.md
 	$(BIN)/shadowspec simulate --out kernels/benchmarks/results/simulation.json $(ARGS) || [ $$? = 4 ]
-	$(BIN)/python -m kernels.benchmarks.simulation_page kernels/benchmarks/results/simulation.json docs
+	$(BIN)/python -m kernels.benchmarks.simulation_page kernels/benchmarks/results/simulation.json docs/research
 
 .PHONY: site
 site: $(VENV)/.installed-docs ## Build the documentation as a site in build/site, every link checked

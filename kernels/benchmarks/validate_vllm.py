@@ -17,7 +17,7 @@ machine's drift.  The prediction is our loop's steps times the server's costs, w
 before and right after each block.  The engine in this process is timed on the same blocks.
 
 What was collected is kept in the folder `--raw` and not asked for again, so that this can be stopped and taken up.  At
-the end the results and docs/validation.md are written.  Without `--timed` ways the speedups of the results that are
+the end the results and docs/research/validation.md are written.  Without `--timed` ways the speedups of the results that are
 there are kept, with what they were timed on; with `--speedups-only` the acceptance is.  A fault (other tokens or counts
 where no model was in doubt) ends it with exit code 1.
 
@@ -52,7 +52,7 @@ from validation.ways import DEPTHS, WAYS
 
 RAW = Path("build/validation")
 RESULTS = Path(__file__).parent / "results" / "validation.json"
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "research"
 TIMED = ("greedy", "ngram")
 
 

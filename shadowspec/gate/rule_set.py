@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Initial capital on each betting fraction, chosen by simulation for the sizes at which verdicts fall
-# (docs/simulation.md).
+# (docs/research/simulation.md).
 WEIGHTS = (0.05, 0.1, 0.15, 0.7)
 
 
@@ -28,7 +28,7 @@ class RuleSet:
     thins_endpoint: bool  # the whole endpoint counts sessions drawn below its slices' smallest rate alone
     spans_in_days: bool  # `min_span_s` counts days with evidence; else newest less oldest event
     # Upper 95% limit of r1 below which units pass as independent.  With batches beside it .45 lets no more AR(1) units
-    # pass than .35 did without them, and independent units wait less (docs/simulation.md).
+    # pass than .35 did without them, and independent units wait less (docs/research/simulation.md).
     wait_autocorrelation: float
     judges_batches: bool  # dependence is judged by the means of batches too; else at lag 1 alone
     bounds_share_level: bool  # both shown bounds of a test are at its run's level; else an end that only fails is not

@@ -26,7 +26,7 @@ from tests.small_models import tiny_llama
 
 PROMPTS = [(5, 6, 7), (5, 6, 7, 8), (9, 9)]
 RESULTS = Path(__file__).parents[2] / "kernels" / "benchmarks" / "results" / "validation-llamacpp.json"
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "research"
 GREEDY, LOOKED_UP = WAYS[0], WAYS[2]
 
 

@@ -1,4 +1,4 @@
-"""docs/real-model.md and its picture, from the results and nothing else."""
+"""docs/research/real-model.md and its picture, from the results and nothing else."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ arm, but the speedups here are no statement about a quiet machine, and neither a
 _REPLAY: Final = """\
 ## Replayed
 
-[Replay](replay.md) of what the target answered, in up to {tokens} tokens, to {requests} of the prompts that are not
+[Replay](../replay.md) of what the target answered, in up to {tokens} tokens, to {requests} of the prompts that are not
 learnt from, without decoding: the mean acceptance length (accepted tokens and one, over the steps with a draft) at
 several K, with 95% bounds over sessions.
 It depends on no clock.
@@ -73,7 +73,7 @@ Nobody publishes a draft for this model, so one was made, by one command:
 
     {command}
 
-It begins as the target's first {layers} of {depth} layers with its embeddings and head ([distill](distill.md)), and has
+It begins as the target's first {layers} of {depth} layers with its embeddings and head ([distill](../distill.md)), has
 {parameters:,} parameters, {share:.0%} of the target's, because {embedding:.0%} of the draft are the embeddings of
 {vocabulary:,} tokens. It learnt from {training} of the target's answers to {prompts} other prompts of the same four
 classes (GSM8K's training part, functions of Python's standard library, other books, chat prompts made from templates),

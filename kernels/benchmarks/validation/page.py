@@ -1,4 +1,4 @@
-"""docs/validation.md and its picture, from the results and nothing else."""
+"""docs/research/validation.md and its picture, from the results and nothing else."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ same CPU, one that decodes plainly and one for each way of drafting and K:
 `probabilistic` is a `draft_sample_method`. vLLM's counts are its own, of each request
 (`metrics.speculative_decoding`, step by step). Our side is the product unchanged: the candidates of an endpoint with
 `serving_engine = "{serving_engine}"`, read from a configuration file, with the options that this gives them ([engine
-rules](engine.md#the-rules-of-serving-engines)). `loop` is the product's loop with their proposers on the same prompts;
-`replay` is the product's [replay](replay.md), with the same candidates, of what vLLM's baseline server answered.
+rules](../engine.md#the-rules-of-serving-engines)). `loop` is the product's loop with their proposers on the same
+prompts; `replay` is the product's [replay](../replay.md), with the same candidates, of what vLLM's baseline
+server answered.
 
 ![Our acceptance and predicted speedup against vLLM's]({picture})
 
@@ -85,7 +86,7 @@ Equal are the tokens, the steps with a draft, and what they drafted and accepted
 in full. "And after the cut": all of our counters too, which stop at the last emitted token. Where drafts are looked
 up that cut is worked out from the chunks of the stream, and it is not always known: a single token at the end may be
 a step without a draft or one whose draft was rejected, and a busy front end sends chunks together ([through
-servers](servers.md)). Then up to K drafted, and K - 1 accepted, tokens of the last step are counted otherwise than
+servers](../servers.md)). Then up to K drafted, and K - 1 accepted, tokens of the last step are counted otherwise than
 here.
 """
 _EXCEPTIONS = "A near-tie is a place where the two likeliest tokens lie at most {near_tie:g} logits apart.\n"

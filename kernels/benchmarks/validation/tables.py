@@ -1,4 +1,4 @@
-"""The tables of docs/validation.md."""
+"""The tables of docs/research/validation.md."""
 
 from __future__ import annotations
 

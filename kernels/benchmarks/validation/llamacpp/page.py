@@ -1,4 +1,4 @@
-"""docs/validation-llamacpp.md, from the results and nothing else."""
+"""docs/research/validation-llamacpp.md, from the results and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ float32 (keys and values too, and without flash attention) on {requests} prompts
 {depths}.
 `llama-server` ({version}) runs on the same CPU, once for each way of drafting and K, and answers eight
 requests at a time. Its counts are those that ShadowSpec reads of it when it measures an endpoint ([through
-servers](servers.md#other-servers)): of every request, step by step, from `timings`.
+servers](../servers.md#other-servers)): of every request, step by step, from `timings`.
 
 | way | `llama-server` | requests | our rule |
 | --- | --- | --- | --- |
@@ -55,7 +55,7 @@ _OWN_OUTPUTS = """\
 ## llama.cpp's own outputs, replayed
 
 A draft is certain of its token here, so that an output says exactly what was accepted of the drafts along it: replay
-([replay](replay.md)) of the speculative server's own outputs gives its counters, request by request and position by
+([replay](../replay.md)) of the speculative server's own outputs gives its counters, request by request and position by
 position, those of sampled requests too. Unsure requests are left out.
 """
 _ARMS = """\
