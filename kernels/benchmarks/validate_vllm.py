@@ -17,9 +17,9 @@ machine's drift.  The prediction is our loop's steps times the server's costs, w
 before and right after each block.  The engine in this process is timed on the same blocks.
 
 What was collected is kept in the folder `--raw` and not asked for again, so that this can be stopped and taken up.  At
-the end the results and docs/research/validation.md are written.  Without `--timed` ways the speedups of the results that are
-there are kept, with what they were timed on; with `--speedups-only` the acceptance is.  A fault (other tokens or counts
-where no model was in doubt) ends it with exit code 1.
+the end the results and docs/research/validation.md are written.  Without `--timed` ways the speedups of the results
+that are there are kept, with what they were timed on; with `--speedups-only` the acceptance is.  A fault (other
+tokens or counts where no model was in doubt) ends it with exit code 1.
 
 With `--target`, `--draft` and `--prompts` another pair answers greedy requests, without speedups; its results and its
 section of the page stand beside those of the bundled pair, which are kept.

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 SCHEMA_VERSION = 1
-EXIT_INTERRUPTED = 130
 
 SECONDS_BETWEEN_LINES = 15.0  # of progress, where there is no terminal to draw a bar on
 WIDTH_OF_NO_TERMINAL = 120  # columns, where stdout is a file or a pipe

@@ -14,8 +14,9 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.app.console import EXIT_INTERRUPTED, notes, results
+from shadowspec.app.console import notes, results
 from shadowspec.cli.options import ConfigOption
+from shadowspec.errors import ExitCode
 
 START_TIMEOUT_S = 60.0  # it takes one to four seconds; a cold disk takes more
 POLL_S = 0.1
@@ -53,7 +54,7 @@ def dashboard(
     with subprocess.Popen(command, env=environment, stdout=sys.stderr.fileno()) as child:  # noqa: S603 - our own
         stopped = _serve(child, host, port)
     if stopped == signal.SIGINT:
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 def dashboards_folder() -> Path:

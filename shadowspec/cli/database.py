@@ -9,6 +9,7 @@ import typer
 
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.errors import ExitCode
 
 app = typer.Typer(
     help="Migrate the database, check its schema, keep it small, and grant rights on it.", no_args_is_help=True
@@ -58,7 +59,7 @@ def check(config_path: ConfigOption = None, as_json: JsonOption = False) -> None
         for difference in differences or ["the database's tables are as the code expects them"]:
             results.print(difference, highlight=False)
     if differences:
-        raise typer.Exit(2)
+        raise typer.Exit(ExitCode.USAGE)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from shadowspec.app.console import EXIT_INTERRUPTED, notes, set_up_logging
+from shadowspec.app.console import notes, set_up_logging
 from shadowspec.cli import (
     backfill,
     check,
@@ -37,9 +37,7 @@ from shadowspec.cli import (
     try_out,
     worker,
 )
-from shadowspec.errors import ShadowSpecError
-
-EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h: a fault of ours; 1 and 3 are verdicts
+from shadowspec.errors import ExitCode, ShadowSpecError
 
 app = typer.Typer(
     name="shadowspec",
@@ -99,7 +97,7 @@ def main() -> None:
     except ShadowSpecError as error:
         _fail(str(error), error.exit_code)
     except SystemExit as ended:
-        if ended.code == EXIT_INTERRUPTED:  # typer's own answer to Ctrl-C, which says nothing
+        if ended.code == ExitCode.INTERRUPTED:  # typer's own answer to Ctrl-C, which says nothing
             goes_on = next((word for word in sys.argv[1:] if not word.startswith("-")), "") in GO_ON
             more = "; what was finished is stored, run the same command again to go on" if goes_on else ""
             notes.print(f"interrupted{more}")
@@ -107,12 +105,12 @@ def main() -> None:
     except Exception as error:
         if "-v" in sys.argv or "--verbose" in sys.argv or os.environ.get("SHADOWSPEC_DEBUG"):
             traceback.print_exc()
-            sys.exit(EXIT_INTERNAL)
+            sys.exit(ExitCode.INTERNAL)
         # The text of an unforeseen error may quote a prompt: its type is all that is shown unasked.
         _fail(
             f"internal error ({type(error).__name__}); this is a fault of shadowspec. "
             "Run again with --verbose before the command for the traceback (it may quote input).",
-            EXIT_INTERNAL,
+            ExitCode.INTERNAL,
         )
 
 

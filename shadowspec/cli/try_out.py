@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shadowspec.app.console import EXIT_INTERRUPTED, notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import JsonOption, ServedNamesOption
+from shadowspec.errors import ExitCode
 
 if TYPE_CHECKING:
     from shadowspec.app.try_out.measuring import LoadedTrial, TrialOutcome
@@ -83,7 +84,7 @@ def try_out(
         write_file(report, render_html(outcome.report))
         _print_outcome(trial, outcome, report, as_json=as_json)
     if outcome.ended_by == "interrupt":
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if not has_figures:
         raise NoDataError(f"{traffic}: no request was measured; the first lines can be, but none of them was timed")
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from shadowspec.app.console import EXIT_INTERRUPTED, notes
+from shadowspec.app.console import notes
 from shadowspec.cli.options import ConfigOption
+from shadowspec.errors import ExitCode
 
 if TYPE_CHECKING:
     from shadowspec.worker.service import Service
@@ -58,4 +59,4 @@ def run_until_stopped(service: Service) -> None:
         for number, handler in previous.items():
             signal.signal(number, handler)
     if signal.SIGINT in received:
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)

@@ -21,13 +21,18 @@ from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.verdict.decision import HOLD_CODES, Hypothesis
 from shadowspec.gate.verdict.lifecycle import WAITING_CODES, is_open
 from shadowspec.gate.verdict.required_tests import fault_units, min_fault_requests
-from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, DRIFT, shown_level
+from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.planning.first_passage import NUM_PATHS, first_passage_times, outlook
-from shadowspec.types import Decision, Verdict
+from shadowspec.types import Decision, ReasonCode, Verdict
 
 REQUESTS_PER_LOAD = 4  # a full block is a queue of so many requests per request in flight
 # HOLD whose end is foreseen: a want of evidence, or a test that has failed so far.
-FORESEEN_CODES = WAITING_CODES | {CHANGED_FINGERPRINT, DRIFT, "guardrail", *HOLD_CODES.values()}
+FORESEEN_CODES = WAITING_CODES | {
+    ReasonCode.CHANGED_FINGERPRINT,
+    ReasonCode.DRIFT,
+    ReasonCode.GUARDRAIL,
+    *HOLD_CODES.values(),
+}
 LATE = 0.9  # the quantile that is shown beside the median
 
 

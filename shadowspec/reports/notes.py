@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from shadowspec.gate.verdict.effective_decisions import REASON_CODE as OVERRIDE
 from shadowspec.gate.verdict.effective_decisions import order_words
 from shadowspec.gate.verdict.slice_rules import forbidding_slices
-from shadowspec.gate.verdict.trial_levels import DRIFT
 from shadowspec.metrics import ratio
 from shadowspec.text import moment, percent, plural, slice_title, times
-from shadowspec.types import Composition, Decision, MixChange, Override, Reservations, Verdict
+from shadowspec.types import Composition, Decision, MixChange, Override, ReasonCode, Reservations, Verdict
 
 _WATCHED = {"tail": "the slowed share", "z_low": "z, low side", "z_high": "z, high side"}  # detectors, for people
 
@@ -50,7 +48,7 @@ def decision_notes(decision: Decision) -> list[str]:
     if decision.verdict is Verdict.ENABLE and not composition.is_named:
         notes.append("Another config has a better lower bound of speedup here and is the one named.")
     cover, bounds = composition.cover, composition.bounds.get("speedup")
-    if cover is not None and cover.is_shown_under_parent and decision.reason_code != OVERRIDE:
+    if cover is not None and cover.is_shown_under_parent and decision.reason_code != ReasonCode.OVERRIDE:
         verdict = cover.covering_verdict
         notes.append(f"It has no level of its own, so the verdict on the whole endpoint, {verdict}, covers it.")
     if bounds is not None and bounds.known_share > 0.0:
@@ -71,7 +69,7 @@ def alerts(decision: Decision) -> list[str]:
     """Those of the sentences that nobody should have to look for: overrides, slices that forbid, alarms, shifts."""
     found = [*override_notes(decision), *_forbidden(decision)]
     sounded = [line for line in detector_lines(decision) if _has_reached(line)]
-    if decision.reason_code == DRIFT:
+    if decision.reason_code == ReasonCode.DRIFT:
         statistics = "".join(f" {line.title}: {line.text}." for line in sounded)
         found.append(f"Drift alarm: what was proven no longer holds.{statistics}")
     if decision.verdict is Verdict.ENABLE:

@@ -11,11 +11,10 @@ from shadowspec.gate.audit.audit_run import CellAudit, run_audits
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, read_endpoint_decisions
-from shadowspec.gate.verdict.trial_levels import DRIFT
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.stages import RolloutStep, StageLook, next_step
 from shadowspec.store import Store
-from shadowspec.types import Decision, Rollout, Verdict
+from shadowspec.types import Decision, ReasonCode, Rollout, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def _alarms(decisions: Sequence[Decision]) -> tuple[str, ...]:
     found = []
     for decision in decisions:
         where = decision.slice_key or "the whole endpoint"
-        if decision.reason_code == DRIFT:
+        if decision.reason_code == ReasonCode.DRIFT:
             found.append(f"drift in {where}")
         elif decision.drift is not None and decision.drift.advice:
             found.append(f"{decision.drift.advice} declining in {where}")

@@ -24,7 +24,7 @@ from email.policy import SMTP
 from email.utils import format_datetime
 from typing import Any
 
-from shadowspec.errors import ConfigError, ServiceUnavailableError, ShadowSpecError
+from shadowspec.errors import ConfigError, ExitCode, ServiceUnavailableError, ShadowSpecError
 from shadowspec.reports.period.period_formats import (
     RENDERERS,
     render_period_html,
@@ -61,7 +61,7 @@ class ReportMessage:
 class DeliveryError(ShadowSpecError):
     """A receiver has not taken a report.  `kind` is what the log keeps of it."""
 
-    exit_code = 5
+    exit_code = ExitCode.UNAVAILABLE
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)

@@ -36,6 +36,7 @@ from shadowspec.types import (
     Decision,
     FunnelKey,
     PartitionId,
+    ReasonCode,
     RecordKey,
     Run,
     StoredRecord,
@@ -89,7 +90,7 @@ def watch_fleet(world: FleetWorld, draws: Sequence[DeviceDraw]) -> list[Hypothes
             num_blocks += len(moment.batch.blocks)
             if moment.batch.blocks and num_blocks % world.fleet.look_every == 0:
                 decision = _look(store, world, input_ended=False)
-                was_dependent |= decision.reason_code == "dependent"
+                was_dependent |= decision.reason_code == ReasonCode.DEPENDENT
                 if is_verdict(decision):
                     break
         if decision is None or not is_verdict(decision):

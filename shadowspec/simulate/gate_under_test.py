@@ -34,13 +34,22 @@ from shadowspec.gate.stats.drift import (
     watchers_of,
 )
 from shadowspec.gate.verdict.required_tests import memory_result, min_fault_requests
-from shadowspec.gate.verdict.trial_levels import DRIFT, HypothesisId, assign_trials, hypothesis_id, with_level
+from shadowspec.gate.verdict.trial_levels import HypothesisId, assign_trials, hypothesis_id, with_level
 from shadowspec.simulate.look_times import Moments, cluster_id, moments_of
 from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.paths import SLACK, TestOutcome, TestPath, outcome_of, path_of, possible_looks
 from shadowspec.simulate.rows import Rows
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools, Ints, Requests, event_time
-from shadowspec.types import BlockMemory, Decision, FingerprintedConfig, TestState, Trial, Verdict, Watermark
+from shadowspec.types import (
+    BlockMemory,
+    Decision,
+    FingerprintedConfig,
+    ReasonCode,
+    TestState,
+    Trial,
+    Verdict,
+    Watermark,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +156,7 @@ def watch(
 
 def is_verdict(decision: Decision) -> bool:
     """Whether a run has come to ENABLE or DISABLE by its own tests; what an alarm leaves behind is none."""
-    return decision.verdict is not Verdict.HOLD and decision.reason_code != DRIFT
+    return decision.verdict is not Verdict.HOLD and decision.reason_code != ReasonCode.DRIFT
 
 
 def _fill_store(rows: Rows, configs: Sequence[FingerprintedConfig]) -> MemoryStore:
@@ -344,7 +353,7 @@ class _Run:
                 continue
             if self._has_new_level(decision):
                 candidates, waits = possible_looks(self._tests, self._paths, self._faults, self._is_long)
-            was_dependent |= decision.reason_code == "dependent"
+            was_dependent |= decision.reason_code == ReasonCode.DEPENDENT
             if is_verdict(decision):
                 break
             at = look + 1
@@ -375,7 +384,7 @@ class _Run:
                 return None
             look, said = yield int(ahead[0])
             decision = said[self._key]
-            if decision.reason_code == DRIFT or decision.verdict is Verdict.DISABLE:
+            if decision.reason_code == ReasonCode.DRIFT or decision.verdict is Verdict.DISABLE:
                 if look not in alarm_looks:
                     raise AcceleratorError(f"{self._key}: an alarm at look {look}")
                 return look, decision

@@ -13,7 +13,7 @@ import numpy as np
 
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.verdict.lifecycle import Standing, decided_slices
-from shadowspec.gate.verdict.trial_levels import DRIFT, hypothesis_id
+from shadowspec.gate.verdict.trial_levels import hypothesis_id
 from shadowspec.simulate.effects import BASELINE_MS
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, is_verdict
 from shadowspec.simulate.memory import MemoryStore
@@ -27,6 +27,7 @@ from shadowspec.types import (
     Block,
     Decision,
     FunnelCounter,
+    ReasonCode,
     RecordKey,
     Run,
     SamplingParameters,
@@ -149,5 +150,5 @@ def _note(outcomes: dict[tuple[str, int], HypothesisOutcome], decision: Decision
     before = outcomes.get(key)
     if before is None or (before.verdict is Verdict.HOLD and is_verdict(decision)):
         outcomes[key] = HypothesisOutcome.of(decision, trial, trial.level, {}, was_dependent=False)
-    elif before.verdict is Verdict.ENABLE and decision.reason_code == DRIFT and decision.ends_run:
+    elif before.verdict is Verdict.ENABLE and decision.reason_code == ReasonCode.DRIFT and decision.ends_run:
         outcomes[key] = replace(before, alarm_block=decision.num_blocks)

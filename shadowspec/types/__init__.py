@@ -86,6 +86,7 @@ from shadowspec.types.progress import (
     WriteBatch,
     WriteOutcome,
 )
+from shadowspec.types.reason_codes import ReasonCode
 from shadowspec.types.requests import (
     LoggedResponse,
     RecordKey,
@@ -221,6 +222,7 @@ __all__ = [
     "Place",
     "ProfiledCosts",
     "RateChange",
+    "ReasonCode",
     "RecordKey",
     "ReplayedRecord",
     "Reservations",

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from shadowspec.errors import InputError
+from shadowspec.types.reason_codes import ReasonCode
 from shadowspec.types.verdicts import (
     BettingFigures,
     Composition,
@@ -305,7 +306,7 @@ def _follows(num_restarts: int, supersedes: str | None) -> str | None:
     """Why the run before ended, where the document does not say so."""
     if not num_restarts:
         return None
-    return "drift" if supersedes is None else "changed_fingerprint"
+    return ReasonCode.DRIFT if supersedes is None else ReasonCode.CHANGED_FINGERPRINT
 
 
 def _read_run(document: Document) -> Trial | None:

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.trial_levels import (
-    CHANGED_FINGERPRINT,
-    DRIFT,
     FIRST_RUN,
     MAX_RESTARTS,
     RETURN_AFTER,
@@ -28,7 +26,7 @@ from shadowspec.gate.verdict.trial_levels import (
     supersede,
     with_level,
 )
-from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, LevelGraph, Trial, Verdict
+from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, LevelGraph, ReasonCode, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START
 
 GRAPH = LevelGraph(alpha=0.05, num_endpoints=1, num_slots=7)
@@ -50,8 +48,8 @@ def decision(
 ) -> Decision:
     config = replace(CONFIG.config, name=name)
     return Decision(
-        ENDPOINT, slice_key, 4, config, fingerprint, verdict, DRIFT if ends_run else "", "", (), num_clusters,
-        num_blocks, None, START, run=run, ends_run=ends_run,
+        ENDPOINT, slice_key, 4, config, fingerprint, verdict, ReasonCode.DRIFT if ends_run else "", "", (),
+        num_clusters, num_blocks, None, START, run=run, ends_run=ends_run,
     )  # fmt: skip
 
 
@@ -74,7 +72,7 @@ def trial(
     supersedes: str | None = None,
 ) -> Trial:
     level = (1.0 - FIRST_RUN) * SHARE * 0.5**num_restarts if num_restarts else FIRST_RUN * SHARE
-    follows = (CHANGED_FINGERPRINT if supersedes else DRIFT) if num_restarts else None
+    follows = (ReasonCode.CHANGED_FINGERPRINT if supersedes else ReasonCode.DRIFT) if num_restarts else None
     places = start_blocks, start_clusters, start_lost
     return Trial(SHARE, level, num_restarts, *places, supersedes, follows, graph=GRAPH, in_slot=True)
 

@@ -19,6 +19,7 @@ from shadowspec.types import (
     Decision,
     MixChange,
     RateChange,
+    ReasonCode,
     SliceCover,
     SliceState,
     TestResult,
@@ -29,7 +30,7 @@ from shadowspec.types import (
 _NAMES = ("speedup", "acceptance")
 
 # Reasons for which a slice's bounds are not used: its units have not shown to be independent.
-UNTRUSTED_CODES = frozenset({"dependent"})
+UNTRUSTED_CODES = frozenset({ReasonCode.DEPENDENT})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.rule_set import RuleSet
-from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE, is_valid_for_engine
+from shadowspec.gate.verdict.effective_decisions import is_valid_for_engine
 from shadowspec.gate.verdict.hold_reasons import (
     clusters_needed,
     figures,
@@ -33,10 +33,27 @@ from shadowspec.gate.verdict.hold_reasons import (
 from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
-from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, TestResult, TestState, Trial, Verdict
+from shadowspec.types import (
+    Decision,
+    EvidenceSummary,
+    FingerprintedConfig,
+    ReasonCode,
+    TestResult,
+    TestState,
+    Trial,
+    Verdict,
+)
 
-DISABLE_CODES = {"speedup": "slowdown", "tail": "tail_slowed", "parity_sampled": "parity_biased"}
-HOLD_CODES = {"acceptance": "low_acceptance", "parity_near_ties": "near_ties", "total_time": "costlier"}
+DISABLE_CODES = {
+    "speedup": ReasonCode.SLOWDOWN,
+    "tail": ReasonCode.TAIL_SLOWED,
+    "parity_sampled": ReasonCode.PARITY_BIASED,
+}
+HOLD_CODES = {
+    "acceptance": ReasonCode.LOW_ACCEPTANCE,
+    "parity_near_ties": ReasonCode.NEAR_TIES,
+    "total_time": ReasonCode.COSTLIER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +109,15 @@ def decide(
         else:
             outcome = _named(replace(revoked, reason=f"{revoked.reason}; ENABLE is revoked"), hypothesis)
     elif other_engine is not None and (not has_entered or level is None):
-        outcome = _hold(OTHER_ENGINE, other_engine)
+        outcome = _hold(ReasonCode.OTHER_ENGINE, other_engine)
     elif not has_entered:
         missing = policy.entry_clusters - evidence.num_closed_clusters
-        outcome = _hold("too_few_clusters", f"its tests are read once {missing} more clusters (sessions) have closed")
+        outcome = _hold(
+            ReasonCode.TOO_FEW_CLUSTERS, f"its tests are read once {missing} more clusters (sessions) have closed"
+        )
     elif level is None:
         outcome = _hold(
-            "no_level_left",
+            ReasonCode.NO_LEVEL_LEFT,
             f"no level left: the {policy.max_hypotheses} declared hypotheses (max_hypotheses) have entered before it",
         )
     else:
@@ -190,20 +209,20 @@ def _judge(
     if (evidence.missing_share or 0.0) > policy.max_missing:
         share = evidence.missing_share or 0.0
         return _hold(
-            "missing_data", f"{share:.1%} of the requests failed or were shed (limit {policy.max_missing:.1%})"
+            ReasonCode.MISSING_DATA, f"{share:.1%} of the requests failed or were shed (limit {policy.max_missing:.1%})"
         )
 
     if (evidence.late_share or 0.0) > policy.max_missing:
         share = evidence.late_share or 0.0
         return _hold(
-            "late_data",
+            ReasonCode.LATE_DATA,
             f"{share:.1%} of the requests came out of order, after their clusters had entered "
             f"(limit {policy.max_missing:.1%})",
         )
 
     stale = staleness(evidence, policy, now)
     if stale is not None:
-        return _hold("stale_data", stale)
+        return _hold(ReasonCode.STALE_DATA, stale)
 
     # 3. DISABLE: an opposite bound crosses.
     deciding = [
@@ -222,18 +241,18 @@ def _judge(
         return _dependent(waiting, restarts)
 
     if other_engine is not None:
-        return _hold(OTHER_ENGINE, other_engine)
+        return _hold(ReasonCode.OTHER_ENGINE, other_engine)
 
     # 4. ENABLE: every required test passes at this look.
     for result in required:
         if result.betting is not None and result.betting.unprovable is not None:
-            return _hold("unprovable", result.betting.unprovable)
+            return _hold(ReasonCode.UNPROVABLE, result.betting.unprovable)
     unknown = _unknown_parity(evidence)
     if unknown is None or unknown > policy.max_missing:
-        return _hold("unknown_parity", "parity was not measured for all requests")
+        return _hold(ReasonCode.UNKNOWN_PARITY, "parity was not measured for all requests")
     if by_name["memory"].is_required and evidence.runs.num_blocks and not evidence.runs.num_memory_blocks:
         return _hold(
-            "unknown_memory",
+            ReasonCode.UNKNOWN_MEMORY,
             "the engine that measured does not say what memory the arms took, and the policy sets a budget for it",
         )
     if all(result.outcome == "pass" for result in required):
@@ -241,31 +260,36 @@ def _judge(
         if waiting or restarts:
             return _dependent(waiting, restarts)
         if by_name["total_time"].outcome == "fail":
-            return _hold("costlier", f"{figures(by_name['total_time'])}: proven costlier in total time")
+            return _hold(ReasonCode.COSTLIER, f"{figures(by_name['total_time'])}: proven costlier in total time")
         if (too_short := short_span(evidence, policy)) is not None and not policy.recording_only:
-            return _hold("min_span", f"every required test passes in this recording: {too_short}")
+            return _hold(ReasonCode.MIN_SPAN, f"every required test passes in this recording: {too_short}")
         lower, limit = evidence.mix_lower, 1.0 + policy.margin
         if policy.require_mix_bound and not hypothesis.slice_key and (lower is None or lower <= limit):
             return _hold(
-                "mix_bound",
+                ReasonCode.MIX_BOUND,
                 f"the slices' bounds prove a speedup of {number(lower)} under the current mix: the limit is "
                 f"{number(limit)}",
             )
-        return _Outcome(Verdict.ENABLE, "all_tests_pass", f"{figures(by_name['speedup'])}: every required test passes")
+        return _Outcome(
+            Verdict.ENABLE, ReasonCode.ALL_TESTS_PASS, f"{figures(by_name['speedup'])}: every required test passes"
+        )
 
     # 5. HOLD, with the reason that says most.
     failed = [result for result in required if result.outcome == "fail"]
     if failed:
         return _hold(
-            HOLD_CODES.get(failed[0].name, "guardrail"), f"{figures(failed[0])}: limit {number(failed[0].threshold)}"
+            HOLD_CODES.get(failed[0].name, ReasonCode.GUARDRAIL),
+            f"{figures(failed[0])}: limit {number(failed[0].threshold)}",
         )
     undecided = [result for result in required if result.outcome == "open"]
     if evidence.num_clusters >= policy.max_clusters:
-        return _hold("undecidable", f"{policy.max_clusters} clusters did not decide {undecided[0].name}")
+        return _hold(ReasonCode.UNDECIDABLE, f"{policy.max_clusters} clusters did not decide {undecided[0].name}")
     for result in undecided:
         if result.betting is not None and result.betting.is_undecidable:
-            return _hold("undecidable", f"{figures(result)}: too near the limit {number(result.threshold)} to tell")
-    return _hold("too_few_units", outlook(slowest_of(undecided)))
+            return _hold(
+                ReasonCode.UNDECIDABLE, f"{figures(result)}: too near the limit {number(result.threshold)} to tell"
+            )
+    return _hold(ReasonCode.TOO_FEW_UNITS, outlook(slowest_of(undecided)))
 
 
 def _at_once(
@@ -275,9 +299,11 @@ def _at_once(
     by_name = {result.name: result for result in results}
     if "parity_faults" in by_name and by_name["parity_faults"].outcome == "fail":
         count = evidence.runs.num_faults(policy.near_tie_logit_of(hypothesis.config.dtype))
-        return _Outcome(Verdict.DISABLE, "parity_fault", f"{count} greedy outputs differ from the target's own")
+        return _Outcome(
+            Verdict.DISABLE, ReasonCode.PARITY_FAULT, f"{count} greedy outputs differ from the target's own"
+        )
     if by_name["memory"].outcome == "fail":
-        return _Outcome(Verdict.DISABLE, "memory_over_budget", figures(by_name["memory"]) + ": over budget")
+        return _Outcome(Verdict.DISABLE, ReasonCode.MEMORY_OVER_BUDGET, figures(by_name["memory"]) + ": over budget")
     return None
 
 
@@ -291,7 +317,7 @@ def _dependence(crossing: Sequence[TestResult], rules: RuleSet) -> tuple[list[st
 def _dependent(waiting: Sequence[str], restarts: Mapping[str, TestState]) -> _Outcome:
     parts = [f"{name} restarts with {state.merged_units} units merged" for name, state in restarts.items()]
     parts += [f"{name} waits until its units show to be independent" for name in waiting]
-    return _Outcome(Verdict.HOLD, "dependent", "; ".join(parts), restarts)
+    return _Outcome(Verdict.HOLD, ReasonCode.DEPENDENT, "; ".join(parts), restarts)
 
 
 def _unknown_parity(evidence: HypothesisEvidence) -> float | None:
@@ -306,5 +332,5 @@ def _named(outcome: _Outcome, hypothesis: Hypothesis) -> _Outcome:
     return outcome if mode is None else replace(outcome, reason=f"{outcome.reason}; {mode}")
 
 
-def _hold(code: str, reason: str) -> _Outcome:
+def _hold(code: ReasonCode, reason: str) -> _Outcome:
     return _Outcome(Verdict.HOLD, code, reason)

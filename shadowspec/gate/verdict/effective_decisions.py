@@ -18,9 +18,7 @@ from datetime import datetime
 from typing import Final
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.types import Decision, OverriddenVerdict, Override, OverrideRecord, Verdict, parse_slice_key
-
-REASON_CODE = "override"
+from shadowspec.types import Decision, OverriddenVerdict, Override, OverrideRecord, ReasonCode, Verdict, parse_slice_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class StandingVerdict:
         return replace(
             self.measured,
             verdict=self.override.verdict,
-            reason_code=REASON_CODE,
+            reason_code=ReasonCode.OVERRIDE,
             reason=order_words(self.override),
             clusters_needed=None,
             verdict_since=self.override.created_at,
@@ -153,9 +151,10 @@ def _covers(override: Override, slice_key: str, concurrency: int, now: datetime)
     return has_labels(slice_key, override)
 
 
-OTHER_ENGINE: Final = "other_engine"
-AT_ONCE_CODES: Final = frozenset({"parity_fault", "memory_over_budget"})  # of DISABLE: one observation proves it
-CARRIED_CODES: Final = AT_ONCE_CODES | {"parity_biased"}  # of DISABLE: they read no clock
+AT_ONCE_CODES: Final = frozenset(
+    {ReasonCode.PARITY_FAULT, ReasonCode.MEMORY_OVER_BUDGET}
+)  # of DISABLE: one observation proves it
+CARRIED_CODES: Final = AT_ONCE_CODES | {ReasonCode.PARITY_BIASED}  # of DISABLE: they read no clock
 
 
 def is_revoked(before: Verdict | None, reason_code: str) -> bool:
@@ -189,6 +188,8 @@ def for_what_serves(decisions: Iterable[Decision], policy: GatePolicy) -> list[D
         ):
             found.append(decision)
         else:
-            held = replace(decision, verdict=Verdict.HOLD, reason_code=OTHER_ENGINE, reason=other, clusters_needed=None)
+            held = replace(
+                decision, verdict=Verdict.HOLD, reason_code=ReasonCode.OTHER_ENGINE, reason=other, clusters_needed=None
+            )
             found.append(held)
     return found

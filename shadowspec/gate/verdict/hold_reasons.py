@@ -11,7 +11,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.text import plural, span_text
-from shadowspec.types import Decision, TestResult, TestState
+from shadowspec.types import Decision, ReasonCode, TestResult, TestState
 
 
 def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> str | None:
@@ -49,9 +49,9 @@ def clusters_needed(
     reason_code: str, results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy
 ) -> int | None:
     """Clusters until the slowest open test may pass; None where that is unknown or another reason holds."""
-    if reason_code == "too_few_clusters":
+    if reason_code == ReasonCode.TOO_FEW_CLUSTERS:
         return policy.entry_clusters - evidence.num_closed_clusters
-    if reason_code != "too_few_units":
+    if reason_code != ReasonCode.TOO_FEW_UNITS:
         return None
     # A block's conversations are of different sessions, so that a block counts as so many clusters.
     per_block = max(evidence.runs.max_block_requests // evidence.runs.max_turns, 1)
@@ -101,7 +101,7 @@ def still_wanted(decision: Decision, policy: GatePolicy) -> list[str]:
     undecided = [result for result in required if result.outcome == "open"]
     wanted = [] if (too_short := short_span(decision.evidence, policy)) is None else [too_short]
     if decision.clusters_needed:
-        least = "at least" if decision.reason_code == "too_few_clusters" else "about"
+        least = "at least" if decision.reason_code == ReasonCode.TOO_FEW_CLUSTERS else "about"
         wanted.append(f"{least} {plural(decision.clusters_needed, 'more session')}")
     elif undecided:
         wanted.append(outlook(slowest_of(undecided)))

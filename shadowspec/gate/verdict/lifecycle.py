@@ -19,23 +19,35 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_states
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
 from shadowspec.gate.verdict.decision import Hypothesis, decide, since_when
-from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE
-from shadowspec.gate.verdict.trial_levels import (
-    CHANGED_FINGERPRINT,
-    CHANGED_RULES,
-    DRIFT,
-    HypothesisId,
-    passed_clusters,
-    recipe_note,
+from shadowspec.gate.verdict.trial_levels import HypothesisId, passed_clusters, recipe_note
+from shadowspec.types import (
+    Decision,
+    DetectorFigures,
+    DriftFigures,
+    Figure,
+    ReasonCode,
+    Trial,
+    Verdict,
+    Watch,
+    WatchedMean,
 )
-from shadowspec.types import Decision, DetectorFigures, DriftFigures, Figure, Trial, Verdict, Watch, WatchedMean
 
 _LN10 = math.log(10.0)
-WAITING_CODES = frozenset({"too_few_clusters", "too_few_units", "min_span"})  # HOLD for want of evidence alone
+WAITING_CODES = frozenset(
+    {ReasonCode.TOO_FEW_CLUSTERS, ReasonCode.TOO_FEW_UNITS, ReasonCode.MIN_SPAN}
+)  # HOLD for want of evidence alone
 # HOLD that no further evidence ends: a level, a limit, an engine or a budget would have to change.
-FINAL_CODES = frozenset({"undecidable", "no_level_left", "unprovable", "unknown_memory", OTHER_ENGINE})
+FINAL_CODES = frozenset(
+    {
+        ReasonCode.UNDECIDABLE,
+        ReasonCode.NO_LEVEL_LEFT,
+        ReasonCode.UNPROVABLE,
+        ReasonCode.UNKNOWN_MEMORY,
+        ReasonCode.OTHER_ENGINE,
+    }
+)
 # In force until the run that begins next has its own verdict, whatever verdict that is.
-_PASSING_CODES = frozenset({DRIFT, CHANGED_RULES})
+_PASSING_CODES = frozenset({ReasonCode.DRIFT, ReasonCode.CHANGED_RULES})
 
 Standing = Mapping[HypothesisId, tuple[Verdict, str]]  # the current verdict of each hypothesis, and its reason code
 
@@ -79,7 +91,7 @@ def standing_decision(
     version ends.
     """
     in_run = previous if previous is not None and trial is not None and not previous.ends_run else None
-    in_force = in_run if in_run is not None and in_run.reason_code != DRIFT else None
+    in_force = in_run if in_run is not None and in_run.reason_code != ReasonCode.DRIFT else None
     decision = decide(hypothesis, evidence, policy, trial=trial, has_entered=has_entered, previous=in_force, now=now)
     if trial is None:
         return decision
@@ -90,7 +102,7 @@ def standing_decision(
         watch = in_force.watch if in_force and was_enabled else _watch(decision, policy)
         decision = replace(decision, watch=watch, drift=_drift_figures(evidence.watchers, policy))
         decision = _after_detectors(decision, evidence, policy)
-    elif decision.verdict is Verdict.HOLD and trial.num_restarts and decision.reason_code != OTHER_ENGINE:
+    elif decision.verdict is Verdict.HOLD and trial.num_restarts and decision.reason_code != ReasonCode.OTHER_ENGINE:
         decision = _meanwhile(decision, trial, policy, recipe_note(hypothesis.replaces, hypothesis.config))
     return replace(decision, verdict_since=since_when(decision.verdict, previous, now))
 
@@ -119,12 +131,12 @@ def _end_for_new_rules(
     decision: Decision, old: int, new: int | None, previous: Decision | None, now: datetime
 ) -> Decision:
     """The row that ends an undecided run of older rules: HOLD, or what an alarm left in force; its figures remain."""
-    alarmed = previous is not None and previous.reason_code == DRIFT
+    alarmed = previous is not None and previous.reason_code == ReasonCode.DRIFT
     verdict = previous.verdict if previous is not None and alarmed else Verdict.HOLD
     return replace(
         decision,
         verdict=verdict,
-        reason_code=CHANGED_RULES,
+        reason_code=ReasonCode.CHANGED_RULES,
         reason=f"the run began under version {old} of the gate's rules; the next one begins under version {new}",
         clusters_needed=None,
         ends_run=True,
@@ -166,20 +178,20 @@ def _after_detectors(decision: Decision, evidence: HypothesisEvidence, policy: G
     if not parts:
         return decision
     reason = "; ".join(parts)
-    return replace(decision, verdict=_alarm_verdict(policy), reason_code=DRIFT, reason=reason, ends_run=True)
+    return replace(decision, verdict=_alarm_verdict(policy), reason_code=ReasonCode.DRIFT, reason=reason, ends_run=True)
 
 
 def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy, note: str) -> Decision:
     """What a run says that follows another and has not decided yet; `note` is on its fingerprint."""
-    if trial.follows == CHANGED_RULES:
+    if trial.follows == ReasonCode.CHANGED_RULES:
         return decision
-    if trial.follows == DRIFT:
+    if trial.follows == ReasonCode.DRIFT:
         reason = f"a drift alarm ended run {trial.num_restarts}; the next one: {decision.reason}"
-        return replace(decision, verdict=_alarm_verdict(policy), reason_code=DRIFT, reason=reason)
+        return replace(decision, verdict=_alarm_verdict(policy), reason_code=ReasonCode.DRIFT, reason=reason)
     if decision.reason_code not in WAITING_CODES or trial.supersedes is None:
         return decision
     reason = f"the fingerprint was {trial.supersedes[:12]} before{note}; the new one: {decision.reason}"
-    return replace(decision, reason_code=CHANGED_FINGERPRINT, reason=reason)
+    return replace(decision, reason_code=ReasonCode.CHANGED_FINGERPRINT, reason=reason)
 
 
 def _alarm_verdict(policy: GatePolicy) -> Verdict:

@@ -28,15 +28,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.types import Decision, FingerprintedConfig, LevelGraph, Supersession, Trial, Verdict
+from shadowspec.types import Decision, FingerprintedConfig, LevelGraph, ReasonCode, Supersession, Trial, Verdict
 
 # A fingerprint that was replaced is current again only when its replacement has not been measured for so long:
 # while workers are being restarted one by one, both are measured, and must not end each other's runs.
 RETURN_AFTER = timedelta(hours=1)
-
-CHANGED_FINGERPRINT = "changed_fingerprint"
-CHANGED_RULES = "changed_rules"
-DRIFT = "drift"
 
 FIRST_RUN = 0.9  # of a hypothesis's part of alpha
 FIRST_RUN_SHARE = 0.5  # by rules of version 1
@@ -276,9 +272,11 @@ def has_passed(decision: Decision) -> bool:
 def _why_ended(latest: Decision, fingerprint: str) -> str:
     """Why the run of `latest` ended, as a reason code; an alarm is in force until a run after it decides."""
     if latest.fingerprint != fingerprint:
-        return CHANGED_FINGERPRINT
-    alarmed = latest.reason_code == DRIFT or (latest.run is not None and latest.run.follows == DRIFT)
-    return DRIFT if alarmed else CHANGED_RULES
+        return ReasonCode.CHANGED_FINGERPRINT
+    alarmed = latest.reason_code == ReasonCode.DRIFT or (
+        latest.run is not None and latest.run.follows == ReasonCode.DRIFT
+    )
+    return ReasonCode.DRIFT if alarmed else ReasonCode.CHANGED_RULES
 
 
 def with_level(
@@ -328,7 +326,7 @@ def supersede(decision: Decision, by: str, now: datetime, note: str = "") -> Dec
     return replace(
         decision,
         verdict=Verdict.HOLD,
-        reason_code=CHANGED_FINGERPRINT,
+        reason_code=ReasonCode.CHANGED_FINGERPRINT,
         reason=f"{decision.verdict} was superseded: {decision.config.name} now has fingerprint {by[:12]}{note}",
         clusters_needed=None,
         decided_at=now,

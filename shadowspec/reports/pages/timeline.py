@@ -12,13 +12,12 @@ from datetime import datetime
 
 from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.effective_decisions import is_revoked
-from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, DRIFT
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.rollout.orders import scope_words
 from shadowspec.store import AdviceChange, VerdictChange
 from shadowspec.text import percent
-from shadowspec.types import FingerprintedConfig, OverrideRecord, Rollout, Verdict
+from shadowspec.types import FingerprintedConfig, OverrideRecord, ReasonCode, Rollout, Verdict
 from shadowspec.types.engine_rules import ENGINE_OPTIONS
 
 GATE, ROLLOUT, CLOCK = "the gate", "the rollout", "its expiry"
@@ -48,11 +47,11 @@ def verdict_changes(found: Iterable[VerdictChange], configs: Mapping[str, Finger
     changes = []
     for change in found:
         replaced = None if change.supersession is None else change.supersession.by
-        if change.reason_code == DRIFT:
+        if change.reason_code == ReasonCode.DRIFT:
             kind, what = ChangeKind.ALARM, f"{change.verdict}: a drift alarm"
         elif is_revoked(change.before, change.reason_code):
             kind, what = ChangeKind.ALARM, f"{change.verdict}: ENABLE is revoked"
-        elif change.reason_code == CHANGED_FINGERPRINT:
+        elif change.reason_code == ReasonCode.CHANGED_FINGERPRINT:
             kind, what = ChangeKind.FINGERPRINT, f"{change.verdict}: the fingerprint changed"
             if replaced is not None:
                 what = f"{change.fingerprint[:12]} was replaced by {replaced[:12]}"

@@ -8,14 +8,14 @@ from datetime import datetime
 
 from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.effective_decisions import is_revoked, order_words
-from shadowspec.gate.verdict.trial_levels import DRIFT, HypothesisId, hypothesis_id
+from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.definitions import config_name
 from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.store import Store
 from shadowspec.store.read.change_reads import AdviceChange, VerdictChange
 from shadowspec.text import percent, plural
-from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord, Rollout
+from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord, ReasonCode, Rollout
 
 MAX_CHANGES = 1_000  # of each sort that are read and listed; what is left out is counted
 
@@ -58,7 +58,7 @@ def _verdict_changes(
     configs: Mapping[str, FingerprintedConfig],
 ) -> list[Change]:
     found = []
-    alarmed = {_key(decision) for decision in before if decision.reason_code == DRIFT}
+    alarmed = {_key(decision) for decision in before if decision.reason_code == ReasonCode.DRIFT}
     for change in sorted(words, key=lambda each: each.decision_id):
         key = (change.endpoint, (change.slice_key, change.concurrency, change.fingerprint))
         if change.before is not None and change.before is not change.verdict:
@@ -67,16 +67,16 @@ def _verdict_changes(
             found.append(_verdict_change(change, ChangeKind.NEW, f"first verdict: {change.verdict}", configs))
         if is_revoked(change.before, change.reason_code):
             found.append(_verdict_change(change, ChangeKind.ALARM, f"ENABLE is revoked: now {change.verdict}", configs))
-        if change.reason_code == DRIFT and key not in alarmed:
+        if change.reason_code == ReasonCode.DRIFT and key not in alarmed:
             alarmed.add(key)
             found.append(_verdict_change(change, ChangeKind.ALARM, f"drift alarm: now {change.verdict}", configs))
-        elif change.reason_code != DRIFT and key in alarmed:
+        elif change.reason_code != ReasonCode.DRIFT and key in alarmed:
             alarmed.remove(key)
             found.append(
                 _verdict_change(change, ChangeKind.ALARM_CLEARED, f"no longer alarmed: {change.verdict}", configs)
             )
     for decision in after:  # the tests may give the same verdict that the alarm gave
-        if decision.reason_code != DRIFT and _key(decision) in alarmed:
+        if decision.reason_code != ReasonCode.DRIFT and _key(decision) in alarmed:
             what, same = f"no longer alarmed: {decision.verdict}", decision.verdict.value
             found.append(
                 Change.of_hypothesis(

@@ -1,8 +1,10 @@
-"""How a check ends, and its exit code.  Nothing is imported here: the command line reads its options from it."""
+"""How a check ends, and its exit code.  It imports nothing heavy: the command line reads its options from it."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+from shadowspec.errors import ExitCode
 
 
 class Outcome(StrEnum):
@@ -22,8 +24,12 @@ class OnHold(StrEnum):
     WARN = "warn"
 
 
-def exit_code(outcome: Outcome, on_hold: OnHold) -> int:
+def exit_code(outcome: Outcome, on_hold: OnHold) -> ExitCode:
     """The exit code of the command line's contract."""
     if outcome is Outcome.HOLD:
-        return 3 if on_hold is OnHold.FAIL else 0
-    return {Outcome.ENABLE: 0, Outcome.DISABLE: 1, Outcome.UNUSABLE: 4}[outcome]
+        return ExitCode.HOLD if on_hold is OnHold.FAIL else ExitCode.DONE
+    return {
+        Outcome.ENABLE: ExitCode.DONE,
+        Outcome.DISABLE: ExitCode.DISABLE,
+        Outcome.UNUSABLE: ExitCode.NO_DATA,
+    }[outcome]

@@ -13,8 +13,16 @@ from enum import StrEnum
 from typing import Final
 
 from shadowspec.gate.verdict.current_decision import Expectation, LatestDecision, is_stale
-from shadowspec.gate.verdict.effective_decisions import REASON_CODE as OVERRIDE
-from shadowspec.types import Decision, FingerprintedConfig, Override, Rollout, SpeculationConfig, Stage, Verdict
+from shadowspec.types import (
+    Decision,
+    FingerprintedConfig,
+    Override,
+    ReasonCode,
+    Rollout,
+    SpeculationConfig,
+    Stage,
+    Verdict,
+)
 from shadowspec.types.speculation import draft_key
 
 NOTHING_EXPECTED: Final = Expectation()
@@ -121,7 +129,7 @@ def describe_orders(overrides: Iterable[Override]) -> list[str]:
 
 def _off(decision: Decision) -> Off | None:
     """Why the verdict itself switches nothing on."""
-    if decision.reason_code == OVERRIDE:
+    if decision.reason_code == ReasonCode.OVERRIDE:
         return Off.OVERRIDDEN
     if decision.verdict is Verdict.DISABLE:
         return Off.DISABLED

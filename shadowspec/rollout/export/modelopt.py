@@ -25,13 +25,16 @@ from shadowspec.metrics import (
 from shadowspec.rollout.export.endpoint_state import Off, ServedDecision
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import Schedule
-from shadowspec.types import FingerprintedConfig, SpeculationConfig, SpeculationCounts, Verdict
+from shadowspec.types import FingerprintedConfig, ReasonCode, SpeculationConfig, SpeculationCounts, Verdict
 from shadowspec.types.engine_rules import used_rules
 
 SCHEMA_VERSION = "1.0"
 TOLERANCE = 0.02  # ModelOpt's own, of the mean's consistency with the rates
 DIGITS = 6
-PARITY_CODES = ("parity_fault", "parity_biased")  # outputs were not the target's, and so neither are the counts
+PARITY_CODES = (
+    ReasonCode.PARITY_FAULT,
+    ReasonCode.PARITY_BIASED,
+)  # outputs were not the target's, and so neither are the counts
 BLOCKED = "blocked"  # a decision that is on by itself, and off for the sake of a slice
 # They always draft all they may: a shallower draft is a prefix of a deeper one.
 CHAIN_METHODS = ("draft_model", "heterogeneous_draft_model", "medusa", "mlp_speculator", "eagle", "eagle3")

@@ -15,13 +15,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from shadowspec.store import table_definitions as tables
-from shadowspec.types import EvidenceSummary, MixChange, Supersession, Verdict
+from shadowspec.types import EvidenceSummary, MixChange, ReasonCode, Supersession, Verdict
 from shadowspec.types.decision_documents import ADVICE, HAS_SHIFTED, read_evidence, read_mix_change, read_supersession
 
 _decisions, _before = tables.decisions.c, tables.decisions.alias("before_it").c
 _HYPOTHESIS = tuple(_decisions[name] for name in tables.HYPOTHESIS)
 # Reasons that say more than their verdict: a drift alarm, and a fingerprint that was replaced.
-_TELLING = ("drift", "changed_fingerprint")
+_TELLING = (ReasonCode.DRIFT, ReasonCode.CHANGED_FINGERPRINT)
 
 
 @dataclass(frozen=True, slots=True)
