@@ -223,9 +223,10 @@ site: $(VENV)/.installed-docs ## Build the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: docs
-docs: $(VENV)/.installed-base ## Write docs/cli.md from the commands, and the picture of the packages
+docs: $(VENV)/.installed-base ## Write the parts of the documentation that are made from code, and the picture of the packages
 	$(BIN)/python docs/draw_architecture.py
 	$(BIN)/python docs/command_reference.py > docs/cli.md
+	$(BIN)/python -m docs.generate
 
 .PHONY: wheel
 wheel: $(VENV)/.installed-base ## Build dist/shadowspec-*.whl

@@ -12,6 +12,8 @@ from typing import Any
 
 import typer
 
+from shadowspec.errors import ExitCode
+
 INTRODUCTION = """\
 # The command line
 
@@ -21,20 +23,13 @@ prints one document, which has a `schema_version`.
 
 | exit code | means |
 |---|---|
-| 0 | done; of `check`: ENABLE |
-| 1 | of `check` alone: DISABLE |
-| 2 | an error of usage, configuration or input |
-| 3 | of `check` alone: HOLD |
-| 4 | no data, or none that can be used |
-| 5 | a service cannot be reached, or lacks what is asked for |
-| 70 | a fault of shadowspec itself |
-| 130 | interrupted |
 """
 
 
 def reference(app: typer.Typer) -> str:
     """Every command of `app` with its arguments and options."""
-    return "\n".join((INTRODUCTION, *_sections(typer.main.get_command(app), "shadowspec")))
+    codes = "".join(f"| {each.value} | {each.meaning} |\n" for each in ExitCode)
+    return "\n".join((INTRODUCTION + codes, *_sections(typer.main.get_command(app), "shadowspec")))
 
 
 def _sections(command: Any, path: str) -> Iterator[str]:

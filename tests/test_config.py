@@ -124,11 +124,6 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     assert suffix == SpeculationConfig("suffix-k8", suffix.target, None, "suffix", 8, VerifyRule.GREEDY_DRAFT)
 
 
-def test_the_documentation_shows_the_template() -> None:
-    document = Path(__file__).parent.parent / "docs" / "configuration.md"
-    assert f"```toml\n{config_template()}```" in document.read_text(encoding="utf-8")
-
-
 def test_the_values_reach_the_inner_layers(tmp_path: Path) -> None:
     config = load(
         tmp_path,

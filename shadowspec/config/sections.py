@@ -66,10 +66,14 @@ class CandidateSection(Section):
     proposer: Literal[
         "draft_model", "heterogeneous_draft_model", "ngram", "suffix", "medusa", "mlp_speculator", "eagle3"
     ] = "draft_model"
-    method: Annotated[str, Field(pattern=_METHOD)] | None = None
+    method: Annotated[str, Field(pattern=_METHOD)] | None = Field(
+        default=None, description="the speculative server's name of its method, in place of `proposer`"
+    )
     draft: Text | None = None
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)]
-    speculative_config: dict[str, JsonValue] = {}
+    speculative_config: dict[str, JsonValue] = Field(
+        default={}, description="other settings of the speculative server's method, by its names"
+    )
     verify_rule: Literal["rejection", "greedy_draft", "exact_match"] | None = None
     ngram_min: Positive = _DRAFTING["ngram_min"]
     ngram_max: Positive = _DRAFTING["ngram_max"]
@@ -138,11 +142,17 @@ class DefaultSamplingSection(Section):
 
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = Field(default=None, description="as in a request; default: off")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, description="as in a request; default: 0")
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="as in a request; default: 1"
+    )
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        default=None, description="as in a request; default: 0"
+    )
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        default=None, description="as in a request; default: 0"
+    )
 
 
 class EndpointSection(Section):
@@ -167,7 +177,7 @@ class EndpointSection(Section):
     servers: ServerSettings | None = None
     live: LiveSettings | None = None
     candidates: Annotated[tuple[CandidateSection, ...], Field(min_length=1)]
-    gate: dict[str, Any] = {}
+    gate: dict[str, Any] = Field(default={}, description="keys of the policy for this endpoint, without a policy file")
 
     @property
     def contracts(self) -> dict[str, str]:
@@ -234,5 +244,5 @@ class FileSection(Section):
     dashboard: DashboardSettings = DashboardSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     policy: Text | None = None
-    gate: dict[str, Any] = {}
+    gate: dict[str, Any] = Field(default={}, description="keys of the policy, without a policy file")
     endpoints: dict[Name, EndpointSection] = {}

@@ -29,202 +29,204 @@ DEFAULT_POLICY_NAME: Final = "policy.toml"
 LEAST_LIKENESS: Final = 0.65  # of difflib, from which on a known key is suggested
 
 _CONFIG = """\
-# ShadowSpec's configuration.  A key that is not known is an error.  Paths are relative to the working
-# directory.  Lines that begin with "# " and a key show defaults; the others have to be made your own.
+# ShadowSpec's configuration.  An unknown key is an error.  Paths are relative to the working directory.
+# Lines that begin with "# " and a key show defaults.  Replace the other values by yours.
 
-# What must be proven before speculation is recommended, in a file of its own (docs/policy.md); without this key the
-# same keys stand here, in [gate] and [endpoints.NAME.gate].
+# The policy file: what must be proven before speculation is recommended (docs/policy.md).  Without this key the same
+# keys belong in [gate] and [endpoints.NAME.gate].
 policy = "policy.toml"
 
 [database]
-# SHADOWSPEC_DATABASE_URL overrides it.  Postgres: "postgresql+psycopg://user:password@host/database"
+# URL of SQLAlchemy.  Postgres: "postgresql+psycopg://user:password@host/database".  SHADOWSPEC_DATABASE_URL overrides
+# it.
 url = ~
 
 [privacy]
-# Session, user, tenant and request ids are stored only as HMAC-SHA256 under this secret (16 bytes or more).
-# SHADOWSPEC_HASH_SECRET overrides it.  Make one with:  head -c 32 /dev/urandom | base64 > shadowspec.secret
-# Another secret starts new sessions everywhere.
+# File with a secret of 16 bytes or more: `head -c 32 /dev/urandom | base64 > shadowspec.secret`.  Ids of sessions,
+# users, tenants and requests are stored only as HMAC-SHA256 under it.  SHADOWSPEC_HASH_SECRET overrides it.  A new
+# secret makes every session a new one.
 hash_secret_file = "shadowspec.secret"
 
 # The mirror that `shadowspec worker` consumes.
 # [kafka]
-# bootstrap_servers = ["localhost:9092"]
-# topics = ["shadow.prompts"]
-# retry_topics = ["shadow.retry"]  # consumed too; where `dead-letters replay` may put records back
-# dead_letter_topic = ~                      # must be there: the worker stops rather than drop a record
-# group_id = ~             # also the name under which the database counts; workers that share it share the work
-# group_instance_id = "shadow-0"  # a name of this worker's own: it may restart within session_timeout_ms unnoticed
-# format = ~               # "openai", "litellm", "cloudevents", "kong"; "auto" tells them apart
-# session_from = ~         # or "key", "header:NAME": a session that is not sampled is then dropped undecoded,
-# endpoint_from = ~        # if the endpoint too stands outside: "topic" (its name is the endpoint's), "header:NAME"
-# auto_offset_reset = ~           # where a partition begins that was never consumed; or "latest"
-# session_timeout_ms = ~
-# heartbeat_interval_ms = ~
-# max_poll_interval_ms = ~
-# max_poll_records = ~
-# connect_timeout_ms = ~
-# max_record_bytes = ~
-# To encrypt and to log in; SHADOWSPEC_KAFKA_PASSWORD overrides password_file.
-# security_protocol = "SASL_SSL"  # default: ~; "SSL", "SASL_PLAINTEXT"
-# sasl_mechanism = "SCRAM-SHA-512"  # "SCRAM-SHA-256", "PLAIN"
-# username = "shadowspec"
-# password_file = "kafka.password"
-# ssl_ca_file = "kafka-ca.pem"  # default: the system's authorities
-# ssl_certificate_file = "client.pem"  # with ssl_key_file, where the brokers want a certificate
-# ssl_key_file = "client.key"
+# bootstrap_servers = ["localhost:9092"]  # brokers to connect to first
+# topics = ["shadow.prompts"]  # the mirror
+# retry_topics = ["shadow.retry"]  # consumed like the mirror; `dead-letters replay` may put records there
+# dead_letter_topic = ~                      # must exist: the worker stops rather than drop a record
+# group_id = ~             # consumer group, and its name in the database; workers that share it share the partitions
+# group_instance_id = "shadow-0"  # static member: it may restart within session_timeout_ms without a rebalance
+# format = ~               # format of messages (docs/formats.md); "auto" recognises it
+# session_from = ~         # where the session is: the body, "key" or "header:NAME".  Outside of the body, a session
+#                            that is not sampled is dropped without decoding, if endpoint_from is outside too
+# endpoint_from = ~        # where the endpoint's name is: the body, "topic" (the topic's name) or "header:NAME"
+# auto_offset_reset = ~           # where a partition starts that was never consumed
+# session_timeout_ms = ~       # Kafka's session.timeout.ms
+# heartbeat_interval_ms = ~    # Kafka's heartbeat.interval.ms
+# max_poll_interval_ms = ~      # Kafka's max.poll.interval.ms
+# max_poll_records = ~         # Kafka's max.poll.records
+# connect_timeout_ms = ~       # wait for a broker, before the worker gives up
+# max_record_bytes = ~         # a longer message is malformed: too_large
+# security_protocol = "SASL_SSL"  # encryption and login; default: ~
+# sasl_mechanism = "SCRAM-SHA-512"  # how to log in
+# username = "shadowspec"      # of the login
+# password_file = "kafka.password"  # file with the password; SHADOWSPEC_KAFKA_PASSWORD overrides it
+# ssl_ca_file = "kafka-ca.pem"  # certificate authorities; default: the system's
+# ssl_certificate_file = "client.pem"  # client certificate, where the brokers ask for one; with ssl_key_file
+# ssl_key_file = "client.key"  # key of the client certificate
 
+# The engine in this process.
 [engine]
 # device = ~            # "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1"
-# dtype = ~             # "auto" (bfloat16 on a GPU, float32 on a CPU), "float32", "bfloat16", "float16", "int8" (CPU)
-# passes = ~            # "graphs": steps as CUDA graphs, not tried on a GPU yet; "auto": graphs where they can be
-# kernels = ~           # "triton" (docs/kernels.md), not tried on a GPU yet; "auto": Triton's where a GPU can run them
-# seed = ~              # of requests that bring none
-# warmup_blocks = ~     # run and thrown away before the first block that counts
-# audit_share = ~       # of the measured requests: their outputs are replayed, and compared with what the loop counted
+# dtype = ~             # "auto": bfloat16 on a GPU, float32 on a CPU; "int8" only on a CPU
+# passes = ~            # "graphs": steps as CUDA graphs (not tried on a GPU yet); "auto": graphs where possible
+# kernels = ~           # "triton" (docs/kernels.md; not tried on a GPU yet); "auto": Triton where a GPU can run it
+# seed = ~              # of requests without a seed
+# warmup_blocks = ~     # blocks that run before the first one that counts
+# audit_share = ~       # share of the measured requests whose outputs are replayed, to compare the engine's counts
 
+# How `shadowspec worker` consumes the mirror and runs engines.
 [worker]
-# devices = ~              # an engine process on each, e.g. ["cuda:0", "cuda:1"]; default: one on the engine's device
-# max_queued_blocks = ~    # in front of the engine; then the overload rule applies
-# overload = ~             # the partitions; "shed": requests, counted as such
-# build_timeout_s = ~      # to load the models; an engine that takes longer is ended, and at its first start the worker
+# devices = ~              # one engine process on each, e.g. ["cuda:0", "cuda:1"]; default: one, on the engine's device
+# max_queued_blocks = ~    # blocks that wait for an engine; above it the overload rule applies
+# overload = ~             # "pause": stop polling until the engine catches up; "shed": drop and count requests
+# build_timeout_s = ~      # to load the models; the worker stops if the first engine takes longer
 # block_timeout_s = ~      # an engine that takes longer is ended, and the block's requests fail
 # max_attempts = ~         # at a request that ends the engine
-# max_unfinished_messages = ~      # consumed, but not yet measured and written
+# max_unfinished_messages = ~      # consumed messages that are not measured and stored yet
 # flush_interval_s = ~     # between two writes to the database
-# refresh_rates_s = ~      # between two looks at the decisions, which set the sampling rates
-# drain_timeout_s = ~      # to finish what is begun, when asked to stop
-# health_address = ~                 # of /livez, /readyz and /metrics
+# refresh_rates_s = ~      # between two reads of the decisions, which set the sampling rates
+# drain_timeout_s = ~      # to finish running blocks after a request to stop
+# health_address = ~                 # of /livez, /readyz and /metrics (docs/metrics.md)
 
+# The dashboard, and what reports show of costs (docs/dashboard.md).
 [dashboard]
-# host = ~               # whoever can reach it sees every figure
-# port = ~
-# title = ~
-# refresh_s = ~          # how often an open page looks for news
-# stale_after_s = ~           # without a new measurement, evidence is said to be stale
+# host = ~               # address to listen on; without a login anyone who reaches it sees all data
+# port = ~               # port to listen on
+# title = ~              # of every page
+# refresh_s = ~          # between two refreshes of an open page
+# stale_after_s = ~           # evidence without a new measurement for this long is shown as stale
 # price_per_gpu_hour = 2.5    # in the currency; default: the policy's device_price_per_hour, else no cost is shown
-# currency = ~
-# data_note = "Mirror of the production gateway"  # what the data is and is not, said on every page and report
-# auth_file = "/run/secrets/dashboard.toml"       # login by OpenID Connect; see docs/dashboard.md
-# local_role = ~              # without a login: "operator" lets whoever reaches the address use the kill switch
-# override_url = "postgresql+psycopg://operator@db/shadowspec"  # the kill switch's own role
+# currency = ~                # of the price
+# data_note = "Mirror of the production gateway"  # note about the data on every page and report
+# auth_file = "/run/secrets/dashboard.toml"       # settings of a login by OpenID Connect (docs/dashboard.md)
+# local_role = ~              # of everyone, where there is no login; "operator" may use the kill switch
+# override_url = "postgresql+psycopg://operator@db/shadowspec"  # database URL of the kill switch; default: [database]
 
+# Who may do what after a login (docs/dashboard.md).
 # [dashboard.roles]
-# claim = ~                   # of the login; or one that lists groups
+# claim = ~                   # claim of the login that operators and viewers are compared with; it may list groups
 # operators = ["on-call@example.com"]    # may use the kill switch
-# viewers = ["team@example.com"]         # may look; without it whoever logs in
+# viewers = ["team@example.com"]         # may look; default: everyone who logs in
 
 # Gate runs and reports at set times, by `shadowspec schedule` (docs/schedule.md).
 [schedule]
-# time_zone = ~          # of jobs that name none, and of dates without an offset
-# catch_up = ~           # missed periods of a job that get a report each; the first of them has what lies before
-# max_attempts = ~       # at a delivery, before it is given up
-# retry_first_s = ~      # after the first failure; doubled each time
-# retry_longest_s = ~
-# timeout_s = ~          # that a receiver may take to answer
+# time_zone = ~          # of jobs without a time zone, and of dates without an offset
+# catch_up = ~           # missed periods of a job that get a report each; the first one covers all before it
+# max_attempts = ~       # at a delivery
+# retry_first_s = ~      # wait after the first failed attempt; it doubles each time
+# retry_longest_s = ~      # longest wait between two attempts
+# timeout_s = ~          # for a receiver's answer
 
 # [schedule.jobs.daily]
-# cron = "0 8 * * *"     # minute, hour, day, month, day of the week (0 and 7: Sunday); or six, with the second first
+# cron = "0 8 * * *"     # minute, hour, day, month, weekday (0 and 7: Sunday); with six fields the second comes first
 # time_zone = "Europe/Berlin"  # default: the schedule's
-# does = ["gate", "report"]    # default: ~
-# receivers = ["archive", "team", "chat"]
+# does = ["gate", "report"]    # what the job does; default: ~
+# receivers = ["archive", "team", "chat"]  # names of the receivers of the report
 
 # [schedule.receivers.archive]
-# kind = "folder"
-# folder = "reports"
-# formats = ["html", "json"]   # default: ~; and "md"
+# kind = "folder"              # this kind of receiver
+# folder = "reports"           # where the reports are written
+# formats = ["html", "json"]   # of the reports; default: ~
 
 # [schedule.receivers.team]
-# kind = ~
-# host = "mail.example.com"
-# port = 587                   # default: the usual one for security
-# security = ~                 # default; "tls", "none"
-# username = "shadowspec"
-# password_variable = "MAIL_PASSWORD"  # or password_file; read whenever a mail is sent
-# ca_file = "mail-ca.pem"      # default: the system's authorities
-# sender = "shadowspec@example.com"
-# to = ["llm-platform@example.com"]
+# kind = ~                     # this kind of receiver
+# host = "mail.example.com"    # mail server
+# port = 587                   # of the mail server; default: the usual port of `security`
+# security = ~                 # encryption of the connection
+# username = "shadowspec"      # of the login; default: no login
+# password_variable = "MAIL_PASSWORD"  # environment variable with the password, read for every mail; or password_file
+# ca_file = "mail-ca.pem"      # certificate authorities; default: the system's
+# sender = "shadowspec@example.com"   # address of the sender
+# to = ["llm-platform@example.com"]   # addresses of the recipients
 
 # [schedule.receivers.chat]
-# kind = "webhook"
-# url_file = "chat.url"        # or url_variable: the URL is a secret; slack://, workflows:// (Teams), jsons:// ...
+# kind = "webhook"             # this kind of receiver
+# url_file = "chat.url"        # file with the URL, a secret: slack://, workflows:// (Teams), jsons://; or url_variable
 
 [endpoints.chat]
-# Path or id of the model that serves this endpoint, and the names under which it is served.
+# Folder of the model that serves this endpoint.
 target = "models/target"
+# Names under which the model is served.
 served_models = ["my-model"]
-# Globs on what a record says of itself; all that are given must match.  The first endpoint that matches
-# takes the record.  Without `match` it is a record whose "endpoint" is this endpoint's name.
+# Globs for a record's endpoint, model and path.  All given globs must match, and the first endpoint that matches takes
+# the record.  Default: the record's `endpoint` is this endpoint's name.
 match = { model = "my-model", path = "/v1/*" }
-# Labels that make hypotheses, of: prompt_class, sampling_regime, context_bucket, tenant, output_constraint, language,
-# and your own.
+# Labels that make slices: prompt_class, sampling_regime, context_bucket, tenant, output_constraint, language, and those
+# of `labels`.
 # slice_by = ~
-# labels = ["tier"]     # keys of the record's metadata that are kept as labels
-# sample_rate = ~       # share of sessions (per slice) that may be measured
-# Concurrency to measure at; shares weigh several, e.g. the shares of time spent at each.
+# labels = ["tier"]     # metadata keys of the record to store as labels
+# sample_rate = ~       # share of each slice's sessions that may be measured
+# Numbers of concurrent requests to measure at; `share` weighs them, e.g. by the time that production spends at each.
 loads = [{ concurrency = 4, share = 1.0 }]
-# Requests of a block for each slot of its load.  1: one batch, in which a finished request's slot idles along; 4: a
-# queue whose next request takes the slot that is free, so that as many requests as the load are in progress.
+# Requests of a block for each slot of its load.  1: one batch, in which the slot of a finished request stays empty.
+# 4: a queue that refills slots, so that the number of concurrent requests stays at the load.
 # requests_per_slot = ~
-# What serves this endpoint, by name or by name and version: "vllm", "vllm 0.32", "sglang", "llama.cpp".  Verdicts that
-# rest on latency are for it, and are made of what was measured on it alone (docs/policy.md, Which engine serves):
-# through servers (docs/servers.md), or for "shadowspec-torch" by the engine in this process.  Candidates draft by
-# its rules, as far as they are known (docs/engine.md).
+# Engine that serves this endpoint: "vllm", "vllm 0.32", "sglang", "llama.cpp", or "shadowspec-torch" for the engine in
+# this process.  Verdicts on latency use only measurements on it (docs/policy.md, Which engine serves), and candidates
+# draft by its rules (docs/engine.md).
 serving_engine = @
-# max_age_s = 3600.0    # older records are expired (against the newest event time); default: none are
-# scores = ["json_valid", "package.module:function"]  # of both arms' outputs, for guardrails: docs/guardrails.md
-# contract = "sql"      # what outputs have to be: "json", "tool_call", "sql" (extra `sql`); by class
-#                       # of prompts: { structured = "sql" }; default: what a request asks for: docs/failures.md
-# sql_dialect = "postgres"   # sqlglot's name of it; default: whatever it reads
-# max_new_tokens = 256  # cap on the tokens generated per request; default: the request's own max_tokens
+# max_age_s = 3600.0    # records older than this, against the newest event time, expire; default: no limit
+# scores = ["json_valid", "package.module:function"]  # functions that score both arms' outputs (docs/guardrails.md)
+# contract = "sql"      # required form of outputs: "json", "tool_call", "sql"; by prompt class:
+#                       # { structured = "sql" }; default: the form that the request asks for (docs/failures.md)
+# sql_dialect = "postgres"   # sqlglot's name of the dialect; default: any
+# max_new_tokens = 256  # limit of the generated tokens per request; default: the request's max_tokens
 
-# What the server uses where a request is silent; part of the fingerprint.  No generation_config.json is read for it:
-# copy what production takes from there.
+# Sampling parameters of the server for requests that do not set them; part of the fingerprint.  ShadowSpec reads no
+# generation_config.json: copy production's values.
 # [endpoints.chat.default_sampling]
-# temperature = 0.7
-# top_p = 0.8
+# temperature = 0.7     # as in a request; default: 1
+# top_p = 0.8           # as in a request; default: 1
 
 [[endpoints.chat.candidates]]
-name = "draft-k4"
-proposer = "draft_model"     # or "ngram", "suffix", which need no draft; "medusa", "mlp_speculator", "eagle3": below
-draft = "models/draft"
-num_speculative_tokens = 4
-#                            # a draft of another vocabulary: "heterogeneous_draft_model" (docs/engine.md)
-# verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; heads and drafts of another
-#                            vocabulary: all three, by default greedy_draft; the others: greedy_draft, exact_match
-# draft_confidence_threshold = ~    # above it, e.g. 0.4: a row drafts no token that the draft model gives less
-# draft_sampling = "request" # or "temperature": what of a request's sampling the draft follows; the target follows all.
-#                            # Default: as the endpoint's serving_engine does (vLLM: temperature), else request
+name = "draft-k4"            # yours to choose; reports and exports show it
+proposer = "draft_model"     # method of the engine in this process; "ngram" and "suffix" need no draft
+draft = "models/draft"       # folder of the draft model or of the heads
+num_speculative_tokens = 4   # tokens proposed in a step
+# verify_rule = "rejection"  # default: rejection for draft_model, else greedy_draft; not rejection for ngram and suffix
+# draft_confidence_threshold = ~    # above 0: a step stops drafting at a token that the draft model finds less likely
+# draft_sampling = "request" # sampling parameters that the draft follows: all, or "temperature" only.
+#                            # Default: as serving_engine does (vLLM: temperature), else request
 
 # [[endpoints.chat.candidates]]
 # name = "ngram-k4"
 # proposer = "ngram"
 # num_speculative_tokens = 4
 # ngram_min = ~              # shortest suffix that is looked up in the text so far
-# ngram_max = ~
-# ngram_occurrence = "latest"  # or "earliest", "latest_followed": which of several occurrences is copied from.
-#                            # Default: as the endpoint's serving_engine does (vLLM: earliest, llama.cpp:
-#                            # latest_followed), else latest
+# ngram_max = ~              # longest suffix that is looked up
+# ngram_occurrence = "latest"  # occurrence that is copied from.
+#                            # Default: as serving_engine does (vLLM: earliest, llama.cpp: latest_followed), else latest
 
 # [[endpoints.chat.candidates]]
 # name = "suffix-k8"
-# proposer = "suffix"        # what followed in the text so far, and in recent outputs: docs/engine.md
+# proposer = "suffix"        # proposes what followed in the text so far and in recent outputs (docs/engine.md)
 # num_speculative_tokens = 8
 # suffix_decoding_max_tree_depth = ~     # tokens of match and draft together
 # suffix_decoding_max_spec_factor = ~    # drafted tokens for each matched one
-# suffix_decoding_min_token_prob = ~     # how likely a draft must be, by its counts, up to its last token
-# suffix_memory_tokens = ~               # of recent outputs of this endpoint; 0: the request alone
+# suffix_decoding_min_token_prob = ~     # least probability of a draft up to its last token, by counts
+# suffix_memory_tokens = ~               # tokens of recent outputs of this endpoint to remember; 0: only the request's
 
-# What the endpoint's production engines count, read by `shadowspec live` and `shadowspec schedule`: docs/live.md
+# Production's counters, which `shadowspec live` and `shadowspec schedule` read (docs/live.md).
 # [endpoints.chat.live]
 # metrics_urls = ["http://engine-0:8000/metrics"]  # one per replica; no other host is contacted
-# engine = ~                 # or "sglang", "tensorrt-llm", "llama.cpp"
-# model = "my-model"         # the name under which they serve it; default: the first of served_models
-# api_key_variable = "VLLM_API_KEY"  # variable of the environment that holds the key
-# ca_file = "servers-ca.pem" # default: the system's authorities
-# interval_s = ~             # between two readings of the scheduler: the guard's windows
-# timeout_s = ~              # that a page may take
-# scored_drafts = ~          # drafts with which a window weighs in full
-# run_length = ~             # windows between two false alarms, on average, at least
+# engine = ~                 # engine of the replicas
+# model = "my-model"         # name under which they serve the model; default: the first of served_models
+# api_key_variable = "VLLM_API_KEY"  # environment variable with the key
+# ca_file = "servers-ca.pem" # certificate authorities; default: the system's
+# interval_s = ~             # between two readings by the scheduler
+# timeout_s = ~              # for a page
+# scored_drafts = ~          # drafts from which on a window has its full weight
+# run_length = ~             # average number of windows between two false alarms, at least
 
 # Heads that draft from the target's hidden states, as they are published (docs/engine.md, Heads).
 # [[endpoints.chat.candidates]]
@@ -233,125 +235,127 @@ num_speculative_tokens = 4
 # draft = "models/eagle3"
 # num_speculative_tokens = 4
 
-# An endpoint may be measured through two deployments of its target behind the OpenAI API (docs/servers.md) instead of
-# by the engine in this process.  It has one candidate then; `target` is its tokenizer's folder: no weights are loaded.
+# An endpoint that is measured through two deployments of its target behind the OpenAI API (docs/servers.md), and not by
+# the engine in this process.  It has one candidate; `target` is only the folder of its tokenizer.
 # [endpoints.served]
-# engine = "openai"           # default: ~
+# engine = "openai"           # "openai": two servers measure; default: ~, the engine in this process
 # target = "models/target"
 # served_models = ["served-model"]
-# requests_per_slot = 1       # above 1 the load stays longer; so many times the requests for one block
+# requests_per_slot = 1
+# Two servers with and without speculation.
 # [endpoints.served.servers]
-# baseline_url = "https://baseline.example:8000"        # roots, without /v1; no other host is contacted
-# speculative_url = "https://speculative.example:8000"
-# model = "served-model"      # the name under which both serve the target; default: the first of served_models
-# device = "2x H100"          # what both run on, and in which dtype
-# dtype = "bfloat16"
-# api_key_variable = "VLLM_API_KEY"  # variable of the environment that holds the key
-# ca_file = "servers-ca.pem"  # default: the system's authorities
-# max_model_len = 8192        # tokens that both take; default: as many as the target
-# connect_timeout_s = ~
-# first_token_timeout_s = ~
+# baseline_url = "https://baseline.example:8000"        # root of the API, without /v1; no other host is contacted
+# speculative_url = "https://speculative.example:8000"  # the same, of the server with speculation
+# model = "served-model"      # name under which both serve the target; default: the first of served_models
+# device = "2x H100"          # hardware of both servers, for reports and the fingerprint
+# dtype = "bfloat16"          # dtype of the target on both servers
+# api_key_variable = "VLLM_API_KEY"  # environment variable with the key
+# ca_file = "servers-ca.pem"  # certificate authorities; default: the system's
+# max_model_len = 8192        # context of both servers in tokens; default: the target's
+# connect_timeout_s = ~       # to connect
+# first_token_timeout_s = ~     # for the first token
 # token_timeout_s = ~         # between two chunks with tokens
-# total_timeout_s = ~
-# max_attempts = ~            # at a request that was refused for now, or whose answer was cut off
-# reachable_within_s = ~      # that a server may be away before a block; then the run ends
-# prefix_cache = ~            # "on": whole conversations, each cold at first in both arms, warm later
-# score_logprobs = ~          # likeliest tokens asked of the baseline per token of a sampled output (its --max-logprobs
-#                             must allow it); more where top_k or a temperature near 1 wants it; 0: none is scored
-# tool_call_format = "hermes" # how the target writes tool calls, so that strict ones can be asked for; default:
-#                             requests with strict tools are refused
+# total_timeout_s = ~         # for an answer
+# max_attempts = ~            # at a request that the server refused for now, or whose answer was cut off
+# reachable_within_s = ~      # how long a server may be away before a block; then the run ends
+# prefix_cache = ~            # "on": measures whole conversations, whose later turns hit the prefix cache
+# score_logprobs = ~          # likeliest tokens to ask of the baseline for each token of a sampled output (vLLM's
+#                             --max-logprobs must allow it); 0: sampled outputs have no parity (docs/servers.md)
+# tool_call_format = "hermes" # form in which the target writes tool calls; default: requests with strict tools are
+#                             refused
 # [[endpoints.served.candidates]]
-# name = "served-k4"          # what the speculative server does
+# name = "served-k4"
 # proposer = "draft_model"
 # draft = "models/draft"
 # num_speculative_tokens = 4
-#                             any other method of the server goes by the server's name, in place of proposer, with what
-#                             else the server was started with (docs/servers.md):
+#
+#                             Any other method goes by the server's name in place of proposer (docs/servers.md):
 #                                 method = "mtp"
 #                                 speculative_config = { draft_tensor_parallel_size = 1 }
 """
 
 
 _POLICY = """\
-# ShadowSpec's policy: what must be proven before speculation is recommended, and how it is rolled out.  Keep it
-# in version control: a change of policy is reviewed like a change of code.  A key that is not known is an error.
-# Lines that begin with "# " and a key show defaults.  Durations are seconds of event time, shares fractions of 1;
-# "none" where a default may be absent.  [endpoints.NAME] and [endpoints.NAME.rollout] override key by key.
+# ShadowSpec's policy: what must be proven before speculation is recommended, and how it is rolled out.  Keep it in
+# version control and review a change like a change of code.  An unknown key is an error.  Lines that begin with "# "
+# and a key show defaults.  Durations are seconds of event time, shares are fractions of 1; "none" switches a limit off.
+# In [endpoints.NAME] and [endpoints.NAME.rollout] an endpoint overrides single keys.
 
 version = 1
 
 [default]
 # Errors and evidence
-# alpha = ~                     # chance of any false ENABLE at an endpoint, however often one looks
-# max_hypotheses = ~            # loads x candidates x (slices + 1): half of alpha is for the whole endpoint
-# entry_clusters = ~            # closed sessions of a slice from which on its tests are read
-# max_clusters = ~              # measured sessions after which an open question is given up as undecidable
-# indifference = ~              # an interval this close about its limit is undecidable
+# alpha = ~                     # chance of any false ENABLE at an endpoint, over all looks
+# max_hypotheses = ~            # loads x candidates x (slices + 1), at most; they share alpha (docs/estimators.md)
+# entry_clusters = ~            # closed sessions of a slice before its tests are read
+# max_clusters = ~              # measured sessions after which an undecided hypothesis is undecidable
+# indifference = ~              # an interval this close to its limit is undecidable
 # max_missing = ~               # share of failed and shed requests above which the verdict is HOLD
-# min_span_s = ~                # event time, and as many days with evidence, that ENABLE needs: a week, a whole cycle
-# recording_only = ~            # a trial: no span is needed, verdicts speak of this recording only, none is promoted
-# max_evidence_age_s = ~        # HOLD if the newest evidence is older than this when the gate looks; none: of any age
+# min_span_s = ~                # event time that ENABLE needs, and as many days with evidence; default: a week
+# recording_only = ~            # trial policy: verdicts speak of this recording only, need no span and are not promoted
+# max_evidence_age_s = ~        # HOLD if the newest evidence is older at the look; "none": any age
 
 # What must be proven
-# margin = ~                    # speedup beyond 1
-# require_mix_bound = ~         # the slices' bounds, weighted by the current mix, must prove it for the endpoint too
-# log_speedup_clip = ~                   # a request counts as no more than so much faster or slower (log; twice)
+# margin = ~                    # the speedup must exceed 1 + this
+# require_mix_bound = ~         # the slices' bounds under the current mix must prove the endpoint's speedup too
+# log_speedup_clip = ~                   # limit of a request's log speedup, up and down; default: ln 2
 # objective = ~                 # "both": a lower total time must be proven too
 # acceptance_metric = ~                                 # or "draft_acceptance_rate": of all drafted tokens
-# floor = ~                     # acceptance by that metric; 40% of drafted tokens is how route owners state it
-# max_scored_steps = ~          # a session weighs no more than so many of the metric's denominator
-# tail_margin = ~               # a request is slowed if it took this much longer ...
-# tail_share = ~                # ... and at most this share may be
-# max_fault_share = ~           # greedy outputs that differ from the target's own: none seen, and no more than this
-# parity_margin = ~             # greedy outputs that differ by rounding, beyond the baseline's own
-# near_tie_logit = ~            # top-2 gap up to which it is rounding; none: 0.001 in float32, 0.125 in bfloat16
-# parity_tokens = ~             # a session weighs no more than so many sampled tokens
-# z_clip = ~                    # and its sum of z is cut at this times so many
-# z_bound = ~                   # the mean z of sampled outputs lies within plus or minus this
-# memory_budget_share = ~       # extra peak memory, of the baseline's own; through servers: of its KV cache; or "none"
-# memory_budget_tokens = ~      # KV-cache tokens that the draft may displace; both "none": memory is not judged
-# require_serving_engine = ~    # latency counts from the endpoint's serving_engine alone, where one is named
+# floor = ~                     # the acceptance by that metric must exceed this
+# max_scored_steps = ~          # steps (or drafted tokens) of a session that count in the acceptance
+# tail_margin = ~               # a request is slowed if it took longer by more than this
+# tail_share = ~                # tolerated share of slowed requests
+# max_fault_share = ~           # share of faults in greedy outputs to exclude, with no fault seen
+# parity_margin = ~             # tolerated share of greedy outputs that differ by rounding, beyond the baseline's own
+# near_tie_logit = ~            # top-2 logit gap that counts as rounding; "none": 0.001 in float32, 0.125 in bfloat16
+# parity_tokens = ~             # sampled tokens of a session that count in the z score
+# z_clip = ~                    # limit of a session's z score
+# z_bound = ~                   # the mean z score of sampled outputs must lie within plus or minus this
+# memory_budget_share = ~       # extra peak memory over the baseline's; through servers: share of its KV cache
+# memory_budget_tokens = ~      # KV-cache tokens that speculation may displace; both "none": memory is not judged
+# require_serving_engine = ~    # latency counts only from the endpoint's serving_engine, where one is named
 
 # Guardrails: each is required where it is set
-# ttft_margin = ~               # time to the first token may be longer by this
-# tpot_margin = ~               # time per output token may be longer by this
-# p95_margin = ~                # 95% quantile of end-to-end time may be longer by this
-# p99_margin = ~
-# max_cost_per_million_tokens = ~       # output tokens, in the currency of the price
-# device_price_per_hour = ~
-# validity_margin = ~           # share of valid structured outputs may be lower by this
-# score_margin = ~              # mean of the user's score, from 0 to 1, may be lower by this
+# ttft_margin = ~               # the time to the first token may grow by this
+# tpot_margin = ~               # the time per output token may grow by this
+# p95_margin = ~                # the 95% quantile of end-to-end time may grow by this
+# p99_margin = ~                # the 99% quantile of end-to-end time may grow by this
+# max_cost_per_million_tokens = ~       # cost of a million output tokens, in the currency of the price
+# device_price_per_hour = ~       # price of the device
+# validity_margin = ~           # the share of valid structured outputs may fall by this
+# score_margin = ~              # the mean score of outputs, from 0 to 1, may fall by this
 
 # After ENABLE
-# drift_run_length = ~          # units between false alarms of an endpoint's detectors, on average, at least
-# drift_tolerance = ~           # advisory detectors hold to the lower bound at ENABLE less this
-# on_alarm = ~                  # or "hold": what becomes of ENABLE when a detector sounds
-# mix_window_s = ~              # event time that counts as the current traffic: a whole cycle
+# drift_run_length = ~          # average number of units between false alarms of an endpoint's detectors, at least
+# drift_tolerance = ~           # advisory detectors watch the lower bound at ENABLE less this
+# on_alarm = ~                  # what an alarm makes of ENABLE; or "hold"
+# mix_window_s = ~              # event time that counts as the current traffic
 
-# What is a unit of evidence
-# max_requests_per_cluster = ~  # of a session
-# cluster_idle_s = ~            # a session is over when it is idle for so long ...
-# cluster_max_age_s = ~         # ... or this old ...
-# cluster_reopen_after_s = ~        # ... and so much later its key is a new one
-# time_block_s = ~              # requests without session or user are taken together by time
-# dominant_key_share = ~        # a key above this share of its slice is cut into such times
-# timed_positions = ~           # a session is timed at its J-th request, J drawn from 1 to this; prefix_cache: at each
-# block_max_wait_s = ~          # event time after which a block that is not full runs short
-# min_rate = ~                  # the worker's sampling rate for slices of which everything is decided
+# Units of evidence
+# max_requests_per_cluster = ~  # requests of a session that count
+# cluster_idle_s = ~            # a session closes when it is idle for this long
+# cluster_max_age_s = ~         # a session closes at this age
+# cluster_reopen_after_s = ~        # this long after its closing, the same key starts a new session
+# time_block_s = ~              # requests without session and user are grouped by this much time
+# dominant_key_share = ~        # a key with more than this share of its slice is cut by time_block_s
+# timed_positions = ~           # a session is timed at one request, drawn from its first N (prefix_cache: at each)
+# block_max_wait_s = ~          # event time after which a block runs before it is full
+# min_rate = ~                  # the worker's sampling rate for decided slices
 
+# Rollout
 [default.rollout]
-# partial_share = ~             # of the enabled traffic, in the partial stage
-# shadow_soak_s = ~             # for which ENABLE must have stood before it
-# partial_soak_s = ~            # for which it must have stood in it, before all is served with speculation
-# min_soak_blocks = ~           # blocks newly measured in a stage before it is left: silence proves nothing
+# partial_share = ~             # share of the enabled traffic in the partial stage
+# shadow_soak_s = ~             # time of ENABLE before the partial stage
+# partial_soak_s = ~            # time of ENABLE in the partial stage before the broad stage
+# min_soak_blocks = ~           # blocks to measure in a stage before the next
 # max_decision_age_s = ~        # an older decision moves nothing forward
-# max_disabled_share = ~        # a DISABLEd slice with so much of the traffic lets nothing move forward
+# max_disabled_share = ~        # DISABLEd slices with this share of the traffic stop the rollout
 # alarm_stage = ~               # where an alarm moves the rollout: one stage back, or to the "shadow"
-# first_depth = ~               # the partial stage begins with the deepest proven depth up to this, else with the first
-# depth_soak_s = ~              # for which ENABLE must have stood at a depth before the next
-# partial_max_depth = ~         # below what is proven it keeps the endpoint in the shadow
-# broad_max_depth = ~
-# context_max_depths = ~        # by context bucket, e.g. { "32k-128k" = 2, "128k+" = 0 }; 0 is off
+# first_depth = ~               # the partial stage begins at the deepest proven depth up to this, else at the smallest
+# depth_soak_s = ~              # time of ENABLE at a depth before the next
+# partial_max_depth = ~         # deepest depth of the partial stage
+# broad_max_depth = ~           # deepest depth of the broad stage
+# context_max_depths = ~        # deepest depth by context bucket, e.g. { "32k-128k" = 2, "128k+" = 0 }; 0 is off
 
 # [endpoints.chat]
 # max_hypotheses = 4

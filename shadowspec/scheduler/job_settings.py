@@ -83,7 +83,7 @@ class EmailSettings:
     security: Literal["tls", "starttls", "none"] = "starttls"  # "tls": from the first byte
     username: Text | None = None
     password_variable: Text | None = None
-    password_file: PathText | None = None
+    password_file: Annotated[PathText | None, Field(description="file with the password, read for every mail")] = None
     ca_file: PathText | None = None
     kind: Literal["email"] = "email"
 
@@ -115,7 +115,7 @@ class WebhookSettings:
     """
 
     name: ReceiverName
-    url_variable: Text | None = None
+    url_variable: Annotated[Text | None, Field(description="environment variable with the URL")] = None
     url_file: PathText | None = None
     kind: Literal["webhook"] = "webhook"
 

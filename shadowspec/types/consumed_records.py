@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from msgspec import Struct, field
 
@@ -16,16 +16,24 @@ from shadowspec.types.requests import RecordKey
 
 
 class FunnelCounter(StrEnum):
-    """Where a consumed record ended.  Every record ends in exactly one."""
+    """Where a consumed record ended.  Every record ends in exactly one.  `meaning` is its line in the documentation."""
 
-    MEASURED = "measured"
-    FAILED = "failed"
-    SAMPLED_OUT = "sampled_out"
-    SHED = "shed"
-    UNSUPPORTED = "unsupported"
-    MALFORMED = "malformed"
-    DUPLICATE = "duplicate"
-    EXPIRED = "expired"
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    MEASURED = "measured", "Ran through both arms."
+    FAILED = "failed", "Admitted, but an arm or the engine failed. It counts at the worst value of every test."
+    SAMPLED_OUT = "sampled_out", "Not drawn: `not_sampled`, `not_timed` or `conversation_over`."
+    SHED = "shed", 'Dropped because the engine was behind (`overload = "shed"`).'
+    UNSUPPORTED = "unsupported", "Cannot be measured exactly, or belongs to no endpoint. The reason names the cause."
+    MALFORMED = "malformed", "Cannot be read. In Kafka it goes to the dead-letter topic."
+    DUPLICATE = "duplicate", "Read before: the same request id or event."
+    EXPIRED = "expired", "Older than `max_age_s` against the newest event time."
 
     __hash__ = str.__hash__  # an enum's own is a call in Python, and counters are counted under
 

@@ -1,4 +1,4 @@
-"""The worker's own metrics, for Prometheus.  `docs/metrics.md` says what each of them means.
+"""The worker's own metrics, for Prometheus.  `docs/metrics.md` lists them as they are described here.
 
 They count what this process saw since it started: a record that is delivered again counts again here, and
 once in the database.  Labels hold names from the configuration, short codes and slice keys, never an id or
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -39,52 +40,115 @@ _WRITE_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 _BATCH_REQUESTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+@dataclass(frozen=True, slots=True)
+class MetricDescription:
+    """A metric as the documentation shows it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
 class Telemetry:
     """The metrics of one worker, in a registry of their own.  Safe to call from any thread."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
 
-        def counter(name: str, what: str, *labels: str) -> Counter:
-            return Counter(f"shadowspec_{name}", what, labels, registry=registry)
+        self.described: list[MetricDescription] = []
 
-        def gauge(name: str, what: str, *labels: str) -> Gauge:
-            return Gauge(f"shadowspec_{name}", what, labels, registry=registry)
+        def describe(kind: str, name: str, meaning: str, labels: Sequence[str]) -> str:
+            self.described.append(MetricDescription(f"shadowspec_{name}", kind, tuple(labels), meaning))
+            return f"shadowspec_{name}"
 
-        def histogram(name: str, what: str, buckets: Iterable[float], *labels: str) -> Histogram:
-            return Histogram(f"shadowspec_{name}", what, labels, registry=registry, buckets=tuple(buckets))
+        def counter(name: str, meaning: str, *labels: str) -> Counter:
+            return Counter(describe("counter", name, meaning, labels), meaning, labels, registry=registry)
+
+        def gauge(name: str, meaning: str, *labels: str) -> Gauge:
+            return Gauge(describe("gauge", name, meaning, labels), meaning, labels, registry=registry)
+
+        def histogram(name: str, meaning: str, buckets: Iterable[float], *labels: str) -> Histogram:
+            full_name = describe("histogram", name, meaning, labels)
+            return Histogram(full_name, meaning, labels, registry=registry, buckets=tuple(buckets))
 
         by_slice = ("endpoint", "slice", "config")
-        self._records = counter("records_total", "Records by where they ended", "endpoint", "counter", "reason")
-        self._lag = gauge("consumer_lag_messages", "Messages not yet polled", "topic", "partition")
-        self._unfinished = gauge("unfinished_messages", "Messages polled whose records are not all written")
-        self._waiting = gauge("waiting_requests", "Admitted requests not yet measured")
-        self._paused = gauge("paused", "1 while the partitions are paused because there is more than can be held")
-        self._queued = gauge("queued_blocks", "Blocks that wait for an engine")
-        self._in_flight = gauge("in_flight_blocks", "Blocks taken by the engines' queue and not yet given back")
+        self._records = counter(
+            "records_total", "Records by the funnel counter in which they ended.", "endpoint", "counter", "reason"
+        )
+        self._lag = gauge(
+            "consumer_lag_messages", "Messages of an assigned partition that are not polled yet.", "topic", "partition"
+        )
+        self._unfinished = gauge("unfinished_messages", "Polled messages whose records are not all written yet.")
+        self._waiting = gauge("waiting_requests", "Admitted requests that are not measured yet.")
+        self._paused = gauge("paused", "1 while the partitions are paused because the worker is full.")
+        self._queued = gauge("queued_blocks", "Blocks that wait for an engine.")
+        self._in_flight = gauge(
+            "in_flight_blocks", "Blocks sent to the engines and not returned yet, the waiting ones included."
+        )
         self._batch = histogram(
-            "batch_requests", "Requests run together, fillers included", _BATCH_REQUESTS, "endpoint"
+            "batch_requests",
+            "Requests that ran together in a measured block, fillers included.",
+            _BATCH_REQUESTS,
+            "endpoint",
         )
-        self._block_seconds = histogram("block_seconds", "Time to measure a block", _BLOCK_SECONDS, "endpoint")
-        self._step_seconds = histogram("step_seconds", "A run's mean decoding step", _STEP_SECONDS, "endpoint", "arm")
-        self._drafts = counter("drafts_total", "Steps that drafted", *by_slice)
-        self._draft_tokens = counter("draft_tokens_total", "Tokens drafted", *by_slice)
-        self._accepted_tokens = counter("accepted_tokens_total", "Drafted tokens accepted", *by_slice)
-        self._first_accepted = counter("first_position_accepted_total", "Steps whose first token stood", *by_slice)
-        self._runs = counter("runs_total", "Runs measured or failed", *by_slice, "failure")
+        self._block_seconds = histogram(
+            "block_seconds",
+            "Time to measure a block: both arms of every candidate, and parity; at first also the warm-up.",
+            _BLOCK_SECONDS,
+            "endpoint",
+        )
+        self._step_seconds = histogram(
+            "step_seconds",
+            "Mean decoding step of a run in an arm (`baseline`, `speculative`).",
+            _STEP_SECONDS,
+            "endpoint",
+            "arm",
+        )
+        self._drafts = counter("drafts_total", "Steps that drafted.", *by_slice)
+        self._draft_tokens = counter("draft_tokens_total", "Drafted tokens.", *by_slice)
+        self._accepted_tokens = counter("accepted_tokens_total", "Drafted tokens that were accepted.", *by_slice)
+        self._first_accepted = counter(
+            "first_position_accepted_total", "Steps whose first drafted token was accepted.", *by_slice
+        )
+        self._runs = counter("runs_total", "Runs; an empty `failure` was measured.", *by_slice, "failure")
         self._config = gauge(
-            "config_info", "What a config label refers to; always 1", "config", "name", "engine", "device"
+            "config_info", "What a `config` label means; always 1.", "config", "name", "engine", "device"
         )
-        self._restarts = counter("engine_restarts_total", "Engine processes that ended unasked", "reason")
-        self._failed_blocks = counter("failed_blocks_total", "Blocks an engine failed at", "endpoint", "reason")
-        self._poisoned = counter("poisoned_requests_total", "Requests given up", "endpoint", "reason")
-        self._out_of_memory = counter("out_of_memory_total", "Batches run in halves for want of memory", "endpoint")
-        self._write_seconds = histogram("write_seconds", "Time to write a batch to the database", _WRITE_SECONDS)
-        self._written = counter("written_rows_total", "Rows that a write added", "table")
-        self._commit_failures = counter("commit_failures_total", "Offset commits refused by the broker")
-        self._dead_letters = counter("dead_letters_total", "Messages sent to the dead-letter topic", "stage")
-        self._lost_ranges = counter("lost_ranges_total", "Ranges deleted before they were polled", "topic", "partition")
-        self._lost_offsets = counter("lost_offsets_total", "Offsets in those ranges", "topic", "partition")
+        self._restarts = counter(
+            "engine_restarts_total",
+            "Engine processes that ended unexpectedly, by reason.",
+            "reason",
+        )
+        self._failed_blocks = counter(
+            "failed_blocks_total",
+            "Blocks at which an engine failed; all their requests fail.",
+            "endpoint",
+            "reason",
+        )
+        self._poisoned = counter(
+            "poisoned_requests_total",
+            "Requests given up because they ended the engine too often.",
+            "endpoint",
+            "reason",
+        )
+        self._out_of_memory = counter(
+            "out_of_memory_total", "Batches that did not fit into memory and ran in halves.", "endpoint"
+        )
+        self._write_seconds = histogram("write_seconds", "Time to write a batch to the database.", _WRITE_SECONDS)
+        self._written = counter("written_rows_total", "Rows that writes added: `runs`, `records`, `blocks`.", "table")
+        self._commit_failures = counter(
+            "commit_failures_total",
+            "Offset commits that the broker refused. They lose nothing: the ledger in the database decides.",
+        )
+        self._dead_letters = counter("dead_letters_total", "Messages sent to the dead-letter topic.", "stage")
+        self._lost_ranges = counter(
+            "lost_ranges_total",
+            "Ranges of offsets that the broker deleted before they were polled.",
+            "topic",
+            "partition",
+        )
+        self._lost_offsets = counter("lost_offsets_total", "Offsets in those ranges.", "topic", "partition")
 
         self._label_values: dict[str, set[str]] = {}
         self._partitions: set[tuple[str, str]] = set()

@@ -1,0 +1,30 @@
+"""Reason codes and funnel counters, from their enumerations."""
+
+from __future__ import annotations
+
+from docs.generate.markdown import code, table
+from shadowspec.types import FunnelCounter, ReasonCode, Verdict
+
+
+def hold() -> str:
+    """Every reason of a HOLD."""
+    return _reasons(is_hold=True)
+
+
+def other_verdicts() -> str:
+    """Every reason that only ENABLE and DISABLE have."""
+    return _reasons(is_hold=False)
+
+
+def funnel() -> str:
+    """Every counter in which a record may end."""
+    return table(("counter", "records"), [(code(each), each.meaning) for each in FunnelCounter])
+
+
+def _reasons(*, is_hold: bool) -> str:
+    rows = [
+        (code(each), *(() if is_hold else (", ".join(each.verdicts),)), each.meaning, each.remedy)
+        for each in ReasonCode
+        if (Verdict.HOLD in each.verdicts) is is_hold
+    ]
+    return table(("code", *(() if is_hold else ("verdict",)), "meaning", "what to do"), rows)

@@ -1,0 +1,94 @@
+"""The tables of the database, from SQLAlchemy's metadata."""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Table
+from sqlalchemy.dialects import postgresql
+
+from docs.generate.markdown import code, table
+from shadowspec.store.table_definitions import metadata
+
+# By table: what a row is, and what its number of rows grows with.
+ROWS = {
+    "records": (
+        "A usable request of a sampled session: key, funnel counter, labels, hashed ids.",
+        "sampled traffic",
+    ),
+    "fingerprints": (
+        "A speculation config with everything that its figures depend on. `recipe` says how the digest was computed.",
+        "configs",
+    ),
+    "blocks": ("Requests that went through both arms together.", "runs / concurrency"),
+    "block_memory": (
+        "Peak memory of each config in a block, or the size of the servers' KV caches.",
+        "blocks x configs",
+    ),
+    "runs": (
+        "A request measured with one config, both arms: counts, timings, parity, flags.",
+        "measured requests x configs",
+    ),
+    "decisions": ("A decision of the gate. Append-only.", "gate runs"),
+    "test_snapshots": ("A test behind a decision. Append-only.", "gate runs"),
+    "overrides": ("An operator's order. Append-only.", "orders"),
+    "override_clearings": ("Who ended an order. Append-only.", "orders"),
+    "rollouts": ("A change of an endpoint's rollout stage or depth at one load. Append-only.", "changes"),
+    "ledger": ("Start and place of a consumer in a partition or file, and when it last moved.", "partitions"),
+    "funnel_counts": ("Number of records of a partition by endpoint, counter and reason.", "partitions x endpoints"),
+    "attempts": ("How often a record that may have ended the engine was tried alone.", "engine failures"),
+    "rollups": ("Sums of the runs of an hour.", "hours x slices x configs x loads"),
+    "rollup_positions": ("Accepted tokens by position, of a rollup.", "rollups x positions"),
+    "rollup_bins": ("A bin of a histogram of a rollup.", "rollups x bins"),
+    "rollup_failures": ("A count of failures of a rollup.", "rollups x kinds"),
+    "folds": ("Input of a step of a gate run: offsets, watermark, policy. Append-only.", "gate runs"),
+    "evidence_endpoints": ("Counts of an endpoint's evidence.", "endpoints"),
+    "evidence_cursors": ("A folded range of offsets.", "partitions"),
+    "evidence": (
+        "Folded evidence of a hypothesis: sums, and tables of log-capitals (80 kB).",
+        "slices x configs x loads",
+    ),
+    "evidence_keys": ("A session that is open or may not reopen yet.", "sessions of a day or two"),
+    "evidence_blocks": ("A block that is not whole below the ledger.", "open blocks"),
+    "cost_surfaces": ("Profiled cost of a pair's steps on a device. Append-only.", "profiles"),
+    "schedule_periods": ("When a scheduled job was due, and the time that its report covers.", "jobs x times"),
+    "report_deliveries": (
+        "Outcome of a report's delivery to one receiver, never its content.",
+        "jobs x receivers x times",
+    ),
+    "replay_configs": ("A config with which responses were replayed.", "configs"),
+    "replays": ("Expected counts of a logged response with one config and K.", "replayed responses x configs x K"),
+    "backfill_blocks": ("A part of a file whose responses were replayed.", "replayed files"),
+    "audits": ("A replayed output of the engine.", "`audit_share` of runs"),
+    "audit_states": ("State of the audit of a slice and config.", "slices x configs"),
+    "live_replicas": ("Newest counters of a production engine.", "replicas"),
+    "live_windows": ("Counts of a production engine between two readings.", "replicas x readings"),
+    "live_hours": ("Sums of the windows that ended in an hour.", "replicas x hours"),
+}
+
+
+def tables() -> str:
+    """Every table: what a row is, and what makes it grow."""
+    rows = [(f"[`{each.name}`](tables.md#{each.name})", *ROWS[each.name]) for each in metadata.tables.values()]
+    return table(("table", "row", "grows with"), rows)
+
+
+def columns() -> str:
+    """Every column of every table."""
+    parts = []
+    for each in metadata.tables.values():
+        parts.append(f"## {each.name}\n\n{ROWS[each.name][0]}\n\n")
+        rows = [(code(column.name), _type(column), _key(each, column)) for column in each.columns]
+        parts.append(table(("column", "type", "key"), rows) + "\n")
+    return "".join(parts)
+
+
+def _type(column: Column) -> str:
+    """As Postgres has it."""
+    name = column.type.compile(dialect=postgresql.dialect()).lower()
+    return name + (" or NULL" if column.nullable else "")
+
+
+def _key(owner: Table, column: Column) -> str:
+    found = ["primary key"] if column.primary_key else []
+    found += [f"of `{each.column.table.name}`" for each in column.foreign_keys]
+    found += ["index" for each in owner.indexes if column.name in each.columns]
+    return ", ".join(found)

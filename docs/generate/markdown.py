@@ -1,0 +1,20 @@
+"""Tables in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; a cell holds one line."""
+    lines = [_line(head), "|" + "---|" * len(head), *map(_line, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def code(text: object) -> str:
+    """In the font of code; nothing stays nothing."""
+    return f"`{text}`" if str(text) else ""
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -1,0 +1,42 @@
+"""Which parts each page has, and how they come into it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from docs.generate import codes, database, metrics, settings, support
+
+DOCS = Path(__file__).parents[1]
+PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "configuration.md": {"configuration": settings.configuration},
+    "policy.md": {"policy": settings.policy},
+    "formats.md": {"funnel": codes.funnel},
+    "reading-a-hold.md": {"hold": codes.hold, "other verdicts": codes.other_verdicts},
+    "metrics.md": {"metrics": metrics.metrics},
+    "database.md": {"tables": database.tables},
+    "tables.md": {"columns": database.columns},
+    "support.md": {"engines": support.engines, "methods": support.methods, "exports": support.exports},
+}
+
+
+def with_parts(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
+    """The page with each of its parts as it is now.
+
+    Raises:
+        ValueError: the page lacks the place of a part.
+    """
+    for name, make in parts.items():
+        begin, end = f"<!-- made by `make docs`: {name} -->", f"<!-- end of {name} -->"
+        place = re.compile(f"{re.escape(begin)}\n.*?{re.escape(end)}", re.DOTALL)
+        if len(place.findall(text)) != 1:
+            raise ValueError(f"the page must have one part between {begin} and {end}")
+        made = f"{begin}\n\n{make().strip()}\n\n{end}"
+        text = place.sub(lambda _, made=made: made, text)
+    return text
+
+
+def current(page: str) -> str:
+    """A page as it should be."""
+    return with_parts((DOCS / page).read_text(encoding="utf-8"), PARTS[page])

@@ -1,0 +1,119 @@
+"""Engines, methods and exports, and how each was tested: names from the code, evidence as links to what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import get_args, get_type_hints
+
+from docs.generate.markdown import code, table
+from shadowspec.config.sections import CandidateSection
+from shadowspec.live.metric_names import LiveSource
+from shadowspec.rollout.export.export_document import ExportFormat
+from shadowspec.servers.dialects import Dialect
+from shadowspec.types.engine_names import IN_PROCESS
+
+_VLLM_RESULT = "[real servers, CPU](research/validation.md)"
+_LLAMACPP_RESULT = "[real servers, CPU](research/validation-llamacpp.md)"
+_FAKE = "[test server](../tests/servers/{})"
+_SAMPLES = "[sample pages](../tests/servers/test_live.py)"
+_NONE = "no"
+_BY_HAND = "[by hand](export.md#how-this-is-checked)"
+
+# By engine: how acceptance and latency were measured on it, and the live guard.
+_MEASURED = {
+    IN_PROCESS: "[real, CPU](research/benchmarks.md); no GPU",
+    "vllm": f"{_VLLM_RESULT}; no GPU",
+    "sglang": _FAKE.format("test_sglang.py") + " only",
+    "tensorrt-llm": "refused: it does not report counts",
+    "llama.cpp": f"{_LLAMACPP_RESULT}; no GPU",
+}
+_GUARDED = {
+    IN_PROCESS: "",
+    "vllm": "[real server, CPU](../tests/faults/results/live-guard.json)",
+    "sglang": _SAMPLES,
+    "tensorrt-llm": _SAMPLES,
+    "llama.cpp": _SAMPLES,
+}
+_DIALECTS = {
+    Dialect.OPENAI: "vllm",
+    Dialect.GUIDED: "vllm",
+    Dialect.SGLANG: "sglang",
+    Dialect.LLAMACPP: "llama.cpp",
+}
+# By method: in process, and through vLLM, SGLang and llama.cpp.
+_METHODS = {
+    "draft_model": (
+        "[real, equal to vLLM and llama.cpp](research/validation.md)",
+        _VLLM_RESULT,
+        _FAKE.format("test_sglang.py"),
+        _LLAMACPP_RESULT,
+    ),
+    "heterogeneous_draft_model": ("[tests](../tests/engine/test_shared_vocabulary.py)", "", "", ""),
+    "ngram": (
+        "[real, equal to vLLM and llama.cpp](research/validation.md)",
+        _VLLM_RESULT,
+        "refused",
+        _LLAMACPP_RESULT,
+    ),
+    "suffix": ("[real](../kernels/benchmarks/results/lookup.json)", "as a named method", "", ""),
+    "medusa": ("[real](../kernels/benchmarks/results/cost_model_medusa.json)", "as a named method", "", ""),
+    "mlp_speculator": ("[tests](../tests/engine/heads/test_drafting.py)", "as a named method", "", ""),
+    "eagle3": (
+        "[tests](../tests/engine/heads/test_drafting.py)",
+        "as a named method",
+        _FAKE.format("test_sglang.py"),
+        "",
+    ),
+}
+_NAMED = (
+    "",
+    _FAKE.format("test_served_methods.py"),
+    _FAKE.format("test_served_methods.py"),
+    "not tried",
+)
+_EXPORTS = {
+    ExportFormat.VLLM: (
+        "[fields of vLLM 0.32](../tests/export/test_engines.py)",
+        _BY_HAND,
+    ),
+    ExportFormat.SGLANG: ("[fields of SGLang 0.5](../tests/export/test_engines.py)", _NONE),
+    ExportFormat.TENSORRT_LLM: ("[fields of one commit](../tests/export/test_engines.py)", _NONE),
+    ExportFormat.LLAMACPP: ("[options](../tests/export/test_engines.py)", _NONE),
+    ExportFormat.MODELOPT: ("[schema 1.0](../tests/export/test_modelopt.py)", _NONE),
+    ExportFormat.FLAGD: (
+        "[its JSON schemas and evaluator](../tests/export/test_flagd.py)",
+        _BY_HAND,
+    ),
+}
+
+
+def engines() -> str:
+    """What works with each engine."""
+    measured = {_DIALECTS[each] for each in Dialect}
+    names = [IN_PROCESS, *get_args(get_type_hints(LiveSource)["engine"])]
+    _require_same("engines", names, _MEASURED)
+    if not measured <= set(names):
+        raise ValueError(f"no row for {measured - set(names)}")
+    rows = [(name, _MEASURED[name], _GUARDED[name], "yes" if name in set(ExportFormat) else "") for name in names]
+    return table(("engine", "measured", "live guard", "export"), rows)
+
+
+def methods() -> str:
+    """How each method was tested on each engine."""
+    names = CandidateSection.model_json_schema()["properties"]["proposer"]["enum"]
+    _require_same("methods", names, _METHODS)
+    rows = [(code(name), *_METHODS[name]) for name in names]
+    rows.append(('`method = "NAME"`: any other', *_NAMED))
+    return table(("method", IN_PROCESS, "vLLM", "SGLang", "llama.cpp"), rows)
+
+
+def exports() -> str:
+    """How each export was tested."""
+    _require_same("exports", list(ExportFormat), _EXPORTS)
+    rows = [(code(each), *_EXPORTS[each]) for each in ExportFormat]
+    return table(("format", "in every test run, against", "read by the engine itself"), rows)
+
+
+def _require_same(kind: str, names: Iterable[str], described: Mapping[str, object]) -> None:
+    if set(names) != set(described):
+        raise ValueError(f"{kind}: {sorted(set(names) ^ set(described))} must be in code and in this table")
