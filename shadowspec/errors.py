@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
 
     meaning: str
 
-    def __new__(cls, value: int, meaning: str) -> Self:
+    def __new__(cls, value: int, meaning: str = "") -> Self:
         member = int.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning

@@ -20,7 +20,7 @@ class FunnelCounter(StrEnum):
 
     meaning: str
 
-    def __new__(cls, value: str, meaning: str) -> Self:
+    def __new__(cls, value: str, meaning: str = "") -> Self:  # without a meaning it looks a member up
         member = str.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
