@@ -41,8 +41,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _place(path: str) -> str:
-    """Where in the site; Markdown stays text there, because it links to what the site does not have."""
-    return f"repository/{path}" + (".txt" if path.endswith(".md") else "")
+    """Where in the site.  Markdown and code are text there: links in them lead nowhere, and a browser shows them."""
+    return f"repository/{path}" + (".txt" if path.endswith((".md", ".py")) else "")
 
 
 def _outside(page: str, link: str) -> str | None:
