@@ -219,7 +219,7 @@ simulation: $(VENV)/.installed-base ## Simulate the gate's error rates in full, 
 	$(BIN)/python -m kernels.benchmarks.simulation_page kernels/benchmarks/results/simulation.json docs/research
 
 .PHONY: site
-site: $(VENV)/.installed-docs ## Build the documentation as a site in build/site, every link checked
+site: $(VENV)/.installed-docs ## Build the documentation as a site in build/site, every link checked (python3 -m http.server -d build/site)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: docs

@@ -45,7 +45,7 @@ _METHODS = {
     "draft_model": (
         "[real, equal to vLLM and llama.cpp](research/validation.md)",
         _VLLM_RESULT,
-        _FAKE.format("test_sglang.py"),
+        "not tried",
         _LLAMACPP_RESULT,
     ),
     "heterogeneous_draft_model": ("[tests](../tests/engine/test_shared_vocabulary.py)", "", "", ""),

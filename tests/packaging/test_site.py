@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+FETCHED = re.compile(
+    r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//|<link[^>]* rel=\"?stylesheet[^>]* href=\"(?:https?:)?//"
+)
 
 
 def test_every_link_of_the_documentation_leads_somewhere(tmp_path: Path) -> None:
@@ -21,6 +24,8 @@ def test_every_link_of_the_documentation_leads_somewhere(tmp_path: Path) -> None
     assert "excluded from the built site" not in built.stderr
     assert "repository/kernels/benchmarks/results/decode.json" in (tmp_path / "research/benchmarks.html").read_text()
     assert (tmp_path / "repository/kernels/benchmarks/results/decode.json").is_file()
+    pages = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")]
+    assert not any(FETCHED.search(page) for page in pages), "a page fetches something from elsewhere"
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
