@@ -103,11 +103,20 @@ services-down: $(VENV)/.installed-base ## Stop them; what they hold stays in .se
 	@$(BIN)/python .ci/services.py down
 
 .PHONY: lint
-lint: $(VENV)/.installed-test,lint ## Check style, types and the direction of imports
+lint: $(VENV)/.installed-test,lint ## Check style, types, the direction of imports, and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory prose
+
+.PHONY: prose
+prose: $(VENV)/.installed-test $(VENV)/bin/vale ## Check the words of docs and messages, after showing that each rule fires (ARGS="docs/live.md shadowspec/cli/gate.py")
+	$(BIN)/python .ci/prose.py $(BIN)/vale $(ARGS)
+
+$(VENV)/bin/vale: .ci/vale $(VENV)/.installed-test
+	@.ci/vale $(VENV)
+	@touch $@
 
 .PHONY: format
 format: $(VENV)/.installed-test,lint ## Rewrite the code in the house style

@@ -1,4 +1,4 @@
-"""Kernels of the engine and their torch twins, which are their specification.
+"""Kernels of the engine and their torch counterparts, which are their specification.
 
 In: tensors.
 Out: tensors, and which backend ran.

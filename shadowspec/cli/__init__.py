@@ -1,4 +1,4 @@
-"""The command line: thin commands, each of which parses options and prints what a use case returns.
+"""The command line: thin commands, each of which parses options and prints the result of a use case.
 
 In: arguments, environment variables and the configuration file.
 Out: results on stdout, progress on stderr, exit codes.

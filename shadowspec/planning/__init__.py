@@ -1,4 +1,4 @@
-"""Forecasts, sizing and costs: how long a verdict takes, what it needs, and where speculation pays.
+"""Forecasts, sizing and costs: the time and evidence that a verdict needs, and where speculation pays.
 
 In: evidence, decisions and measured cost surfaces.
 Out: expected times to a verdict, engine counts, predicted speedups.

@@ -1,4 +1,4 @@
-"""What an output must be, and how it scores: contracts, tool calls, custom scores.
+"""Rules for outputs, and their scores: contracts, tool calls, custom scores.
 
 In: the outputs of both arms and the request.
 Out: validity flags and scores.
