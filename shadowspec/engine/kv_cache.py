@@ -70,7 +70,8 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         super().__init__()
         self.slots, self.capacity = slots, capacity
         self.place: tuple[torch.Tensor, torch.Tensor] | None = None  # int64 [rows, 1], [rows, tokens]: slot, column
-        self.read_width = 0  # columns read; 0 during prefill, when the new states are all there is to read
+        self.read_width = 0  # columns read; 0 where the new states are all there is to read
+        self.read_rows: torch.Tensor | None = None  # int64 [rows]: slots read; None: all of them
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for states of this form, [rows, heads, tokens, head_dim]."""
@@ -112,8 +113,9 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         self.states.transpose(1, 2).index_put_(place, states)
 
     def _readable(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of all slots, each [slots, heads, read_width, dim]."""
-        states = self.states[: self.slots, :, : self.read_width]
+        """Keys and values of the slots read, each [slots read, heads, read_width, dim]."""
+        rows = slice(self.slots) if self.read_rows is None else self.read_rows
+        states = self.states[rows, :, : self.read_width]
         return states[:, : self.heads, :, : self.key_dim], states[:, self.heads :, :, : self.value_dim]
 
     def first(self, slots: int) -> RaggedLayer:
@@ -183,6 +185,22 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         is_seen = ((order[:, None] >= order) & is_real) | (order[:, None] == order)
         return torch.zeros(is_seen.shape, dtype=dtype, device=rows.device).masked_fill_(~is_seen, HIDDEN)[:, None]
 
+    def begin_chunk(self, rows: torch.Tensor, positions: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """Prepare a pass over some columns of a prefill, which reads the columns of its rows that are written already.
+
+        Args:
+            rows: slots being filled, int64 [rows].
+            positions: position of each token, -1 for left padding, int64 [rows, tokens].
+            width: columns read, the highest position plus 1.
+            dtype: that of the mask.
+
+        Returns:
+            The attention mask, float [rows, 1, tokens, width].
+        """
+        columns = torch.where(positions >= 0, positions, self.capacity)
+        self._tell_layers((rows[:, None], columns), width, rows)
+        return look_back(columns, torch.arange(width, device=rows.device), dtype)
+
     def begin_step(self, span: Span, start: int, stop: int) -> torch.Tensor:
         """Prepare a pass of all slots over columns `start` to `stop` of the span.
 
@@ -207,9 +225,11 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self._tell_layers((self._rows, columns), order.shape[0])
         return look_back(columns, order, dtype)
 
-    def _tell_layers(self, place: tuple[torch.Tensor, torch.Tensor], read_width: int) -> None:
+    def _tell_layers(
+        self, place: tuple[torch.Tensor, torch.Tensor], read_width: int, read_rows: torch.Tensor | None = None
+    ) -> None:
         for layer in self.layers:
-            layer.place, layer.read_width = place, read_width
+            layer.place, layer.read_width, layer.read_rows = place, read_width, read_rows
 
     def keep(self, slots: list[int]) -> None:
         """Drop all slots but these, which come to lie in this order."""

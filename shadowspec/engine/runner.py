@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Rows are prefilled together while padding them to the longest wastes at most this share of the tokens.
 MAX_PADDING_SHARE = 0.25
+# Columns of a longer prompt that one pass of a prefill takes: its memory does not grow with the prompt.
+CHUNK = 512
 
 
 class Runner:
@@ -68,13 +70,19 @@ class Runner:
             tokens = torch.tensor(padded, device=self.device)  # [group, longest]
             lengths = torch.tensor([len(prompts[row]) for row in group], device=self.device)
             positions = torch.arange(longest, device=self.device)[None] - (longest - lengths)[:, None]
-            mask = self.cache.begin_prefill(places, positions.clamp(min=-1), self._dtype)
-            # Past the context of a draft that is shorter than its target's nothing is drafted: any angle will do.
-            angles = self._forward.angles(positions.clamp(0, self._last_position))
-            every, states = self._forward.forward(tokens, angles, mask, self.cache, 1, self._layers)
+            for start in range(0, longest, CHUNK):
+                chunk = slice(start, min(start + CHUNK, longest))
+                here = positions[:, chunk].clamp(min=-1)
+                if longest <= CHUNK:
+                    mask = self.cache.begin_prefill(places, here, self._dtype)
+                else:
+                    mask = self.cache.begin_chunk(places, here, chunk.stop, self._dtype)
+                # Past the context of a draft that is shorter than its target's nothing is drafted: any angle will do.
+                angles = self._forward.angles(here.clamp(0, self._last_position))
+                every, states = self._forward.forward(tokens[:, chunk], angles, mask, self.cache, 1, self._layers)
+                if states is not None and (self._of_prompt or chunk.stop == longest):
+                    self._place(states, rows, here, prompts)
             group_logits = every[:, 0]
-            if states is not None:
-                self._place(states, rows, positions, prompts)
             if logits is None:
                 logits = group_logits.new_empty((len(prompts), group_logits.shape[-1]))
             logits[rows] = group_logits

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from shadowspec.engine import runner as runner_module
 from shadowspec.engine.forward import FINAL, HiddenStates
 from shadowspec.engine.heads import StagedHeads
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
@@ -143,11 +144,18 @@ def test_an_embedding_that_is_left_out_is_the_targets(target: LoadedModel, plain
 
 @pytest.mark.parametrize("form", ["direct", "transformers"])
 @pytest.mark.parametrize("layers", [(FINAL,), (0, 1, 2), (1,)])
+@pytest.mark.parametrize("chunk", [512, 10])
 @torch.inference_mode()
 def test_hidden_states_are_those_of_transformers(
-    form: str, layers: tuple[int, ...], target: LoadedModel, plain: LlamaForCausalLM
+    form: str,
+    layers: tuple[int, ...],
+    chunk: int,
+    target: LoadedModel,
+    plain: LlamaForCausalLM,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of ragged rows, prefilled in several groups, and of a step of several tokens behind them."""
+    """Of ragged rows, prefilled in several groups, perhaps in chunks, and of a step of several tokens behind them."""
+    monkeypatch.setattr(runner_module, "CHUNK", chunk)
     model = target.model if form == "direct" else plain
     rng = torch.Generator().manual_seed(0)
     texts = [torch.randint(2, VOCABULARY, (length,), generator=rng) for length in (7, 40, 9, 8, 33)]
