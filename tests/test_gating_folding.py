@@ -516,7 +516,7 @@ def test_what_cannot_be_explained_says_why(store: Store) -> None:
     with pytest.raises(InputError, match="there is no decision 99"):
         explain(store, 99)
     store.append_decisions([replace(store.latest_decisions(ENDPOINT)[0], slice_key="prompt_class=old")])
-    with pytest.raises(NoDataError, match="before it was kept"):
+    with pytest.raises(NoDataError, match="older than the first stored fold"):
         explain(store, 3)
     execute(store, "DELETE FROM runs WHERE source_offset < 5")
     with pytest.raises(NoDataError, match="76 of 80 runs are left; the others have been removed by retention"):

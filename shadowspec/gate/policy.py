@@ -1,8 +1,8 @@
-"""What an endpoint's operator promises and risks: every parameter of the gate, with its default.
+"""The promises and risks of an endpoint's operator: every parameter of the gate, with its default.
 
-Durations are seconds of event time (`_s`); shares, rates and margins are fractions of 1.  A threshold may be
-changed between looks, because the bounds hold for all thresholds at once; what defines an estimand (the
-FROZEN fields) is fixed for a hypothesis when it enters and is carried in its decisions.
+Durations are seconds of event time (`_s`); shares, rates and margins are fractions of 1.  An operator may change a
+threshold between looks, because the bounds hold for all thresholds at once.  The definition of an estimand (the FROZEN
+fields) is fixed when a hypothesis enters, and its decisions carry it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from shadowspec.types.engine_names import is_measured_on
 
 DAY_S = 86_400.0
 
-# At which top-2 logit gap of the target two greedy outputs may differ by rounding alone: about what one
-# unit in the last place of a logit near 16 amounts to after a forward pass in that dtype.
+# The top-2 logit gap of the target up to which two greedy outputs may differ by rounding: about one unit in the last
+# place of a logit near 16 after a forward pass in that dtype.
 NEAR_TIE_LOGIT = {"float32": 1e-3, "float16": 0.015625, "bfloat16": 0.125}
 
-# Clips, caps and definitions of what is averaged, per hypothesis and of its units.
+# Clips, caps and definitions of averages, per hypothesis and per unit.
 FROZEN_VALUES = (
     "log_speedup_clip",
     "z_clip",
@@ -90,35 +90,35 @@ class GatePolicy:
     objective: str = "latency"  # "both": a lower total time must be proven too
     acceptance_metric: str = "first_position_acceptance_rate"  # or "draft_acceptance_rate"
     floor: float = 0.40  # acceptance to be proven
-    max_scored_steps: int = 64  # a cluster's weight in the acceptance rate is capped at so many denominators
+    max_scored_steps: int = 64  # a cluster's weight in the acceptance rate is capped at this denominator
     tail_margin: float = 0.20  # a request is slowed if its end-to-end time grew by more than this
     tail_share: float = 0.10  # share of slowed requests that is tolerated
     max_fault_share: float = 0.05  # share of greedy faults to be excluded, none having been seen
-    parity_margin: float = 0.05  # share of greedy near-ties beyond the baseline's own that is tolerated
+    parity_margin: float = 0.05  # share of greedy near-ties beyond the baseline's that is tolerated
     near_tie_logit: float | None = None  # None: by dtype, NEAR_TIE_LOGIT
-    parity_tokens: int = 64  # a cluster's weight in the z score is capped at so many tokens
+    parity_tokens: int = 64  # a cluster's weight in the z score is capped at this number of tokens
     z_clip: float = 0.2
     z_bound: float = 0.02  # the mean teacher-forced z must lie within plus or minus this
-    # With neither budget memory is not judged: what a server's operator, who has sized it, may choose.
-    memory_budget_share: float | None = 0.25  # extra peak memory over the baseline's own peak
+    # With neither budget memory is not judged: a server's operator, who has sized it, may choose this.
+    memory_budget_share: float | None = 0.25  # extra peak memory over the baseline's peak
     memory_budget_tokens: int | None = None  # KV-cache tokens of the target that the draft may displace
 
     # Guardrails: each is required where it is set.
     ttft_margin: float | None = None  # time to first token may be longer by this
     tpot_margin: float | None = None  # time per output token may be longer by this
-    p95_margin: float | None = None  # the arm's own 95% quantile of end-to-end time may be longer by this
+    p95_margin: float | None = None  # the arm's 95% quantile of end-to-end time may be longer by this
     p99_margin: float | None = None
     max_cost_per_million_tokens: float | None = None  # output tokens, in the currency of the price
     device_price_per_hour: float | None = None
     validity_margin: float | None = None  # share of valid structured outputs may be lower by this
     score_margin: float | None = None  # the mean of the user's score, from 0 to 1, may be lower by this
 
-    require_serving_engine: bool = True  # latency counts from the engine that serves alone, where one is named
-    serving_engine: str | None = None  # what serves the endpoint: its own key, and none of the policy's
+    require_serving_engine: bool = True  # where a serving engine is named, only its latency counts
+    serving_engine: str | None = None  # a key of the endpoint, not of the policy
 
     drift_run_length: int = 10_000  # units between false alarms of an endpoint's detectors, on average, at least
     drift_tolerance: float = 0.02  # advisory detectors hold to the lower bound at ENABLE less this (log speedup, rate)
-    on_alarm: str = "disable"  # or "hold": what becomes of ENABLE when a detector fires
+    on_alarm: str = "disable"  # or "hold": the verdict after ENABLE when a detector fires
     require_mix_bound: bool = False  # ENABLE of the endpoint also needs the speedup that its slices prove by their mix
     mix_window_s: float = 7 * DAY_S  # event time that counts as the current traffic: a whole cycle
 
@@ -131,7 +131,7 @@ class GatePolicy:
     timed_positions: int = 4  # a session is timed at its J-th request, J uniform in 1..timed_positions
     block_max_wait_s: float = 600.0  # a block not full after this long runs short
     min_rate: float = 0.1  # sampling rate of slices that feed nothing open: alarms take 1 / min_rate as much traffic
-    rule_set: int = CURRENT_RULE_SET  # the version of the gate's rules: the code's, or that of a run that goes on
+    rule_set: int = CURRENT_RULE_SET  # the version of the gate's rules: the code's, or that of a running run
 
     def __post_init__(self) -> None:
         if self.rule_set not in RULE_SETS:
@@ -168,7 +168,7 @@ class GatePolicy:
             raise ConfigError(f"policy key {clash.limit!r} must be {clash.wanted}, or nothing could prove it")
 
     def rule_parts(self) -> dict[str, Any]:
-        """What an `EndpointRule` takes of the policy; a cluster that it forgets is surely a new one by then."""
+        """The policy's part of an `EndpointRule`; a cluster that it forgets would by then be a new one."""
         return {
             "min_rate": self.min_rate,
             "timed_positions": self.timed_positions,
@@ -192,9 +192,9 @@ class GatePolicy:
         return tuple(found)
 
     def unprovable(self, test_name: str) -> str | None:
-        """Why nothing can prove a test under the definitions that were fixed at its hypothesis's entry; None if it can.
+        """Why no evidence can prove a test under its hypothesis's frozen definitions; None if evidence can.
 
-        Those are `with_frozen_parameters`, and what clashes with them is a limit of today.
+        Used on a policy from `with_frozen_parameters`, with whose definitions a current limit may clash.
         """
         clash = next((clash for clash in self.clashes() if clash.test == test_name), None)
         if clash is None:
@@ -227,7 +227,7 @@ class GatePolicy:
 
     @property
     def rules(self) -> RuleSet:
-        """What the version of the rules says."""
+        """The rules of this version."""
         return RULE_SETS[self.rule_set]
 
     def frozen_parameters(self) -> dict[str, Figure]:
@@ -236,10 +236,10 @@ class GatePolicy:
         return {name: getattr(self, name) for name in FROZEN_VALUES + FROZEN_UNITS} | version
 
     def with_frozen_parameters(self, stored: Mapping[str, Figure]) -> GatePolicy:
-        """This policy with the FROZEN fields as fixed at a hypothesis's entry; one that was not set is free yet.
+        """This policy with the FROZEN fields as fixed at a hypothesis's entry; fields that were not set stay free.
 
-        Limits of today may clash with what was fixed: that raises nothing, for the endpoint's other hypotheses go on.
-        `unprovable` tells.
+        A current limit that clashes with a frozen field raises nothing, so that the endpoint's other hypotheses
+        continue; `unprovable` reports it.
         """
         known = {field.name for field in fields(self)}
         frozen = copy.copy(self)
@@ -249,7 +249,7 @@ class GatePolicy:
         return frozen
 
     def unit_parameters(self) -> tuple[float, ...]:
-        """What decides which records make which clusters."""
+        """The parameters that decide which records make which clusters."""
         return tuple(getattr(self, name) for name in FROZEN_UNITS)
 
 

@@ -1,8 +1,8 @@
-"""The versions of the gate's rules, and all that differs between them.
+"""The versions of the gate's rules, and all differences between them.
 
-A run of tests goes by one version from its first unit to its end, and its decisions carry the number, so that an old
-decision is recomputed by the rules that made it.  A change of what a verdict means is a flag here and a new version;
-`docs/estimators.md` says what each flag changes.
+A run of tests uses one version from its first unit to its end, and its decisions carry the number, so that an old
+decision is recomputed by the rules that made it.  A change of a verdict's meaning is a flag here and a new version;
+`docs/estimators.md` describes each flag.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class RuleSet:
     counts_failures_in_quantiles: bool  # a failed request is infinitely slow; else it is left out
     folds_lost: bool  # requests that were shed or lost enter the bounds at their worst
     watches_all: bool  # after ENABLE: detectors of tail and score too, faults and memory revoke
-    thins_endpoint: bool  # the whole endpoint counts sessions drawn below its slices' smallest rate alone
+    thins_endpoint: bool  # the whole endpoint counts only sessions drawn below its slices' smallest rate
     spans_in_days: bool  # `min_span_s` counts days with evidence; else newest less oldest event
     # Upper 95% limit of r1 below which units pass as independent.  With batches beside it .45 lets no more AR(1) units
     # pass than .35 did without them, and independent units wait less (docs/research/simulation.md).
     wait_autocorrelation: float
-    judges_batches: bool  # dependence is judged by the means of batches too; else at lag 1 alone
+    judges_batches: bool  # dependence is judged by the means of batches too; else only at lag 1
     bounds_share_level: bool  # both shown bounds of a test are at its run's level; else an end that only fails is not
     shares_levels: bool  # levels go by the graph of `trial_levels`; else each hypothesis has an equal part
 

@@ -1,4 +1,4 @@
-"""Connections to Postgres that do not wait for ever; psycopg is loaded with this module alone."""
+"""Connections to Postgres that never wait forever; only this module loads psycopg."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from psycopg.pq import TransactionStatus
 
 T = TypeVar("T")
 
-WAIT_INTERVAL_S = 0.1  # psycopg's own: how often a wait looks for Ctrl-C
+WAIT_INTERVAL_S = 0.1  # psycopg's value: how often a wait looks for Ctrl-C
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A Postgres connection that is given up when the server has not answered for `answer_timeout_s`.
+    """A Postgres connection that gives up when the server has not answered for `answer_timeout_s`.
 
-    The server's own statement time-out ends what runs too long, and keep-alives notice a host that is gone.  Neither
-    helps against a server process that is stuck (a stalled disk, a stopped process): its machine still answers for it.
+    The server's statement time-out ends long statements, and keep-alives notice a lost host.  Neither helps against a
+    server process that hangs (a stalled disk, a stopped process): its machine still answers for it.
     """
 
-    answer_timeout_s: float | None = None  # None: for ever, as while connecting (which has a time-out of its own)
+    answer_timeout_s: float | None = None  # None: no limit, as while connecting (which has another time-out)
 
     def wait(self, gen: PQGen[T], interval: float = WAIT_INTERVAL_S, timeout: float | None = None) -> T:
         limit = self.answer_timeout_s if timeout is None else timeout
@@ -32,5 +32,5 @@ class BoundedConnection(psycopg.Connection[Any]):
             is_late = limit is not None and time.monotonic() - started >= limit
             if not is_late or self.pgconn.transaction_status != TransactionStatus.ACTIVE:
                 raise
-            self.pgconn.finish()  # its answer may come yet, and would be taken for that of the next statement
+            self.pgconn.finish()  # a late answer would be read as that of the next statement
             raise psycopg.OperationalError(f"the server has not answered for {limit:g} s") from exc

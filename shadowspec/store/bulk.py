@@ -1,9 +1,8 @@
-"""Many rows in one statement: inserted where they are new, added to what is there, or looked up by their keys.
+"""Many rows in one statement: inserted if new, added to existing rows, or looked up by their keys.
 
-Postgres: one array per column, unnested by the server; written as array literals here, which is several times
-faster than letting the driver adapt each value.  SQLite: the driver's own way.  Rows are tuples in the order of the
-names given, sorted by the caller in the order of their keys, so that two writers of the same rows wait for
-each other instead of deadlocking.
+Postgres: one array per column, unnested by the server; written as array literals here, which is several times faster
+than letting the driver adapt each value.  SQLite: the driver's executemany.  Rows are tuples in the order of the names
+given.  The caller sorts them by key, so that two writers of the same rows wait for each other instead of deadlocking.
 """
 
 from __future__ import annotations
@@ -105,9 +104,9 @@ def one_of(connection: Connection, columns: Sequence[Column[Any]], rows: Sequenc
 def take(
     connection: Connection, table: Table, same: ColumnElement[bool], columns: Sequence[Column[Any]], rows: Sequence[Row]
 ) -> Sequence[RowMapping]:
-    """Delete the rows that are as `same` says and whose columns are as in one of `rows`; they themselves.
+    """Delete and return the rows that match `same` and whose columns are as in one of `rows`.
 
-    Each is looked up by its key, whatever the planner believes of a table that is filled and emptied all the time.
+    Each is looked up by its key; the planner's statistics are wrong for a table that is constantly filled and emptied.
     """
     gone = delete(table).returning(*table.c)
     if connection.dialect.name != "postgresql":
@@ -158,7 +157,7 @@ def _type_name(kind: TypeEngine[Any]) -> str:
 
 
 def _encoder(kind: TypeEngine[Any]) -> Callable[[Sequence[Any]], Iterable[str]]:
-    """What turns values, none of them None, into elements of an array literal."""
+    """The function that turns values, none of them None, into elements of an array literal."""
     if isinstance(kind, UtcDateTime):
         return lambda values: [f'"{require_zone(value).isoformat()}"' for value in values]
     if isinstance(kind, Real):
@@ -192,9 +191,9 @@ def _integers(values: Sequence[int]) -> Iterable[str]:
 
 
 def distinct_keys(columns: Sequence[Column[Any]], *where: ColumnElement[bool]) -> CTE:
-    """The distinct values of these columns, under their names, of the rows that `where` holds of (Postgres).
+    """The distinct values of these columns, under their names, of the rows that satisfy `where` (Postgres).
 
-    Each is found by going from the one before it along an index: grouping would read every row of a large table.
+    Each is found from the one before it along an index: grouping would read every row of a large table.
 
     An index must begin with what `where` sets equal, followed by the columns in their order.
     """

@@ -21,7 +21,7 @@ def require_zone(value: datetime) -> datetime:
 def require_number(value: float) -> float:
     """The number itself, infinity included; raises StoreError for NaN."""
     if math.isnan(value):
-        raise StoreError("NaN cannot be stored: an undefined figure is None")
+        raise StoreError("NaN cannot be stored: store an undefined figure as None")
     return value
 
 
@@ -41,7 +41,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Real(TypeDecorator[float]):
-    """A double; infinity is kept, NaN is refused: SQLite would turn it into NULL, and undefined is None."""
+    """A double; infinity is stored, NaN is refused: SQLite would turn it into NULL, and undefined is None."""
 
     impl = Double
     cache_ok = True

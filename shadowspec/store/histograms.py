@@ -45,7 +45,7 @@ class Histogram:
     weights: Mapping[int, float]
 
     def quantile(self, share: float, *, is_weighted: bool = False) -> Quantile | None:
-        """The smallest value that at least this share (0 to 1) does not exceed; None of nothing."""
+        """The smallest value that at least this share (0 to 1) does not exceed; None if empty."""
         figures: Mapping[int, float] = self.weights if is_weighted else self.num_runs
         total = math.fsum(figures.values())
         if total <= 0:

@@ -1,8 +1,8 @@
 """One holder per endpoint, and one leader of a kind, across threads, processes and (on Postgres) machines.
 
-Postgres: an advisory lock on a connection of its own, so that the pool's other transactions go on and a lost
-connection frees it.  SQLite: an exclusive lock on a file beside the database, freed by the system when its
-holder dies; a write transaction held open instead would shut out the holder's own writes.
+Postgres: an advisory lock on a dedicated connection, so that the pool's other transactions continue and a lost
+connection frees it.  SQLite: an exclusive lock on a file beside the database, which the system frees when its
+holder dies; an open write transaction instead would block the holder's other writes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _postgres_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[
     with ExitStack() as stack:
         with translate_errors(engine.url):
             connection = stack.enter_context(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
-            connection.detach()  # closing it then ends the session, and with it the lock, whatever happened
+            connection.detach()  # closing it then ends the session, and with it the lock, after any error too
             deadline = time.monotonic() + timeout_s
             while not _call(connection, "pg_try_advisory_lock", number):
                 _wait(deadline, endpoint)
@@ -111,11 +111,11 @@ def _wait(deadline: float, endpoint: str) -> None:
 
 
 class Leadership:
-    """A lock that one process holds for as long as it lives, or until it is lost.
+    """A lock that one process holds until it ends or loses the lock.
 
-    On Postgres it sits on a connection of its own, outside the pool: the server frees it when that session ends,
-    which it does by itself when the holder is silent for `SILENT_LEADER_S` (stopped, or cut off).  So a holder asks
-    more often than that whether it `is_held`.  Not for several threads at once.
+    On Postgres it uses a dedicated connection, outside the pool.  The server frees it when that session ends, which
+    happens when the holder is silent for `SILENT_LEADER_S` (stopped, or cut off).  So a holder checks `is_held` more
+    often than that.  Not for several threads at once.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:

@@ -1,9 +1,9 @@
-"""Rollups: what runs add up to per endpoint, slice, config, load and hour of event time.
+"""Rollups: sums of runs per endpoint, slice, config, load and hour of event time.
 
-Every figure is a sum over runs, so that rollups merge by addition, in any order, and outlive their runs.  They
-change only for runs that an insert really added, in its transaction.  `weight` is the inverse of a run's inclusion
-rate: a weighted sum estimates that of all the traffic.  Times are summed over timed runs alone: those that did not
-fail and whose arms both took some time.
+Every figure is a sum over runs, so that rollups merge by addition, in any order, and outlive their runs.  They change
+only for runs that an insert really added, in its transaction.  `weight` is the inverse of a run's inclusion rate: a
+weighted sum estimates that of all the traffic.  Times are summed only over timed runs: those that did not fail and
+whose arms both took some time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHARE_WINDOW = timedelta(days=7)  # of event time: a whole cycle of the traffic
 
 @dataclass(frozen=True, slots=True, order=True)
 class RollupKey:
-    """What a rollup adds up: one endpoint, hour, slice, config and load."""
+    """The runs that a rollup sums: one endpoint, hour, slice, config and load."""
 
     endpoint: str
     hour: datetime  # its start, UTC
@@ -89,7 +89,7 @@ class RollupSums:
     num_with_concurrency: int = 0  # timed runs that know the realised concurrency of their arms, which follow
     baseline_concurrency: float = 0.0
     speculative_concurrency: float = 0.0
-    num_cached_prompt_tokens: int = 0  # prompt tokens of the runs of which both servers say what they had cached
+    num_cached_prompt_tokens: int = 0  # prompt tokens of the runs for which both servers report their cached tokens
     baseline_cached_tokens: int = 0
     speculative_cached_tokens: int = 0
 
@@ -120,7 +120,7 @@ class Rollup:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """How much of an endpoint's traffic a slice, config and load stood for lately, and when it was last measured.
+    """A slice's, config's and load's recent share of an endpoint's traffic, and when it was last measured.
 
     `weight` is the sum over its runs of the last `SHARE_WINDOW`, each by the inverse of its inclusion rate: divided by
     that of all slices it is the slice's share of the requests.  `first_hour` and `newest_hour` are the hours of event
@@ -137,7 +137,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Addition:
-    """What a batch of runs adds to one rollup: sums and failures by name, figures by position and by metric and bin."""
+    """A batch's contribution to one rollup: sums and failures by name, figures by position and by metric and bin."""
 
     sums: list[float] = field(default_factory=lambda: [0] * len(SUM_NAMES))
     positions: dict[int, list[int]] = field(default_factory=dict)  # accepted tokens, steps
@@ -146,7 +146,7 @@ class Addition:
 
 
 def additions(runs: Iterable[tuple[Run, BlockResult, StoredRecord]]) -> dict[RollupKey, Addition]:
-    """What these runs, each with its block and record, add to which rollup.
+    """The additions of these runs, each with its block and record, by rollup.
 
     Raises:
         StoreError: an inclusion rate is not above 0 and at most 1.

@@ -1,4 +1,4 @@
-"""Values to rows and back, both directions side by side: what goes in comes out equal."""
+"""Values to rows and back, both directions side by side, so that a stored value is read back equal."""
 
 from __future__ import annotations
 

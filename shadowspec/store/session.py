@@ -27,13 +27,13 @@ BUSY_TIMEOUT_MS = 30_000  # a block's rows are written in milliseconds; this out
 CONNECT_TIMEOUT_S = 10  # an unreachable host otherwise hangs for the operating system's minutes
 STATEMENT_TIMEOUT_S = 30  # a batch takes less than one; a hung server must not hang a worker for ever
 LONG_TIMEOUT_S = 3600  # migrations, retention and an endpoint's whole evidence
-ANSWER_MARGIN_S = 15  # after a time-out the server says so; one that is silent for so much longer is stuck
+ANSWER_MARGIN_S = 15  # a server reports its own time-out; one that is silent this much longer hangs
 IDLE_TIMEOUT_S = 60  # a transaction left open by a worker that hangs holds locks and stops vacuum
 LONG_IDLE_TIMEOUT_S = 900  # a fold computes for seconds between its statements, on a starved machine for minutes
 SESSION_OPTIONS = " ".join(
     (
         "-c timezone=UTC",
-        "-c jit=off",  # it compiles for half a second what then runs in a tenth
+        "-c jit=off",  # compiling takes 0.5 s, running the statement 0.1 s
         f"-c statement_timeout={STATEMENT_TIMEOUT_S}s",
         f"-c idle_in_transaction_session_timeout={IDLE_TIMEOUT_S}s",
     )
@@ -45,10 +45,10 @@ SILENCE_TIMEOUT_S = 30  # a server whose host is gone answers nothing: the conne
 HEALING_SQLSTATES = ("08", "53", "57", "58", "40", "55P03", "25006", "25P03", "25P04")
 LOCK_NOT_AVAILABLE = "55P03"
 FINAL_SQLSTATES = ("28", "3D")  # login refused, unknown database
-# Where the state alone does not tell: a row that was on its way to the default partition when its month was made
+# Conditions that need more than the state: a row that was on its way to the default partition when its month was made
 # (the next attempt goes to the month), and a server that is a standby for now.
 HEALING_WORDS = {"23514": "partition constraint", "0A000": "during recovery"}
-# The login's own errors carry no SQLSTATE in libpq, so they are recognised by their words (the server's, in English).
+# The login's own errors carry no SQLSTATE in libpq, so they are recognised by the server's English text.
 FINAL_LOGIN = re.compile(
     r"authentication failed|no password supplied|does not exist|no pg_hba\.conf entry|certificate|unknown ca|"
     r"support SSL|permission denied|is not permitted to log in|invalid connection option",
@@ -139,7 +139,7 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
 
 @contextmanager
 def read(database: Engine | Connection, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Connection]:
-    """A transaction that reads one snapshot of the database on both dialects; of a connection, a part of its own."""
+    """A transaction that reads one snapshot of the database on both dialects; on a connection, a nested one."""
     if isinstance(database, Connection):
         with translate_errors(database.engine.url):
             yield database
@@ -153,8 +153,8 @@ def read(database: Engine | Connection, *, timeout_s: int = STATEMENT_TIMEOUT_S)
 
 @contextmanager
 def write(database: Engine | Connection, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Connection]:
-    """A transaction that commits at the end, or leaves nothing behind if an exception leaves it; of a connection, a
-    part of its own.
+    """A transaction that commits at the end, or leaves no change behind after an exception; on a connection, a nested
+    one.
     """
     if isinstance(database, Connection):
         with translate_errors(database.engine.url), database.begin_nested():
@@ -176,14 +176,14 @@ class _Database(Protocol):
 def reading(
     function: Callable[Concatenate[Connection, P], R], *, timeout_s: int = STATEMENT_TIMEOUT_S
 ) -> Callable[Concatenate[_Database, P], R]:
-    """Make a method of the store from the function: each call reads one snapshot, in a transaction of its own."""
+    """Make a method of the store from the function: each call reads one snapshot, in a separate transaction."""
     return _make_method(function, read, timeout_s)
 
 
 def writing(
     function: Callable[Concatenate[Connection, P], R], *, timeout_s: int = STATEMENT_TIMEOUT_S
 ) -> Callable[Concatenate[_Database, P], R]:
-    """Make a method of the store from the function: each call commits a transaction of its own at its end."""
+    """Make a method of the store from the function: each call commits a separate transaction at its end."""
     return _make_method(function, write, timeout_s)
 
 
@@ -242,7 +242,7 @@ def translate_errors(url: URL) -> Iterator[None]:
 
 
 def _unavailability(url: URL, exc: StatementError) -> ServiceUnavailableError | None:
-    """The error that says that the server cannot serve, or None where it objects to what it was given."""
+    """The error for a server that cannot serve, or None where it objects to the statement."""
     if url.get_backend_name() != "postgresql":
         return None
     name, said = url.render_as_string(hide_password=True), _first_line(exc)

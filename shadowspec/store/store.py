@@ -62,7 +62,7 @@ class Store:
 
         Raises:
             UsageError: the URL is none of these.
-            StoreError: the schema is missing, behind or ahead; the message says what mends it.
+            StoreError: the schema is missing, behind or ahead; the message says how to fix it.
             ServiceUnavailableError: the server cannot be reached.
         """
         parsed = session.parse_url(url)
@@ -85,7 +85,7 @@ class Store:
     ) -> None:
         self.close()
 
-    # what is measured
+    # measurements
 
     def save_batch(self, batch: WriteBatch, consumer: str) -> WriteOutcome:
         """Write a batch (`batch_writes.save_batch`) after the partitions that its rows need are made."""
@@ -126,7 +126,7 @@ class Store:
 
     @contextmanager
     def evidence_rows(self, endpoint: str) -> Iterator[EvidenceRows]:
-        """What an endpoint's evidence is made of, for as long as a replay takes."""
+        """The rows of an endpoint's evidence, for as long as a recomputation takes."""
         with session.read(self.database, timeout_s=LONG_TIMEOUT_S) as connection:
             yield EvidenceRows(connection, endpoint)
 
@@ -138,7 +138,7 @@ class Store:
 
     @contextmanager
     def rehearsal(self, endpoint: str) -> Iterator[Store]:
-        """This store in one transaction that holds the endpoint's lock and sees what it wrote; all of it is undone."""
+        """This store in one transaction that holds the endpoint's lock and sees its writes; it is rolled back."""
         with self.endpoint_lock(endpoint), session.write(self.engine, timeout_s=LONG_TIMEOUT_S) as connection:
             try:
                 yield Store(self.engine, connection)
@@ -156,7 +156,7 @@ class Store:
     verdict_changes = reading(change_reads.read_verdict_changes)
     advice_changes = reading(change_reads.read_advice_changes)
 
-    # what operators order, and how far it is rolled out
+    # operators' overrides, and rollouts
 
     add_override = writing(append_only_rows.add_override)
     clear_override = writing(append_only_rows.clear_override)
@@ -214,14 +214,14 @@ class Store:
 
     @contextmanager
     def live_session(self, endpoint: str) -> Iterator[live_rows.LiveSession]:
-        """One transaction over an endpoint's live evidence; it commits at the end, or leaves everything as it was.
+        """One transaction over an endpoint's live evidence; it commits at the end, or leaves no change.
 
-        One at a time: what is read in it is what it goes on from.  It waits for no gate, and no gate for it.
+        Only one runs at a time, so it can continue from its reads.  It waits for no gate, and no gate waits for it.
         """
         with self.endpoint_lock(f"live evidence of {endpoint}"), session.write(self.engine) as connection:
             yield live_rows.LiveSession(connection, endpoint)
 
-    # what schedulers do
+    # schedulers
 
     begin_periods = writing(schedule_rows.begin_periods)
     prepare_period = writing(schedule_rows.prepare_period)
@@ -238,10 +238,10 @@ class Store:
     def retain(
         self, max_age: timedelta, *, is_dry_run: bool = False, is_forced: bool = False, now: datetime | None = None
     ) -> retention.Removal:
-        """Remove records, runs and blocks older than this; what was counted, added up and decided stays.
+        """Remove records, runs and blocks older than this; counts, sums and decisions stay.
 
         Raises:
-            UsageError: undecided hypotheses rest on what would be removed, and it is not forced.
+            UsageError: undecided hypotheses need rows that would be removed, and it is not forced.
         """
         now = now or datetime.now(UTC)
         return retention.retain(self.engine, max_age, now=now, is_dry_run=is_dry_run, is_forced=is_forced)
@@ -266,5 +266,5 @@ class Store:
             yield
 
     def leadership(self, name: str) -> locks.Leadership:
-        """The lock that makes one process the leader in what `name` says; not held yet."""
+        """The lock that makes one process the leader of the job `name`; not held yet."""
         return locks.Leadership(self.engine, name)

@@ -6,9 +6,9 @@ timestamp_ms, source_item): natural keys, because a unique key of a table partit
 
 `records` and `runs` are partitioned by `timestamp_ms` on Postgres (`shadowspec.store.admin.month_partitions`).
 Neither they nor `block_memory` have foreign keys: at volume each would cost a look-up and a row lock per row, and
-hinder the dropping of a partition.  What they would guarantee is kept otherwise: a run is written in the transaction
-that writes its record and its block, after a check that its config is known, and configs are never deleted; retention
-drops the partitions of both tables together, and then the blocks that no run names.
+hinder the dropping of a partition.  Other code guarantees the same: a run is written in the transaction that writes its
+record and its block, after a check that its config is known, and configs are never deleted.  Retention drops the
+partitions of both tables together, and then the blocks without runs.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ blocks = Table(
     Column("first_arm", Text, nullable=False),
     Column("started_at", UtcDateTime, nullable=False),
     *integers("num_out_of_memory"),
-    *integers("num_runs"),  # stored with it: when so many are known, all are
+    *integers("num_runs"),  # the block is complete once this many are known
     Column("max_turns", BigInteger),  # of its conversations; NULL: 1
     Index(None, "endpoint", "sequence"),
 )
@@ -134,7 +134,7 @@ block_memory = Table(
     *reals("baseline_kv_requests", "speculative_kv_requests", nullable=True),
 )
 
-runs = Table(  # one row per request and config, both arms in it; what reads need of block and record is repeated
+runs = Table(  # one row per request and config, both arms in it; repeats columns of block and record for reads
     "runs",
     metadata,
     *record_key(),
@@ -215,7 +215,7 @@ test_snapshots = Table(  # append-only, like the decisions that its rows belong 
     Column("details", Json, nullable=False),
 )
 
-overrides = Table(  # append-only: what operators have ordered
+overrides = Table(  # append-only: operators' orders
     "overrides",
     metadata,
     Column("override_id", AutoKey, primary_key=True, autoincrement=True),
@@ -257,7 +257,7 @@ rollouts = Table(  # append-only: a row per change of stage or depth
     Index("ix_rollouts_endpoint", "endpoint", "concurrency", "rollout_id"),
 )
 
-ledger = Table(  # how far each consumer has come: the truth about what is counted
+ledger = Table(  # the place of each consumer: decides which records are counted
     "ledger",
     metadata,
     *ledger_key(),
@@ -281,7 +281,7 @@ funnel_counts = Table(  # per partition, so that workers never wait for each oth
     Index(None, "endpoint"),
 )
 
-attempts = Table(  # measurements that began with a record alone, after one that killed the engine
+attempts = Table(  # measurements of a single record, after one that killed the engine
     "attempts", metadata, *record_key(), *integers("num_attempts")
 )
 
@@ -339,7 +339,7 @@ rollup_failures = Table(  # changed only while its rollup's row is held; a count
     *integers("total"),
 )
 
-folds = Table(  # append-only: what each step of a gate run took in
+folds = Table(  # append-only: the input of each step of a gate run
     "folds",
     metadata,
     Column("fold_id", AutoKey, primary_key=True, autoincrement=True),
@@ -371,7 +371,7 @@ evidence_cursors = Table(  # the ranges of offsets that are folded
     *integers("folded_offset"),  # everything from the start up to, but without, this
 )
 
-evidence = Table(  # what each hypothesis's units have added up to
+evidence = Table(  # the sums of each hypothesis's units
     "evidence",
     metadata,
     Column("endpoint", Text, primary_key=True),
@@ -405,7 +405,7 @@ evidence_blocks = Table(  # blocks that are started and in no evidence yet
     Column("runs", Json, nullable=False),
 )
 
-cost_surfaces = Table(  # append-only: what steps cost on a device, a row per profile
+cost_surfaces = Table(  # append-only: the cost of steps on a device, a row per profile
     "cost_surfaces",
     metadata,
     Column("surface_id", AutoKey, primary_key=True, autoincrement=True),
@@ -416,7 +416,7 @@ cost_surfaces = Table(  # append-only: what steps cost on a device, a row per pr
     Column("points", Json, nullable=False),
 )
 
-schedule_periods = Table(  # what each job has had to do: one row per time at which it was due
+schedule_periods = Table(  # the runs of each job: one row per time at which it was due
     "schedule_periods",
     metadata,
     Column("job", Text, primary_key=True),
@@ -426,7 +426,7 @@ schedule_periods = Table(  # what each job has had to do: one row per time at wh
     Column("gate_outcome", Text),
 )
 
-report_deliveries = Table(  # a report to one receiver; never what it says
+report_deliveries = Table(  # a report to one receiver, without its content
     "report_deliveries",
     metadata,
     Column("job", Text, primary_key=True),
@@ -447,7 +447,7 @@ report_deliveries = Table(  # a report to one receiver; never what it says
     Index(None, "receiver", "state"),
 )
 
-replay_configs = Table(  # what responses were replayed with; one that was measured too has the same fingerprint
+replay_configs = Table(  # configs of replays; one that was measured too has the same fingerprint
     "replay_configs",
     metadata,
     Column("fingerprint", Text, primary_key=True),
@@ -465,7 +465,7 @@ replays = Table(  # expected counts, given the response: replay's, never the loo
     Column("slice_key", Text, nullable=False),
     Column("unit_key", Text, nullable=False),
     Column("event_time", UtcDateTime, nullable=False),
-    *integers("num_speculative_tokens"),  # the config's: what a read by K needs no join for
+    *integers("num_speculative_tokens"),  # the config's, so that a read by K needs no join
     *reals("num_drafts", "num_draft_tokens", "num_accepted_tokens"),
     Column("num_accepted_tokens_per_pos", Json, nullable=False),
     Column("acceptance_histogram", Json, nullable=False),
@@ -502,7 +502,7 @@ audits = Table(  # outputs of the loop, replayed
     Index(None, "endpoint", "is_folded"),
 )
 
-audit_states = Table(  # what the audit of each slice and config has come to
+audit_states = Table(  # the audit state of each slice and config
     "audit_states",
     metadata,
     Column("endpoint", Text, primary_key=True),
@@ -525,7 +525,7 @@ live_replicas = Table(  # how far each replica of a production engine was read
     Column("error", Text),
 )
 
-live_windows = Table(  # what a replica counted between two scrapes
+live_windows = Table(  # a replica's counts between two scrapes
     "live_windows",
     metadata,
     Column("endpoint", Text, primary_key=True),
@@ -541,7 +541,7 @@ live_windows = Table(  # what a replica counted between two scrapes
     Index(None, "endpoint", "ended_at"),
 )
 
-live_hours = Table(  # what windows that ended in an hour add up to, which outlives them
+live_hours = Table(  # sums of the windows that ended in an hour; they outlive the windows
     "live_hours",
     metadata,
     Column("endpoint", Text, primary_key=True),

@@ -1,8 +1,8 @@
-"""Takes new audited runs into an endpoint's audits, and orders HOLD where one alarms.
+"""Adds new audited runs to an endpoint's audits, and orders HOLD where an audit alarms.
 
-An alarm of audit (a) says that the loop or the estimator is wrong, so that nothing may be enabled on either: the gate
-sets an override as an operator would, and whatever acts on decisions acts on it.  It stays until somebody clears it,
-and is not set a second time for the same slice and config.
+An alarm of audit (a) means that the engine or the estimator is wrong, so neither may support an ENABLE.  The gate then
+sets an override as an operator would, and every user of decisions obeys it.  The override stays until an operator
+clears it.  The gate does not set it again for the same slice and config.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class AuditTransaction(Protocol):
         """The runs that none took in yet, marked as taken in."""
 
     def states(self) -> list[StoredAudit]:
-        """What the audits have come to so far."""
+        """The state of each audit so far."""
 
     def save(self, changed: Sequence[StoredAudit]) -> None:
-        """Keep what they come to."""
+        """Store the audits' new states."""
 
 
 class AuditStore(Protocol):
-    """What the audits need of a store."""
+    """The audits' part of a store."""
 
     def audit_session(self, endpoint: str) -> AbstractContextManager[AuditTransaction]:
         """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
@@ -45,7 +45,7 @@ class AuditStore(Protocol):
         """Held by one gate at a time."""
 
     def overrides(self, endpoint: str | None = None) -> list[OverrideRecord]:
-        """Every override ever set, with what became of it."""
+        """Every override ever set, with when and by whom it was cleared."""
 
     def add_override(self, override: Override) -> int:
         """Append an override; its id."""
@@ -61,9 +61,9 @@ class CellAudit:
 
 
 def run_audits(store: AuditStore, endpoint: str, now: datetime) -> list[CellAudit]:
-    """The endpoint's audits after all runs that are stored, in the order in which they began.
+    """The endpoint's audits after all stored runs, in the order in which they began.
 
-    1. Take in what is new; 2. order HOLD where an audit has alarmed and none was ordered for it before.
+    1. Add the new runs; 2. order HOLD for each alarm for which none was ordered before.
     """
     with store.endpoint_lock(endpoint):
         with store.audit_session(endpoint) as session:
@@ -99,7 +99,7 @@ def fold_units(states: Mapping[Cell, AuditState], new: Sequence[AuditedUnit], no
 
 
 def alarm_words(audit: CellAudit) -> str:
-    """What an alarm says, in a sentence; the same whenever it is said of the same slice and config."""
+    """One sentence that describes an alarm; identical for the same slice and config."""
     where = audit.slice_key or "the whole endpoint"
     return f"audit alarm: the loop accepts otherwise than replay expects, config {audit.fingerprint[:12]}, {where}"
 

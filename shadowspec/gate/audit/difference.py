@@ -1,14 +1,15 @@
-"""Audit (a): outputs of the loop against what replay expects of them, by betting that the difference has mean zero.
+"""Audit (a): accepted tokens of the engine against replay's expectation, by betting that the mean difference is zero.
 
-A unit is one output of the speculative loop, of which `num_output_tokens - 1` tokens could have been accepted drafts.
-Its value is the share of them that were, less the share that replay expects, given the output.  If loop and replay are
-right its mean is zero, whatever the outputs before it were; it lies in [-expected share, 1 - expected share], bounds
-that the output itself gives, so that nothing is clipped.  The null is a mean within `TOLERANCE` of zero, and each
-direction is bet against with capital as in `shadowspec.gate.stats.betting`: it alarms at 1 / level at any unit, which
-happens with probability at most level where the null holds, and an alarm is not taken back.
+A unit is one speculative output, of which `num_output_tokens - 1` tokens could have been accepted drafts.  Its value is
+the share of them that were accepted, less the share that replay expects given the output.  If engine and replay are
+right its mean is zero, whatever the earlier outputs were.  It lies in [-expected share, 1 - expected share]; the output
+itself gives these bounds, so nothing is clipped.  The null is a mean within `TOLERANCE` of zero.  Each direction is bet
+against with capital as in `shadowspec.gate.stats.betting`: it alarms at 1 / level at any unit.  Where the null holds,
+that happens with probability at most level.  An alarm is not taken back.
 
-Level: `FAMILY_LEVEL` for all sequences of an endpoint together and for ever.  The j-th cell (slice and config, and the
-whole endpoint with each config) in the order of its first unit has FAMILY_LEVEL / (j (j + 1)), half of it each way.
+Level: `FAMILY_LEVEL` for all sequences of an endpoint together, without a time limit.  The j-th cell (slice and config,
+and the whole endpoint with each config) in the order of its first unit has FAMILY_LEVEL / (j (j + 1)), half of it each
+way.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ _LISTS = ("log_more", "log_fewer")
 
 @dataclass(frozen=True, slots=True)
 class AuditState:
-    """One cell's audit: sums over its units, and summed log bets by fraction that the loop accepts more, and fewer.
+    """One cell's audit: sums over its units, and summed log bets by fraction, for both directions.
 
-    `peak_more` and `peak_fewer` are the highest log capitals at any unit; `num_refused` outputs were none of the
-    target's as replay has it, and are no units (parity judges them).
+    `peak_more` and `peak_fewer` are the highest log capitals at any unit.  `num_refused` outputs could not come from
+    the target according to replay; they are no units, because parity judges them.
     """
 
     place: int  # of the cell among the endpoint's, from 1
@@ -72,7 +73,7 @@ class AuditState:
 
     @property
     def difference(self) -> float | None:
-        """Share of the tokens that the loop accepted beyond what replay expects; None of none."""
+        """Share of the tokens that the engine accepted beyond replay's expectation; None without tokens."""
         return ratio(self.num_accepted_tokens - self.expected_accepted_tokens, self.num_tokens)
 
     @property
@@ -144,11 +145,11 @@ class AuditState:
 
 
 def bet_ratios(accepted_shares: Floats, expected_shares: Floats) -> tuple[Floats, Floats]:
-    """y / b of every unit, [n] each and at least -1: that the loop accepts more than expected, and fewer.
+    """y / b of every unit, [n] each and at least -1: for more acceptance than expected, and for less.
 
     Args:
         accepted_shares: of the tokens of each unit that could have been accepted, [n].
-        expected_shares: what replay expects of them, [n].
+        expected_shares: replay's expectation of them, [n].
     """
     differences = accepted_shares - expected_shares
     most_below = np.maximum(expected_shares + TOLERANCE, LEAST_WORST)

@@ -1,13 +1,13 @@
-"""Audit (b): acceptance of what production answered, replayed, against that of the loop's own outputs.
+"""Audit (b): acceptance of production's responses, replayed, against that of the engine's outputs.
 
-A difference says that production's outputs are not what the shadow's target would have given (another model,
-template, sampling or length), and nothing about estimator or loop: audit (a) looks after these.  It is reported as
-production mismatch.
+A difference means that production's outputs do not follow the shadow's target (another model, template, sampling or
+length).  It means nothing about the estimator or the engine: audit (a) checks these.  It is reported as production
+mismatch.
 
-Two samples over sessions: a ratio of sums on each side, with confidence sequences (`gate.evidence.asymptotic`) at
-half the level each, so that the interval of their difference holds at all looks at once, as far as that limit is
-reached, and until the oldest rows are left out of the sums.  Sessions that are on both sides make it wider than it need
-be, never narrower, as they go the same way.
+The test compares two samples over sessions: a ratio of sums on each side, with confidence sequences
+(`gate.evidence.asymptotic`) at half the level each.  The interval of their difference therefore holds at all looks, up
+to the asymptotic approximation, and until the oldest rows leave the sums.  Sessions on both sides only make the
+interval wider than necessary, because both ratios move the same way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOLERANCE: Final = 0.05  # of the loop's mean acceptance length: less changes no
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Replay's mean acceptance length less the loop's; bounds are None before the burn-in of either side."""
+    """Replay's mean acceptance length less the engine's; bounds are None before the burn-in of either side."""
 
     slice_key: str
     fingerprint: str
@@ -48,7 +48,7 @@ class Mismatch:
 
     @property
     def limit(self) -> float:
-        """What the difference must exceed, either way, to be a mismatch."""
+        """The absolute difference above which there is a mismatch."""
         return TOLERANCE * self.loop_length
 
     @property

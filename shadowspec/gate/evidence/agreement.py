@@ -1,4 +1,4 @@
-"""The betting tests of what is emitted: acceptance, greedy near-ties, and the teacher-forced z of sampled output."""
+"""The betting tests of outputs: acceptance, greedy near-ties, and the teacher-forced z of sampled output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JUDGED_WORDS = {
 def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
     """Acceptance rate of the policy's metric; clusters, weight min(D, S) / S."""
     cap = policy.max_scored_steps
-    # Reasons of version 1 say "acceptance" of either metric, and are recomputed word by word.
+    # Reasons of version 1 say "acceptance" of either metric, and a recomputation must reproduce their text.
     judged = {} if policy.rule_set == 1 else {"judged": JUDGED_WORDS[policy.acceptance_metric]}
     sums = np.array([_accepted_in(unit, policy) for unit in clusters], dtype=np.float64).reshape(-1, 3)
     accepted, scored, missing = sums.T
@@ -108,12 +108,12 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
     """Mean teacher-forced z = 1[y = argmax] - target(argmax) of sampled requests; clusters, weight by tokens.
 
     A cluster of T tokens weighs min(T, parity_tokens) / parity_tokens, and its value is its mean z times that, clipped
-    to plus or minus `z_clip`: of a short one its sum over parity_tokens, which a token or two cannot bring to the clip,
-    so that it is unbiased; of a longer one the mean.  Version 1 of the rules clips the mean before it weighs.  Where z
-    is known within an error alone, each bound takes the end that is worse for it.
+    to plus or minus `z_clip`.  For a short cluster this is its sum over parity_tokens, which one or two tokens cannot
+    bring to the clip, so it is unbiased; for a longer one it is the mean.  Version 1 of the rules clips the mean before
+    it weighs.  Where z is known only within an error, each bound takes its worse end.
 
-    So y = value - theta * weight is least at -z_clip (weight 0) or -z_clip - theta (weight 1), and a request of which
-    nothing is known counts as either, whichever is worse for the null in question.
+    So y = value - theta * weight is least at -z_clip (weight 0) or -z_clip - theta (weight 1).  A request without any
+    z counts as the worse of these for the null in question.
     """
     units, baseline, num_missing, clips_sums = [], [], 0, policy.rules.clips_sums
     # Against any theta of the range the worst value there is: see `worst_values`.
@@ -195,7 +195,7 @@ def _accepted_of(counts: SpeculationCounts, policy: GatePolicy) -> tuple[int, in
 
 
 def capped_rates(accepted: Floats, scored: Floats, cap: int) -> Sums:
-    """The rates with their weights; of nothing that was scored both are 0."""
+    """The rates with their weights; where nothing was scored both are 0."""
     weights = np.minimum(scored, cap) / cap
     rates = np.divide(accepted, scored, out=np.zeros_like(scored), where=scored > 0.0)
     return Sums(weights * rates, weights)

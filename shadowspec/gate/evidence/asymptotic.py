@@ -27,9 +27,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RatioMoments:
-    """Sums over units of numerators A and denominators D, alike in shape: what a ratio's bounds rest on.
+    """Sums over units of numerators A and denominators D, of one shape, from which a ratio's bounds are computed.
 
-    They add up, whatever the order of folding.  With D = 1 throughout the ratio is the mean of A.
+    They add up, in any order of folding.  With D = 1 throughout the ratio is the mean of A.
     """
 
     num_units: Floats

@@ -19,7 +19,7 @@ from shadowspec.gate.evidence.units import Cluster, Entry, cluster_key, clusters
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.types import ARRIVING, Arrival, FunnelCounter, OpenKey, SliceKey, StoredRecord
 
-# How often each key of a slice has come up to an event time, by own key.
+# How often each key of a slice has occurred up to an event time.
 KeyCounts = Callable[[str, datetime], Mapping[str, int]]
 
 
@@ -105,7 +105,7 @@ def step(
     Raises:
         InputError: a usable record has no event time or no slice.
     """
-    # What is changed is taken out of the table and put back once, at the end: a backlog's clusters come and go.
+    # Changed entries leave the table and return once, at the end: a backlog's clusters come and go.
     opened, late = _take(table, progress, records, policy, closed_by)
     progress = replace(
         progress,
@@ -141,7 +141,7 @@ def in_event_order(records: Iterable[StoredRecord]) -> list[tuple[datetime, Stor
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """Records that were late for good, by slice; and those of them that their cluster, in evidence by then, missed."""
+    """Records that were too late, by slice; and those of them that their cluster, already in evidence, missed."""
 
     every: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -229,7 +229,7 @@ def _enter(
         newest_close=newest,
         num_closed=dict(num_closed),
         num_members=dict(num_members),
-        num_late=dict(+num_late),  # without zeros: a fold in parts leaves what one fold leaves
+        num_late=dict(+num_late),  # without zeros: a fold in parts gives the same result as one fold
         entries=entries,
         dominant=progress.dominant | new_dominant,
     )
@@ -270,9 +270,9 @@ def _after(open_key: OpenKey, cluster: Cluster, policy: GatePolicy, closed_by: d
 
 
 def _open_first(open_key: OpenKey, policy: GatePolicy, closed_by: datetime | None) -> tuple[OpenKey, Set[Arrival]]:
-    """The key with its first waiting cluster described, and its arrivals that are late for good and dropped.
+    """The key with its first waiting cluster described, and its arrivals that are dropped as too late.
 
-    They are late for good if their cluster is in evidence, or if the watermark has passed them.
+    They are too late if their cluster is in evidence, or if the watermark has passed them.
     """
     if len(open_key.arrivals) == 1 and open_key.reopens_at is None:
         at = open_key.arrivals[0][0]

@@ -1,9 +1,9 @@
 """Optional guardrails: further figures that must not get worse, on the same betting machinery.
 
-None is required by default: each is computed, and then required, where the policy sets its margin or limit.  A
-guardrail that fails holds; alone it disables nothing.  Units are blocks, sums over the own requests divided by
-n_max; a request to which a figure does not apply weighs nothing, a block without any other is no unit, and one
-of which the figure is missing counts as the worst.
+No guardrail is required by default: each is computed, and then required, where the policy sets its margin or limit.  A
+failed guardrail gives HOLD, never DISABLE.  Units are blocks: sums over the measured requests divided by n_max.  A
+request to which a figure does not apply has weight 0; a block of only such requests is no unit.  A request whose
+figure is missing counts as the worst.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.metrics import ratio, time_per_output_token_ms
 from shadowspec.types import ArmTiming, Dependence, Run, TestResult
 
-COST_CLIP = 4.0  # a request's cost per token is clipped at so many times the limit
+COST_CLIP = 4.0  # a request's cost per token is clipped at this multiple of the limit
 COST_STEP = 1.02  # bounds of the cost over the limit are powers of this
-COST_TOKENS = 256  # a request's weight in the cost per token is capped at so many output tokens
+COST_TOKENS = 256  # a request's weight in the cost per token is capped at this number of output tokens
 MS_PER_HOUR = 3_600_000.0
 TOKENS_PER_PRICE = 1_000_000
 
@@ -54,8 +54,8 @@ def guardrail_tests(blocks: Sequence[BlockUnit], policy: GatePolicy) -> list[Bet
 def quantile_results(latencies: LatencyHistogram, policy: GatePolicy, level: float) -> list[TestResult]:
     """Marginal p95 and p99 of end-to-end time, where the policy sets their margin.
 
-    Passed when the upper bound of the speculative arm's own quantile is at most 1 + margin times the lower bound of
-    the baseline's, each at half the level.  They say nothing of a request's own slowdown: that is the tail test's.
+    Passed when the upper bound of the speculative arm's quantile is at most 1 + margin times the lower bound of the
+    baseline's, each at half the level.  They do not limit a single request's slowdown: the tail test does.
     """
     margins = {"p95": policy.p95_margin, "p99": policy.p99_margin}
     return [_quantile_result(name, latencies, margin, level) for name, margin in margins.items() if margin is not None]
@@ -103,7 +103,7 @@ def cost_test(blocks: Sequence[BlockUnit], policy: GatePolicy) -> BettingTest:
 
 
 def score_test(name: str, blocks: Sequence[BlockUnit], margin: float) -> BettingTest:
-    """Mean of speculative less baseline of a score from 0 to 1: structured output's validity, or the user's own."""
+    """Mean of speculative less baseline of a score from 0 to 1: structured output's validity, or the user's score."""
 
     def score(_: BlockUnit, run: Run) -> Score:
         if name not in run.scores:

@@ -1,8 +1,8 @@
-"""What a hypothesis rests on, as a state that units are folded into once and need not be kept for.
+"""A hypothesis's evidence, as a state into which units are folded once and from which they can then be dropped.
 
-Invariant: folding units in any pieces, in their order, leaves the state that folding all of them at once leaves
-(up to rounding), so that a look costs what came since the last one.  Whoever keeps a state must see to it that
-each unit enters it once.
+Invariant: folding units in any pieces, in their order, leaves the same state as folding all of them at once (up to
+rounding), so a look costs only the units since the last one.  The caller that stores a state ensures that each unit
+enters it once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WatcherState = Mapping[str, Figure]
 
 @dataclass(frozen=True, slots=True)
 class TestEvidence:
-    """What the units of one betting test add up to.
+    """The sums of one betting test over its units.
 
     `waiting` holds the units that are seen but do not count yet: fewer than a group of merged ones.  `totals` are
     over all units, those before a restart included; everything else is over those that count.
@@ -76,7 +76,7 @@ class TestEvidence:
 
     @property
     def mean(self) -> float | None:
-        """The mean of what was observed."""
+        """The mean of the observed values."""
         return ratio(self.observed_value, self.observed_weight)
 
     def fold(self, test: BettingTest) -> TestEvidence:
@@ -92,15 +92,15 @@ class TestEvidence:
         return count_units(seen, test.series.part(not_counted, num_new))
 
     def with_lost(self, num_units: float) -> TestEvidence:
-        """The evidence as bounds are read from it where so many units were lost: both sides have them at their worst.
+        """The evidence with `num_lost` units at the worst of each side, for reading bounds where units were lost.
 
-        Groups of units that are merged take as many of them.
+        Groups of merged units take as many of them.
         """
         num_groups = num_units / self.state.merged_units
         return replace(self, lower=self.lower.with_worst(num_groups), upper=self.upper.with_worst(num_groups))
 
     def restart(self, state: TestState) -> TestEvidence:
-        """The evidence that restarts at `state`: what counted so far is dropped, what waited is counted on.
+        """The evidence restarted at `state`: drops the counted units, and counts the waiting ones from now on.
 
         Raises:
             ValueError: units that were dropped would have to count again.
@@ -146,34 +146,33 @@ def count_units(evidence: TestEvidence, units: UnitSeries) -> TestEvidence:
 
 
 class Watcher(Protocol):
-    """A further state folded over a test's unit values in folding order, kept with the hypothesis's evidence.
+    """A further state folded over a test's unit values in folding order, stored with the hypothesis's evidence.
 
-    Its state is a flat mapping that JSON can hold; what it means is the watcher's own business.
+    Its state is a flat mapping that JSON can hold; only the watcher interprets it.
     """
 
     @property
     def name(self) -> str:
-        """What its state is kept under."""
+        """The key under which its state is stored."""
 
     @property
     def test_name(self) -> str:
         """The test whose units it watches."""
 
     def fold(self, state: WatcherState | None, units: UnitSeries, policy: GatePolicy) -> WatcherState | None:
-        """The state after these units; None: there is none (yet)."""
+        """The state after these units; None if it has none (yet)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HypothesisEvidence:
-    """What a hypothesis rests on at one look.
+    """The evidence of a hypothesis at one look.
 
-    `num_closed_clusters` counts all its slice's clusters in evidence, measured or not; `num_lost` its records
-    that failed or were shed without leaving a run; `num_late` those that came too late for their cluster,
-    `num_left_out` those of them that belonged to it and came out of order, `num_members` the records of its clusters.
-    `num_days` are the UTC days on which measured clusters began, `newest_day` the last of them, from the epoch on.
-    `num_arrived` are all usable requests, `num_beyond` those of them that come too late in their session ever to be
-    timed.  `mix_lower` is the lower bound of the endpoint's speedup under the current mix of its slices, where a policy
-    asks for it.
+    `num_closed_clusters` counts all its slice's clusters in evidence, measured or not.  `num_lost` are its records that
+    failed or were shed without a run.  `num_late` came too late for their cluster; `num_left_out` of these belonged to
+    it and came out of order.  `num_members` are the records of its clusters.  `num_days` are the UTC days on which
+    measured clusters began, `newest_day` the last of them, counted from the epoch.  `num_arrived` are all usable
+    requests; `num_beyond` of these come too late in their session ever to be timed.  `mix_lower` is the lower bound of
+    the endpoint's speedup under the current mix of its slices, where a policy requires it.
     """
 
     tests: Mapping[str, TestEvidence] = field(default_factory=dict)
@@ -259,16 +258,16 @@ class HypothesisEvidence:
         return replace(self, tests=tests)
 
     def lost_units(self, unit: str, policy: GatePolicy) -> float:
-        """What the lost requests come to in units of a test, all of them at their worst, by rules that count them.
+        """The lost requests in units of a test, all at their worst, by rules that count them.
 
-        One would have been of one cluster, and of one block, in which it weighs 1 / n_max.
+        Each would have made one cluster, or one block in which it weighs 1 / n_max.
         """
         if not policy.rules.folds_lost:
             return 0.0
         return self.num_lost / max(self.runs.max_block_requests, 1) if unit == "block" else float(self.num_lost)
 
     def judged_latencies(self, policy: GatePolicy) -> LatencyHistogram:
-        """The latencies with those of the lost requests, of which blocks would have drawn so many, rounded up."""
+        """The latencies with the lost requests that would have been timed, rounded up to blocks."""
         return self.latencies.with_lost(math.ceil(self.lost_units("block", policy)))
 
     @property

@@ -76,7 +76,7 @@ class LatencyHistogram:
         )
 
     def with_lost(self, num_requests: int) -> LatencyHistogram:
-        """The histogram with so many more requests that were lost, and took each arm its worst time."""
+        """The histogram with `num_lost` more requests that took each arm its worst time."""
         added = {"baseline": {LOWEST_BIN: num_requests}, "speculative": {INFINITE_BIN: num_requests}}
         counts = {arm: Counter(self.counts[arm]) + Counter(added[arm]) for arm in ARMS}
         return replace(self, counts=counts) if num_requests else self
@@ -95,7 +95,7 @@ class LatencyHistogram:
         return max(self.moments[arm].autocorrelation for arm in ARMS)
 
     def bounds(self, arm: str, probability: float, level: float) -> QuantileBounds | None:
-        """Two-sided bounds at `level`, each at the outer edge of its bin; the estimate is the middle of its own."""
+        """Two-sided bounds at `level`, each at the outer edge of its bin; the estimate is the middle of its bin."""
         bins = sorted(self.counts[arm].items())
         if not bins:
             return None
@@ -118,7 +118,7 @@ class LatencyHistogram:
         for arm in ARMS:
             for name, probability in PROBABILITIES.items():
                 bounds = self.bounds(arm, probability, level)
-                figures[f"{arm}_{name}_ms"] = bounds.estimate if bounds else None  # infinite, or of nothing
+                figures[f"{arm}_{name}_ms"] = bounds.estimate if bounds else None  # infinite, or without requests
                 figures[f"{arm}_{name}_lower_ms"] = bounds.lower if bounds else None
                 figures[f"{arm}_{name}_upper_ms"] = bounds.upper if bounds else None
         return figures

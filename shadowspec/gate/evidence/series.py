@@ -1,8 +1,8 @@
 """The unit values of a betting test, from a hypothesis's clusters and blocks.
 
 A request of which an arm failed is folded at the value that is worst for the bound in question: for the lower
-bound of speedup at minus the clip, for the upper bound at plus the clip, and so on, so that both bounds hold
-whatever the missing value would have been.
+bound of speedup at minus the clip, for the upper bound at plus the clip, and so on.  Both bounds then hold whatever
+the missing value would have been.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class BettingTest:
-    """One test: its unit values and what its mean must exceed (`above`), stay under (`below`), or both.
+    """One test: its unit values, and the limits of its mean: at least `above`, at most `below`, or both.
 
-    Of no units it is the test's definition under a policy; `TestEvidence` is what many of them have added up to.
+    Without units it is the test's definition under a policy; `TestEvidence` holds the sums over many of them.
     """
 
     name: str
@@ -39,17 +39,17 @@ class BettingTest:
     is_log: bool = False  # estimate, bounds and threshold are shown exponentiated
     is_required: bool = True
     disables: bool = False
-    growth: float | None = None  # the nulls of its capital tables lie on powers of it instead of GRID_STEP
+    growth: float | None = None  # the nulls of its capital tables lie on powers of this instead of GRID_STEP
     weights: tuple[float, ...] = WEIGHTS  # of its capital on the betting fractions
-    num_disabling: int = 4  # bounds that may disable a hypothesis: each has that part of the level
+    num_disabling: int = 4  # number of bounds that may disable a hypothesis: each has 1 / N of the level
     bounds_share_level: bool = True  # both of its shown bounds are at the level of its run
     # By how many standard errors its mean must lie beyond a limit before a verdict, as means of batches vary.  The bets
-    # on speedup need so much evidence that more can be asked of it.
+    # on speedup need enough evidence to afford a stricter number.
     batch_errors: float = 2.5
     regime: str | None = None  # "greedy" or "sampled": only for hypotheses with such requests
     num_missing: int = 0
-    totals: Mapping[str, float] = field(default_factory=dict)  # what these units add to its further figures
-    figures: Mapping[str, Figure] = field(default_factory=dict)  # shown only, and the same whatever the units
+    totals: Mapping[str, float] = field(default_factory=dict)  # sums of these units for further figures
+    figures: Mapping[str, Figure] = field(default_factory=dict)  # only shown, and independent of the units
     describe: Callable[[Mapping[str, float]], Mapping[str, Figure]] = lambda _: {}  # further figures, of the totals
     unclipped: str | None = None  # the figure that must lie on the passing side too: the mean that was not clipped
 
@@ -77,7 +77,7 @@ class BettingTest:
         return level / self.num_disabling
 
     def is_contradicted(self, figures: Mapping[str, Figure]) -> bool:
-        """Whether the mean that was not clipped lies where the test would not pass: what was clipped away decides."""
+        """Whether the unclipped mean lies where the test would not pass, so that clipping would decide the verdict."""
         mean = figures.get(self.unclipped) if self.unclipped is not None else None
         if not isinstance(mean, float):
             return False
@@ -92,7 +92,7 @@ class BettingTest:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """(sum, weight) of a unit for the lower bound, for the upper bound, and of what was observed."""
+    """(sum, weight) of a unit for the lower bound, for the upper bound, and as observed."""
 
     lower: tuple[float, float]
     upper: tuple[float, float]
@@ -127,7 +127,7 @@ class TimedBlocks:
         return np.log(self.baseline_ms) - np.log(self.speculative_ms)
 
     def sum_by_block(self, values: Floats | NDArray[np.bool_]) -> Floats:
-        """Sums by block of what each run has, [n] to [blocks]."""
+        """Sums by block of a value of each run, [n] to [blocks]."""
         return np.bincount(self.places, values, minlength=len(self.units)).astype(np.float64)
 
 
@@ -155,7 +155,7 @@ def add_times(blocks: Blocks) -> TimedBlocks:
 def block_series(
     blocks: TimedBlocks, scores: Floats, lowest: float, highest: float, dependence: Floats | None = None
 ) -> UnitSeries:
-    """Sums of the own requests' `scores` [n] over n_max: a short block weighs what its own requests weigh.
+    """Sums of the measured requests' `scores` [n] over n_max: a short block weighs less than a full one.
 
     A score is NaN where it is missing.
     """

@@ -48,11 +48,11 @@ def speedup_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
 
 
 def total_time_test(blocks: Blocks, policy: GatePolicy, before: Mapping[str, float] | None = None) -> BettingTest:
-    """Ratio of total times, baseline over speculative: what the fleet pays.
+    """Ratio of total times, baseline over speculative: the device time that an operator pays for.
 
     Times are capped at TIME_CAP_FACTOR times the mean baseline time of the first TIME_CAP_BLOCKS blocks, in both arms
-    alike; version 1 of the rules does not cap the baseline's for the lower bound, so that a long block of two equal
-    arms looks as if speculation had saved time.  In units of the cap either time lies from 0 to 1, so that at the lower
+    alike.  Version 1 of the rules does not cap the baseline's for the lower bound, so a long block of two equal arms
+    looks as if speculation had saved time.  In units of the cap either time lies from 0 to 1, so that at the lower
     side base - theta * spec is no less than -theta, and at the upper side theta * spec - base no less than -1.
     `before` are the totals of the hypothesis's earlier blocks.
     """
@@ -118,7 +118,7 @@ def tail_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
 
 
 def _cached_tokens(blocks: TimedBlocks) -> dict[str, float]:
-    """Prompt tokens of whole conversations, and what each server had of them in its prefix cache, where both say it."""
+    """Prompt tokens of whole conversations, and those in each server's prefix cache, where both report them."""
     if all(unit.block.max_turns == 1 for unit in blocks.units):
         return {}
     found = [(m.run.counts.num_prompt_tokens, *m.run.served.cached_tokens) for m in blocks.runs

@@ -1,4 +1,4 @@
-"""What a hypothesis's timed requests add up to, beside the sums of its tests: parity, memory, what is missing."""
+"""Sums over a hypothesis's timed requests, beside the sums of its tests: parity, memory, missing results."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MAX_GAPS = 256  # largest top-2 gaps kept; one above the limit is enough for the
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """Counts over the own requests of folded blocks; each request counts once per hypothesis.
+    """Counts over the measured requests of folded blocks; each request counts once per hypothesis.
 
-    `largest_gaps` are the target's top-2 logit gaps at greedy divergences, falling: how many of them are faults
-    depends on a limit that may be changed, so that the gaps are kept, the largest `MAX_GAPS` of them.
+    `largest_gaps` are the target's top-2 logit gaps at greedy divergences, descending.  The number of faults depends on
+    a limit that an operator may change, so the largest `MAX_GAPS` gaps are stored.
     """
 
     num_blocks: int = 0
@@ -36,9 +36,9 @@ class RunTotals:
     num_memory_blocks: int = 0
     displaced_kv_tokens_total: int = 0
     max_displaced_kv_tokens: int | None = None
-    max_extra_peak_share: float | None = None  # of the baseline's own peak; of servers, of its KV cache
+    max_extra_peak_share: float | None = None  # of the baseline's peak; with servers, of its KV cache
     max_displaced_requests: float | None = None
-    baseline_requests: float | None = None  # that the baseline's KV cache holds where so many are displaced
+    baseline_requests: float | None = None  # that its KV cache holds, where `max_displaced_requests` are displaced
 
     def fold(self, blocks: Blocks) -> RunTotals:
         """The totals with these blocks added."""

@@ -1,14 +1,14 @@
 """Units of evidence: clusters of requests, and the blocks that went through both arms together.
 
-Invariant: which records make which cluster, and the order in which clusters enter the evidence, depend on
-keys and event times alone, never on an outcome or on when a row was committed.  Clusters enter in the order
-of their first event time, and only when every cluster of the endpoint that opened earlier is closed (entering
-in order of closing would over-sample short sessions).
+Invariant: which records make which cluster, and the order in which clusters enter the evidence, depend only on keys and
+event times, never on an outcome or on when a row was committed.  Clusters enter in the order of their first event time,
+and only when every cluster of the endpoint that opened earlier is closed (entering in order of closing would
+over-sample short sessions).
 
-Which blocks are in evidence depends on the watermark alone, that is on event times.  Workers and devices measure side
-by side, and a slow block is written later than fast ones that began with it or after it.  Taking each block as it
-comes in would let fast ones testify first (false in 8 to 93% of simulated runs at 5%, with 2 to 8 devices); so a block
-waits until every record up to the newest of its own is known.
+Which blocks are in evidence depends only on the watermark, that is on event times.  Workers and devices measure side by
+side, and a slow block is written later than fast ones that began with it or after it.  In order of arrival fast blocks
+would count first (false in 8 to 93% of simulated runs at 5%, with 2 to 8 devices).  So a block waits until every record
+up to its newest one is known.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """A run with what its record says: the sampling regime, which picks the parity test, and `is_thinned`."""
+    """A run with two facts of its record: the sampling regime, which picks the parity test, and `is_thinned`."""
 
     run: Run
     is_greedy: bool
@@ -72,7 +72,7 @@ class ClusterUnit:
 
 @dataclass(frozen=True, slots=True)
 class BlockUnit:
-    """A block with its own requests' runs for one hypothesis, at least one, in the order of their keys."""
+    """A block with its measured requests' runs for one hypothesis, at least one, in the order of their keys."""
 
     block: StoredBlock
     runs: tuple[MeasuredRun, ...]
@@ -83,8 +83,8 @@ def block_units(
 ) -> tuple[BlockUnit, ...]:
     """The blocks that hold a run of the hypothesis, in the order in which they enter; an empty block is no unit.
 
-    `newest` are the event times of the newest of their own requests, by id: as the watermark reaches them, blocks
-    enter, ties in start order.  Without it, all in start order.
+    `newest` are the event times of each block's newest measured request, by block id: blocks enter as the watermark
+    reaches them, ties in start order.  Without `newest`, all enter in start order.
 
     Raises:
         InputError: a block holds more runs than its full size.
@@ -110,7 +110,7 @@ def block_units(
 
 
 def unthinned(runs: Iterable[MeasuredRun]) -> tuple[MeasuredRun, ...]:
-    """The runs that count for the whole endpoint: its mix is then the traffic's, whatever rates its slices have."""
+    """The runs that count for the whole endpoint: their mix is the traffic's, although slices have different rates."""
     return tuple(measured for measured in runs if not measured.is_thinned)
 
 
@@ -120,7 +120,7 @@ def is_greedy(record: StoredRecord) -> bool:
 
 
 def cluster_key(record: StoredRecord, at: datetime, policy: GatePolicy, *, is_dominant: bool) -> str:
-    """What the record's cluster is of; a dominant key's are of a time block each."""
+    """The key of the record's cluster; a dominant key has one cluster per time block."""
     key = own_key(record)
     if key and not is_dominant:
         return key
@@ -221,7 +221,7 @@ def take_blocks(
 
 
 def is_known(newest: datetime, closed_by: datetime | None) -> bool:
-    """Whether every record up to the newest of a block's own is known at this watermark."""
+    """Whether every record up to the block's newest measured one is known at this watermark."""
     return closed_by is None or newest <= closed_by
 
 

@@ -73,7 +73,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class EndpointLook:
-    """What an endpoint is decided from.  `known_until` is the watermark, `loads` and `configs` those to decide on."""
+    """The inputs of an endpoint's decisions: `known_until` is the watermark, `loads` and `configs` those to decide."""
 
     endpoint: str
     state: EndpointState
@@ -86,7 +86,7 @@ class EndpointLook:
     def looks(self, passed: Collection[HypothesisName] = ()) -> dict[HypothesisId, Look]:
         """Every hypothesis at each load and with each config that is current, in the order of `decide`.
 
-        Those that `passed` have come to ENABLE at this look, and pass their levels on.
+        Those that `passed` reached ENABLE at this look, and pass their levels on.
         """
         state, rules = self.state, self.rules
         # 1. The hypotheses.
@@ -102,7 +102,7 @@ class EndpointLook:
         standing = list(rules.previous.values())
         trials = assign_trials(self.entered(keys, standing), current, standing, rules.policy, len(state.slices), passed)
 
-        # 3. Each with its own evidence.
+        # 3. Each with its evidence.
         return {key: self.look_at(key, trials.get(key), has_entered=key in trials) for key in keys}
 
     def entered(self, keys: Iterable[HypothesisId], standing: Sequence[Decision]) -> list[HypothesisId]:
@@ -133,7 +133,7 @@ class EndpointLook:
         The endpoint as a whole comes first, then the slices by name, and last the rows that take superseded verdicts
         out of force.
         """
-        # 1. Each on its own evidence, until no ENABLE is new whose level others can use.
+        # 1. Each on its evidence, until no new ENABLE has a level that others can use.
         looks = self.looks()
         decided: dict[HypothesisId, Decision] = {}
         passed: set[HypothesisName] = set()
@@ -153,7 +153,7 @@ class EndpointLook:
             if evidence is not None and (after := evidence_after(evidence, decision)) is not evidence:
                 changed[key] = after
 
-        # 2. What only all of them together can say, and what they replace.
+        # 2. Findings across all hypotheses, and the decisions that these replace.
         superseding = {key: look.trial for key, look in looks.items() if look.trial and look.trial.supersedes}
         replaced = superseded_rows(superseding, self.configs, self.rules.previous, now) if superseding else []
         for row in replaced:
@@ -163,9 +163,9 @@ class EndpointLook:
         return Decided((*self.compose(decisions), *replaced), changed)
 
     def with_mix_bound(self, look: Look, decisions: Iterable[Decision]) -> Look:
-        """The look of a whole endpoint with the bound that its slices' `decisions` give, where its policy asks for it.
+        """The look of a whole endpoint with the bound from its slices' `decisions`, where its policy requires it.
 
-        Of an endpoint of one slice that bound is its own, which its test proves.
+        An endpoint of one slice needs none: its speedup test proves that bound.
         """
         place, policy = look.hypothesis, look.policy
         if place.slice_key or not policy.require_mix_bound:
@@ -181,7 +181,7 @@ class EndpointLook:
         return replace(look, evidence=replace(look.evidence, mix_lower=lower))
 
     def compose(self, decisions: Sequence[Decision]) -> list[Decision]:
-        """The decisions of this look with what only all of them together can say."""
+        """The decisions of this look with the findings across all of them."""
         previous = {group_key(row): row for row in self.rules.previous.values() if not row.slice_key}
         return compose_endpoint(decisions, previous, self._traffic(), self.rules.policy)
 
@@ -201,7 +201,7 @@ def with_counts(
     trial: Trial | None,
     known_until: datetime | None,
 ) -> HypothesisEvidence:
-    """The evidence with what is counted of its slice whatever the load and config."""
+    """The evidence with the counts of its slice that do not depend on load and config."""
     progress = state.clusterings[clustering_id(policy)]
     return replace(
         evidence,
@@ -220,7 +220,7 @@ def with_counts(
 def look_again(
     decision: Decision, evidence: HypothesisEvidence, config: FingerprintedConfig, policy: GatePolicy
 ) -> Look:
-    """The look of a decision under another policy, as if none came before; what is counted of its slice, it has."""
+    """The look of a decision under another policy, as if it were the first; the counts of its slice remain."""
     counted = decision.evidence
     evidence = replace(
         evidence,
@@ -240,7 +240,7 @@ def look_again(
 
 
 def evidence_after(before: RunEvidence, decision: Decision) -> RunEvidence:
-    """What the next fold continues from: tests restarted, detectors started, or nothing of a run that ended."""
+    """The evidence that the next fold continues: tests restarted, detectors started; empty where the run ended."""
     restarted = before.evidence.restart(restarted_states(decision))
     after = next_evidence(restarted, decision)
     is_same = after is restarted and all(test is restarted.tests[name] for name, test in before.evidence.tests.items())

@@ -31,9 +31,7 @@ class Plan:
 
 
 def next_plan(offsets: Offsets, cursors: Sequence[Span], limit: int = OFFSETS_AT_ONCE) -> Plan:
-    """What to take in next, after what is folded: of every range that has more its next offsets, so that all come on
-    together.
-    """
+    """The offsets to fold next: from every range that has more, so that all ranges advance together."""
     pending = without(merge_spans(offsets.finished_spans()), cursors)
     width = max(limit // max(len(pending), 1), 1)
     spans, unfinished = [], set()
@@ -75,7 +73,7 @@ def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def membership(spans: Iterable[Span]) -> Callable[[Place, int], bool]:
-    """Tells whether the offset of a place lies in one of the spans."""
+    """A predicate: whether the offset of a place lies in one of the spans."""
     starts: dict[Place, list[int]] = defaultdict(list)
     stops: dict[Place, list[int]] = defaultdict(list)
     for span in merge_spans(spans):

@@ -44,7 +44,7 @@ NEVER = datetime(1970, 1, 1, tzinfo=UTC)  # the watermark of who knows of no tim
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """What the rows of a fold completed.  Where keys must be cut (`new_dominant`), nothing of it may be kept."""
+    """The units that a fold's rows completed.  Where keys must be cut (`new_dominant`), the caller discards them."""
 
     state: EndpointState
     units: Mapping[HypothesisId, Units]
@@ -59,7 +59,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The policies that a fold goes by: of each hypothesis, by clustering, and of whatever is new."""
+    """The policies of a fold: of each hypothesis, by clustering, and of hypotheses that have not entered."""
 
     policy: GatePolicy
     by_hypothesis: Mapping[HypothesisId, GatePolicy]
@@ -67,7 +67,7 @@ class Rules:
 
     @classmethod
     def under(cls, policy: GatePolicy, decisions: Iterable[Decision]) -> Rules:
-        """The rules of `policy` where these are the latest decisions: what has entered keeps its frozen parameters."""
+        """The rules of `policy` given these latest decisions: entered hypotheses keep their frozen parameters."""
         previous = {hypothesis_id(row): row for row in decisions}
         return cls(policy, {key: frozen_policy(policy, row) for key, row in previous.items()}, previous)
 
@@ -100,15 +100,15 @@ class Folding:
         unfinished: Iterable[Place] = (),
         finite: Iterable[Place] = (),
     ) -> Completed:
-        """Take in the rows of `spans`: the units that they complete.
+        """Fold the rows of `spans`: returns the units that they complete.
 
         Args:
-            state: what the folds before left behind.
-            cursors: what is folded once this is.
+            state: the state after the earlier folds.
+            cursors: the offsets that are folded after this fold.
             closed_by: the watermark (None: no record follows).
-            unfinished: places of which more is stored than these spans hold; nothing newer than what they hold of
-                each of them is known yet.
-            finite: those of them that may hold their records in any order; nothing at all is known of them yet.
+            unfinished: places with more stored rows than these spans hold; of each, nothing newer than these spans is
+                known yet.
+            finite: those of them whose records may be in any order; nothing of them is known yet.
 
         Raises:
             InputError: rows contradict each other.
@@ -286,8 +286,8 @@ class Folding:
 def _known_until(
     records: Sequence[StoredRecord], unfinished: Iterable[Place], finite: Iterable[Place], closed_by: datetime | None
 ) -> datetime | None:
-    """The watermark where of some places only the beginning was read: no newer than what was read of each, and
-    unknown where the order may be any.
+    """The watermark where some places are only partly read: at most the newest record read of each, and unknown where
+    records may be in any order.
     """
     if frozenset(finite):
         return NEVER

@@ -1,7 +1,7 @@
-"""From committed rows to decisions, endpoint by endpoint: folds what is new, decides and appends, under a lock.
+"""From committed rows to decisions, endpoint by endpoint: folds new rows, decides and appends, under a lock.
 
 Every transaction moves the cursors, the evidence and (the last one) the decisions together.  A gate that is killed
-leaves whole folds behind, from which the next one goes on.
+leaves only whole folds, and the next one continues from there.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def run_gate(
     fingerprints_by_endpoint: Mapping[str, Collection[str]] | None = None,
     now: datetime | None = None,
 ) -> list[Decision]:
-    """Fold what is new, decide every endpoint of `policy_by_endpoint` and append the decisions.
+    """Fold new rows, decide every endpoint of `policy_by_endpoint` and append the decisions.
 
-    `input_ended` says whether more records of the same sessions may come (None: as the ledger has it).
+    `input_ended`: no more records of the same sessions may come (None: the ledger says whether).
     Without `loads_by_endpoint` and `fingerprints_by_endpoint`, the loads and configs are those measured with.
-    However many gates run at once, each unit enters the evidence once: each endpoint is folded under its lock.
+    Each unit enters the evidence once, however many gates run at a time: each endpoint is folded under its lock.
 
     Raises:
         InputError: rows contradict each other, or rows that must be folded again are gone.
@@ -74,7 +74,7 @@ def run_gate(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows that one transaction of a gate run takes in, and what it goes on from; `cursors` are those after it."""
+    """The rows of one transaction of a gate run, and the progress before it; `cursors` are those after it."""
 
     mark: Watermark
     rules: Rules
@@ -113,7 +113,7 @@ class EndpointGate:
         Raises:
             BeginsAnewError: keys must be cut.
         """
-        # The watermark comes first: what it promises is then below the ledger's places.
+        # The watermark comes first: the records that it promises are then below the ledger's places.
         mark = session.watermark()
         is_ended = mark.is_ended if self._input_ended is None else self._input_ended
         rules = Rules.under(self._policy, session.latest_decisions())
@@ -128,7 +128,7 @@ class EndpointGate:
         return Part(mark, rules, evidence, begins, plan, after, completed)
 
     def conclude(self, session: GateSession, part: Part) -> None:
-        """Keep what a part left behind, and decide if it was the last one."""
+        """Store the results of a part, and decide if it was the last one."""
         # 1. Evidence.
         completed, plan, rules = part.completed, part.plan, part.rules
         changed = {
@@ -163,7 +163,7 @@ class EndpointGate:
     def _load_progress(
         self, session: GateSession, rules: Rules
     ) -> tuple[EndpointState, Mapping[HypothesisId, RunEvidence], tuple[Span, ...], Mapping[str, Any] | None]:
-        """State, evidence and cursors to go on from; and what they restart from, if they do."""
+        """State, evidence and cursors to continue from; and, if they restart, the progress before."""
         progress, begins = session.progress, self.begins
         if progress is None:  # the first fold, or the first again with keys cut
             return new_state(begins or {}, rules.clusterings), {}, (), begins or {}
@@ -196,7 +196,7 @@ class EndpointGate:
 
 
 def note_held_watermark(decision: Decision, mark: Watermark) -> Decision:
-    """The decision, with what holds the watermark back where something does."""
+    """The decision, with the cause that holds the watermark back, if any."""
     if mark.held_by is None or is_superseded(decision):
         return decision
     return replace(decision, evidence=replace(decision.evidence, watermark_held_by=str(mark.held_by)))

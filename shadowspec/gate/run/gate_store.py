@@ -1,4 +1,4 @@
-"""What a gate run needs of a store: an endpoint's rows, its open units, and sessions over its evidence."""
+"""The gate's part of a store: an endpoint's rows, its open units, and sessions over its evidence."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ class GateSession(Rows, OpenUnits, Offsets, Protocol):
         """Forget everything that was folded."""
 
     def append(self, fold: Fold, document: Mapping[str, Any], cursors: Sequence[Span]) -> int:
-        """Keep a fold, and the progress and what is folded after it."""
+        """Store a fold, and the progress and evidence after it."""
 
     def append_decisions(self, decisions: Sequence[Decision], fold_id: int) -> list[int]:
         """Append decisions; their ids."""
 
 
 class EvidenceStore(Protocol):
-    """What the gate needs of a store."""
+    """The gate's part of a store."""
 
     def evidence_session(self, endpoint: str) -> AbstractContextManager[GateSession]:
         """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""

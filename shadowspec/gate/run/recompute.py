@@ -36,7 +36,7 @@ TOLERANCE = 1e-9  # relative, and absolute about 0: sums are stored, read and ad
 
 
 class ReplayRows(Rows, Protocol):
-    """The stored rows of one endpoint, and what was folded and decided."""
+    """The stored rows of one endpoint, its folds and its decisions."""
 
     def folds_until(self, fold_id: int) -> list[Fold]:
         """The folds that the evidence of this one rests on, oldest first."""
@@ -52,7 +52,7 @@ class ReplayRows(Rows, Protocol):
 
 
 class ReplayStore(Protocol):
-    """What an explanation needs of a store."""
+    """The store's part that an explanation reads."""
 
     def decision(self, decision_id: int) -> tuple[int | None, Decision] | None:
         """A decision with the fold that it rests on."""
@@ -119,7 +119,7 @@ class MemoryKeys:
 
 
 class MemoryUnits:
-    """Begun units in memory."""
+    """Unfinished units in memory."""
 
     def __init__(self) -> None:
         self._keys: dict[str, MemoryKeys] = {}
@@ -145,14 +145,14 @@ def explain(store: ReplayStore, decision_id: int) -> Explanation:
 
     Raises:
         InputError: there is no such decision.
-        NoDataError: rows that it rested on are gone, or it is older than the folds that are kept.
+        NoDataError: rows of its evidence are gone, or it is older than the stored folds.
     """
     found = store.decision(decision_id)
     if found is None:
         raise InputError(f"there is no decision {decision_id}")
     fold_id, decision = found
     if fold_id is None:
-        raise NoDataError(f"decision {decision_id} was made before it was kept what decisions rest on")
+        raise NoDataError(f"decision {decision_id} is older than the first stored fold: it cannot be recomputed")
     with store.evidence_rows(decision.endpoint) as rows:
         history = rows.decisions_on(decision)
         if is_superseded(decision):
@@ -205,7 +205,7 @@ class _Replay:
         rule_set = None
         for fold, (rules, completed) in zip(folds, found, strict=True):
             if rule_set not in (None, rules.policy.rule_set) and not has_entered(rules.previous.get(self._key)):
-                run_evidence = None  # a gate of newer rules drops what has not entered
+                run_evidence = None  # a gate of newer rules drops hypotheses that have not entered
             rule_set = rules.policy.rule_set
             if (completed.num_records, completed.num_runs) != (fold.num_records, fold.num_runs):
                 raise NoDataError(
@@ -223,7 +223,7 @@ class _Replay:
         return state, run_evidence
 
     def _trial(self) -> Trial | None:
-        """The target's run with the level that its part of alpha gives it, and what others had passed on by then."""
+        """The target's run with the level of its part of alpha and of the parts that others had passed on by then."""
         target, run = self._target, self._target.run
         if run is None:
             return None
@@ -240,7 +240,7 @@ class _Replay:
         return with_level(run, name_of(self._target), runs)
 
     def _rules(self, fold: Fold) -> Rules:
-        """The policy as it was, for this hypothesis alone: others' clusters do not bear on it."""
+        """The policy as it was, only for this hypothesis: others' clusters do not affect it."""
         assert fold.fold_id is not None, "a fold that was read has its id"
         before = [row for fold_id, row in self._history if fold_id < fold.fold_id]
         policy = policy_of(fold)
@@ -270,7 +270,7 @@ class _Replay:
 
 
 def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, Rules]]) -> Iterator[tuple[Rules, Completed]]:
-    """Take in again what stored folds took in, oldest first, each with its spans and watermark, and the given rules.
+    """Repeat stored folds, oldest first, each with its spans and watermark, and the given rules.
 
     Rows that retention has removed are missing: the caller compares the counts with the fold's.
     """
@@ -287,7 +287,7 @@ def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, Rules]]) -> It
 
 
 def policy_of(fold: Fold) -> GatePolicy:
-    """The policy that a fold went by; parameters that are no more are left out, and rules without a number are 1."""
+    """The policy of a fold; parameters that no longer exist are left out, and rules without a number are 1."""
     codec.require_version(fold.parameters, FOLD_VERSION)
     known = {field.name for field in fields(GatePolicy)}
     parameters = {"rule_set": 1, **fold.parameters}
@@ -310,7 +310,7 @@ def figures(decision: Decision) -> Iterator[tuple[str, object]]:
         yield name, getattr(decision, name)
     yield from ((f"details.{name}", value) for name, value in decision_figures(decision).items())
     for test in decision.tests:
-        for name in TEST_FIELDS[1:]:  # but its own name
+        for name in TEST_FIELDS[1:]:  # but its name
             yield f"{test.name}.{name}", getattr(test, name)
         yield from ((f"{test.name}.details.{name}", value) for name, value in shown_test_details(test).items())
 

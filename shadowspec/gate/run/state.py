@@ -1,4 +1,4 @@
-"""What is stored of an endpoint between looks: its state and the evidence of its runs, and both as documents."""
+"""An endpoint's stored state between looks: its state and the evidence of its runs, and both as documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, passed_clus
 from shadowspec.types import Decision, SliceKey, StoredEvidence
 
 VERSION = 1
-FOLD_VERSION = 1  # of what folds hold; also of those without a number
+FOLD_VERSION = 1  # version of the fold's content; folds without a number are of this version
 
 Document = Mapping[str, Any]
 
@@ -60,9 +60,9 @@ def _sum_in(numbers: Mapping[str, int], slice_key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
-    """A hypothesis's evidence with what it was folded under.
+    """A hypothesis's evidence with the parameters under which it was folded.
 
-    `skip_clusters` and `skip_blocks` are units of earlier runs that are still to come: of restarted evidence.
+    Of restarted evidence, `skip_clusters` and `skip_blocks` are the units of earlier runs that are still to come.
     """
 
     evidence: HypothesisEvidence
@@ -85,7 +85,7 @@ def clustering_id(policy: GatePolicy) -> str:
 
 
 def evidence_parameters(policy: GatePolicy) -> str:
-    """What evidence is folded under: its frozen parameters, and the nulls that its tables hold exactly."""
+    """The parameters under which evidence is folded: the frozen ones, and the nulls that its tables hold exactly."""
     nulls = {test.name: test.nulls for test in score_units((), (), policy)}
     return hashlib.sha256(
         f"{json.dumps(policy.frozen_parameters(), sort_keys=True)} {json.dumps(nulls, sort_keys=True)}".encode()
@@ -93,7 +93,7 @@ def evidence_parameters(policy: GatePolicy) -> str:
 
 
 def new_progress(entries: Mapping[str, Mapping[str, Entry]], dominant: Mapping[str, frozenset[SliceKey]]) -> Document:
-    """What restarted evidence starts from: by clustering, entries that were judged and keys that are cut."""
+    """The progress of restarted evidence: by clustering, entries that were judged and keys that are cut."""
     return {
         "version": FOLD_VERSION,
         "entries": {clustering: _entries(entry) for clustering, entry in entries.items()},

@@ -14,7 +14,7 @@ from shadowspec.metrics import ratio
 from shadowspec.types import ARRIVING, Run, StoredRecord
 
 BUCKET_S = 6 * 3_600  # whole buckets count: a quarter of a day more or less in a window of days
-LAG_S = 86_400  # what is kept beyond the window: the watermark may lie so far behind the newest record
+LAG_S = 86_400  # retained beyond the window: the watermark may lie this far behind the newest record
 
 # By slice: requests, then by fingerprint the measured ones with their steps and their drafted tokens.
 _Bucket = Mapping[str, tuple[int, Mapping[str, tuple[int, int, int]]]]
@@ -22,7 +22,7 @@ _Bucket = Mapping[str, tuple[int, Mapping[str, tuple[int, int, int]]]]
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """What came within a window: requests by slice, and by (fingerprint, slice) what was measured of them."""
+    """Counts within a window: requests by slice, and measured requests by (fingerprint, slice)."""
 
     requests: Mapping[str, int]
     measured: Mapping[tuple[str, str], int]
@@ -37,7 +37,7 @@ class TrafficCounts:
     buckets: Mapping[int, _Bucket] = field(default_factory=dict)
 
     def fold(self, records: Sequence[StoredRecord], runs: Iterable[Run], span_s: float) -> TrafficCounts:
-        """The counts with these records, and their runs, added; what a window of `span_s` needs of them is kept."""
+        """The counts with these records and their runs added; older than a window of `span_s` needs are dropped."""
         places = {
             record.key: (int(record.event_time.timestamp() // BUCKET_S), record.slice_key)
             for record in records

@@ -1,7 +1,7 @@
-"""Estimate and bounds of decisions' tests after each unit that they rested on, from the endpoint's stored rows.
+"""Estimate and bounds of decisions' tests after each of their units, from the endpoint's stored rows.
 
-Invariant: the units are those of the stored folds, taken in again with their spans, watermarks and policies, so that a
-curve ends at the figures of its decision.  A decision whose rows are no longer all stored has none.
+Invariant: the units are those of the stored folds, repeated with their spans, watermarks and policies, so that a curve
+ends at the figures of its decision.  A decision has no curve once any of its rows is gone.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _Part:
 
 
 def _rules(folds: Iterable[Fold], latest: Mapping[HypothesisId, Decision]) -> list[Rules]:
-    """What each fold went by; folds under the same policy share their rules."""
+    """The rules of each fold; folds under the same policy share their rules."""
     found: list[Rules] = []
     before: Fold | None = None
     for fold in folds:
@@ -145,7 +145,7 @@ def _curves(decision: Decision, parts: Sequence[_Part]) -> dict[str, tuple[Seque
         first_block, wanted_blocks = max(first_block - len(part.blocks), 0), wanted_blocks - len(blocks)
         evidence = fold_in_run(evidence, clusters, blocks, part.policy, decision, list(recorders.values()))
 
-    # 3. The points; what does not come to what the decision says is none of its.
+    # 3. The points; units that do not reproduce the decision's figures are not its units.
     evidence = replace(evidence, num_lost=decision.evidence.num_lost)
     definitions = {test.name: test for test in score_units((), (), parts[-1].policy)}
     curves = {}

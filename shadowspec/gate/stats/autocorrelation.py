@@ -1,8 +1,8 @@
-"""Lag-1 autocorrelation of unit values, and sums over means of batches: what independence is judged on.
+"""Lag-1 autocorrelation of unit values, and sums over means of batches: the basis for judging independence.
 
 Lag 1 misses a slow component under much noise.  The means of longer batches show it: where units depend on each other,
-they vary more than units that are drawn one by one would let them.  Unlike capital both depend on the order of folding,
-and do not merge.
+these means vary more than those of independent units.  Unlike capital both depend on the order of folding, and do not
+merge.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shadowspec.gate.stats.betting import Floats, Side, Sums
 NO_VARIANCE = 1e-12  # values that differ by less are equal
 BATCH_LENGTHS = (4, 8, 16, 32, 64)  # units
 MIN_BATCHES = 4  # fewer say nothing of how much they vary
-NO_DOUBT = 1e9  # standard errors, where there is no error; a number that JSON has
+NO_DOUBT = 1e9  # standard errors where the error is 0; unlike infinity, JSON can hold it
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A unit carries a sum u and a weight g in [0, 1]; for a null mean theta its value is y = u - theta*g (for the
 opposite null -y), never below -b, b the size of its worst value.  Against E[y | past] <= 0 the capital
 sum_j w_j prod_i (1 + f_j * y_i / b) is a nonnegative supermartingale that starts at 1, so that it exceeds
-1/level with probability at most level, at whatever moment one looks (Ville).  After Waudby-Smith and Ramdas,
+1/level with probability at most level, whenever the gate looks (Ville).  After Waudby-Smith and Ramdas,
 arXiv 2010.09686.  The capital falls as theta moves towards the data, hence the nulls rejected are an
 interval, and inverting the test over a grid of theta gives bounds that hold at all looks at once.
 """
@@ -122,7 +122,7 @@ class UnitSeries:
         return float(worst_values(side, np.array([theta]), *described)[0])
 
     def dependence_values(self, null: float) -> Floats:
-        """What lag-1 autocorrelation is judged on, [n]."""
+        """The values whose lag-1 autocorrelation is judged, [n]."""
         return self.lower.values - null * self.lower.weights if self.dependence is None else self.dependence
 
 

@@ -1,8 +1,8 @@
-"""Evidence of one test and side as a table of summed log-capitals: it adds up, and forgets the units behind it.
+"""Evidence of one test and side as a table of summed log-capitals: tables add up, and need no units afterwards.
 
 Invariant: folding units in any pieces and any order, or merging tables, gives the sums that folding all of them at
 once gives (up to rounding).  Rows are nulls theta, fixed when the table begins: a grid and the thresholds of that
-moment.  What lies between two rows is judged at the next one outward, where less is rejected.
+moment.  A null between two rows is judged at the next row outward, where less is rejected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NUM_FRACTIONS = len(FRACTIONS)
 
 _CHUNK = 512  # units at a time: the work area, a megabyte or two, stays in the processor's cache
 _GROUP = 16  # factors multiplied before a logarithm is taken; each lies from 0.05 to about 1e4, so none overflows
-_SAMPLE = 64  # of the units, which tells whether the same ones come again and again: zeros and ones, mostly
+_SAMPLE = 64  # units that are sampled to see whether the values repeat: mostly zeros and ones
 _SAME = 1e-12  # nulls closer than this are one
 
 
@@ -47,7 +47,7 @@ def with_nulls(points: Floats, lowest: float, highest: float, nulls: Iterable[fl
 
 @dataclass(frozen=True, slots=True)
 class CapitalTable:
-    """One side's sums; `worst` is the size b of a unit's worst value at each null, `weights` what bets begin with."""
+    """One side's sums; `worst` is the size b of a unit's worst value at each null, `weights` the initial bets."""
 
     side: Side
     thetas: Floats  # [G], rising
@@ -94,7 +94,7 @@ class CapitalTable:
         return self.with_logs(np.zeros_like(self.logs))
 
     def with_worst(self, num_units: float) -> CapitalTable:
-        """The table with so many units added that are at their worst, y = -b, against every null; parts of one count.
+        """The table with `num_units` more units at their worst, y = -b, against every null; a fraction is allowed.
 
         A bet on a part of a unit may lose no less than that part of its logarithm: (1 - f) ^ `num_units`.
         """
@@ -111,7 +111,7 @@ class CapitalTable:
         return replace(self, logs=self.logs + other.logs)
 
     def sums_at(self, theta: float) -> Floats | None:
-        """Sums by fraction at the next null outward of `theta`, [NUM_FRACTIONS]; None where there is none."""
+        """Sums by fraction at the next null outward of `theta`, [NUM_FRACTIONS]; None without such a null."""
         if self.side == "lower":
             row = int(np.searchsorted(self.thetas, theta - _SAME, side="left"))
         else:
@@ -135,7 +135,7 @@ class CapitalTable:
         return float(self.thetas[index]) if 0 <= index < len(fallen) else None
 
     def units_needed(self, theta: float, num_units: int, level: float) -> int | None:
-        """A planning estimate: units still needed if each bet goes on growing at its mean rate so far.
+        """A planning estimate: units still needed if each bet keeps its mean growth so far.
 
         0 where the null has fallen; None where no bet grows.
         """

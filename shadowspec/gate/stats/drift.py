@@ -1,15 +1,15 @@
-"""Detectors of decay in an enabled hypothesis: e-SR statistics on the unit values of what ENABLE promised.
+"""Detectors of decay in an enabled hypothesis: e-SR statistics on the unit values that ENABLE promised to hold.
 
 The null is that the promise still holds: E[x | past] >= m0 at every unit, m0 the threshold that was proven
 (never an estimate).  A unit with sum u and weight g gives L = 1 + lambda * (m0 * g - u), which under the null
 is nonnegative with mean at most 1 while 0 < lambda < 1 / (x_best - m0).  M = L * (M + 1), from 0, then grows by
-at most 1 a unit on average, so that the mean number of units until M reaches A is at least A, whatever the
-distribution; M keeps every possible moment of change in play at once.  Used is the mean of the M over the
-betting fractions.  After Shin, Ramdas and Rinaldo, arXiv 2203.03532.
+at most 1 a unit on average, so that the mean number of units until M reaches A is at least A, for any distribution; M
+covers every possible moment of change at once.  The detector uses the mean of the M over the betting fractions.  After
+Shin, Ramdas and Rinaldo, arXiv 2203.03532.
 
 A promise "at most" has x_best below m0.  Lambda is then negative, and the statistic is the mirrored one.
 
-The promise needs independent units as the tests do, and more so: no look waits for r1 here.  Under
+The promise needs independent units as the tests do, and more so, because no look waits for r1 here.  Under
 autocorrelated units the run length does not hold.
 """
 
@@ -31,10 +31,10 @@ State = Mapping[str, Figure]
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """One detector: its promise, and what it has folded since it was started.
+    """One detector: its promise, and its statistics since its start.
 
     `promise` is m0 and `best` x_best, on the scale of the unit values (log speedup, acceptance rate, slowed share, z):
-    the highest of them where the promise is a least value, the lowest where it is a greatest one.
+    the highest value where the promise is a minimum, the lowest where it is a maximum.
     `log_statistics` are the natural logarithms of the M of each fraction (minus infinity at the start), so that
     nothing overflows; `log_peak` is the highest logarithm of their mean at any unit so far.
     """
@@ -115,7 +115,7 @@ def log_mean(paths: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class DriftWatcher:
-    """Keeps one detector over the units of the test `test_name`; its state is None until the detector is started.
+    """Maintains one detector over the units of the test `test_name`; its state is None until the detector is started.
 
     A missing value is folded at its worst, as the bound of `side` has it: an arm that fails is a decay too.
     """
@@ -130,7 +130,7 @@ class DriftWatcher:
         return None if state is None else Detector.of(state).fold(self.sums(units)).state()
 
     def sums(self, units: UnitSeries) -> Sums:
-        """What it folds of these units."""
+        """The sums of these units that it folds."""
         return units.lower if self.side == "lower" else units.upper
 
 
@@ -145,16 +145,16 @@ ADVISORY_WATCHERS = (DriftWatcher("advisory_speedup", "speedup"), DriftWatcher("
 
 
 def watchers_of(policy: GatePolicy) -> tuple[DriftWatcher, ...]:
-    """The detectors that a hypothesis may have; the advisory ones have a run length of their own."""
+    """The detectors that a hypothesis may have; the advisory ones have another run length."""
     return WATCHERS if policy.rules.watches_all else WATCHERS[:2]
 
 
 def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float], *, has_z: bool = False) -> dict[str, State]:
-    """The states of all detectors of a hypothesis at the look that says ENABLE, by watcher.
+    """The states of all detectors of a hypothesis at the look that decides ENABLE, by watcher.
 
-    They fold what enters the evidence after that look: the units that proved the promise do not testify again.
-    `lower_bounds` are those of "speedup" (log) and "acceptance" at that look; the advisory detectors hold the
-    hypothesis to them less the tolerance, but to no less than the promise.  They fire earlier and change no
+    They fold the units that enter after that look: the units that proved the promise do not count again.
+    `lower_bounds` are those of "speedup" (log) and "acceptance" at that look.  The advisory detectors hold the
+    hypothesis to these bounds less the tolerance, but at least to the promise; they fire earlier and change no
     verdict.  Without `has_z` it has no sampled request, and no score to watch.
     """
     started = {
@@ -178,8 +178,8 @@ def alarm_threshold(policy: GatePolicy) -> float:
     """The value of M at which a detector fires: the run length times all detectors that an endpoint may have.
 
     The sum of N statistics grows by at most N per unit of each, so that the first of N alarms at run length
-    times N comes no sooner, on average, than after the run length; the declared number of hypotheses bounds N
-    whatever is enabled when.
+    times N comes no sooner, on average, than after the run length.  The declared number of hypotheses bounds N for any
+    set of enabled hypotheses.
     """
     return policy.drift_run_length * float(len(watchers_of(policy)) * policy.max_hypotheses)
 
@@ -190,7 +190,7 @@ def alarms(states: Mapping[str, State], policy: GatePolicy) -> tuple[DriftWatche
 
 
 def advice(states: Mapping[str, State], policy: GatePolicy) -> tuple[str, ...]:
-    """Names of the tests that have come down from where they stood at ENABLE."""
+    """Names of the tests that have fallen below their values at ENABLE."""
     return tuple(watcher.test_name for watcher in _select_alarmed(ADVISORY_WATCHERS, states, policy))
 
 

@@ -1,6 +1,6 @@
-"""An endpoint's decision as made of its slices': weighted bounds, the named candidate, and what changed since ENABLE.
+"""An endpoint's decision from its slices' decisions: weighted bounds, the named candidate, changes since ENABLE.
 
-Pure over the decisions of one look; everything that it finds becomes the `composition` of those decisions.
+Pure over the decisions of one look; every finding becomes part of the `composition` of those decisions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNTRUSTED_CODES = frozenset({ReasonCode.DEPENDENT})
 class SliceBounds:
     """A slice's simultaneous bounds of one mean, with its weight in the current traffic (any scale, 0 or more).
 
-    A bound is None where nothing is known: it enters at the end of the range.
+    A bound is None where nothing was measured: the end of the range then takes its place.
     """
 
     slice_key: str
@@ -60,11 +60,10 @@ def compose_endpoint(
     traffic: Mapping[str, Mapping[str, SliceTraffic]],
     policy: GatePolicy,
 ) -> list[Decision]:
-    """The decisions of one endpoint's look, in their order, with what only all of them together can say.
+    """The decisions of one endpoint's look, in their order, with the findings across all of them.
 
-    `previous` are the endpoint's own latest decisions (of the whole endpoint) by fingerprint and load, as
-    `group_key` writes them; `traffic` is the current traffic by fingerprint and
-    slice.
+    `previous` are the endpoint's latest decisions (of the whole endpoint) by fingerprint and load, as `group_key`
+    writes them; `traffic` is the current traffic by fingerprint and slice.
     """
     named = named_candidates(decision for decision in decisions if not is_superseded(decision))
     wholes = {group_key(each): each for each in decisions if not each.slice_key and not is_superseded(each)}
@@ -96,11 +95,10 @@ def compose_endpoint(
 
 
 def weighted_bounds(slices: Iterable[SliceBounds], lowest: float, highest: float) -> WeightedBounds | None:
-    """sum of w_s * lower_s and sum of w_s * upper_s, w_s the shares of the weight; None where there is no weight.
+    """sum of w_s * lower_s and sum of w_s * upper_s, w_s the shares of the weight; None where the weight is 0.
 
-    The slices' bounds of one kind hold at once with probability 1 - alpha or more, so their sum does too, for any
-    weights, however the weights were chosen and at no level of its own.  `lowest` and `highest` are the ends of
-    the mean's range.
+    The slices' bounds of one kind hold at once with probability 1 - alpha or more.  Their sum therefore does too, for
+    any weights, however chosen, without using further alpha.  `lowest` and `highest` are the ends of the mean's range.
     """
     present = [bounds for bounds in slices if bounds.weight > 0.0]
     total = sum(bounds.weight for bounds in present)
@@ -140,7 +138,7 @@ def endpoint_bounds(
 
 
 def group_key(decision: Decision) -> str:
-    """What the decisions of an endpoint and of its slices on one load and config have in common."""
+    """The load and fingerprint that the decisions of an endpoint and of its slices share."""
     return f"{decision.fingerprint}@{decision.concurrency}"
 
 
@@ -159,7 +157,7 @@ def slice_state(decision: Decision) -> SliceState:
 
 
 def since(now: SliceState, then: SliceState) -> SliceState:
-    """What was added after `then`; sums that were restarted in between count from their beginning."""
+    """The sums added after `then`; sums that were restarted in between count from their beginning."""
     added = [new - old for new, old in zip(astuple(now), astuple(then), strict=True)]
     if min(added[3], added[5], added[1]) < 0.0:
         return replace(now, num_closed=max(added[0], 0.0))
@@ -169,8 +167,8 @@ def since(now: SliceState, then: SliceState) -> SliceState:
 def split(name: str, before: Mapping[str, SliceState], after: Mapping[str, SliceState]) -> Decomposition | None:
     """The change of the endpoint's mean `name` ("speedup" in logarithms, or "acceptance") between two windows.
 
-    Slices weigh what their traffic weighs, measured or not: closed clusters, for acceptance times the mean
-    weight of a measured one.  A slice of which nothing was measured in one window keeps its other rate there.
+    Slices weigh by their traffic, measured or not: closed clusters, for acceptance times the mean weight of a measured
+    one.  A slice without measurements in one window keeps its rate of the other window.
     """
     rates = [{key: _rate(name, state) for key, state in window.items()} for window in (before, after)]
     windows: list[dict[str, SliceWeight]] = []
@@ -204,7 +202,7 @@ def _unshown(result: TestResult, bound: float | None) -> float | None:
 def _since_enable(
     composition: Composition, previous: Decision | None, slices: Sequence[Decision], policy: GatePolicy
 ) -> Composition:
-    """With mix and within-slice parts of what changed since the endpoint's ENABLE, where the reference is taken."""
+    """With mix and within-slice parts of the change since the endpoint's ENABLE, where the reference is taken."""
     now = {other.slice_key: slice_state(other) for other in slices}
     before = previous.composition if previous is not None and previous.verdict is Verdict.ENABLE else None
     then = before.mix_reference if before is not None else None
@@ -228,7 +226,7 @@ def _count_closed(window: Mapping[str, SliceState]) -> dict[str, int]:
 
 
 def _weight(result: TestResult | None) -> SliceWeight:
-    """Sum and weight of what a test observed."""
+    """Sum and weight of a test's observed values."""
     if result is None or result.betting is None or result.betting.mean is None:
         return SliceWeight(0.0, 0.0)
     weight = result.betting.observed_weight
@@ -242,7 +240,7 @@ def _rate(name: str, state: SliceState) -> float | None:
 
 
 def _mean_weight(name: str, states: Iterable[SliceState]) -> float | None:
-    """What a measured cluster weighs in the mean `name`."""
+    """Mean weight of a measured cluster in the mean `name`."""
     if name == "speedup":
         return 1.0
     found = list(states)

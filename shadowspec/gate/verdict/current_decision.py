@@ -1,8 +1,8 @@
 """Which decision is current: for which fingerprint, as expected or not, and whether it is fresh.
 
-The one answer for whatever acts on decisions or shows them: gate, rollouts, check, export, board, live guard, reports,
-Loads page.  Callers differ in the age that they allow alone.  Everything here is about one endpoint, and pure but for
-`read_endpoint_decisions`.
+The one rule for every module that acts on decisions or shows them: gate, rollouts, check, export, board, live guard,
+reports, Loads page.  Callers differ only in the age that they allow.  Everything here is about one endpoint, and pure
+but for `read_endpoint_decisions`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 class MeasuredSpan(Protocol):
-    """In which hours (their starts) of event time a slice was first and last measured, with what and at which load."""
+    """The first and last hour (its start, event time) in which a slice was measured with a config at a load."""
 
     @property
     def slice_key(self) -> str: ...
@@ -41,7 +41,7 @@ class MeasuredSpan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a caller deploys; None: anything.
+    """The deployment that a caller expects; None: any.
 
     A fingerprint or a revision of the target's weights in full or by MIN_PREFIX characters or more of its beginning, an
     engine by name or by name and version (`shadowspec.types.engine_names`).
@@ -52,7 +52,7 @@ class Expectation:
     engine: str | None = None
 
     def difference(self, fingerprint: str, engine: str, config: FingerprintedConfig | None) -> str | None:
-        """In what a measured config (None: not known) differs from what is expected; None if in nothing."""
+        """How a measured config (None: not known) differs from the expected one; None if it does not."""
         if self.fingerprint is not None and not _names(self.fingerprint, fingerprint):
             return f"its fingerprint is {fingerprint}, not {self.fingerprint}"
         revisions = config.target_revisions if config is not None else ()
@@ -94,7 +94,7 @@ class LatestDecision:
 
 @dataclass(frozen=True, slots=True)
 class EndpointDecisions:
-    """The latest decisions of an endpoint, the overrides that are laid over them, and what each candidate is now."""
+    """The latest decisions of an endpoint, its overrides, and each candidate's current fingerprint."""
 
     latest: tuple[LatestDecision, ...]
     overrides: tuple[Override, ...]
@@ -135,7 +135,7 @@ def endpoint_decisions(
 def read_endpoint_decisions(
     source: DecisionSource, endpoint: str, policy: GatePolicy | None, now: datetime
 ) -> EndpointDecisions:
-    """`endpoint_decisions` of what is stored."""
+    """`endpoint_decisions` of the stored decisions."""
     return endpoint_decisions(
         source.latest_decisions(endpoint),
         policy,
@@ -147,7 +147,7 @@ def read_endpoint_decisions(
 
 
 def require_promotable(endpoint: str, found: EndpointDecisions) -> None:
-    """Refuse what a trial policy decided: nothing may be promoted or exported by it, whatever the verdict.
+    """Refuse a trial policy's verdicts: no promotion and no export may use them.
 
     Raises:
         NoDataError: a current decision is of a trial policy.
@@ -164,14 +164,14 @@ def current_fingerprints(
 ) -> dict[str, str]:
     """The current fingerprint of each candidate, decided or only measured, by the candidate's name.
 
-    The gate's rule (`trial_levels.current_fingerprint`) on the hours in which each was measured, so that a verdict
-    whose fingerprint was replaced is out of force before the next gate run says so.  Hours that do not tell which of
-    two came later: one that the gate has not seen goes before the one that it judged last.  Without a measurement it is
+    This applies the gate's rule (`trial_levels.current_fingerprint`) to the hours in which each was measured, so that a
+    verdict with a replaced fingerprint is out of force before the next gate run.  Where two were last measured in the
+    same hour, one that the gate has not seen precedes the one that it judged last.  Without a measurement the result is
     the one that the gate judged last.
 
     Args:
         decisions: the latest on each hypothesis.
-        measured: everything that was measured.
+        measured: every measured span.
         configs: every config that was measured, by fingerprint.
     """
     looks: dict[str, datetime] = {}
@@ -195,11 +195,10 @@ def current_fingerprints(
 
 
 def evidence_time(decision: Decision, measured: Iterable[MeasuredSpan]) -> datetime | None:
-    """When the newest of what the decision rests on happened; no later than the decision itself, None if unknown.
+    """Event time of the decision's newest evidence; at most the time of the decision, None if unknown.
 
-    Of a decision that does not say so it is the start of the newest hour in which anything of its hypothesis was
-    measured: evidence is never taken for younger than it is.  That of a recorded file is as old as its newest event,
-    whenever it was measured.
+    For a decision without it, the start of the newest hour in which its hypothesis was measured: evidence never counts
+    as younger than it is.  Evidence from a recorded file is as old as its newest event, whenever it was measured.
     """
     hours = (
         row.newest_hour

@@ -1,7 +1,7 @@
 """A test's estimate and bounds after each unit, as a look at that moment would have read them: for drawing.
 
-The units are recorded while evidence is folded (`Recorder`) and then added to the evidence's own tables again, a few at
-a time, so that the last point is what the evidence itself says.
+The units are recorded while evidence is folded (`Recorder`), and then added to the evidence's tables again in small
+groups, so that the last point equals the evidence.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Recorder:
 
     @property
     def name(self) -> str:
-        """What a state would be kept under."""
+        """The key under which a state would be stored."""
         return f"recorded_{self.test_name}"
 
     def fold(self, state: WatcherState | None, units: UnitSeries, policy: GatePolicy) -> None:
@@ -51,7 +51,7 @@ class Recorder:
 
     @property
     def series(self) -> UnitSeries | None:
-        """All units; None: there was none."""
+        """All units; None if there are none."""
         return reduce(UnitSeries.concat, self.parts) if self.parts else None
 
 
@@ -67,7 +67,7 @@ def sequence_points(
     """The points of one test at the levels at which its result states its bounds.
 
     `series` are all units that `evidence` has seen; those that count are drawn.  At most `max_points` points, evenly
-    spread, the last unit included.  `num_lost` units were lost by then: no unit tells when, so each point has its part.
+    spread, the last unit included.  Nobody knows when the `num_lost` units were lost, so each point has its part.
     """
     counted = series.merge(evidence.state.start_unit, evidence.state.merged_units)
     if not counted.num_units:

@@ -2,10 +2,10 @@
 
 ENABLE needs every required test to pass at this look, from current capitals; DISABLE needs one opposite bound
 to cross, a parity fault, or memory over budget.  Empty data never passes.  ENABLE and DISABLE stay: later
-looks show fresh figures under them and do not undo them.  What needs no sequence revokes ENABLE all the same.
+looks show new figures and do not undo them.  A fault or memory over budget still revokes ENABLE.
 
-Where another engine serves than the one that measured, nothing that rests on latency is decided, and nothing of it
-is current: HOLD (`GatePolicy.other_engine`).
+Where the serving engine is not the one that measured, no test of latency decides, and no verdict from latency is
+current: HOLD (`GatePolicy.other_engine`).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def decide(
 def test_results(
     hypothesis: Hypothesis, evidence: HypothesisEvidence, policy: GatePolicy, level: float
 ) -> list[TestResult]:
-    """Every required test and what is shown beside them, at one look."""
+    """Every required test and the figures shown beside them, at one look."""
     results = betting_results(evidence, policy, level)
     if evidence.runs.num_greedy:
         results.append(fault_result(evidence.runs, hypothesis.config.dtype, policy, level))
@@ -200,7 +200,7 @@ def _judge(
     by_name = {result.name: result for result in results}
     required = [result for result in results if result.is_required]
 
-    # 1. What needs no sequence.
+    # 1. Tests that need no sequence.
     found = _at_once(hypothesis, results, evidence, policy)
     if found is not None:
         return found
@@ -295,7 +295,7 @@ def _judge(
 def _at_once(
     hypothesis: Hypothesis, results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy
 ) -> _Outcome | None:
-    """DISABLE for what one observation proves: a greedy fault, or memory over budget."""
+    """DISABLE for a reason that one observation proves: a greedy fault, or memory over budget."""
     by_name = {result.name: result for result in results}
     if "parity_faults" in by_name and by_name["parity_faults"].outcome == "fail":
         count = evidence.runs.num_faults(policy.near_tie_logit_of(hypothesis.config.dtype))

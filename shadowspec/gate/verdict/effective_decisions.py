@@ -1,13 +1,13 @@
 """Decisions in force: valid for the engine that serves, with the operator's overrides laid over them.
 
-Whatever acts on a decision (check, export, dashboard, rollout) acts on `effective` ones.  The stored decisions
-themselves stay what the evidence says, and evidence goes on being collected under an override.  What nothing was
-decided about has no decision to lay it over: whatever speaks of more than one slice asks the `active` overrides too.
+Check, export, dashboard and rollout act on `effective` decisions.  The stored decisions remain as the evidence decided
+them, and evidence is still collected under an override.  Where no decision exists there is nothing to override, so a
+caller that covers more than one slice checks the `active` overrides too.
 
-Latency is a property of the engine: neither a gain nor a slowdown of one engine is a verdict on another, so both are
-HOLD where another engine serves than the one that measured.  What weights and rule make of outputs, and the memory
-that a draft takes, carries over: these DISABLE.  The gate decides so and stores it; whatever acts on decisions applies
-the rule again (`for_what_serves`), for the serving engine may have been named since.
+Latency is a property of the engine: a gain or a slowdown of one engine is no verdict on another.  Both are HOLD where
+the serving engine is not the one that measured.  Output differences, which come from weights and verify rule, and the
+draft's memory carry over: these DISABLE.  The gate decides so and stores it.  Users of decisions apply the rule again
+(`for_what_serves`), because an operator may have named the serving engine since.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from shadowspec.types import Decision, OverriddenVerdict, Override, OverrideReco
 
 @dataclass(frozen=True, slots=True)
 class StandingVerdict:
-    """What is in force for one hypothesis (for any config): the gate's verdict, or what an override makes of it.
+    """The verdict in force for one hypothesis (for any config): the gate's, or the override's.
 
-    `measured` is the latest decision as the evidence left it, None where nothing was decided yet; `override` the order
-    in force that counts over it, None where there is none.
+    `measured` is the latest decision from the evidence, None before the first one; `override` is the order in force
+    that takes precedence, None without one.
     """
 
     measured: Decision | None
@@ -41,16 +41,16 @@ class StandingVerdict:
 
     @property
     def since(self) -> datetime | None:
-        """Since when the verdict is in force; None where there is none."""
+        """Since when the verdict is in force; None without a verdict."""
         if self.override is not None:
             return self.override.created_at
         return None if self.measured is None else self.measured.since
 
     @property
     def decision(self) -> Decision | None:
-        """The measured decision as the override leaves it; None where nothing was decided, override or not.
+        """The measured decision after the override; None without a measured decision.
 
-        An overridden decision has the reason code "override"; its `override` keeps what was measured.
+        An overridden decision has the reason code "override"; its `override` holds the measured verdict.
         """
         if self.measured is None or self.override is None:
             return self.measured
@@ -75,7 +75,7 @@ def standing_verdict(
     overrides: Iterable[Override],
     now: datetime,
 ) -> StandingVerdict:
-    """What is in force for a hypothesis whose latest decision is `measured`.
+    """The verdict in force for a hypothesis whose latest decision is `measured`.
 
     `overrides` are the active ones; of several that cover it DISABLE goes before HOLD, then the newest counts.
     """
@@ -136,9 +136,9 @@ def has_labels(slice_key: str, override: Override) -> bool:
 
 
 def may_meet(override: Override, labels: Mapping[str, str]) -> bool:
-    """Whether there may be requests with these labels that the override covers: no label contradicts it.
+    """Whether requests with these labels may exist that the override covers: no label contradicts it.
 
-    Nothing need have been decided or seen about them: a kill switch holds for what comes tomorrow too.
+    This needs no decision or record about them: a kill switch also covers future requests.
     """
     return all(labels.get(name, value) == value for name, value in override.slice_labels.items())
 
@@ -169,10 +169,10 @@ def is_valid_for_engine(verdict: Verdict, reason_code: str, other_engine: str | 
 
 
 def for_what_serves(decisions: Iterable[Decision], policy: GatePolicy) -> list[Decision]:
-    """The decisions, those that rest on another engine's latency held; their figures stay what they are.
+    """The decisions, with HOLD for those that rest on another engine's latency; their figures do not change.
 
-    Each is for the engine that the policy names, also where it was decided before that was named.  Under a trial policy
-    each speaks of its recording only.
+    Each is for the engine that the policy names, also where it was decided before the policy named one.  Under a trial
+    policy each speaks of its recording only.
     """
     found = []
     for each in decisions:

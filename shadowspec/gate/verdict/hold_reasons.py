@@ -1,4 +1,4 @@
-"""The words of reasons: why there is no verdict yet, how much more evidence it takes, and of what traffic it speaks."""
+"""Texts of reasons: why there is no verdict yet, how much more evidence it needs, and which traffic it covers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shadowspec.types import Decision, ReasonCode, TestResult, TestState
 
 
 def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> str | None:
-    """Why the evidence is too old for a verdict to begin on it; None if it is not, or if there is none."""
+    """Why the evidence is too old for a new verdict; None if it is not, or if there is no evidence."""
     limit_s, newest = policy.max_evidence_age_s, evidence.last_event
     if limit_s is None or newest is None or not is_stale(newest, timedelta(seconds=limit_s), now):
         return None
@@ -23,7 +23,7 @@ def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -
 
 
 class Span(Protocol):
-    """What evidence says of its length."""
+    """The length of evidence: its span and its days."""
 
     @property
     def num_days(self) -> int: ...
@@ -34,7 +34,7 @@ class Span(Protocol):
 def short_span(evidence: Span, policy: GatePolicy) -> str | None:
     """Why the traffic seen is too short for ENABLE that may be promoted; None if it is not.
 
-    `min_span_s` is event time from the first to the last measured cluster, and as many days, begun ones included, must
+    `min_span_s` is event time from the first to the last measured cluster.  As many days, partial days included, must
     have evidence: two bursts a week apart show two days.
     """
     wanted = math.ceil(policy.min_span_s / DAY_S)
@@ -53,7 +53,7 @@ def clusters_needed(
         return policy.entry_clusters - evidence.num_closed_clusters
     if reason_code != ReasonCode.TOO_FEW_UNITS:
         return None
-    # A block's conversations are of different sessions, so that a block counts as so many clusters.
+    # A block's conversations are of different sessions, so a block of N conversations counts as N clusters.
     per_block = max(evidence.runs.max_block_requests // evidence.runs.max_turns, 1)
     needed = []
     for result in results:
@@ -66,7 +66,7 @@ def clusters_needed(
 
 
 def outlook(result: TestResult) -> str:
-    """What an open test has shown, and what it still needs."""
+    """An open test's figures so far, and the evidence that it still needs."""
     if result.num_units == 0 or result.units_needed is None:
         return f"{figures(result)}: not proven against {number(result.threshold)}, and not on the way to it"
     return (
@@ -83,20 +83,20 @@ def figures(result: TestResult) -> str:
 
 
 def period(evidence: HypothesisEvidence) -> str:
-    """The end of a verdict's reason: of which traffic it speaks."""
+    """The end of a verdict's reason: the traffic that it covers."""
     if evidence.first_event is None or evidence.last_event is None:
         return ""
     return f"; traffic of {evidence.first_event:%Y-%m-%d %H:%M} to {evidence.last_event:%Y-%m-%d %H:%M} UTC"
 
 
 def recording_note(evidence: Span, policy: GatePolicy) -> str:
-    """The end of the reason of a trial policy's verdict: of what it speaks, and what span production would want."""
+    """The end of the reason of a trial policy's verdict: its scope, and the span that production would require."""
     too_short = short_span(evidence, policy)
     return f"; trial: of this recording only{'' if too_short is None else f' ({too_short})'}"
 
 
 def still_wanted(decision: Decision, policy: GatePolicy) -> list[str]:
-    """What a decision lacks of an ENABLE that may be promoted, by its own figures: span, sessions, failed tests."""
+    """The evidence still missing for an ENABLE that may be promoted: span, sessions, failed tests."""
     required = [result for result in decision.tests if result.is_required]
     undecided = [result for result in required if result.outcome == "open"]
     wanted = [] if (too_short := short_span(decision.evidence, policy)) is None else [too_short]

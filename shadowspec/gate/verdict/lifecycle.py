@@ -1,10 +1,10 @@
-"""A hypothesis's decision from look to look: what stays, what a drift alarm or a new fingerprint ends, what begins.
+"""A hypothesis's decision from look to look: which verdicts stay, and how a drift alarm or new fingerprint ends a run.
 
 `decide` judges one run of the tests by its evidence; here runs follow each other.  ENABLE starts the detectors.
-An alarm ends the run: ENABLE becomes DISABLE or HOLD by policy, and the next look begins a run with no evidence
-at half the level, whose own verdict then replaces the alarm's.  After a new fingerprint it is HOLD meanwhile.
-An ENABLE ends without an alarm where the endpoint's operator names another serving engine than the one that measured,
-or, as DISABLE, by a parity fault or memory over budget: its detectors end with it, and its evidence goes on.
+An alarm ends the run: ENABLE becomes DISABLE or HOLD by policy.  The next look begins a run with no evidence at half
+the level, whose verdict then replaces the alarm's.  After a new fingerprint it is HOLD meanwhile.
+An ENABLE ends without an alarm where the operator names a serving engine other than the one that measured.  A parity
+fault or memory over budget turns it into DISABLE: its detectors end with it, and its evidence continues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shadowspec.types import (
 _LN10 = math.log(10.0)
 WAITING_CODES = frozenset(
     {ReasonCode.TOO_FEW_CLUSTERS, ReasonCode.TOO_FEW_UNITS, ReasonCode.MIN_SPAN}
-)  # HOLD for want of evidence alone
+)  # HOLD only because evidence is missing
 # HOLD that no further evidence ends: a level, a limit, an engine or a budget would have to change.
 FINAL_CODES = frozenset(
     {
@@ -46,21 +46,21 @@ FINAL_CODES = frozenset(
         ReasonCode.OTHER_ENGINE,
     }
 )
-# In force until the run that begins next has its own verdict, whatever verdict that is.
+# In force until the next run has a verdict.
 _PASSING_CODES = frozenset({ReasonCode.DRIFT, ReasonCode.CHANGED_RULES})
 
 Standing = Mapping[HypothesisId, tuple[Verdict, str]]  # the current verdict of each hypothesis, and its reason code
 
 
 def is_open(verdict: Verdict, reason_code: str) -> bool:
-    """Whether more evidence may still change what was decided: a HOLD for evidence, and what an alarm leaves behind."""
+    """Whether more evidence may still change the decision: a HOLD for evidence, or an alarm's verdict."""
     return reason_code in _PASSING_CODES or (verdict is Verdict.HOLD and reason_code not in FINAL_CODES)
 
 
 def decided_slices(standing: Standing, loads: Collection[int], fingerprints: Collection[str]) -> set[str]:
     """The slices of an endpoint that feed nothing open at these loads and with these configs.
 
-    A slice feeds its own hypotheses and the whole endpoint's (""), which is among them if any slice is.
+    A slice feeds its hypotheses and the whole endpoint's (""), which is among the results if any slice is.
     """
     wanted = {(load, fingerprint) for load in loads for fingerprint in fingerprints}
     decided: dict[str, set[tuple[int, str]]] = defaultdict(set)
@@ -86,7 +86,7 @@ def standing_decision(
 ) -> Decision:
     """The decision on a hypothesis in its run `trial` (None: it has none yet, or no level is left for it).
 
-    `evidence` is that of the run alone; `previous` the latest decision with this fingerprint, of this run or not.
+    `evidence` is only that of the run; `previous` the latest decision with this fingerprint, of this run or not.
     `rule_set` is the version of the rules that new runs begin with (None: the run's): an undecided run of an older
     version ends.
     """
@@ -108,11 +108,11 @@ def standing_decision(
 
 
 def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> HypothesisEvidence:
-    """What of a run's evidence is kept after `decision`: all, with its detectors started, or nothing if it ended.
+    """A run's evidence to store after `decision`: all, with its detectors started, or nothing if the run ended.
 
     Detectors watch only while ENABLE is in force.
 
-    What is counted of the slice whatever the run (closed clusters, late records, cut keys) is always kept.
+    Counts of the slice that do not depend on the run (closed clusters, late records, cut keys) are always retained.
     """
     if decision.ends_run:
         return HypothesisEvidence(
@@ -130,7 +130,7 @@ def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> Hypothesi
 def _end_for_new_rules(
     decision: Decision, old: int, new: int | None, previous: Decision | None, now: datetime
 ) -> Decision:
-    """The row that ends an undecided run of older rules: HOLD, or what an alarm left in force; its figures remain."""
+    """The row that ends an undecided run of older rules: HOLD, or an alarm's verdict in force; its figures remain."""
     alarmed = previous is not None and previous.reason_code == ReasonCode.DRIFT
     verdict = previous.verdict if previous is not None and alarmed else Verdict.HOLD
     return replace(
@@ -145,7 +145,7 @@ def _end_for_new_rules(
 
 
 def _watch(decision: Decision, policy: GatePolicy) -> Watch:
-    """What is fixed at ENABLE: the promises that are watched, and from which unit on."""
+    """The detectors' fixed parameters at ENABLE: the watched promises, and the first unit of each."""
     by_name = {result.name: result for result in decision.tests}
     speedup, acceptance = by_name["speedup"].lower, by_name["acceptance"].lower
     bounds = {} if speedup is None else {"speedup": math.log(speedup)}
@@ -157,7 +157,7 @@ def _watch(decision: Decision, policy: GatePolicy) -> Watch:
 
 
 def _drift_figures(watchers: Mapping[str, Mapping[str, Figure]], policy: GatePolicy) -> DriftFigures:
-    """How near each detector has come to its alarm, on the scale of units seen."""
+    """How close each detector is to its alarm, on the scale of units seen."""
     detectors = {}
     for watcher in drift.WATCHERS:
         if watcher.name in watchers:
@@ -182,7 +182,7 @@ def _after_detectors(decision: Decision, evidence: HypothesisEvidence, policy: G
 
 
 def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy, note: str) -> Decision:
-    """What a run says that follows another and has not decided yet; `note` is on its fingerprint."""
+    """The decision of a run that follows another and is still undecided; `note` is on its fingerprint."""
     if trial.follows == ReasonCode.CHANGED_RULES:
         return decision
     if trial.follows == ReasonCode.DRIFT:

@@ -1,6 +1,6 @@
-"""Prompt-mix shift, apart from decay within slices: what changed, the traffic or the speculation.
+"""Prompt-mix shift, apart from decay within slices: whether the traffic changed or the speculation.
 
-An endpoint's rate R = sum of w_s * r_s (w_s a slice's share of the weight, r_s its own rate) can fall because
+An endpoint's rate R = sum of w_s * r_s (w_s a slice's share of the weight, r_s its rate) can fall because
 traffic moved to slices with a low rate or because the slices' rates fell.  The change between two windows is
 split exactly, with midpoint weights:
 
@@ -9,7 +9,7 @@ split exactly, with midpoint weights:
 The first sum is the mix's part, the second the part within slices; C = (R0 + R1) / 2 only centres the slices'
 terms (the shares' changes sum to 0), so that a slice that grows and is better than the endpoint counts upward.
 
-Whether the mix moved at all is a question of its own, with a test that may be read at every look.
+A separate test, which may be read at every look, asks whether the mix moved at all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SliceWeight:
 
 @dataclass(frozen=True, slots=True)
 class SliceShift:
-    """What one slice contributes to the change."""
+    """One slice's contribution to the change."""
 
     slice_key: str
     share_before: float
@@ -59,19 +59,19 @@ class Decomposition:
 
     @property
     def mix_part(self) -> float:
-        """What the change of the traffic's shares explains."""
+        """The part of the change that the traffic's shares explain."""
         return sum(shift.mix_part for shift in self.slices)
 
     @property
     def within_part(self) -> float:
-        """What the change of the slices' own rates explains."""
+        """The part of the change that the slices' rates explain."""
         return sum(shift.within_part for shift in self.slices)
 
 
 def decompose(before: Mapping[str, SliceWeight], after: Mapping[str, SliceWeight]) -> Decomposition | None:
     """The change of the endpoint's rate between two windows, by slice; None where a window holds no weight.
 
-    A slice that is in one window only has no rate of its own in the other: it is all mix.
+    A slice that is in only one window has no rate in the other: its whole contribution is mix.
     """
     weight_before, weight_after = (sum(weighted.weight for weighted in window.values()) for window in (before, after))
     rate_before = ratio(sum(weighted.total for weighted in before.values()), weight_before)
@@ -103,10 +103,10 @@ def decompose(before: Mapping[str, SliceWeight], after: Mapping[str, SliceWeight
 
 @dataclass(frozen=True, slots=True)
 class MixShift:
-    """Whether clusters come from the slices in other shares than in the reference window.
+    """Whether the slices' shares of the clusters differ from the reference window.
 
-    `log_evidence` is the logarithm of an e-value: under an unchanged mix it exceeds 1 / level, at any look
-    whatever, with probability at most level.  `slices` holds the logarithm of each slice's own.
+    `log_evidence` is the logarithm of an e-value: under an unchanged mix it exceeds 1 / level, at any look, with
+    probability at most level.  `slices` holds each slice's logarithm.
     """
 
     log_evidence: float

@@ -49,9 +49,9 @@ def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: flo
 def betting_result(
     test: BettingTest, evidence: TestEvidence, policy: GatePolicy, level: float, *, num_lost: float = 0.0
 ) -> TestResult:
-    """A betting test at one look; `test` is its definition under today's policy, of no units.
+    """A betting test at one look; `test` is its definition under the current policy, without units.
 
-    `num_lost` is what the requests come to, in units, that were lost: each table has them at the worst of its side.
+    `num_lost` are the lost requests in units of the test: each table has them at the worst of its side.
     """
     fail_level = test.fail_level(level)
     evidence = evidence.with_lost(num_lost)
@@ -111,7 +111,7 @@ def crossings(pass_logs: Floats, fail_logs: Floats, level: float, fail_level: fl
 def _batch_agreement(
     test: BettingTest, evidence: TestEvidence, policy: GatePolicy, outcome: str, fail_level: float
 ) -> float | None:
-    """By how many standard errors, over those wanted, batches show the outcome; None of an open one."""
+    """By how many standard errors beyond the required number batches show the outcome; None of an open one."""
     if not policy.rules.judges_batches or outcome == "open":
         return None
     if outcome == "pass":
@@ -123,7 +123,7 @@ def _batch_agreement(
 
 
 def min_units(test: BettingTest, policy: GatePolicy, level: float) -> int:
-    """Units without which a test cannot pass; of what nothing can prove, those at which it would be given up."""
+    """Units below which a test cannot pass; where nothing can prove it, the units at which it is given up."""
     if policy.unprovable(test.name):
         return policy.max_clusters
     return max(betting.min_units(_best_ratio(test, side, theta), level, test.weights) for side, theta in test.sides)
@@ -156,9 +156,9 @@ def min_fault_requests(policy: GatePolicy, level: float) -> int:
 
 
 def fault_units(runs: RunTotals) -> tuple[str, int]:
-    """What the test of faults counts, and how many of them are known.
+    """The units that the test of faults counts, and how many of them are known.
 
-    Turns of one session depend on each other: of conversations as many whole ones (clusters) as the requests make.
+    Turns of one session depend on each other: requests of conversations count as whole conversations (clusters).
     """
     return "request" if runs.max_turns == 1 else "cluster", runs.num_known_greedy // runs.max_turns
 
@@ -195,7 +195,7 @@ def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) 
 
 
 def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResult:
-    """Measured, no test: the largest extra memory of any block against the budget; shown where there is none.
+    """A measurement, no test: the largest extra memory of any block against the budget; shown also without a budget.
 
     Through servers it is the share of the baseline's KV cache that the speculative server's lacks.
     """
@@ -236,9 +236,9 @@ def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResu
 
 
 def after_dependence(result: TestResult, rules: RuleSet) -> tuple[str, TestState]:
-    """What a look at which a test crosses may do with it: "count", "wait" or "restart", and the state to keep.
+    """The effect of dependence on a look at which a test crosses: "count", "wait" or "restart", and the new state.
 
-    Faults and memory are no series and count at once.  Quantiles have no units to merge, so that they only wait.
+    Faults and memory are no series and count at once.  Quantiles have no units to merge, so they only wait.
     """
     state = result.state or TestState()
     if result.dependence is None or (r1 := result.dependence.r1) is None:

@@ -1,4 +1,4 @@
-"""What a slice's decision means beside its endpoint's: the named candidate, what covers what, and what forbids.
+"""The effect of a slice's decision on its endpoint's: the named candidate, which decision covers it, which forbids.
 
 Invariant: an endpoint's verdict never enables a slice that is DISABLEd.
 """
@@ -13,7 +13,7 @@ from shadowspec.types import Decision, Verdict
 
 # The share of the traffic from which on a slice that is off keeps its whole endpoint from being enabled.
 MIN_SLICE_SHARE: Final = 0.05
-ANY_SHARE: Final = 0.0  # where slices cannot be distinguished: what enables the endpoint would enable each of them
+ANY_SHARE: Final = 0.0  # where slices cannot be distinguished: an ENABLE of the endpoint would enable each of them
 SHARE_TOLERANCE: Final = 1e-9  # shares are sums of floating-point numbers
 
 
@@ -31,14 +31,14 @@ def named_candidates(decisions: Iterable[Decision]) -> dict[tuple[str, int], str
 
 
 def is_shown_under_parent(decision: Decision) -> bool:
-    """Whether a slice has too little traffic, or came too late, to have a level: its endpoint speaks for it."""
+    """Whether a slice has too little traffic, or came too late, to have a level: its endpoint's decision covers it."""
     return decision.slice_key != "" and decision.level is None
 
 
 def covering_decision(decision: Decision | None, endpoint: Decision | None) -> Decision | None:
-    """The decision that speaks for a slice: its own if it has a level or is DISABLEd, else its endpoint's.
+    """The decision that covers a slice: the slice's if it has a level or is DISABLEd, else its endpoint's.
 
-    None where there is neither.
+    None where neither exists.
     """
     if decision is None or (is_shown_under_parent(decision) and decision.verdict is not Verdict.DISABLE):
         return endpoint or decision
@@ -48,9 +48,9 @@ def covering_decision(decision: Decision | None, endpoint: Decision | None) -> D
 def bears_on_endpoint(share: float | None, min_share: float = MIN_SLICE_SHARE) -> bool:
     """Whether a slice with this share of the traffic, if it is off, keeps its whole endpoint from being enabled.
 
-    The one rule for every surface; they differ in `min_share` alone.  `check` takes MIN_SLICE_SHARE, a rollout the
-    policy's `max_disabled_share`, and an export to a server that cannot tell slices apart ANY_SHARE.  A share that
-    is not known (None) counts as a large one.
+    The one rule for every caller; callers differ only in `min_share`.  `check` takes MIN_SLICE_SHARE, a rollout the
+    policy's `max_disabled_share`, and an export to a server that cannot distinguish slices ANY_SHARE.  An unknown share
+    (None) counts as a large one.
     """
     return share is None or share >= min_share - SHARE_TOLERANCE
 
@@ -58,9 +58,9 @@ def bears_on_endpoint(share: float | None, min_share: float = MIN_SLICE_SHARE) -
 def forbidding_slices(
     whole: Decision, decisions: Iterable[Decision], min_share: float = MIN_SLICE_SHARE
 ) -> list[Decision]:
-    """Of the effective `decisions`, the DISABLEd slices that bear on the endpoint's own decision `whole`; by traffic.
+    """Of the effective `decisions`, the DISABLEd slices that bear on the endpoint's decision `whole`; by traffic.
 
-    They are those at its load and with its fingerprint, by the share that the gate wrote down.
+    They are those at its load and with its fingerprint, by the share stored with the decision.
     """
     found = [
         decision

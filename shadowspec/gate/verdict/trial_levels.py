@@ -1,9 +1,9 @@
-"""Runs of a hypothesis and their levels: which fingerprint it speaks of, when its tests restart, and at what level.
+"""Runs of a hypothesis and their levels: which fingerprint it is about, when its tests restart, and at what level.
 
 A hypothesis is endpoint x slice x load x the operator's name for a speculation config.  The config of the name
 may change: other weights, another chat template, tokenizer, sampling or engine version make another
-fingerprint, and figures of the old one say nothing about the new.  A new fingerprint, or an alarm of a drift
-detector, ends the run: the next one starts with no evidence, at a lower level.
+may change: other weights, another chat template, tokenizer, sampling or engine version make another fingerprint, and
+figures of the old one do not apply to the new.  A new fingerprint, or an alarm of a drift
 
 Levels go by a sequentially rejective graph (Bretz, Maurer, Brannath and Posch 2009, with tests that hold at any time):
 the whole endpoint has one half of alpha, the slices have the other in `num_slots` equal parts, whether they have
@@ -14,11 +14,11 @@ endpoint is the same hypothesis, at the same level.
 Invariant: the chance that any ENABLE of a first run is false is at most FIRST_RUN * alpha.  Until the first false one,
 only true ones have passed levels on.  With T of alpha for slices by then and m of them true nulls, the level of each
 true null is at most FIRST_RUN * T / m, a number that does not depend on the data.  The sum over all true nulls is at
-most FIRST_RUN * alpha, and each test falls at its level with at most that chance, at whatever look (Ville).  Restarts
+most FIRST_RUN * alpha, and each test falls at its level with at most that chance, at any look (Ville).  Restarts
 use the rest, fixed for each hypothesis at its entry.
 
 By rules of version 1 levels are alpha / max_hypotheses for each hypothesis; its first run uses half of it, its j-th
-restart share * 2**-(j + 1).  An endpoint that has used a part of alpha so shares what is left by the graph.
+restart share * 2**-(j + 1).  An endpoint that has used a part of alpha this way shares the rest by the graph.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Seen:
 
 
 def hypothesis_id(decision: Decision) -> HypothesisId:
-    """What identifies a decision's hypothesis within its endpoint."""
+    """The identity of a decision's hypothesis within its endpoint."""
     return decision.slice_key, decision.concurrency, decision.fingerprint
 
 
@@ -64,7 +64,7 @@ def frozen_policy(policy: GatePolicy, previous: Decision | None) -> GatePolicy:
 
 
 def name_of(decision: Decision) -> HypothesisName:
-    """The hypothesis that a decision is about, whatever its fingerprint."""
+    """The hypothesis that a decision is about, for any fingerprint."""
     return decision.slice_key, decision.concurrency, decision.config.name
 
 
@@ -81,9 +81,9 @@ def latest_by_name(decisions: Iterable[Decision]) -> dict[HypothesisName, Decisi
 def current_fingerprint(seen: Mapping[str, Seen]) -> str | None:
     """The current fingerprint of a config's name: the one that appeared last.
 
-    An older one is current again when the newer has not been measured for RETURN_AFTER of its measuring.  Depends
-    on what was measured when, not on earlier answers, so that every gate says the same; of several that appeared at
-    the same time it is the last of `seen`.  None of nothing.
+    An older one is current again when the newer has not been measured for RETURN_AFTER of its measuring.  The result
+    depends on the times of measurements, not on earlier results, so every gate gives the same; of several that
+    appeared at the same time it is the last of `seen`.  None if `seen` is empty.
     """
     if not seen:
         return None
@@ -114,9 +114,8 @@ def entered_in_order(
 ) -> list[HypothesisId]:
     """The hypotheses that have entered, in the order of entry, of the positions of their slices' entries (None: none).
 
-    What has been given a level has entered for good: with whatever fingerprint, and also where the clusters that let
-    it in are open again (more of an input that had ended, and everything folded again).  Its level would be given to
-    another otherwise.
+    A hypothesis with a level has entered permanently: with any fingerprint, and also where the clusters that let it in
+    are open again (an ended input that continues, and everything folded again).  Otherwise another would get its level.
     """
     held = latest_by_name(standing)
     entered = {
@@ -137,8 +136,8 @@ def assign_trials(
 ) -> dict[HypothesisId, Trial | None]:
     """The run of each hypothesis of `entered`, in the order of entry; None where no level is left.
 
-    `standing` are the endpoint's latest decisions, `num_slices` the slices that it was ever seen to have; `passed` have
-    come to ENABLE at this look.
+    `standing` are the endpoint's latest decisions, `num_slices` the slices that it ever had; `passed` reached ENABLE at
+    this look.
     """
     latest, by_id = latest_by_name(standing), {hypothesis_id(row): row for row in standing}
     names: dict[HypothesisId, HypothesisName] = {key: (key[0], key[1], configs[key[2]].config.name) for key in entered}
@@ -204,14 +203,14 @@ def _assign_places(
 def _new_graph(
     entered: Sequence[HypothesisName], held: Mapping[HypothesisName, Trial], policy: GatePolicy
 ) -> LevelGraph:
-    """The graph over what runs of older rules have left of alpha."""
+    """The graph over the part of alpha that runs of older rules have left."""
     spent = sum(run.share * (1.0 - 0.5 ** (run.num_restarts + 1)) for run in held.values())
     num_endpoints = min(max(sum(not name[0] for name in entered), 1), policy.max_hypotheses)
     return LevelGraph(max(policy.alpha - spent, 0.0), num_endpoints, policy.max_hypotheses - num_endpoints)
 
 
 def shown_level(level: float | None, policy: GatePolicy) -> float:
-    """The level at which tests are shown: that of their run, or that of a first one where there is none."""
+    """The level at which tests are shown: that of their run, or of a first run where they have none."""
     if level is not None:
         return level
     if not policy.rules.shares_levels:
@@ -223,8 +222,8 @@ def shown_level(level: float | None, policy: GatePolicy) -> float:
 def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str, first: Trial) -> Trial:
     """The run that a look at `fingerprint` belongs to.
 
-    `latest` is the latest decision on the hypothesis with whatever fingerprint, `same` the latest one with this
-    fingerprint (None: there is none); `first` is a first run with the hypothesis's part of alpha.
+    `latest` is the latest decision on the hypothesis with any fingerprint, `same` the latest one with this
+    fingerprint (None without one); `first` is a first run with the hypothesis's part of alpha.
     """
     if latest is None or latest.run is None:
         return first
@@ -250,7 +249,7 @@ def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str,
 def _without_part(latest: Decision | None, same: Decision | None, fingerprint: str) -> Trial | None:
     """The run of a hypothesis that has no part of alpha, in `next_trial`'s arguments; None where it never had one.
 
-    A verdict in force stays, and so does a run of older rules.  Nothing else has a level; what was used is kept.
+    A verdict in force stays, and so does a run of older rules.  No other hypothesis has a level; used levels stay used.
     """
     if latest is None or latest.run is None:
         return None
@@ -261,7 +260,7 @@ def _without_part(latest: Decision | None, same: Decision | None, fingerprint: s
 
 
 def has_passed(decision: Decision) -> bool:
-    """Whether the first run of its hypothesis under the graph came to ENABLE, at this look or before."""
+    """Whether the first run of its hypothesis under the graph reached ENABLE, at this look or before."""
     run = decision.run
     if run is None or run.graph is None:
         return False
@@ -312,7 +311,7 @@ def passed_clusters(decision: Decision) -> int:
 
 
 def recipe_note(old: FingerprintedConfig | None, new: FingerprintedConfig | None) -> str:
-    """What a reason adds where the fingerprint changed because its recipe did; "" elsewhere."""
+    """The note in a reason where the fingerprint changed because its recipe did; "" elsewhere."""
     if old is None or new is None or old.recipe is not None or new.default_sampling is None:
         return ""
     return (

@@ -1,7 +1,7 @@
-"""Least-privilege roles on Postgres: what each kind of process may do, and nothing else.
+"""Least-privilege roles on Postgres: each kind of process gets exactly the rights that it needs.
 
-Reads and writes go through the partitioned tables, whose rights cover every partition, those to come included; a
-writer makes months by a function that runs as the tables' owner.
+Reads and writes go through the partitioned tables, whose rights cover every partition, future ones included.  A writer
+creates months by a function that runs as the tables' owner.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RoleKind(StrEnum):
     WRITER = "writer"  # the worker, and `run`
     GATE = "gate"
     READER = "reader"  # reports and dashboards
-    OPERATOR = "operator"  # whoever overrides decisions
-    SCHEDULER = "scheduler"  # `schedule`: all that a gate does, and the log of its own
+    OPERATOR = "operator"  # sets overrides of decisions
+    SCHEDULER = "scheduler"  # `schedule`: the gate's rights, and the schedule's log
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ RIGHTS = {
             **dict.fromkeys(
                 ("rollups", "rollup_positions", "rollup_bins", "rollup_failures"), "SELECT, INSERT, UPDATE"
             ),
-            "decisions": _VERDICT,  # what is decided is sampled less
+            "decisions": _VERDICT,  # decided slices are sampled less
             "alembic_version": "SELECT",
         },
         sequences=("rollups_rollup_id_seq", "cost_surfaces_surface_id_seq"),
@@ -96,13 +96,13 @@ RIGHTS = {
 
 
 def grant(engine: Engine, kind: RoleKind, role: str) -> list[str]:
-    """Give an existing role exactly the rights of its kind; the statements that did it.
+    """Give an existing role exactly the rights of its kind, and revoke its earlier rights on our tables.
 
-    What it held of our tables before is taken from it, so that granting another kind changes the kind.
+    Returns the statements that it ran.
 
     Raises:
         UsageError: not Postgres, or the role owns the tables.
-        StoreError: there is no such role, or ours may not grant.
+        StoreError: there is no such role, or this role may not grant.
     """
     if engine.dialect.name != "postgresql":
         raise UsageError("roles are Postgres's: SQLite knows only the permissions of the file")

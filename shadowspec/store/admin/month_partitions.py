@@ -1,8 +1,8 @@
-"""Monthly partitions of `records` and `runs` on Postgres, made on demand by the record's own time (UTC).
+"""Monthly partitions of `records` and `runs` on Postgres, created on demand by the record's time (UTC).
 
-Records without a time of their own (files: 0) lie in a partition apart.  Times that no partition is made for, and rows
-that come while their month cannot be made, go to the default partition, from which the month takes them when
-it is made: a missing partition delays nothing and loses nothing.
+Records without a time (from files: 0) lie in a separate partition.  Times without a partition, and rows that arrive
+while their month cannot be created, go to the default partition; creating the month moves them there.  A missing
+partition therefore delays nothing and loses nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shadowspec.errors import ServiceUnavailableError
 from shadowspec.store import session
 from shadowspec.store.table_definitions import PARTITIONED
 
-FIRST_MONTH = date(2020, 1, 1)  # older than any mirror; with the bound below it limits what odd times can make
+FIRST_MONTH = date(2020, 1, 1)  # older than any mirror; with the bound below it limits the months that odd times create
 AHEAD = timedelta(days=40)  # producers' clocks may be ahead, and a month is made when its first record comes
 RETRY_AFTER_S = 30.0  # a month that could not be made (its lock was held) is tried again
 
@@ -53,10 +53,10 @@ class Partitions:
         self._not_before: dict[date, float] = {}  # monotonic seconds
 
     def ensure(self, timestamps_ms: Iterable[int]) -> None:
-        """See that the months of these times are there; each is made in a transaction of its own.
+        """Ensure that the months of these times exist; each is created in a separate transaction.
 
         Raises:
-            StoreError: the role may not make one.
+            StoreError: the role may not create one.
             ServiceUnavailableError: the database cannot be reached.
         """
         if self._engine.dialect.name != "postgresql":

@@ -1,14 +1,14 @@
-"""Retention: records, runs and blocks older than a cut are removed; what was counted and decided stays for ever.
+"""Retention: removes records, runs and blocks older than a cut; counts and decisions stay forever.
 
-Replays, audited runs and windows of live evidence go with them; what audits have come to stays, and so do the hours
-that windows were added up by.
+Replays, audited runs and windows of live evidence go with them; the audits' states and the hours that sum the windows
+stay.
 
-The age of a row is its record's own time; files have none, theirs is the event time.  On Postgres whole months are
-dropped, and only those that lie wholly before the cut; what has no month, and everything on SQLite, is deleted in
+The age of a row is its record's time; rows of files have none, and use the event time.  On Postgres whole months are
+dropped, and only those that lie wholly before the cut.  Rows without a month, and everything on SQLite, are deleted in
 batches.  Rollups, hours, ledger, funnel counts, configs and decisions are never touched.
 
-Once folded, evidence needs its rows no more.  What is not folded yet, or waits in a cluster or a block that is open,
-is evidence to come: its removal is refused unless forced, where the hypothesis that it bears on is not decided.
+Folded evidence no longer needs its rows.  Rows that are not folded yet, or wait in an open cluster or block, are future
+evidence: their removal is refused unless forced, where their hypothesis is undecided.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ IS_OLD = f"(({HAS_TIME}) OR ({HAS_NONE}))"
 BESIDE = (  # go with the rows
     ("attempts", HAS_TIME),
     ("replays", IS_OLD),
-    ("backfill_blocks", "last_event < :cut"),  # else what was removed of them would never be replayed again
+    ("backfill_blocks", "last_event < :cut"),  # else a backfill would never replay their removed rows again
     ("audits", f"{IS_OLD} AND is_folded"),
     ("live_windows", "ended_at < :cut"),
 )
 
 _PARTITION = re.compile(r"^runs_(\d{4})_(\d{2})$")
 
-Place = tuple[str, str]  # a table, and what is old in it
+Place = tuple[str, str]  # a table, and the SQL condition of an old row
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What was removed, or in a dry run would be (blocks apart, which are known only afterwards)."""
+    """The rows that were removed, or in a dry run would be (without blocks, known only afterwards)."""
 
     cut: datetime
     partitions: tuple[str, ...]  # dropped whole, and counted with the rest
@@ -75,13 +75,13 @@ class Removal:
 
 
 def retain(engine: Engine, max_age: timedelta, *, now: datetime, is_dry_run: bool, is_forced: bool) -> Removal:
-    """Remove what is older than `max_age`.
+    """Remove rows older than `max_age`.
 
-    1. What that is, and whose evidence; 2. whole months; 3. rows without a month; 4. blocks left without runs.
+    1. Find them, and whose evidence they are; 2. whole months; 3. rows without a month; 4. blocks left without runs.
 
     Raises:
-        UsageError: the age is not positive, or undecided hypotheses rest on what would be removed.
-        ServiceUnavailableError: a month's lock could not be had: somebody reads for very long.
+        UsageError: the age is not positive, or undecided hypotheses need rows that would be removed.
+        ServiceUnavailableError: a month's lock was not free in time: another session reads for very long.
     """
     if max_age <= timedelta(0):
         raise UsageError("the age to keep must be above 0")
@@ -130,7 +130,7 @@ def _months_before(connection: Connection, cut: datetime) -> list[date]:
 
 
 def _places(where: Connection | Engine, table: str, months: Sequence[date]) -> list[Place]:
-    """Where old rows of a table lie: in these months, all of them, and in what has no month."""
+    """The places of a table's old rows: these months, each whole, and the rows without a month."""
     if where.dialect.name != "postgresql":
         return [(table, HAS_TIME), (table, HAS_NONE)]
     whole = [(_partition(table, month), "true") for month in months]

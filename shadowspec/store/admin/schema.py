@@ -124,7 +124,7 @@ def check(url: str) -> list[str]:
 
 
 def require_head(url: URL, engine: Engine | None = None) -> None:
-    """Raise unless the database is at `head()`; the message holds the command that mends it."""
+    """Raise unless the database is at `head()`; the message names the command that fixes it."""
     if session.is_missing_file(url):
         raise StoreError(_mismatch(url, None))
     with _engine(url) if engine is None else _borrow(engine) as opened, session.read(opened) as connection:
@@ -161,7 +161,7 @@ def _config() -> Config:
 
 
 def _revision(connection: Connection) -> str | None:
-    """What alembic has noted in the database."""
+    """The revision that alembic has stored in the database."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))

@@ -1,4 +1,4 @@
-"""The gate's evidence and the live guard's windows: what a fold reads and appends.
+"""The gate's evidence and the live guard's windows: the rows that a fold reads and appends.
 
 In: a connection and an endpoint.
 Out: rows in folding order, evidence and progress.

@@ -78,7 +78,7 @@ def _arrival(stored: Sequence[Any]) -> Arrival:
 
 
 def _sort_places(places: Iterable[SliceKey]) -> list[SliceKey]:
-    """Sorted; slices are few, so that keys are compared alone."""
+    """Sorted by key only, because slices are few."""
     by_slice: dict[str, list[str]] = {}
     for slice_key, key in places:
         by_slice.setdefault(slice_key, []).append(key)

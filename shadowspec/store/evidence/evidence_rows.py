@@ -1,7 +1,7 @@
-"""The stored rows that evidence is made of, and what was folded and decided before.
+"""The stored rows that make up evidence, and the earlier folds and decisions.
 
-Rows are read by ranges of offsets that the ledger has passed: below its place nothing is added, so that what a
-range holds never changes (but for retention).
+Rows are read by ranges of offsets below the ledger's place.  Nothing is added there, so the content of a range never
+changes (but for retention).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class EvidenceRows:
         return frozenset((source, partition) for source, partition in found)
 
     def first_offset(self, span: Span) -> int | None:
-        """The first offset in the span of which a record is stored, of whatever endpoint; None: none is."""
+        """The first offset in the span with a stored record of any endpoint; None without one."""
         statement = select(func.min(_records.source_offset)).where(_match_span(tables.records.c, span))
         found = self._connection.scalar(statement)
         return None if found is None else int(found)
@@ -140,7 +140,7 @@ class EvidenceRows:
         """The last decision on every hypothesis of the endpoint."""
         return decision_reads.read_latest_decisions(self._connection, self.endpoint)
 
-    # what was folded before, for a replay
+    # earlier folds, for a recomputation
 
     def num_folded(self) -> tuple[int, int]:
         """Records and runs that the folds took in since the evidence last restarted."""

@@ -1,4 +1,4 @@
-"""One endpoint's evidence within one transaction: what is folded, and what is kept of it.
+"""One endpoint's evidence within one transaction: the rows to fold, and the results to store.
 
 The transaction's end moves the cursors and everything else together, and only if no other gate has moved them
 meanwhile.
@@ -43,7 +43,7 @@ class EvidenceSession(EvidenceRows):
 
     @property
     def progress(self) -> EndpointProgress | None:
-        """How far the evidence had come when the transaction began; None: there is none."""
+        """The progress of the evidence when the transaction began; None without evidence."""
         return self._before
 
     def keys(self, clustering: str) -> StoredKeys:
@@ -55,7 +55,7 @@ class EvidenceSession(EvidenceRows):
         return _read_evidence(self._connection, tables.evidence.c.endpoint == self.endpoint)
 
     def save_evidence(self, changed: Sequence[StoredEvidence]) -> None:
-        """Keep these, in place of what was kept of the same hypotheses."""
+        """Store these, in place of the stored evidence of the same hypotheses."""
         columns = tables.evidence.c
         key = (columns.endpoint, columns.slice_key, columns.concurrency, columns.fingerprint)
         if not changed:
@@ -185,7 +185,7 @@ def append_decisions(connection: Connection, decisions: Sequence[Decision], fold
 
 
 def read_snapshot(connection: Connection, endpoint: str) -> EvidenceSnapshot:
-    """The evidence as the last gate run left it and what it takes to read it, without holding anything up."""
+    """The evidence after the last gate run, and the sources to read it, without holding a lock."""
     return EvidenceSnapshot(
         endpoint=endpoint,
         progress=_read_progress(connection, endpoint),

@@ -1,8 +1,8 @@
-"""Live evidence in the database: how far each replica was read, the windows that came of it, and their hours.
+"""Live evidence in the database: how far each replica was read, its windows, and their hours.
 
-Windows are added up by the hour in which they ended (UTC), for each replica and series.  Hours change only with the
-windows that an insert really added, in its transaction, of which there is one at a time per endpoint.  The windows' own
-reading of themselves is added up, so that a figure formed from hours is that formed from their windows.
+Windows are summed by the hour in which they ended (UTC), for each replica and series.  Hours change only with the
+windows that an insert really added, in its transaction; one such transaction runs at a time per endpoint.  The sums use
+each window's own counts, so a figure formed from hours equals the one formed from their windows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_windows(
 ) -> list[LiveWindow]:
     """The endpoint's windows that ended from `since` up to, but without, `until`, in the order of their ends.
 
-    With a `limit` the newest so many, without their latencies: what a detector reads, and often.
+    With a `limit` only the newest N, without their latencies: what a detector often reads.
     """
     window_columns = live_windows.c
     columns = (
@@ -142,7 +142,7 @@ def sum_windows(windows: Iterable[LiveWindow]) -> list[LiveHour]:
 
 
 def hour_of_window(window: LiveWindow) -> LiveHour:
-    """An hour of this window alone."""
+    """The hour that consists of only this window."""
     counts, first, accepted = window.counts, window.counts.first_position, window.counts.accepted_tokens
     covered_us = (window.ended_at - window.began_at) // _MICROSECOND
     drafts = counts.num_drafts or 0
@@ -167,9 +167,9 @@ def hour_of_window(window: LiveWindow) -> LiveHour:
 
 
 def sum_counts(counts: Iterable[LiveCounts]) -> LiveCounts:
-    """Counts in the order of their time sum_counts up; what none of them knows is unknown, else what some know.
+    """Counts in the order of their time summed up: unknown if all are, else the sum of the known ones.
 
-    Other bins come with another version of the engine, and cannot be sum_counts to these: the newest version's count.
+    Another version of the engine has other bins, which do not add to these: the newest version's count.
     """
     rows = list(counts)
     known = {name: [value for row in rows if (value := getattr(row, name)) is not None] for name in COUNTS}
@@ -192,7 +192,7 @@ def _sum_bins(rows: Sequence[LiveCounts], name: str) -> Buckets | None:
 
 
 def read_hours(connection: Connection, endpoint: str, since: datetime, until: datetime) -> list[LiveHour]:
-    """What the endpoint's windows add up to, of the hours from `since` up to, but without, `until`; sorted by key."""
+    """The sums of the endpoint's windows, for the hours from `since` up to, but without, `until`; sorted by key."""
     columns = live_hours.c
     statement = select(live_hours).where(columns.endpoint == endpoint, columns.hour >= since, columns.hour < until)
     ordered = statement.order_by(*(columns[name] for name in _HOUR_KEY))

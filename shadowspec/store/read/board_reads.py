@@ -1,4 +1,4 @@
-"""The reads behind the board and the evidence page, from rollups and decisions alone, through their indexes."""
+"""The reads behind the board and the evidence page, only from rollups and decisions, through their indexes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _decisions, _tests = tables.decisions.c, tables.test_snapshots.c
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """How far the store has come: as long as nothing in it changes, nothing that is read of it does.
+    """The state of the store: while it is unchanged, every read gives the same result.
 
-    Times are None where there is nothing yet.  `newest_event` is that of the newest record that a consumer finished.
+    Times are None before the first row.  `newest_event` is that of the newest record that a consumer finished.
     """
 
     decision_id: int | None
@@ -109,7 +109,7 @@ def read_position_counts(
     fingerprint: str,
     since: datetime | None = None,
 ) -> SpeculationCounts | None:
-    """The counts of one slice (None: all of them) at one load and config, added up; None where there are none."""
+    """The counts of one slice (None: all of them) at one load and config, summed; None without counts."""
     where = _match_hypothesis(endpoint, slice_key, concurrency, fingerprint, since)
     names = [each.name for each in fields(SpeculationCounts) if each.name in _rollups]
     sums = connection.execute(select(*(func.sum(_rollups[name]) for name in names)).where(*where)).one()

@@ -1,9 +1,8 @@
-"""Where decisions changed: the rows at which a hypothesis's verdict, or what is said beside it, became another one.
+"""Where decisions changed: the rows at which a hypothesis's verdict, or a figure beside it, changed.
 
-The database compares each row with the one before it on the same hypothesis; what did not change is not read out.
-Of a time that is asked for, its own rows are read along the index of times, and for each hypothesis's first row there
-the one before it along the index of hypotheses: what an answer costs grows with that time, not with all that was ever
-decided.
+The database compares each row with the one before it on the same hypothesis, and returns only the changed ones.  A
+query for a period reads the period's rows along the index of times, and the row before each hypothesis's first one
+along the index of hypotheses.  Its cost grows with the period, not with all decisions ever made.
 """
 
 from __future__ import annotations
@@ -198,7 +197,7 @@ def _select_advice(details: ColumnElement[Any]) -> tuple[ColumnElement[Any], Col
 def _select_previous(
     value: ColumnElement[Any], source: Any = _decisions, *where: ColumnElement[bool]
 ) -> ColumnElement[Any]:
-    """What the newest decision before the row `own` on its hypothesis says; asked only where it is needed."""
+    """The newest decision before the row `own` on its hypothesis; evaluated only where it is needed."""
     found = select(value).where(*(_before[column.name] == source[column.name] for column in _HYPOTHESIS), *where)
     newest = found.where(_before.decision_id < source.decision_id).order_by(_before.decision_id.desc()).limit(1)
     return newest.scalar_subquery()

@@ -45,7 +45,7 @@ def read_decisions_of(connection: Connection, fold_id: int) -> list[Decision]:
 
 
 def read_decision(connection: Connection, decision_id: int) -> tuple[int | None, Decision] | None:
-    """A decision with the id of the fold that it rests on (None: it is older than folds); None: there is no such."""
+    """A decision with the id of its fold (None: it is older than folds); None: there is no such decision."""
     return next(iter(_read_with_folds(connection, decisions.c.decision_id == decision_id)), None)
 
 
@@ -110,7 +110,7 @@ def _read_latest_ids(connection: Connection, endpoint: str | None) -> list[int]:
 
 
 def _select_last(endpoint: str) -> Select[tuple[int]]:
-    """What grows with the gate's looks is never read, as grouping would."""
+    """Reads only one row per hypothesis: grouping would read all, and they grow with the gate's looks."""
     columns = decisions.c
     keys = distinct_keys([columns[name] for name in HYPOTHESIS[1:]], columns.endpoint == endpoint)
     is_same = (columns[name] == keys.c[name] for name in HYPOTHESIS[1:])
@@ -141,7 +141,7 @@ def _read_ids_at(connection: Connection, moment: datetime) -> list[int]:
 
 
 def _select_last_before(moment: datetime) -> Select[tuple[int]]:
-    """What grows with the gate's looks is never read: of each hypothesis its last decision before the moment alone."""
+    """Of each hypothesis its last decision before the moment; reads no other row: they grow with the gate's looks."""
     columns, keys = decisions.c, distinct_keys(_HYPOTHESIS)
     is_same = (columns[name] == keys.c[name] for name in HYPOTHESIS)
     of_key = select(columns.decision_id).where(*is_same, columns.decided_at < moment)

@@ -1,4 +1,4 @@
-"""What a worker must know when it takes a partition up: rows ahead of the ledger, and what admission remembers."""
+"""The state that a worker needs to start a partition: rows ahead of the ledger, and admission's memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _records = tables.records.c
 def read_finished_records(
     connection: Connection, partition: PartitionId, from_offset: int
 ) -> dict[RecordKey, StoredRecord]:
-    """The stored records of a partition from an offset on: they were finished before what comes before them was."""
+    """The stored records of a partition from an offset on: they were finished before earlier ones were."""
     found = row_reads.read_records_where(
         connection, *_match_partition(partition), _records.source_offset >= from_offset
     )
@@ -33,7 +33,7 @@ def read_unit_memories(
     partition: PartitionId | None = None,
     before_offset: int | None = None,
 ) -> dict[str, UnitMemory]:
-    """What the stored records from `since` on (of one partition, below an offset) remember of each unit."""
+    """Admission's memory of each unit, from the stored records since `since` (of one partition, below an offset)."""
     where = [*_match_recent(endpoint, since, partition, before_offset), _records.unit_key.is_not(None)]
     memories: dict[str, UnitMemory] = {}
     statement = select(_records.unit_key, func.max(_records.session_position), func.max(_records.event_time))

@@ -28,9 +28,9 @@ _WHOLE = {name for name in SUM_NAMES if isinstance(getattr(RollupSums(), name), 
 
 @dataclass(frozen=True, slots=True)
 class GroupSums:
-    """What the rollups of one endpoint, slice, config and load add up to: over all the time asked for, or a step of it.
+    """The sums of the rollups of one endpoint, slice, config and load, over the whole period or one step of it.
 
-    `start` is where the step begins, UTC; None where time was not divided.
+    `start` is the beginning of the step, UTC; None where time was not divided.
     """
 
     endpoint: str
@@ -153,7 +153,7 @@ def read_traffic(connection: Connection, endpoint: str, until: datetime | None =
         return []
     statement = _select_skipping if connection.dialect.name == "postgresql" else _select_grouping
     found = (Traffic(*row) for row in connection.execute(statement(endpoint, hours, newest - SHARE_WINDOW)))
-    traffic = (row for row in found if row.newest_hour is not None)  # None: measured later alone
+    traffic = (row for row in found if row.newest_hour is not None)  # None: only measured later
     return sorted(traffic, key=lambda row: (row.slice_key, row.fingerprint, row.concurrency))
 
 
@@ -164,7 +164,7 @@ def _select_grouping(_endpoint: str, hours: Sequence[ColumnElement[bool]], latel
 
 
 def _select_skipping(endpoint: str, hours: Sequence[ColumnElement[bool]], lately: datetime) -> Select[Any]:
-    """Of each key its own hours: the planner would read all of them."""
+    """Of each key its hours; otherwise the planner would read all of them."""
     keys = distinct_keys(_KEY, _rollups.endpoint == endpoint)
     is_own = (*hours, *(each == keys.c[each.name] for each in _KEY))
     weight = select(func.coalesce(func.sum(_rollups.weight), 0.0)).where(*is_own, _rollups.hour > lately)

@@ -1,8 +1,8 @@
-"""Runs, newest first, a page at a time: for looking at single requests and for taking them away as a file.
+"""Runs, newest first, a page at a time: for looking at single requests and for export to a file.
 
-A page walks the index of one endpoint's event times and looks at `MAX_WALKED` runs at most, so that it costs the same
-however many there are and however rare what is asked for.  What is shown of a run are counts and timings: no text,
-and of whatever is a hash or may name a file a prefix, which tells two apart and leads to nobody.
+A page walks the index of one endpoint's event times and looks at `MAX_WALKED` runs at most, so its cost does not depend
+on the number of runs or on how rare the requested ones are.  A page shows counts and timings of a run, no text.  Of a
+hash, or a value that may name a file, it shows a prefix, which distinguishes two of them and identifies nobody.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Place = tuple[datetime, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """Rows by column name, newest first; `next_place` is where the next page begins (None: there is none)."""
+    """Rows by column name, newest first; `next_place` is the beginning of the next page (None: this is the last)."""
 
     rows: tuple[dict[str, Any], ...]
     next_place: Place | None
@@ -88,7 +88,7 @@ def read_run_page(connection: Connection, wanted: RunFilter, after: Place | None
 def read_recent_labels(
     connection: Connection, endpoint: str, since: datetime | None = None, *, limit: int
 ) -> list[tuple[dict[str, Any], dict[str, str]]]:
-    """The newest runs of an endpoint, each with all the labels of its record: what no rollup is divided by."""
+    """The newest runs of an endpoint, each with all labels of its record, which rollups do not have."""
     newest = (
         select(tables.runs)
         .where(*_match_bounds(RunFilter(endpoint, since=since), None))

@@ -75,7 +75,7 @@ def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit:
         rows = arms.get(row.block_id, [])
         if not rows or sum(number for number, *_ in rows) != row.num_runs:
             continue
-        # 1. The baseline ran once, whatever the configs beside it; its times are in the runs of each.
+        # 1. The baseline ran once for all configs; its times are in the runs of each.
         number, longest, total = rows[0][:3]
         pairs = [(longest, total), *((each[3], each[4]) for each in rows)]
         # 2. A short block's fillers are copies of its requests, so that the arm took as much more.  How many places

@@ -26,7 +26,7 @@ COST_KEY: Final = tuple(field.name for field in fields(CostKey))
 
 
 def add_override(connection: Connection, override: Override) -> int:
-    """Append an override, whose own id is ignored; the id that it got."""
+    """Append an override, whose id is ignored; returns the new id."""
     values = {name: value for name, value in asdict(override).items() if name != "override_id"}
     statement = insert(overrides).returning(overrides.c.override_id)
     return int(connection.execute(statement, values | {"verdict": override.verdict.value}).scalar_one())
@@ -50,7 +50,7 @@ def clear_override(connection: Connection, clearing: Clearing) -> None:
 
 
 def read_overrides(connection: Connection, endpoint: str | None = None) -> list[OverrideRecord]:
-    """Every override ever set (of one endpoint), oldest first, with what became of it."""
+    """Every override ever set (of one endpoint), oldest first, with when and by whom it was cleared."""
     return _read_overrides(connection, *(() if endpoint is None else (overrides.c.endpoint == endpoint,)))
 
 

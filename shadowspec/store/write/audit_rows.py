@@ -1,4 +1,4 @@
-"""Audited runs in the database, and what their audits have come to: each is taken in once, in one transaction."""
+"""Audited runs in the database, and the states of their audits: each run is added once, in one transaction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AUDIT_NAMES = (*RECORD_KEY, *RUN_NAMES, "endpoint", "slice_key", "event_time", "
 
 
 def insert_audits(connection: Connection, runs: Sequence[tuple[Run, BlockResult, StoredRecord]]) -> None:
-    """Insert what the blocks of these runs, which must be new, have audited of them."""
+    """Insert the audits of these runs' blocks; the runs must be new."""
     by_run = {(run.key, run.fingerprint): (result, record) for run, result, record in runs}
     values = {}
     for result in {id(result): result for _, result, _ in runs}.values():
@@ -29,7 +29,7 @@ def insert_audits(connection: Connection, runs: Sequence[tuple[Run, BlockResult,
 
 
 def read_audit_states(connection: Connection, endpoints: Collection[str]) -> dict[str, list[StoredAudit]]:
-    """What the audits of each of the endpoints have come to, sorted by slice and config."""
+    """The audit states of each of the endpoints, sorted by slice and config."""
     columns = audit_states.c
     found: dict[str, list[StoredAudit]] = {endpoint: [] for endpoint in endpoints}
     statement = select(columns.endpoint, columns.slice_key, columns.fingerprint, columns.document)
@@ -42,7 +42,7 @@ def read_audit_states(connection: Connection, endpoints: Collection[str]) -> dic
 
 
 class AuditSession:
-    """An endpoint's audits within one transaction, which takes runs in and keeps what that comes to, or neither."""
+    """An endpoint's audits within one transaction, which adds runs and stores the new states, or neither."""
 
     def __init__(self, connection: Connection, endpoint: str) -> None:
         self._connection, self._endpoint = connection, endpoint
@@ -65,11 +65,11 @@ class AuditSession:
         ]
 
     def states(self) -> list[StoredAudit]:
-        """What the audits have come to so far."""
+        """The state of each audit so far."""
         return read_audit_states(self._connection, [self._endpoint])[self._endpoint]
 
     def save(self, changed: Sequence[StoredAudit]) -> None:
-        """Keep these, in place of what was kept of the same slices and configs."""
+        """Store these, in place of the stored states of the same slices and configs."""
         if not changed:
             return
         columns = audit_states.c

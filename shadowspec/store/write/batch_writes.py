@@ -26,13 +26,13 @@ InsertedRun = tuple[Run, BlockResult, StoredRecord]
 def save_batch(connection: Connection, batch: WriteBatch, consumer: str) -> WriteOutcome:
     """Write rows, rollups, funnel counts and the consumer's places in the ledger, all or nothing.
 
-    Written again, a batch is refused by the ledger, or (without advances) changes nothing.
+    A batch that is written twice is refused by the ledger, or (without advances) changes nothing.
 
-    1. The ledger, which refuses what is written already, and funnel counts; 2. records; 3. blocks with their runs,
-    memory and audits; 4. rollups, of the runs really inserted.
+    1. The ledger, which refuses written records, and funnel counts; 2. records; 3. blocks with their runs, memory and
+    audits; 4. rollups, of the runs really inserted.
 
     Raises:
-        FencedError: a partition is not where the batch expects it: another worker has moved it.
+        FencedError: a partition's place is not the one that the batch expects: another worker has moved it.
         StoreError: a run without its record, or with a config that is not known.
     """
     # Step 1
@@ -56,10 +56,10 @@ def insert_records(connection: Connection, records: Iterable[StoredRecord]) -> l
 
 
 def insert_blocks(connection: Connection, blocks: Sequence[MeasuredBlock]) -> tuple[int, list[InsertedRun]]:
-    """Insert what is new of measured blocks: how many blocks, and the runs really inserted.
+    """Insert measured blocks that are new: the number of blocks, and the runs really inserted.
 
-    A run that is stored already, under this block or (after a redelivery) another, stays as it was measured
-    first, and of a run that several blocks hold the first counts; a block of which no run is new is not stored.
+    A run that is stored already, under this block or (after a redelivery) another, stays as it was measured first.  Of
+    a run in several blocks the first counts.  A block without a new run is not stored.
     """
     by_key: dict[tuple[Any, ...], InsertedRun] = {}
     for result, records in blocks:
@@ -89,7 +89,7 @@ def insert_blocks(connection: Connection, blocks: Sequence[MeasuredBlock]) -> tu
 
 
 def _require_known(connection: Connection, wanted: set[str]) -> None:
-    """What a foreign key would do, once per batch: configs are never deleted, so the check holds."""
+    """Do the work of a foreign key, once per batch: configs are never deleted, so the check stays valid."""
     column = tables.fingerprints.c.fingerprint
     unknown = wanted.difference(connection.scalars(select(column).where(column.in_(wanted)))) if wanted else set()
     if unknown:

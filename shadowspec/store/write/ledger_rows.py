@@ -1,7 +1,7 @@
-"""The ledger: the place of each consumer in each partition, and the funnel counts of what it has consumed.
+"""The ledger: the place of each consumer in each partition, and the funnel counts of its consumed records.
 
-Both change in the transaction that writes the rows, and only from the ledger's place, so that the
-sum of the funnel counts is the sum of `num_records`, always, whoever writes and however often.
+Both change in the transaction that writes the rows, and only from the ledger's place.  The sum of the funnel counts is
+therefore always the sum of `num_records`, for any number of writers and repeated writes.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _counts = tables.funnel_counts.c
 
 
 def advance(connection: Connection, advances: Sequence[Advance], consumer: str) -> None:
-    """Move the entries of these partitions, each from where its advance expects it, and count what was consumed.
+    """Move the entries of these partitions, each from the place that its advance expects, and add the funnel counts.
 
     The entries stay locked until the transaction ends.
 
     Raises:
-        FencedError: one is elsewhere, or was started by another.
+        FencedError: one is at another place, or was started by another worker.
         StoreError: two advances of one partition, or one that goes backwards.
     """
     held = _hold(connection, advances, consumer)
@@ -136,11 +136,11 @@ def read_funnel(connection: Connection) -> dict[FunnelKey, int]:
 
 
 def read_watermark(connection: Connection, endpoint: str) -> Watermark:
-    """How far the input of an endpoint is known.
+    """The event time up to which the input of an endpoint is known.
 
-    It is that of the sources, as each consumer reads them, in which the endpoint has been seen: the least watermark
-    of their partitions that are behind and go on; where none is, the greatest of all.  What the same consumers have
-    only taken up counts too: it may hold the endpoint's records.
+    The sources are those in which the endpoint has been seen, by consumer.  The result is the least watermark of their
+    partitions that are behind and still read; without such a partition, the greatest of all.  Partitions that the same
+    consumers have only started count too: they may hold the endpoint's records.
     """
     sources = select(_counts.consumer, _counts.source).where(_counts.endpoint == endpoint).distinct()
     is_seen = tuple_(_ledger.consumer, _ledger.source).in_(sources)
@@ -171,9 +171,9 @@ def read_watermark(connection: Connection, endpoint: str) -> Watermark:
 
 
 def forget_consumer(connection: Connection, consumer: str, *, is_forced: bool = False) -> int:
-    """Let a retired consumer hold no watermark back until it moves again; how many of its partitions did.
+    """Exclude a retired consumer from every watermark until it moves again; the number of its partitions that counted.
 
-    What it has finished stays counted and folded.
+    Its finished records stay counted and folded.
 
     Raises:
         UsageError: there is no such consumer, or it moved within `STILL_AT_WORK` and it is not forced.
@@ -190,7 +190,7 @@ def forget_consumer(connection: Connection, consumer: str, *, is_forced: bool = 
 
 
 def record_attempt(connection: Connection, keys: Sequence[RecordKey]) -> dict[RecordKey, int]:
-    """Count one more attempt to measure each record alone, before it begins; the attempts so far."""
+    """Count one more attempt to measure each record singly, before it begins; the attempts so far."""
     names = (*tables.attempts.primary_key.columns.keys(), "num_attempts")
     ordered = [(key.source, key.partition, key.offset, key.timestamp_ms, key.item, 1) for key in sorted(set(keys))]
     bulk.add(connection, tables.attempts, names, ordered, names[:-1])
@@ -198,7 +198,7 @@ def record_attempt(connection: Connection, keys: Sequence[RecordKey]) -> dict[Re
 
 
 def clear_attempts(connection: Connection, keys: Sequence[RecordKey]) -> None:
-    """Count the attempts of these records from zero again: measured alone, they did no harm."""
+    """Reset the attempts of these records to zero: measured singly, they did no harm."""
     columns = tables.attempts.primary_key.columns
     wanted = [(key.source, key.partition, key.offset, key.timestamp_ms, key.item) for key in keys]
     if wanted:
@@ -206,7 +206,7 @@ def clear_attempts(connection: Connection, keys: Sequence[RecordKey]) -> None:
 
 
 def read_attempts(connection: Connection, keys: Sequence[RecordKey]) -> dict[RecordKey, int]:
-    """Attempts so far of each record; 0 of one that was never tried alone."""
+    """Attempts so far of each record; 0 of one that was never tried singly."""
     columns = tables.attempts.primary_key.columns
     wanted = [(key.source, key.partition, key.offset, key.timestamp_ms, key.item) for key in keys]
     found = connection.execute(select(tables.attempts).where(tuple_(*columns).in_(wanted))) if wanted else ()

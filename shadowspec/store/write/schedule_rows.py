@@ -1,5 +1,5 @@
-"""What schedulers keep: the periods of each job, and the state of each delivery; each within a transaction of the
-caller's.
+"""The schedulers' rows: the periods of each job, and the state of each delivery; each within a transaction of the
+caller.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_unprepared_periods(connection: Connection, job: str) -> list[Period]:
 
 
 def read_open_deliveries(connection: Connection, receiver: str, now: datetime) -> list[Delivery]:
-    """What is to be sent to a receiver by `now`, oldest period first."""
+    """The deliveries that are due to a receiver by `now`, oldest period first."""
     where = (_deliveries.receiver == receiver, _deliveries.state.in_(OPEN), _deliveries.next_attempt_at <= now)
     statement = select(report_deliveries).where(*where).order_by(_deliveries.due_at, _deliveries.job)
     return [_delivery(row) for row in connection.execute(statement).mappings()]
@@ -84,7 +84,7 @@ def keep_delivery(connection: Connection, delivery: Delivery) -> None:
 
 
 def abandon_deliveries(connection: Connection, receivers: Sequence[str], error: str) -> int:
-    """Give up what is open for receivers that are not among these; how many deliveries that were."""
+    """Give up open deliveries to receivers that are not among these; the number of such deliveries."""
     where = (_deliveries.state.in_(OPEN), _deliveries.receiver.not_in(receivers))
     values = {"state": DeliveryState.FAILED.value, "last_error": error}
     return connection.execute(update(report_deliveries).where(*where).values(values)).rowcount

@@ -1,9 +1,9 @@
-"""Expected counts in the database, apart from what the loop counted; written once, and added up by slice and config.
+"""Expected counts in the database, apart from the engine's counts; written once, and summed by slice and config.
 
-Many endpoints are added up by one statement, in which each has its own part: a limit is of one endpoint, and its newest
-rows are found through the index of endpoints and times.
+One statement sums many endpoints, each in a separate part: a limit applies to one endpoint, and its newest rows are
+found through the index of endpoints and times.
 
-The blocks of files that a backfill has finished are written with their rows: neither is there without the other.
+A backfill's finished blocks of files are written together with their rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _blocks = backfill_blocks.c
 
 
 def insert_replays(connection: Connection, replayed: Sequence[ReplayedRecord]) -> int:
-    """Insert what is new of replayed records, and the configs that are; how many rows of expected counts.
+    """Insert new replayed records and their new configs; the number of rows of expected counts.
 
     A record that was replayed before with the same config stays as it is.
     """
@@ -80,7 +80,7 @@ def read_replay_configs(connection: Connection) -> dict[str, FingerprintedConfig
 
 
 def read_replay_sums(connection: Connection, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
-    """What each endpoint's newest MAX_REPLAYS rows add up to by slice and config, sorted; a unit is a session."""
+    """Sums of each endpoint's newest MAX_REPLAYS rows by slice and config, sorted; a unit is a session."""
     row = replays.c
     newest = [
         select(*_select_counts(row.slice_key))
@@ -97,7 +97,7 @@ def read_replay_sums(connection: Connection, endpoints: Collection[str]) -> dict
 def read_source_sums(
     connection: Connection, sources: Collection[str], fingerprints: Collection[str], endpoints: Collection[str]
 ) -> dict[str, list[AcceptanceSums]]:
-    """What all rows of these sources and configs add up to: of the whole endpoint (""), then by slice."""
+    """Sums of all rows of these sources and configs: of the whole endpoint (""), then by slice."""
     row = replays.c
     of_them = (
         row.source.in_(sorted(sources)),
@@ -112,7 +112,7 @@ def read_source_sums(
 
 
 def read_loop_sums(connection: Connection, spans: Collection[LoopSpan]) -> dict[str, list[AcceptanceSums]]:
-    """What the loop counted in these spans, whose endpoints differ: of the newest MAX_RUNS of each, sorted alike.
+    """The engine's counts in these spans, whose endpoints differ: of the newest MAX_RUNS of each, sorted alike.
 
     A run is a unit: a session is timed once at an endpoint.
     """
@@ -169,13 +169,13 @@ def _sum_sessions(
 
 
 def _union(each: Collection[Select[Any]]) -> Any:
-    """The columns of all of these rows; each select keeps its own order and limit."""
-    subqueries = [newest.subquery() for newest in each]  # SQLite takes a limit within a union in this form alone
+    """The columns of all of these rows; each select keeps its order and limit."""
+    subqueries = [newest.subquery() for newest in each]  # the only form in which SQLite takes a limit within a union
     return union_all(*(select(*newest.c) for newest in subqueries)).subquery().c
 
 
 def _select_counts(slice_key: ColumnElement[str]) -> list[ColumnElement[Any]]:
-    """What of a row is added up, and by what."""
+    """The summed columns of a row, and the columns to group by."""
     row = replays.c
     counts = (row.num_drafts, row.num_draft_tokens, row.num_accepted_tokens)
     return [
