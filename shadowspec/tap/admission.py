@@ -1,17 +1,16 @@
-"""Admission: what becomes of each consumed record.
+"""Admission: the fate of each consumed record.
 
-Every record leaves `Admission.decide` in exactly one funnel counter.  What it decides depends on the records
-before it and on the secret, never on outcomes, the clock or a generator: a second pass over the same input
-gives the same fates, and whether a request is measured is settled before anything is known of its result.
+Every record leaves `Admission.decide` in exactly one funnel counter.  The decision depends on the records before it and
+on the secret, never on outcomes, the clock or a generator.  A second pass over the same input therefore gives the same
+fates, and whether a request is measured is settled before anything is known of its result.
 
-A session is timed once per endpoint, at its J-th usable request; requests without a session count for
-their user, and those without either for the ten minutes in which they came.  Where an endpoint measures conversations,
-all of a session's first requests are, unless they come when its conversation is over (`blocks`); its slice and load are
-those of its first request.  One draw per session decides
-which of its slices are sampled: those whose rate, as it stood at the slice's first record, is above it.  It
-counts for the whole endpoint where the smallest rate of all slices, as it stood then, is above it too, so that
-the endpoint's evidence has the mix of the traffic whatever the slices' rates are.  A session whose draw is above
-the endpoint's own rate is dropped before its bodies are read.
+A session is timed once per endpoint, at its J-th usable request.  Requests without a session count for their user, and
+those without either for the ten minutes in which they came.  Where an endpoint measures conversations, all of a
+session's first requests are measured, unless they come when its conversation is over (`blocks`); its slice and load are
+those of its first request.  One draw per session decides which of its slices are sampled: those whose rate, at the
+slice's first record, is above the draw.  The session counts for the whole endpoint where the smallest rate of all
+slices, at that time, is above the draw too, so that the endpoint's evidence has the mix of the traffic for any rates of
+its slices.  A session whose draw is above the endpoint's rate is dropped before its bodies are read.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ class Unit:
 
 
 class EndpointMemory:
-    """What admission remembers of an endpoint's stream: sessions in progress, and requests seen lately.
+    """Admission's memory of an endpoint's stream: sessions in progress, and recent requests.
 
-    All of it can be rebuilt from the stored rows of a partition below the place of its ledger; `forget` and
-    `restore` follow a partition that leaves this process and comes back.  `newest` is the watermark: the newest event
-    time so far.
+    All of it can be rebuilt from the stored rows of a partition below the place of its ledger.  `forget` drops a
+    partition that leaves this process, `restore` loads one that comes back.  `newest` is the watermark: the newest
+    event time so far.
     """
 
     def __init__(self, forget_unit_after: timedelta) -> None:
@@ -103,14 +102,14 @@ class EndpointMemory:
         return seen
 
     def forget(self, partition: PartitionId) -> None:
-        """Drop what came from a partition that this process no longer reads."""
+        """Drop the memory of a partition that this process no longer reads."""
         for key in [key for key, unit in self._units.items() if unit.partition == partition]:
             del self._units[key]
         for identity in [identity for identity, origin in self._requests.items() if origin == partition]:
             del self._requests[identity]
 
     def restore(self, partition: PartitionId, units: Mapping[str, UnitMemory], request_ids: Iterable[str]) -> None:
-        """Take up what the rows of a partition remember."""
+        """Add the memory in the rows of a partition."""
         for key, memory in sorted(units.items(), key=lambda item: (item[1].last_seen, item[0])):
             self._units[key] = Unit(memory.position, memory.last_seen, partition, dict(memory.rates))
             self._units.move_to_end(key)
@@ -162,25 +161,25 @@ class Admission:
     def restore(
         self, partition: PartitionId, endpoint: str, units: Mapping[str, UnitMemory], request_ids: Iterable[str]
     ) -> None:
-        """Take up what the stored rows of a partition remember of an endpoint."""
+        """Add the memory of an endpoint in the stored rows of a partition."""
         if endpoint in self._memories:
             self._memories[endpoint].restore(partition, units, request_ids)
 
     def forget(self, partition: PartitionId) -> None:
-        """Drop what came from a partition that this process no longer reads."""
+        """Drop the memory of a partition that this process no longer reads."""
         for memory in self._memories.values():
             memory.forget(partition)
 
     def admit(self, opened: Opened, hints: Hints = NO_HINTS) -> Admitted | Rejected:
-        """The fate of one record, or of what could not be read as one."""
+        """The fate of one record, or of a message that could not be read as one."""
         return self.decide(self.reader.read([(opened, hints)])[0])
 
     def decide(self, reading: Reading) -> Admitted | Rejected:
         """The fate of a record that was read, after those that were decided before it.
 
-        The steps in order: 1. age; 2. what ended the record when it was read; 3. duplicates; 4. count its place in its
-        session; 5. the session's draw against the slice's rate; 6. whether this place is the timed one, or one of a
-        conversation that is measured.
+        The steps in order: 1. age; 2. an error found in reading; 3. duplicates; 4. count its place in its session; 5. the
+        session's draw against the slice's rate; 6. whether this place is the timed one, or one of a measured
+        conversation.
         """
         error = reading.error
         if not reading.is_placed:
@@ -284,7 +283,7 @@ def _make_row(
 
 
 def _make_expired_row(reading: Reading, event_time: datetime) -> StoredRecord:
-    """Nothing of it counts but where and when it was, whatever was read of it besides."""
+    """Only its place and time count; everything else that was read of it is dropped."""
     return StoredRecord(
         reading.key, FunnelCounter.EXPIRED, "older_than_max_age", reading.rule.name, event_time=event_time,
         session_hash=reading.session_hash, user_hash=reading.user_hash, request_id_hash=reading.request_id_hash,
@@ -292,10 +291,10 @@ def _make_expired_row(reading: Reading, event_time: datetime) -> StoredRecord:
 
 
 def _contract(rule: EndpointRule, prompt_class: str, request: ParsedRequest) -> OutputContract | None:
-    """What the operator has named for this class of prompts, else what the request asks for; None: nothing.
+    """The operator's contract for this class of prompts, else the request's; None without one.
 
-    Where tools are offered, a call of one of them is right too; asked for by the request alone, so is an answer in
-    words, unless JSON or a call is asked for.
+    Where tools are offered, a call of one of them satisfies the contract too.  A contract that only the request states
+    also accepts a plain-text answer, unless the request requires JSON or a call.
     """
     configured = rule.contracts.get(prompt_class) or rule.contracts.get("")
     if configured is None:

@@ -1,8 +1,8 @@
 """Anthropic's Messages API, as vLLM and SGLang serve it too: its request as a chat, and its answer.
 
 Blocks become messages as vLLM converts them: all system texts are one message at the beginning, the results of tools
-precede the text of the turn that brings them, and thinking is the reasoning of its message.  What has no place in a
-chat is refused by name: blocks that are not text, tools that the provider runs, and thinking that was redacted.
+precede the text of their turn, and thinking is the reasoning of its message.  Content without a place in a chat is
+refused by name: blocks that are not text, tools that the provider runs, and redacted thinking.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _FINISH_REASONS: Final[Mapping[str, str]] = {
 
 
 def is_body(request: Mapping[str, Any], answer_type: Any) -> bool:
-    """Whether a body with `messages` is one of this API, by what no chat holds.
+    """Whether a body with `messages` is one of this API: it has a field that no chat has.
 
-    A body without any such thing is the same chat in both.
+    A body without such a field is the same chat in both.
     """
     if answer_type == "message" or not _MARKS.isdisjoint(request):
         return True
@@ -70,10 +70,10 @@ def _objects(value: Any) -> list[Mapping[str, Any]]:
 
 
 def chat_body(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of the chat that a request amounts to.
+    """The body of the equivalent chat.
 
     Raises:
-        RecordError: malformed, or unsupported: it holds what no chat does.
+        RecordError: malformed, or unsupported: it has content that no chat can hold.
     """
     body = shared_fields(request, _SHARED, _STATE, ignored=_READ | _HARMLESS, unset=(None, []))
     _check_thinking(request.get("thinking"))
@@ -91,7 +91,7 @@ def chat_body(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_thinking(thinking: Any) -> None:
-    """Thinking that is asked for changes the prompt in a way that each server has of its own."""
+    """Requested thinking changes the prompt in a way that differs between servers."""
     if thinking is None:
         return
     if not isinstance(thinking, Mapping):
@@ -223,7 +223,7 @@ def is_answer(response: ResponseBody) -> bool:
 
 
 def logged_answer(response: ResponseBody) -> LoggedResponse:
-    """What production answered; token ids are in no answer of this API."""
+    """Production's answer; no answer of this API has token ids."""
     reason = response.stop_reason if isinstance(response.stop_reason, str) else None
     usage = response.usage or UsageBody()
     ended = None if reason is None else _FINISH_REASONS.get(reason, reason)
@@ -245,10 +245,10 @@ def is_event(chunk: Mapping[str, Any]) -> bool:
 
 
 def streamed_answer(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The answer of a stream: the message of its first event, with what the later ones add to its blocks.
+    """The answer of a stream: the message of its first event, and the later events' additions to its blocks.
 
     Raises:
-        RecordError: malformed ("invalid:stream"); an event does not hold what its type says.
+        RecordError: malformed ("invalid:stream"); an event lacks the content that its type promises.
     """
     answer: dict[str, Any] = {}
     blocks: dict[int, dict[str, Any]] = {}

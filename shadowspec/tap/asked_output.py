@@ -1,9 +1,9 @@
-"""What a request asks its output to be: the constraint that servers enforce, and the contract that it has to keep.
+"""A request's demands on its output: the constraint that servers enforce, and the contract that it must satisfy.
 
 A request states a constraint in one of five ways: `response_format`; vLLM's `structured_outputs`; its older `guided_*`
-fields; SGLang's `regex`, `ebnf` and `json_schema`; a forced tool call, or strict tools.  The schemas of tool calls are
-those that servers make of them: vLLM and SGLang write an array of calls where any tool is required; where one is named,
-vLLM writes its arguments alone, and SGLang such an array (`shadowspec.servers`).
+fields; SGLang's `regex`, `ebnf` and `json_schema`; a forced tool call, or strict tools.  The schemas of tool calls
+follow the servers: vLLM and SGLang write an array of calls where any tool is required.  Where one is named, vLLM writes
+only its arguments, and SGLang such an array (`shadowspec.servers`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FIELDS: Final[Mapping[str, ConstraintForm]] = {  # fields of the request itself
     "ebnf": ConstraintForm.GRAMMAR,
     "structural_tag": ConstraintForm.STRUCTURAL_TAG,
 }
-_BACKEND: Final = ("disable_fallback", "_backend", "_backend_was_auto")  # choose what enforces, not what is enforced
+_BACKEND: Final = ("disable_fallback", "_backend", "_backend_was_auto")  # choose the library, not the constraint
 _KINDS: Final[Mapping[ConstraintForm, ConstraintKind]] = {
     ConstraintForm.JSON_OBJECT: ConstraintKind.JSON_OBJECT,
     ConstraintForm.JSON_SCHEMA: ConstraintKind.JSON_SCHEMA,
@@ -87,7 +87,7 @@ def asked_output(
     is_enforced: bool,
     tool_call_format: ToolCallFormat | None = None,
 ) -> AskedOutput:
-    """What a chat or completion body asks its output to be.
+    """A chat or completion body's demands on its output.
 
     Args:
         body: the request, in OpenAI's form.
@@ -120,7 +120,7 @@ def asked_output(
 def _contract(
     asked: OutputConstraint | None, tools: Sequence[Mapping[str, Any]], *, is_constrained: bool
 ) -> OutputContract | None:
-    """What the output is held against; None where nothing is known of it."""
+    """The contract of the output; None where nothing is known of it."""
     offered = tuple(tools)
     if asked is None:
         return OutputContract(Contract.TOOL_CALL, offered, is_required=False) if offered else None
@@ -137,7 +137,7 @@ def _contract(
     if asked.kind is ConstraintKind.GRAMMAR:
         return None
     schema = json.loads(asked.text) if asked.text else None
-    # Under a mask that allows this JSON alone there can be no call beside it.
+    # Under a mask that allows only this JSON there can be no call beside it.
     return OutputContract(Contract.JSON, () if is_constrained else offered, schema=schema)
 
 

@@ -1,11 +1,11 @@
 """Blocks: which admitted requests go through both arms together.
 
-Blocks are filled per endpoint, slice and load, in the order of admission: one batch of as many requests as the load,
-or a queue of several times as many that is run at constant concurrency (`requests_per_slot`).  Where an endpoint
-measures conversations, each of these places takes a whole one, once it is over (`conversations`).  A block that is not
-full after `block_max_wait` of event time, or at the end of the input, runs short: untimed copies of prompts that were
-already timed fill its queue, so that the load is the true one.  None is dissolved, because dissolving would tie what is
-seen to how busy the hour was.  Which requests share a block depends on the input alone.
+Blocks are filled per endpoint, slice and load, in the order of admission.  A block is one batch with as many requests
+as the load, or a queue of several times as many that runs at constant concurrency (`requests_per_slot`).  Where an
+endpoint measures conversations, each of these places takes a whole one, once it is over (`conversations`).  A block
+that is not full after `block_max_wait` of event time, or at the end of the input, runs short: untimed copies of prompts
+that were already timed fill its queue, so that the load is the true one.  No block is dissolved, because the measured
+requests would then depend on how busy the hour was.  Which requests share a block depends only on the input.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _OpenBlock:
 
 @dataclass(slots=True)
 class _EndpointBlocks:
-    """One endpoint's open blocks, oldest first, and what short ones are filled from."""
+    """One endpoint's open blocks, oldest first, and the prompts that fill short ones."""
 
     rule: EndpointRule
     conversations: Conversations | None  # None: each request is measured by itself
@@ -198,7 +198,7 @@ def _get_timed(blocks: _EndpointBlocks, slice_key: str) -> deque[Conversation]:
 
 
 def _block_id(endpoint: str, slice_key: str, concurrency: int, requests: tuple[ShadowPrompt, ...]) -> str:
-    """A block is its own requests: each is timed once, so no other block has them."""
+    """A block's id is the digest of its measured requests: each is timed once, so no other block has them."""
     parts = [endpoint, slice_key, str(concurrency), *(str(prompt.key) for prompt in requests)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

@@ -81,7 +81,7 @@ class MessageBody(Body, gc=False):
 
 
 class RequestBody(Body, gc=False):
-    """What is read of a request, chat or completion.  A seed is also below `MAX_SEED`, which msgspec cannot check."""
+    """The fields read of a request, chat or completion.  `seed` must be below `MAX_SEED`, unchecked by msgspec."""
 
     messages: list[MessageBody] | None = None
     prompt: str | list[Any] | None = None
@@ -128,9 +128,9 @@ class ChoiceBody(Body, gc=False):
 
 
 class UsageBody(Body, gc=False):
-    """The server's own count; `output_tokens` in Responses and Messages.
+    """The server's count of tokens; `output_tokens` in Responses and Messages.
 
-    What it says of the prompt may be anything: an odd figure is no reason to refuse.
+    An odd figure about the prompt is no reason to refuse the record.
     """
 
     completion_tokens: Count | None = None
@@ -151,8 +151,8 @@ class UsageBody(Body, gc=False):
 
 
 class ResponseBody(Body, gc=False):
-    """What is read of an answer to any call.  `id`, `created`, `error` and what only Responses or Messages have may be
-    anything: their adapters check it."""
+    """The fields read of an answer to any call.  `id`, `created`, `error` and the fields that only Responses or
+    Messages have may be anything: their adapters check them."""
 
     model: str | None = None
     prompt_token_ids: TokenIds | None = None
@@ -185,7 +185,7 @@ def convert_or_refuse(document: Mapping[str, Any], kind: type[Kind], prefix: str
 def invalid_place(value: Any, kind: Any) -> tuple[str | int, ...] | None:
     """Where a value first fails to be of a type: fields in declared order, items in theirs; None if it is of it.
 
-    Of a type that may be one of several, the first one's name is the last part of the place.
+    For a union type, the first member's name is the last part of the place.
     """
     origin = get_origin(kind)
     if origin in (Union, UnionType):

@@ -1,7 +1,7 @@
-"""Which call of an API a record is of: by its path where it has one, else by what only the bodies of that call hold.
+"""Which call of an API a record is of: by its path where it has one, else by fields that only that call's bodies have.
 
-Without a path, `messages` may be OpenAI's or Anthropic's, and `input` may be a Responses body or one to be embedded.
-A list of texts or of token ids is embedded, and so is what names a parameter of embeddings; any other `input` to a
+Without a path, `messages` may be OpenAI's or Anthropic's, and `input` may be a Responses body or an embeddings request.
+A list of texts or of token ids is embedded, and so is a body with a parameter of embeddings; any other `input` to a
 model that an endpoint serves is a request for a response.
 """
 

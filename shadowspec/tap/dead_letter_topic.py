@@ -1,4 +1,4 @@
-"""Dead letters: messages that cannot be measured, kept whole on a topic of their own with the reason beside them.
+"""Dead letters: messages that cannot be measured, kept whole on a separate topic with the reason.
 
 The headers are those of Kafka Connect's dead-letter queue, so that its tools read them; the original key, value,
 headers and timestamp are retained, and ours come last.  They never quote the message: the exception's
@@ -36,7 +36,7 @@ class DeadLetterWriter:
     """Writes dead letters.  `send` may be called by one thread and `flush` by another."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        """Connect, and see that the topic is there.
+        """Connect, and check that the topic exists.
 
         Raises:
             ServiceUnavailableError: no broker answers or it refuses, or there is no such topic.
@@ -56,7 +56,7 @@ class DeadLetterWriter:
 
         Raises:
             DeadLetterError: the topic is gone or refuses a message.
-            ServiceUnavailableError: no broker took it in time; what was handed over is kept, call again.
+            ServiceUnavailableError: no broker took it in time; the messages are retained, call again.
         """
         self._writer.flush()
 
@@ -72,11 +72,11 @@ class DeadLetterWriter:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter: where it lies, where it came from, and why.  Coordinates are None where its headers say none."""
+    """A dead letter: its place, its origin, and the reason.  Coordinates are None where its headers have none."""
 
     partition: int
     offset: int
-    time: datetime | None  # the original message's own
+    time: datetime | None  # the original message's
     topic: str | None
     source_partition: int | None
     source_offset: int | None
@@ -87,10 +87,10 @@ class DeadLetter:
 
 
 def read_dead_letters(settings: KafkaSettings, *, limit: int | None = None) -> Iterator[DeadLetter]:
-    """The dead letters that lie on the topic now, partition by partition, oldest first.
+    """The dead letters on the topic now, partition by partition, oldest first.
 
     Args:
-        limit: only so many of each partition, the newest.
+        limit: the newest N of each partition.
 
     Raises:
         ServiceUnavailableError: no broker answers or it refuses, or there is no such topic.
@@ -141,9 +141,9 @@ def error_headers(raw: RawRecord, stage: str, reason: str, topic: str, group: st
 
 
 def split_headers(headers: Headers) -> tuple[Headers, Mapping[str, str]]:
-    """The original headers, and what ours say by their short names.
+    """The original headers, and our headers by their short names.
 
-    A message may have been a dead letter of something else before, so only the last block is ours.
+    A message may have been a dead letter of another system before, so only the last block is ours.
     """
     begin = max((place for place, (name, _) in enumerate(headers) if name == FIRST), default=None)
     if begin is None:

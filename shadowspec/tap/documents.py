@@ -1,9 +1,8 @@
 """JSON as it comes off a topic: one document, several in one message, or an answer in the chunks of a stream.
 
-Nothing that bytes hold raises anything but `RecordError`, and no message of an error quotes them.  Numbers
-that are none (NaN, Infinity), text that is no Unicode (half of a surrogate pair), bytes that are not UTF-8
-and nesting beyond 200 levels are refused; of a repeated key the last value counts; a byte order
-mark is skipped.
+No bytes raise any error but `RecordError`, and no message of an error quotes them.  NaN and Infinity, invalid Unicode
+(half of a surrogate pair), bytes that are not UTF-8 and nesting beyond 200 levels are refused.  Of a repeated key the
+last value counts; a byte order mark is skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from shadowspec.tap import anthropic_messages, openai_responses
 from shadowspec.tap.parameters import malformed_error
 
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-MAX_RECORDS_PER_MESSAGE = 10_000  # a hundred times a logger's batch; bounds what 10 MB of "{}" turn into
+MAX_RECORDS_PER_MESSAGE = 10_000  # a hundred times a logger's batch; bounds the number of records in 10 MB of "{}"
 DATA: Final = "data:"
 DONE: Final = "[DONE]"
 MAX_CHOICES = 128  # OpenAI's limit on n
@@ -42,7 +41,7 @@ def parse_document(value: bytes | str) -> Any:
 def split_message(value: bytes) -> list[Any]:
     """The documents of one message: a JSON array's items, the lines of ndjson, else the one document.
 
-    A line that cannot be read is a `RecordError` in its place and spoils no other.  A message whose first
+    A line that cannot be read is a `RecordError` in its place and does not affect others.  A message whose first
     line is no document by itself is not ndjson, and fails as a whole.
 
     Raises:
@@ -81,7 +80,7 @@ def _parse_line(line: bytes) -> Any:
 
 
 def _why_refused(value: bytes | str) -> str:
-    """Reason code for what the fast parser refused, by the standard library's, which reads more."""
+    """Reason code for bytes that the fast parser refused, by the standard library's, which accepts more."""
     try:
         document = json.loads(value.decode("utf-8") if isinstance(value, bytes) else value)
         json.dumps(document, ensure_ascii=False).encode()
@@ -95,8 +94,8 @@ def _why_refused(value: bytes | str) -> str:
 def assemble_answer(text: str) -> dict[str, Any] | None:
     """The answer that the stream's chunks make, or None if the text is no stream.
 
-    Of the choices, text, token ids, log probabilities and the reason for the end are put together.  Streams of the
-    Responses and the Messages API, whose events say what they are, become answers of these.
+    It joins each choice's text, token ids, log probabilities and finish reason.  Streams of the Responses and the
+    Messages API, recognised by the types of their events, become answers of these.
 
     Raises:
         RecordError: malformed ("invalid:stream"); a chunk is no JSON object, or the stream has no chunk.

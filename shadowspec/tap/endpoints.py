@@ -1,4 +1,4 @@
-"""What the tap must know of an endpoint: which records are its own, and how they are sliced and drawn."""
+"""The tap's view of an endpoint: which records belong to it, and how they are sliced and drawn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_SLICE_BY = ("prompt_class", "sampling_regime")
 
 @dataclass(frozen=True, slots=True)
 class MatchRule:
-    """Globs on what a record says of itself; all that are given must match.  None: anything."""
+    """Globs on a record's fields; all that are given must match.  None: anything."""
 
     endpoint: Text | None = None
     model: Text | None = None
@@ -43,20 +43,18 @@ class Load:
 class EndpointRule:
     """One endpoint as the tap sees it.
 
-    `sample_rate` is the share of (session, slice) pairs that may be measured, `min_rate` the one to which
-    decided slices drop; `timed_positions` the number
-    of places in a session from which the one that is timed is drawn; `max_age` the age against the newest
-    event time beyond which a record is expired (None: never); `block_max_wait` how long, in event time, a
-    block waits to be full; `time_block` the unit of requests without session and user; `forget_unit_after`
-    how long a session must have been idle to count from its first request again (as long as a cluster may be
-    open and then closed, so that it surely is a new one by then); `labels` the metadata keys that are kept
-    as slice labels; `default_sampling` what the server uses where a request does not say (names of
-    SamplingParameters); `max_new_tokens` a cap on what is generated (None: the request's own);
-    `contracts` what outputs have to be, by prompt class ("": every class), whatever a request asks for;
-    `takes_constraints` says that what measures it can restrict outputs to a grammar, as servers do, and
-    `tool_call_format` how its target writes tool calls (None: not known, so that strict tools are refused);
-    `measures_conversations`: all of a session's first `timed_positions` requests are measured, in their order, in one
-    place of one block, instead of a drawn one of them.
+    `sample_rate` is the share of (session, slice) pairs that may be measured, `min_rate` the one to which decided
+    slices drop.  `timed_positions` is the number of places in a session from which the timed one is drawn.  `max_age`
+    is the age against the newest event time beyond which a record is expired (None: never).  `block_max_wait` is how
+    long, in event time, a block waits to be full.  `time_block` is the unit of requests without session and user.
+    `forget_unit_after` is how long a session must have been idle to count from its first request again: as long as a
+    cluster may be open and then closed, so that it is a new one by then.  `labels` are the metadata keys that become
+    slice labels.  `default_sampling` has the server's defaults for parameters that a request leaves out (names of
+    SamplingParameters).  `max_new_tokens` caps the generated tokens (None: the request's value).  `contracts` are the
+    contracts of outputs by prompt class ("": every class), for any request.  `takes_constraints`: the measuring engine
+    can restrict outputs to a grammar, as servers do.  `tool_call_format` is how its target writes tool calls (None: not
+    known, so that strict tools are refused).  `measures_conversations`: all of a session's first `timed_positions`
+    requests are measured, in their order, in one place of one block, instead of a drawn one of them.
     """
 
     name: str

@@ -22,8 +22,8 @@ class KeyedHash:
     def __init__(self, secret: bytes) -> None:
         if len(secret) < MIN_SECRET_BYTES:
             raise ValueError(f"the secret must have at least {MIN_SECRET_BYTES} bytes")
-        # HMAC with everything that does not depend on the value done once: a hash of the inner key and of what
-        # is before the last part, and one of the outer key, to go on from copies of.
+        # The part of the HMAC that does not depend on the value is computed once: a hash of the inner key and of the
+        # parts before the last, and one of the outer key; each value continues from copies of them.
         key = (hashlib.sha256(secret).digest() if len(secret) > _BLOCK_BYTES else secret).ljust(_BLOCK_BYTES, b"\0")
         self._inner = hashlib.sha256(bytes(byte ^ _INNER_PAD for byte in key))
         self._outer = hashlib.sha256(bytes(byte ^ _OUTER_PAD for byte in key))

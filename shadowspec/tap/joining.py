@@ -1,17 +1,17 @@
 """Joining the two events of a call: its request and its response, which may come in either order.
 
-A pair becomes one record under its request's key.  A request that is not answered within the window becomes a
-record without a response; a response whose request does not come is unsupported ("response_without_request"); a
-half that came before is a duplicate.
+A pair becomes one record under its request's key.  A request without a response within the window becomes a record
+without a response.  A response whose request does not come is unsupported ("response_without_request").  A half that
+came before is a duplicate.
 
-What becomes of a half depends on the order of the records alone.  Time is event time, and each partition has its
-own: a half waits from the newest time of its partition when it came, until a half of that partition is more than
-the window newer.  So a partition that is read later than others, or again, gives what it gave before.  Only a
-partition that has gone quiet is judged by the time that `expire` gets, after `QUIET_WINDOWS` windows.
+The fate of a half depends only on the order of the records.  Time is event time, per partition.  A half waits from the
+newest time of its partition when it came, until a half of that partition is more than the window newer.  So a partition
+that is read later than others, or again, gives the same result.  Only a partition without new records is judged by the
+time that `expire` gets, after `QUIET_WINDOWS` windows.
 
-Nothing is kept across restarts: the offsets of halves that wait are not finished, so those halves are delivered
-again.  Reading must not begin between the two halves of a pair that is counted: either the ledger passes both at
-once, or reading begins one window before its place.
+No state survives a restart: the offsets of waiting halves are not finished, so those halves are delivered again.
+Reading must not begin between the two halves of a pair that is counted: either the ledger passes both at once, or
+reading begins one window before its place.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Joiner:
         return sum(len(partition.waiting) for partition in self._partitions.values())
 
     def add(self, key: RecordKey, half: EventHalf) -> list[Opened]:
-        """Take a half in; what is settled by it, the halves first whose window ends with its time."""
+        """Add a half; returns the records that it completes, first the halves whose window ends with its time."""
         identity = PartitionId(key.source, key.partition)
         partition = self._partitions.setdefault(identity, _Partition())
         partition.watermark = max(partition.watermark, half.event_time)
@@ -100,7 +100,7 @@ class Joiner:
         return settled
 
     def expire(self, watermark: datetime) -> list[Opened]:
-        """Release what waits in partitions that have gone quiet, by the newest event time of all records."""
+        """Release the waiting halves of quiet partitions, by the newest event time of all records."""
         self._time = max(self._time, watermark)
         settled = []
         for partition in self._partitions.values():
@@ -116,7 +116,7 @@ class Joiner:
         return [self._release(each, call) for each in self._partitions.values() for call in list(each.waiting)]
 
     def forget(self, partition: PartitionId) -> None:
-        """Drop what came from a partition that this process no longer reads."""
+        """Drop the halves of a partition that this process no longer reads."""
         dropped = self._partitions.pop(partition, None)
         if dropped is not None:
             for call in (*dropped.waiting, *dropped.over):
@@ -148,7 +148,7 @@ class Joiner:
             yield self._release(partition, next(iter(partition.waiting)))
 
     def _release(self, partition: _Partition, call: _JoinKey) -> Opened:
-        """End the wait of a half that stays alone."""
+        """End the wait of a half without a partner."""
         waited = self._take(partition, call)
         identity, is_request = PartitionId(waited.key.source, waited.key.partition), waited.half.is_request
         self._remember(identity, partition, call, has_request=is_request, has_response=not is_request)
@@ -168,7 +168,7 @@ class Joiner:
 
 
 def _late(partition: _Partition, call: _JoinKey, key: RecordKey, half: EventHalf) -> Opened:
-    """What becomes of a half whose call is over: it came before, or it comes too late for the other one."""
+    """The fate of a half whose call is over: it came before, or it comes too late for the other one."""
     until, has_request, has_response = partition.over[call]
     if has_request if half.is_request else has_response:
         return _refuse(key, RecordError(FunnelCounter.DUPLICATE, "seen_before"))

@@ -1,19 +1,19 @@
 """The language of a prompt, as a slice label: from the script of its letters, else from its commonest words.
 
-Drafts are accepted less in languages that they saw little of, and tokenizers cut some scripts into more tokens.  The
-rule is a table and not a trained model: the same text always has the same label, a verdict on a slice can be checked by
-reading, and a record costs some microseconds.  Nothing of the text is kept; a label is one of LANGUAGES.
+Drafts are accepted less in languages with little training data, and tokenizers cut some scripts into more tokens.  The
+rule is a table and not a trained model: the same text always has the same label, an operator can check a slice by
+reading, and a record costs some microseconds.  No text is stored; a label is one of LANGUAGES.
 
-1. Of the letters at the beginning of the text, where a script other than Latin has at least MIN_SCRIPT_SHARE of them,
-   the script names the language (kana beside Chinese characters: Japanese), or its words do (Cyrillic, Arabic).
-2. Else the commonest words of each language (articles, pronouns, prepositions) do: each that is there counts one for
-   its language, or a share where several have it.  The best one names the language if it has enough and leads.
-3. Otherwise it is UNDETERMINED, as are texts without letters, and requests that bring token ids alone.
+1. Where a script other than Latin has at least MIN_SCRIPT_SHARE of the letters at the beginning of the text, the script
+   names the language (kana beside Chinese characters: Japanese), or its words do (Cyrillic, Arabic).
+2. Else the commonest words of each language (articles, pronouns, prepositions) do: each one found counts one for its
+   language, or a share where several have it.  The best one names the language if it has enough and leads.
+3. Otherwise it is UNDETERMINED, as are texts without letters, and requests with only token ids.
 
-Of a conversation the newest message that has a language names it.
+In a conversation the newest message with a language names it.
 """
 
-# ruff: noqa: RUF001 - letters of other scripts are what this is about
+# ruff: noqa: RUF001 - this module is about letters of other scripts
 from __future__ import annotations
 
 import re
@@ -23,12 +23,12 @@ from typing import Final
 
 LANGUAGE: Final = "language"  # the label
 UNDETERMINED: Final = "und"  # as in ISO 639-2
-HEAD_CHARACTERS: Final = 300  # what of a text is read: some fifty words
+HEAD_CHARACTERS: Final = 300  # the part of a text that is read: some fifty words
 MIN_SCRIPT_SHARE: Final = 0.3  # of the letters; below, another script's words are quoted in the text
 MIN_KANA_SHARE: Final = 0.05  # of kana and Chinese characters together: Chinese has none
 MIN_SCORE: Final = 1.0  # one word that no other language has, or two that one other has too
 MIN_WORD_SHARE: Final = 0.08  # of the different words: source text and lists hold few by chance
-MIN_LEAD: Final = 0.5  # over the second: what close languages share decides nothing
+MIN_LEAD: Final = 0.5  # over the second, so that words shared by close languages decide nothing
 
 # No Latin word of one letter, for source text has variables of that name.
 _WORDS: Final[Mapping[str, str]] = {
@@ -84,7 +84,7 @@ _ALPHABETS: Final[Mapping[str, tuple[str, ...]]] = {  # of the words above, but 
 _NAMED_BY_SCRIPT: Final = ("el", "he", "hi", "bn", "ta", "te", "th", "ka", "ko", "zh", "ja")
 LANGUAGES: Final = (*_WORDS, *_NAMED_BY_SCRIPT, UNDETERMINED)
 
-# Scripts by code points from first to last; letters of languages that share one are told apart by their words.
+# Scripts by code points from first to last; letters of languages that share one are distinguished by their words.
 _SCRIPTS: Final = (
     (0x0370, 0x03FF, "el"), (0x0400, 0x052F, "cyrillic"), (0x0590, 0x05FF, "he"), (0x0600, 0x06FF, "arabic"),
     (0x0900, 0x097F, "hi"), (0x0980, 0x09FF, "bn"), (0x0B80, 0x0BFF, "ta"), (0x0C00, 0x0C7F, "te"),
@@ -96,7 +96,7 @@ _WORD: Final = re.compile(r"[^\W\d_]+")
 
 
 def _weights() -> dict[str, tuple[tuple[str, float], ...]]:
-    """Each word with its languages, and what it counts for each of them."""
+    """Each word with its languages, and its score for each of them."""
     found: dict[str, list[str]] = defaultdict(list)
     for language, words in _WORDS.items():
         for word in words.split():
@@ -111,8 +111,8 @@ def language(texts: Sequence[str], *, declared: str | None = None) -> str:
     """The language of a request, one of LANGUAGES.
 
     Args:
-        texts: instructions and user messages in order; none where only token ids are known.
-        declared: what the record itself says; believed if it is one of LANGUAGES, else without effect.
+        texts: instructions and user messages in order; empty where only token ids are known.
+        declared: the record's label; used if it is one of LANGUAGES, else without effect.
     """
     if declared is not None and declared in LANGUAGES:
         return declared
@@ -147,7 +147,7 @@ def _script(head: str) -> str | None:
 
 
 def _by_words(head: str, among: Sequence[str] = ()) -> str:
-    """The language whose words the text has the most of; `among` some (none: all)."""
+    """The language with most of its words in the text; `among` some (empty: all)."""
     scores: dict[str, float] = defaultdict(float)
     words = set(_WORD.findall(head.lower()))
     for word in words:

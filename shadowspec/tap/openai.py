@@ -1,8 +1,8 @@
 """The adapter for OpenAI's chat and completions bodies, with vLLM's additions to them.
 
-`parse_request` and `parse_response` give what is measured; a body that asks for what the engine does not do (see
-`parameters`) is refused.  Given prompt token ids win over rendering.  Bodies of OpenAI's Responses API and of
-Anthropic's Messages API are read as the chat that they amount to.
+`parse_request` and `parse_response` read the measured fields; a body with a parameter that the engine does not
+implement (see `parameters`) is refused.  Given prompt token ids win over rendering.  Bodies of OpenAI's Responses API
+and of Anthropic's Messages API are read as the equivalent chat.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from shadowspec.types import Intervention, LoggedResponse, SamplingParameters
 GREEDY_BELOW: Final = 1e-5  # vLLM's _SAMPLING_EPS: a lower temperature is served greedily
 DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's and vLLM's max_tokens of a completion that does not say
 NEUTRAL_SAMPLING: Final = SamplingParameters()
-TRUNCATION_MARKER: Final = "litellm_truncated"  # LiteLLM writes it in place of what it cut out of a logged prompt
-READ_ROLES: Final = frozenset({"system", "developer", "user"})  # whose messages say what is asked
+TRUNCATION_MARKER: Final = "litellm_truncated"  # LiteLLM writes it in place of text that it cut out of a logged prompt
+READ_ROLES: Final = frozenset({"system", "developer", "user"})  # whose messages state the task
 _AS_CHAT: Final[Mapping[Call, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
     Call.RESPONSES: openai_responses.chat_body,
     Call.MESSAGES: anthropic_messages.chat_body,
@@ -53,12 +53,12 @@ FILTERING_REASONS: Final = frozenset(
         "recitation", "blocklist", "prohibited_content", "spii",
     }
 )  # fmt: skip
-INTERVENTION: Final = "intervention"  # the annotation by which a mirror, or an adapter, says what was done
+INTERVENTION: Final = "intervention"  # the annotation by which a mirror, or an adapter, reports the action
 _INTERVENTIONS: Final = {each.value: each for each in Intervention}
 
 
 class ParsedResponse(Struct, frozen=True, gc=False):
-    """What production answered; `prompt_token_ids` and `model` as the server saw them."""
+    """Production's answer; `prompt_token_ids` and `model` as the server saw them."""
 
     logged: LoggedResponse | None
     prompt_token_ids: TokenIds | None = None
@@ -71,9 +71,9 @@ class ParsedResponse(Struct, frozen=True, gc=False):
 class ParsedRequest(Struct, frozen=True, gc=False):
     """One request ready for a tokenizer.
 
-    Exactly one of `prompt_token_ids`, `messages` and `text` is what the prompt is made from; `texts` holds
-    the instructions and user turns in order, for the classifier alone.  `sampling.max_tokens` is the
-    request's own, or `None` in `max_tokens` where it leaves the length to the context.
+    Exactly one of `prompt_token_ids`, `messages` and `text` is the source of the prompt; `texts` holds the
+    instructions and user turns in order, only for the classifier.  `sampling.max_tokens` is the request's, or `None` in
+    `max_tokens` where it leaves the length to the context.
     """
 
     is_chat: bool
@@ -92,7 +92,7 @@ class ParsedRequest(Struct, frozen=True, gc=False):
 
 
 def parse_response(record: MirroredRecord) -> ParsedResponse:
-    """What the record holds of the answer, whose document it reads if nobody has.
+    """The record's part of the answer; reads the answer's document if it is still unread.
 
     Raises:
         RecordError: malformed, or unsupported ("several_choices").
@@ -228,7 +228,7 @@ def response_of(record: MirroredRecord) -> ResponseBody | None:
 
 
 def intervention_of(record: MirroredRecord, logged: LoggedResponse | None) -> Intervention | None:
-    """What a layer behind the model did with production's output, as far as the record says."""
+    """The action of a layer behind the model on production's output, if the record reports one."""
     said = record.annotation(INTERVENTION)
     if isinstance(said, str) and said in _INTERVENTIONS:
         return _INTERVENTIONS[said]
@@ -281,7 +281,7 @@ def _sampling_of(request: RequestBody, max_tokens: int | None, defaults: Mapping
 
 
 def _value(request: RequestBody, name: str, defaults: Mapping[str, float]) -> float:
-    """What the request says, else what the server does, else nothing special."""
+    """The request's value, else the server's default, else the neutral one."""
     given = getattr(request, name)
     if given is None:
         given = defaults[name] if name in defaults else getattr(NEUTRAL_SAMPLING, name)

@@ -1,8 +1,8 @@
 """OpenAI's Responses API: its request as a chat, and its answer.
 
-Items become messages as vLLM renders them: the instructions first, what one assistant turn holds in one message, the
-output of a call as a tool's message.  What has no place in a chat is refused by name: parts that are not text, tools
-that the server runs itself, state that the server keeps (`previous_response_id`, `conversation`), and reasoning of
+Items become messages as vLLM renders them: the instructions first, the content of one assistant turn in one message,
+the output of a call as a tool's message.  Content without a place in a chat is refused by name: parts that are not
+text, tools that the server runs itself, state on the server (`previous_response_id`, `conversation`), and reasoning of
 which the client has only a summary or a cipher.
 """
 
@@ -25,12 +25,12 @@ _SHARED: Final = frozenset(
         "return_token_ids", "chat_template_kwargs", "mm_processor_kwargs", "structured_outputs",
     }
 )  # fmt: skip
-# What is delivered, and how; `truncation` cuts prompts that are longer than the context, which are refused anyway, and
+# Delivery fields.  `truncation` cuts prompts that are longer than the context, which are refused anyway, and
 # `max_tool_calls` is about tools that the server runs.
 _HARMLESS: Final = frozenset(
     {"include", "background", "truncation", "max_tool_calls", "enable_response_messages"}
 )  # fmt: skip
-# At None only; otherwise the reason says what is missing from the record.
+# Supported only at None; otherwise the reason names what is missing from the record.
 _STATE: Final[Mapping[str, str]] = {
     "previous_response_id": "previous_response",
     "previous_input_messages": "previous_response",
@@ -54,10 +54,10 @@ def is_body(request: Mapping[str, Any]) -> bool:
 
 
 def chat_body(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of the chat that a request amounts to.
+    """The body of the equivalent chat.
 
     Raises:
-        RecordError: malformed, or unsupported: it holds what no chat does.
+        RecordError: malformed, or unsupported: it has content that no chat can hold.
     """
     body = shared_fields(request, _SHARED, _STATE, ignored=_READ | _HARMLESS)
     body["max_tokens"] = request.get("max_output_tokens")
@@ -122,7 +122,7 @@ def _messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) -> None:
-    """Add what an item says: a message of its own, or a further part of the assistant's last one."""
+    """Add an item's content: a new message, or a further part of the assistant's last one."""
     kind = item.get("type", "message")
     if kind == "message":
         role = item.get("role")
@@ -184,13 +184,13 @@ def is_answer(response: ResponseBody) -> bool:
 
 
 def logged_answer(response: ResponseBody) -> LoggedResponse:
-    """What production answered; token ids are in no answer of this API."""
+    """Production's answer; no answer of this API has token ids."""
     usage = response.usage or UsageBody()
     return LoggedResponse(None, None, _finish_reason(response), usage.output_tokens, usage.num_cached_tokens)
 
 
 def _finish_reason(response: ResponseBody) -> str | None:
-    """Why it ended, in a chat's words; None where it says nothing of the kind."""
+    """The finish reason, in a chat's terms; None without one."""
     if response.status == "completed":
         is_call = any(isinstance(item, Mapping) and item.get("type") == "function_call" for item in response.output)
         return "tool_calls" if is_call else "stop"

@@ -1,8 +1,8 @@
 """Request parameters: which are read, which change nothing, and which make a record unsupported.
 
-A parameter that would change what is generated and that the loop does not implement makes the record
-unsupported: measuring it without the parameter would measure another request.  A parameter that nobody
-listed here might be such a one, and is treated as one.
+A parameter that would change the output and that the engine does not implement makes the record unsupported: measuring
+it without the parameter would measure another request.  A parameter that is not listed here might be such a one, and
+is treated as one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READ: Final = frozenset(
     }
 )  # fmt: skip
 
-# Change how the answer is delivered, billed or logged, not what is generated.
+# Change the delivery, billing or logging of the answer, not its text.
 HARMLESS: Final = frozenset(
     {
         "stream", "stream_options", "user", "metadata", "store", "service_tier", "logprobs", "top_logprobs",
@@ -83,7 +83,7 @@ RENDERING: Final[Mapping[str, tuple[Any, ...]]] = {
     "mm_processor_kwargs": (None, {}),
 }
 
-# What an operator can do about a reason; the others say enough.
+# An operator's remedies by reason; the other reasons need none.
 REMEDIES: Final[Mapping[str, str]] = dict.fromkeys(
     ("grammar", "forced_tool_choice"),
     'constrained outputs are measured through servers, which enforce them: engine = "openai" (docs/servers.md)',
@@ -98,7 +98,7 @@ def unsupported_error(reason: str) -> RecordError:
 
 
 def unknown_parameter_error(name: str) -> RecordError:
-    """The error of a record with a parameter that no table here lists; only a name that is a word is in its reason."""
+    """The error of a record with a parameter that no table here lists; the reason quotes only a plain word."""
     return unsupported_error(f"unknown_parameter:{name}" if _SAFE_NAME.fullmatch(name) else "unknown_parameter")
 
 
@@ -113,7 +113,7 @@ def shared_fields(
     """The fields of another API's request that a chat has under the same name and meaning.
 
     Args:
-        refused: by name why a request that sets the field is no chat.
+        refused: by name, why a request that sets the field is no chat.
         ignored: fields that are read elsewhere, or change no output.
         unset: values by which a refused field is not set.
 

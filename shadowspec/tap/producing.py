@@ -21,10 +21,10 @@ class Arrival:
 
 
 def arrival(raw: RawRecord) -> Arrival:
-    """A line of a file as a message.  The line is taken as it is: what cannot be read has neither key nor time.
+    """A line of a file as a message.  A line that cannot be read is sent unchanged, without key and time.
 
-    The key is the record's session, else its user, else its request id, so that a session's requests stay in
-    order; of the halves of a call it is the id that joins them.
+    The key is the record's session, else its user, else its request id, so that a session's requests stay in order; of
+    the halves of a call it is their common id.
     """
     opened = open_message(raw, MessageFormat.AUTO)[0]
     key: str | None = None

@@ -1,8 +1,7 @@
-"""The class of a prompt: what kind of request it is.
+"""The class of a prompt: the kind of its request.
 
-A request that says what it is is believed: the operator's `prompt_class` label, then the tools it offers,
-then the format it asks for.  Any other is classified by rules on its text, of which the first that holds
-names the class:
+An explicit label takes precedence: the operator's `prompt_class` label, then the offered tools, then the requested
+format.  Any other request is classified by rules on its text, of which the first that holds names the class:
 
 1. functions are listed with their parameters, to be called: tool_calling.
 2. the first line is an instruction (below), unless it is source text: the class that it asks for.
@@ -13,8 +12,8 @@ names the class:
 6. it is a word problem, or asks to solve, compute or prove: maths.
 7. it is a question or an instruction in plain words: chat.  Otherwise: other.
 
-Of a conversation the newest message that is more than chat or other names the class, so that a follow-up
-question belongs to what it follows up.  Only the beginning and the end of a long text are read.
+In a conversation the newest message that is more than chat or other names the class, so that a follow-up question has
+the class of its subject.  Only the beginning and the end of a long text are read.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PROMPT_CLASSES: Final = (
     CODE, STRUCTURED, TOOL_CALLING, CHAT, SUMMARISATION, MATHS, TRANSLATION, CREATIVE, OTHER,
 )  # fmt: skip
 
-HEAD_CHARACTERS = 4_000  # an instruction at the beginning, with the start of what it is about
+HEAD_CHARACTERS = 4_000  # an instruction at the beginning, with the start of its subject
 TAIL_CHARACTERS = 1_500  # an instruction at the end
 INSTRUCTION_CHARACTERS = 400  # how far from either end a summary or a translation is asked for
 MIN_CODE_LINE_SHARE = 0.3  # of the lines that are not empty
@@ -58,8 +57,8 @@ def prompt_class(
     """The class of a request, one of PROMPT_CLASSES.
 
     Args:
-        texts: instructions and user messages in order; one text for a completion; none where only token ids are known.
-        declared: what the record itself says; believed if it is a class, else without effect.
+        texts: instructions and user messages in order; one text for a completion; empty where only token ids are known.
+        declared: the record's label; used if it is a class, else without effect.
         offers_tools: the request offers tools to call.
         asks_for_json: the request asks for a format by parameter.
     """
@@ -90,9 +89,9 @@ def classify_text(text: str) -> str:
     ends = whole if is_short else (read[:INSTRUCTION_CHARACTERS] + "\n" + read[-INSTRUCTION_CHARACTERS:]).encode()
     rules = patterns.TEXT.possible(ends)
     is_asked = not _ASKING.isdisjoint(rules)
-    # An instruction in the first line says what all the rest is for, be it a poem or a program.  A short text has the
-    # line in it, unless it is cut: nothing is asked in the line that may not be in the text.  Of a longer one it is an
-    # end's own, unless there is space before it.
+    # An instruction in the first line states the purpose of the rest, be it a poem or a program.  A short text contains
+    # the line, unless it is cut, so a pattern that is not in the text is not in the line.  In a longer text the line
+    # belongs to an end, unless there is space before it.
     if is_asked or read[:1].isspace():
         first_line = read.lstrip().partition("\n")[0][:INSTRUCTION_CHARACTERS]
         if is_asked or not is_short or len(first_line) == INSTRUCTION_CHARACTERS:
@@ -158,7 +157,7 @@ def _is_maths(whole: bytes, ends: bytes, rules: Sequence[int]) -> bool:
 def _is_source_text(lines: Sequence[str], body: bytes, found: Sequence[int]) -> bool:
     """Whether the text is a program rather than words about one."""
     if patterns.SOURCE_LINE not in found:
-        if patterns.PROGRAM_LINE not in found:  # comments alone are none: Markdown has headings, logs have hashes
+        if patterns.PROGRAM_LINE not in found:  # comments do not suffice: Markdown has headings, logs have hashes
             return False
         num_lines = sum(1 for line in lines if line.strip())
         if not any(

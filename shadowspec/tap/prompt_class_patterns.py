@@ -1,7 +1,7 @@
-"""The words by which prompts are classified: patterns, and how they are tried on a text all at once.
+"""The words by which prompts are classified: patterns, and the engine that tries them on a text all at once.
 
-`prompt_class` says which class a pattern means, and in which order.  Texts are UTF-8: where characters lie does
-not matter here, and finding out would cost more than the patterns.
+`prompt_class` defines which class a pattern means, and in which order.  Texts are UTF-8: the places of characters do
+not matter here, and finding them would cost more than the patterns.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-import re2  # linear in the text, whatever it is, and ten times as fast as `re` on these rules
+import re2  # linear in any text, and ten times as fast as `re` on these rules
 
-RULES_BYTES = 64 * 1024 * 1024  # for the states of rules that are tried together; far from what they come to
+RULES_BYTES = 64 * 1024 * 1024  # for the states of rules that are tried together; they use far less
 SPACES: Final = b"\t\n\f\r "  # as RE2 means them
 _DISTANCE = re.compile(r"(?<!\\)\{([01]),\d+\}")
 
@@ -23,7 +23,7 @@ def _words(words: str) -> str:
 
 
 def _rule(*patterns: str) -> Sequence[str]:
-    """Any of these, whatever the case; ^ and $ are ends of lines."""
+    """Any of these, case-insensitive; ^ and $ are ends of lines."""
     return [f"(?im){pattern}" for pattern in patterns]
 
 
@@ -34,10 +34,10 @@ def _compile(rule: Sequence[str]) -> Any:
 class Rules:
     """Rules that are tried on a text all at once.
 
-    A rule that counts how far apart two words are has a state for every distance, so that every text would have
-    states of its own; yet most texts do not hold both words.  The one pass therefore takes them at any distance,
-    which holds wherever the rule does, and a rule that counts is tried itself only where that holds: first what in it
-    does not count, then each pattern that does, as all of them at once would have far more states.
+    A rule that counts how far apart two words are has a state for every distance, so that every text would have other
+    states; yet most texts do not hold both words.  The one pass therefore takes them at any distance, which holds
+    wherever the rule does.  A counting rule is tried itself only where that holds: first its parts that do not count,
+    then each pattern that does, as all of them at once would have far more states.
     """
 
     def __init__(self, *rules: Sequence[str]) -> None:
@@ -70,7 +70,7 @@ class Rules:
         return parts is None or any(part.search(text) is not None for part in parts)
 
 
-# Between a verb and what it asks for: the rest of one sentence, not the next.
+# Between a verb and its object: the rest of one sentence, not the next.
 _NEAR = r"[^.?\n]{0,80}"
 _LANGUAGES = _words(
     "english german french spanish italian portuguese dutch swedish danish norwegian finnish polish czech russian "
@@ -124,9 +124,9 @@ _PROGRAM = (
     r"|\"{3}|'{3}|[\w\"'.\[\]]+[\t ]*[:,][\t ]*[\w\"'(\[{%-].*[,({\[]$"
 )
 _PROGRAM_TRACE = r"(?:self\.|%\(|\w\(\)|\w\[\w+\]|\\n)"
-_NO_COMMENT = r"(?:[^#/\s].*|/(?:[^/\n].*)?)?"  # before a trace in a line that is no comment
+_NO_COMMENT = r"(?:[^#/\s].*|/(?:[^/\n].*)?)?"  # before a trace in a line other than a comment
 _CODE_LINE = rf"(?m)^[\t ]*(?:{_PROGRAM}|# ?\S|//|.*{_PROGRAM_TRACE})"
-_PROGRAM_LINE = rf"(?m)^[\t ]*(?:{_PROGRAM}|{_NO_COMMENT}{_PROGRAM_TRACE})"  # a code line that is no comment
+_PROGRAM_LINE = rf"(?m)^[\t ]*(?:{_PROGRAM}|{_NO_COMMENT}{_PROGRAM_TRACE})"  # a code line other than a comment
 TABLE_MADE = re.compile(rb"(?i)\s*create table\b")  # at the begin of one line: not worth more
 CODE_FENCE = re2.compile(r"(?m)^\s*```")
 _CODE_LANGUAGES = (
@@ -189,8 +189,8 @@ _ADDRESSES_SOMEONE = _rule(
 # Where `str.splitlines` ends a line, but for the ordinary end.
 _ODD_LINE_END = r"[\r\v\f\x1c-\x1e\x{85}\x{2028}\x{2029}]"
 
-# Rules that are tried together, and their places.  Those on lines have a pass of their own: what the pass remembers of
-# a line, for each thing that it may remember of a text, would be more than a processor's nearest memory holds.
+# Rules that are tried together, and their places.  Those on lines have a separate pass: the states of a line, for each
+# state of a text, would exceed a processor's nearest memory.
 TEXT = Rules(
     _TRANSLATION, _SUMMARISATION, _SQL, _FORMAT, _CODE_ASKED, _CREATIVE,
     _PROOF, _MATHS_ASKED, _WORD_PROBLEM, _ADDRESSES_SOMEONE, _NUMBER,

@@ -1,9 +1,9 @@
-"""Reading: everything that a record says by itself, before what came before it is looked at.
+"""Reading: everything in a record by itself, before earlier records are considered.
 
-What is read of a record depends on the record, the rules and the secret alone, so that the records of a poll can be
-read step by step, all of them in each step, before the first of them is decided: the tables by which text is
-classified are larger than a processor's nearest memory, and are fetched once for all of them.  A record that ends
-here says why in `error`, with what was known of it by then.
+The result depends only on the record, the rules and the secret.  The records of a poll can therefore be read step by
+step, all of them in each step, before the first of them is decided: the tables that classify text are larger than a
+processor's nearest memory, and are fetched once for all records.  A record that ends here has its reason in `error`,
+with everything known of it by then.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from shadowspec.types import (
     format_slice_key,
 )
 
-MAX_REMEMBERED_MATCHES = 1_000  # what records say of themselves hardly varies, but for paths with ids in them
+MAX_REMEMBERED_MATCHES = 1_000  # records' matched fields hardly vary, but for paths with ids in them
 NO_LABELS: Final[Mapping[str, str]] = {}
 
-TENANT_HASH_CHARACTERS = 16  # 64 bits of the tenant's hash: enough to tell tenants apart, short enough to read
+TENANT_HASH_CHARACTERS = 16  # 64 bits of the tenant's hash: enough to distinguish tenants, short enough to read
 INVALID_LABEL = "invalid"  # replaces a value that could not be part of a slice's name
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9_.:/+-]{1,64}")
 
@@ -50,8 +50,8 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9_.:/+-]{1,64}")
 class Tokenizer(Protocol):
     """The target's tokenizer as the tap needs it.
 
-    `render_chat` and `encode` return token ids as the server would see them (special tokens included) and
-    raise `RecordError` alone, where this target has no chat template or its template refuses the messages.
+    `render_chat` and `encode` return token ids as the server would see them (special tokens included).  They raise only
+    `RecordError`, where this target has no chat template or its template refuses the messages.
     """
 
     @property
@@ -68,7 +68,7 @@ class Tokenizer(Protocol):
 
 
 class Reading:
-    """What is known of one record, filled in the order of the steps.
+    """The known facts of one record, filled in the order of the steps.
 
     `error` ends the record; `is_placed` says that its event time and endpoint were known by then.
     """
@@ -112,7 +112,7 @@ class Reader:
         self._tokenizers = tokenizers
         self._hash = keyed_hash
         self._matched: dict[tuple[str | None, str | None, str | None], EndpointRule | None] = {}
-        # What hardly varies is made once, and is the same for all: by class, regime, context, constraint, language and
+        # Values that hardly vary are made once and shared by all: by class, regime, context, constraint, language and
         # endpoint.
         self._labelled: dict[tuple[str, SamplingRegime, str, str, str, str], tuple[Mapping[str, str], str]] = {}
 
@@ -129,11 +129,11 @@ class Reader:
         return None if is_sampled else (rule.name, FunnelCounter.SAMPLED_OUT, "not_sampled")
 
     def read(self, opened: Iterable[tuple[Opened, Hints]]) -> list[Reading]:
-        """What the records say, in their order; none of them is half of one.  Never raises for what they hold.
+        """The records' readings, in order; no record may be half of one.  Never raises for their content.
 
         The steps, in which each record ends with its first error: 1. event time; 2. endpoint; 3. hashes of the ids;
-        4. what was not served in the ordinary way; 5. the session's draw against the endpoint's rate; 6. what was not
-        served by this model; 7. bodies; 8. class; 9. tokens, held against the context, and slice.
+        4. was it an ordinary answer; 5. the session's draw against the endpoint's rate; 6. did this model serve it;
+        7. bodies; 8. class; 9. tokens, checked against the context, and slice.
         """
         readings, placed = [], []
         for each, hints in opened:
@@ -176,7 +176,7 @@ class Reader:
         reading.request_id_hash = identities[0] if identities else None
         # Step 4
         record.check_served()
-        # Step 5: one hash of the session, the same at every record of its own, the first included.
+        # Step 5: one hash of the session, the same at every record of it, the first included.
         reading.unit_key = _unit_key(reading.session_hash, reading.user_hash, event_time, rule)
         if rule.sample_rate < 1.0:
             reading.draw = self.draw(rule, reading.unit_key)
@@ -230,7 +230,7 @@ class Reader:
             reading.slice_key = format_slice_key(labels, rule.slice_by)
 
     def _match(self, endpoint: str | None, model: str | None, path: str | None) -> EndpointRule | None:
-        """The rule of what a record says of itself; what was looked up lately is not looked up again."""
+        """The rule for a record's fields; recent results are cached."""
         asked = (endpoint, model, path)
         if asked not in self._matched:
             if len(self._matched) >= MAX_REMEMBERED_MATCHES:
@@ -240,7 +240,7 @@ class Reader:
 
 
 def _is_done(step: Callable[..., None], reading: Reading, *arguments: Any) -> bool:
-    """Go on reading a record; False where it ends with an error."""
+    """Continue reading a record; False where it ends with an error."""
     try:
         step(reading, *arguments)
     except RecordError as error:
@@ -301,7 +301,7 @@ def _session_unit(session_hash: str) -> str:
 
 
 def _prompt_class(record: MirroredRecord, request: ParsedRequest) -> str:
-    """The class of a request: what the record says of it, else the classifier's."""
+    """The class of a request: the record's label, else the classifier's."""
     declared = record.annotation("prompt_class")
     return prompt_class(
         request.texts,
@@ -312,7 +312,7 @@ def _prompt_class(record: MirroredRecord, request: ParsedRequest) -> str:
 
 
 def _language(record: MirroredRecord, request: ParsedRequest) -> str:
-    """The language of a request: what the record says of it, else what its text shows."""
+    """The language of a request: the record's label, else by its text."""
     declared = record.annotation(LANGUAGE)
     return language(request.texts, declared=declared if isinstance(declared, str) else None)
 
@@ -320,8 +320,8 @@ def _language(record: MirroredRecord, request: ParsedRequest) -> str:
 def _own_labels(record: MirroredRecord, rule: EndpointRule, tenant_hash: str | None) -> dict[str, str]:
     """The labels that only some requests have: the tenant, and the endpoint's configured ones.
 
-    A value is kept if it is a short word (letters, digits, _ . : / + -, at most 64), so that no text gets
-    into a label; any other is "invalid".
+    A value is stored if it is a short word (letters, digits, _ . : / + -, at most 64), so that no text gets into a
+    label; any other is "invalid".
     """
     labels = {} if tenant_hash is None else {"tenant": tenant_hash[:TENANT_HASH_CHARACTERS]}
     for name in rule.labels:

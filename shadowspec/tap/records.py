@@ -1,6 +1,6 @@
 """One mirrored record: the envelope around an OpenAI request and its response.
 
-What surrounds the bodies is read leniently (mirrors add fields of their own), what steers the measurement strictly.
+The fields around the bodies are read leniently (mirrors add fields), the fields that steer the measurement strictly.
 Nothing here is stored: ids leave this module in the clear, for `admission` to hash.
 """
 
@@ -30,18 +30,18 @@ LATEST_MS: Final = (LATEST - EPOCH) // timedelta(milliseconds=1)
 FAILED_STATUS = 400  # HTTP
 MAX_REMEMBERED_PATHS = 1_000  # they hardly vary, but for those with ids in them
 ENDPOINT_HEADER = "x-endpoint"
-# What the adapters found, or the mirror says, for which no record can be measured; the reason code has the same name.
+# Findings of the adapters, or of the mirror, that make a record unmeasurable; the reason code has the same name.
 DISQUALIFYING_ANNOTATIONS: Final = ("truncated", "redacted", "no_payload", "provider_dialect")
 
 MAX_BRACKETS = 200  # the depth to which documents are read: with fewer brackets than that, none is deeper
 
 
 class MirroredRecord(Struct, gc=False, kw_only=True):
-    """The envelope around a request and its response.  Fields that it does not name are the mirror's own and ignored.
+    """The envelope around a request and its response.  Fields that it does not name are the mirror's and ignored.
 
     `response` is the answer's document until `openai.parse_response` reads it.  `annotations` are the fields of the
-    record's metadata, then of the request's own, that are not null; `headers` are the transport's and the record's by
-    their names in lower case, of the record's that differ in case alone the first.
+    record's metadata, then of the request's, that are not null.  `headers` are the transport's and the record's by
+    their names in lower case; of the record's that differ only in case the first.
     """
 
     request: dict[str, Any]
@@ -64,7 +64,7 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         return f"MirroredRecord(endpoint={self.endpoint!r})"
 
     def complete(self, headers: Mapping[str, str]) -> None:
-        """Fill what a decoded record lacks from the transport's headers, given by lower-case name."""
+        """Fill fields that a decoded record lacks from the transport's headers, given by lower-case name."""
         if headers and self.endpoint is None:
             self.endpoint = headers.get(ENDPOINT_HEADER)
         of_request = self.request.get("metadata")
@@ -79,15 +79,15 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
             self.headers[name.lower()] = value
 
     def annotation(self, name: str) -> Any:
-        """What the record's or its request's metadata says by that name; None if nothing."""
+        """The value of that name in the record's or its request's metadata; None without one."""
         return None if self.annotations is None else self.annotations.get(name)
 
     def header(self, name: str) -> Any:
-        """The header of that lower-case name; None if there is none."""
+        """The header of that lower-case name; None without one."""
         return None if self.headers is None else self.headers.get(name)
 
     def in_response(self, name: str) -> Any:
-        """The response's field of that name, whatever it is; None if there is none."""
+        """The response's field of that name, of any type; None without one."""
         response = self.response
         return response.get(name) if isinstance(response, dict) else getattr(response, name, None)
 
@@ -125,10 +125,10 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         """When the request was made, UTC.
 
         The record's timestamp (ISO 8601, without an offset taken as UTC; or epoch seconds, milliseconds,
-        microseconds or nanoseconds), else the response's `created` or `created_at`, else the transport's own time.
+        microseconds or nanoseconds), else the response's `created` or `created_at`, else the transport's time.
 
         Raises:
-            RecordError: malformed; there is no time, or none between 2000 and 2100.
+            RecordError: malformed; no time, or none between 2000 and 2100.
         """
         value: Any = self.timestamp
         if value is None:
@@ -143,9 +143,9 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         return time
 
     def check_served(self) -> None:
-        """Refuse what never was an ordinary answer of the model.
+        """Refuse a record that never was an ordinary answer of the model.
 
-        A call that failed because a layer behind the model rejected its output was an ordinary one until then.
+        A call that failed because a layer behind the model rejected its output counts as an ordinary answer.
 
         Raises:
             RecordError: unsupported; the call failed, came from a cache, was cut or is a shadow itself.
@@ -167,7 +167,7 @@ class _FromDocument(MirroredRecord, gc=False, kw_only=True):
 
 
 class _FromBytes(MirroredRecord, gc=False, kw_only=True):
-    """A message with one of the last three fields, whatever it holds, may be in another format."""
+    """A message with one of the last three fields, of any value, may be in another format."""
 
     response: ResponseBody | None = None
     call_type: UnsetType = UNSET
@@ -179,21 +179,21 @@ _DECODER: Final = Decoder(_FromBytes)
 
 
 def decode_record(value: bytes, headers: Mapping[str, str]) -> MirroredRecord | None:
-    """The one record in our own format that a message holds, read without making a document of the whole message.
+    """The one record in our format that a message holds, read without making a document of the whole message.
 
-    None says nothing of why: `read_record` reads the documents of the same message by the same types, and refuses it
-    with a reason.  What nobody reads of the response may hold what documents may not: numbers of thousands of digits.
+    None gives no reason: `read_record` reads the documents of the same message by the same types, and refuses it with a
+    reason.  Unread parts of the response may hold what documents may not: numbers of thousands of digits.
 
     Args:
         value: the message.
-        headers: what the transport's headers say, as `decoded_headers` gives them.
+        headers: the transport's headers, as `decoded_headers` gives them.
     """
     if value.count(b"[") + value.count(b"{") > MAX_BRACKETS:
         return None
     try:
         record = _DECODER.decode(value)
         if not value.isascii():
-            value.decode()  # the decoder takes any bytes in what it steps over
+            value.decode()  # the decoder accepts any bytes in fields that it skips
     except (MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     record.complete(headers)
@@ -201,7 +201,7 @@ def decode_record(value: bytes, headers: Mapping[str, str]) -> MirroredRecord | 
 
 
 def read_record(document: Mapping[str, Any], headers: Mapping[str, str]) -> MirroredRecord:
-    """The record of a parsed envelope.  `headers` fill what it lacks: its own fields win.
+    """The record of a parsed envelope.  `headers` fill fields that it lacks: the record's fields win.
 
     Raises:
         RecordError: malformed; a field of the envelope has the wrong type.
@@ -256,14 +256,14 @@ def _is_failure(status: int | str | None) -> bool:
 
 
 def transport_time(timestamp_ms: int) -> datetime | None:
-    """The transport's own time of a message, UTC; None if it has none or one that no clock shows."""
+    """The transport's time of a message, UTC; None if it has none or an impossible one."""
     if not EARLIEST_MS <= timestamp_ms < LATEST_MS:
         return None
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
 
 
 def parse_time(value: Any) -> datetime | None:
-    """A time, UTC, from ISO 8601 or an epoch; None if the value is none."""
+    """A time, UTC, from ISO 8601 or an epoch; None if the value is no time."""
     if isinstance(value, str):
         try:
             time = datetime.fromisoformat(value)

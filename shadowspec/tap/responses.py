@@ -1,9 +1,9 @@
-"""Reading logged responses: every record that holds one, whatever is sampled and timed for measuring.
+"""Reading logged responses: every record with a response, not only sampled and timed ones.
 
-Records are read as they are for measuring, by the same steps and with the same refusals, but for four things: the
-sampling rate and the drawn place in a session do not apply, for replay costs next to nothing; `max_new_tokens`, which
-caps what the shadow generates, does not apply, for the response is there already; a record without a response is
-unsupported; and so is one whose output was constrained, at whatever endpoint, for replay knows no masks.
+Records are read as they are for measuring, by the same steps and with the same refusals, with four exceptions.  The
+sampling rate and the drawn place in a session do not apply, because replay costs next to nothing.  `max_new_tokens`,
+which caps the shadow's output, does not apply, because the response exists already.  A record without a response is
+unsupported.  So is a record whose output was constrained, at any endpoint, because replay has no masks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shadowspec.types import FunnelCounter, FunnelKey, Intervention, RecordKey, 
 
 # Beside its content a message may hold generated tokens that are not in it.
 _OTHER_CONTENT: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal", "audio")
-# What is logged then is not what the model said.
+# The logged text is then not the model's.
 _NOT_THE_MODELS: Final = (Intervention.REWRITTEN, Intervention.REJECTED)
 
 
@@ -59,7 +59,7 @@ class ResponseReader:
         yield from self._select_calls(found)
 
     def drain(self) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
-        """What waited for its other half; no message follows."""
+        """The records that waited for their other half; no message follows."""
         yield from self._select_calls(self._joiner.drain())
 
     def _select_calls(self, found: Sequence[Opened]) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:

@@ -1,7 +1,7 @@
-"""What a message says of itself outside its body: its endpoint and its session, where the mirror puts them there.
+"""Facts of a message outside its body: its endpoint and its session, where the mirror puts them there.
 
-Where both are in the message's key or headers, a session that is not sampled is dropped before its body is
-decoded.  Values there take precedence over the body's.
+Where both are in the message's key or headers, a session that is not sampled is dropped before its body is decoded.
+Values there take precedence over the body's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_HINT_BYTES = 1024  # an id is short; anything longer is a body in the wrong 
 
 
 class Hints(NamedTuple):
-    """What is known before the body is read; None: the body has to say."""
+    """The facts known before the body is read; None: the body has to say."""
 
     endpoint: str | None = None
     session: str | None = None
@@ -54,7 +54,7 @@ class Routing:
         return self.endpoint != BODY or self.session != BODY
 
     def hints(self, raw: RawRecord, topic: str | None) -> Hints:
-        """What the message says; what is missing or unreadable is left to the body."""
+        """The message's facts; missing or unreadable ones are left to the body."""
         endpoint = topic if self.endpoint == TOPIC else _header(raw, self.endpoint)
         session = _text(raw.message_key) if self.session == KEY else _header(raw, self.session)
         return Hints(endpoint, session)
@@ -66,7 +66,7 @@ def _header_name(wanted: str) -> str | None:
 
 
 def _header(raw: RawRecord, wanted: str) -> str | None:
-    """The last header of that name, whatever its case."""
+    """The last header of that name, case-insensitive."""
     if (name := _header_name(wanted)) is None:
         return None
     for key, value in reversed(raw.headers):

@@ -1,9 +1,8 @@
 """Files of mirrored traffic: JSON lines, gzip or not, and standard input.
 
-A record's key is the sha256 of the whole uncompressed content and its 1-based line, so the same content
-gives the same keys wherever it lies and however it is packed.  The content is therefore read twice: once
-for its digest (which also finds a broken archive before anything is measured), once for its records.
-A blank line is no record.
+A record's key is the sha256 of the whole uncompressed content and its 1-based line, so the same content gives the same
+keys in any place and compression.  The content is therefore read twice: once for its digest (which also finds a broken
+archive before measuring begins), once for its records.  A blank line is no record.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from shadowspec.types import RecordKey
 
 STANDARD_INPUT = "-"
 DEFAULT_MAX_RECORD_BYTES = 16 * 1024 * 1024  # bytes; three times the longest prompt of a 1M-token context in English
-CHUNK_BYTES = 1024 * 1024  # bytes read at a time; bounds memory whatever a gzip stream unpacks to
+CHUNK_BYTES = 1024 * 1024  # bytes read at a time; bounds memory for any gzip stream
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 class RawRecord(NamedTuple):
-    """One consumed message before anything is known of it; a tuple, because every message is made one.
+    """One consumed message before it is parsed; a tuple, because every message is made one.
 
-    `value` is None for a tombstone; `message_key` and `headers` (which may repeat) are the transport's.
-    `problem` is a reason code where the value is not to be read, and the record malformed: the value is then
-    empty, or whole where the source had it, for the dead letter.
+    `value` is None for a tombstone; `message_key` and `headers` (which may repeat) are the transport's.  `problem` is a
+    reason code where the value is not to be read, and the record malformed: the value is then empty, or whole where the
+    source had it, for the dead letter.
     """
 
     key: RecordKey
@@ -110,7 +109,7 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
     if second_digest.hexdigest() != digest:
         raise InputError(f"{name}: changed while it was read; nothing after it was counted, run it again")
     if not found:
-        raise NoDataError(f"{name}: is empty, there is no record in it")
+        raise NoDataError(f"{name}: is empty; give a file with at least one record")
 
 
 def _unpack(stream: BinaryIO, is_gzip: bool) -> BinaryIO:

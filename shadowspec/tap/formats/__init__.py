@@ -1,7 +1,7 @@
 """The formats in which peers mirror their traffic, one module for each.
 
 In: message bytes and headers.
-Out: mirrored records, or the reason why there is none.
+Out: mirrored records, or the reason for refusal.
 Imports: types, errors.
 """
 

@@ -1,9 +1,9 @@
 """CloudEvents 1.0 in Kafka: the binary and the structured binding, and batches.
 
 Binary: attributes in headers `ce_*`, the value is the data.  Structured: the value is the event as JSON, marked by a
-`content-type` of application/cloudevents*; the Python SDK's first API writes the data's own content type there, so
-an object that has an event's attributes counts as one, too.  KServe's inference logger gives a request and its
-response the same source and id, and writes a streamed answer as it was streamed.
+`content-type` of application/cloudevents*.  The Python SDK's first API writes the data's content type there, so an
+object that has an event's attributes counts as one, too.  KServe's inference logger gives a request and its response
+the same source and id, and writes a streamed answer as it was streamed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def read_binary(
 def read_structured(
     key: RecordKey, document: Mapping[str, Any], headers: Mapping[str, str], suffixes: EventSuffixes, size: int
 ) -> MirroredRecord | EventHalf:
-    """The event that the object is; `size` is what it takes of the message, in bytes.
+    """The event in the object; `size` is its part of the message, in bytes.
 
     Raises:
         RecordError: malformed, or unsupported.
@@ -134,7 +134,7 @@ def _read(
 
 
 def _whole(attributes: Mapping[str, Any], body: dict[str, Any], headers: Mapping[str, str]) -> MirroredRecord:
-    """An event of another type is a record if its data is one in our own envelope."""
+    """An event of another type is a record if its data is one in our envelope."""
     if not isinstance(body.get("request"), dict):
         raise unsupported_error("event_type")
     given = {

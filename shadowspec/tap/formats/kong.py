@@ -1,10 +1,10 @@
-"""An entry of Kong's log plugins (kafka-log, http-log, file-log) with what the ai-proxy plugins add to it.
+"""An entry of Kong's log plugins (kafka-log, http-log, file-log) with the ai-proxy plugins' fields.
 
 Written from Kong Gateway's published documentation ("AI Gateway audit log reference", 3.6 to 3.12, and the log
 plugins' log format) and the source of `serialize-analytics`.  From 3.10 on the plugins write under `ai.proxy`;
-before, under their own names, with the request in `ai.payload`.  Payloads are JSON in a string, there only with
-`logging.log_payloads`, and the request is missing if it did not fit nginx's `client_body_buffer_size`.  The payload
-of the request is what went upstream, in the provider's own dialect.
+before, under their names, with the request in `ai.payload`.  Payloads are JSON in a string, there only with
+`logging.log_payloads`, and the request is missing if it did not fit nginx's `client_body_buffer_size`.  The payload of
+the request is the upstream one, in the provider's dialect.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from shadowspec.tap.parameters import malformed_error
 from shadowspec.types import Intervention
 
 PLUGINS: Final = ("proxy", "ai-proxy", "ai-proxy-advanced")  # the newest first
-FOREIGN_DIALECTS: Final = frozenset({"bedrock", "cohere", "gemini"})  # providers with bodies of their own
+FOREIGN_DIALECTS: Final = frozenset({"bedrock", "cohere", "gemini"})  # providers with other bodies
 BLOCKED_OUTPUT: Final = "AI_GUARDRAIL_BLOCK_OUTPUT"
 CALLS: Final = ("/completions", "/embeddings", "/responses", "/messages")  # how the paths of known calls end
 
 
 def is_log_entry(document: Mapping[str, Any]) -> bool:
-    """Whether an object is an entry of a log plugin, with or without what the AI plugins add."""
+    """Whether an object is an entry of a log plugin, with or without the AI plugins' fields."""
     return "started_at" in document and any(name in document for name in ("latencies", "ai", "tries"))
 
 
 def envelope(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry as our own envelope.  What disqualifies it is said there, so that its endpoint is still known.
+    """The entry as our envelope.  Disqualifications become annotations there, so that its endpoint is still known.
 
     Raises:
         RecordError: malformed; a payload is no JSON object.
@@ -87,7 +87,7 @@ def _tenant(consumer: Mapping[str, Any]) -> Any:
 
 
 def _path(uri: Any) -> str | None:
-    """The path where it is one of OpenAI's or Anthropic's; a route's own path says nothing of the call."""
+    """The path where it is one of OpenAI's or Anthropic's; a route's path does not identify the call."""
     path = uri.split("?", 1)[0].rstrip("/") if isinstance(uri, str) else ""
     return path if path.endswith(CALLS) else None
 
@@ -98,7 +98,7 @@ def _is_cache_hit(ai: Mapping[str, Any]) -> bool:
 
 
 def _intervention(plugin: Mapping[str, Any]) -> str | None:
-    """Whether a guardrail's plugin blocked the answer, which fails the call; each writes under its own name."""
+    """Whether a guardrail's plugin blocked the answer, which fails the call; each plugin writes under its name."""
     shared = _object(plugin.get("guardrail_triggered"))
     guards = (_object(guard) for guard in plugin.values())
     is_blocked = shared.get("block_direction") == BLOCKED_OUTPUT or any(

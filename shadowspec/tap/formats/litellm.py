@@ -1,9 +1,9 @@
 """LiteLLM's `StandardLoggingPayload`, as its callbacks and its generic API logger write it (1.106).
 
-Gaps in the log: parameters that are not OpenAI's (top_k, min_p, everything in extra_body) are
-left out of `model_parameters`; a trace id that LiteLLM made up looks like one that the client gave, so only
-`session_id`, here or in the client's own metadata, names a session; and a silent experiment looks like any
-other call.  A text completion's prompt is logged as one user message.
+Gaps in the log: parameters that are not OpenAI's (top_k, min_p, everything in extra_body) are left out of
+`model_parameters`.  A trace id that LiteLLM generated looks like one that the client gave, so only `session_id`, here
+or in the client's metadata, names a session.  A silent experiment looks like any other call.  A text completion's
+prompt is logged as one user message.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ PATHS: Final[Mapping[str, str]] = {
     **dict.fromkeys(TEXT_CALLS, "/v1/completions"),
     **dict.fromkeys(("embedding", "aembedding"), "/v1/embeddings"),
 }
-# What its loggers put in place of what they cut out: the database's, now and until 1.60, and Datadog's.
+# The marks of its loggers for text that they cut out: the database's, now and until 1.60, and Datadog's.
 _CUT: Final = re.compile(r"\(litellm_truncated |\.\.\. \(truncated \d+ chars\)|\.\.\.truncated by litellm")
 _MARKS: Final = ("litellm_call_id", "startTime", "model_map_information")
 _INTERVENED: Final = ("guardrail_intervened", "blocked")  # a guardrail's status; the second in older versions
 _BEHIND_MODEL: Final = "post_call"
 _NOT_BEFORE: Final = (_BEHIND_MODEL, "logging_only")
-_METADATA: Final = ("spend_logs_metadata", "requester_metadata")  # the client's own; the latter wins
+_METADATA: Final = ("spend_logs_metadata", "requester_metadata")  # the client's; the latter wins
 
 
 def is_payload(document: Mapping[str, Any]) -> bool:
-    """Whether an object is a payload, whatever fields the operator excluded from it."""
+    """Whether an object is a payload, with any of its fields excluded by the operator."""
     return "call_type" in document and any(mark in document for mark in _MARKS)
 
 
 def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload as our own envelope.  What disqualifies it is said there, so that its endpoint is still known."""
+    """The payload as our envelope.  Disqualifications become annotations there, so that its endpoint is still known."""
     call = payload.get("call_type")
     messages = payload.get("messages")
     logged = _object(payload.get("metadata"))
@@ -122,7 +122,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _intervention(payload: Mapping[str, Any]) -> str | None:
-    """What guardrails did with the answer: of those that are run behind the model, and say that they intervened."""
+    """The guardrails' action on the answer: of those that run behind the model and report that they intervened."""
     entries = payload.get("guardrail_information")
     failures = [
         each
@@ -135,7 +135,7 @@ def _intervention(payload: Mapping[str, Any]) -> str | None:
 
 
 def _is_behind_model(mode: Any) -> bool:
-    """Whether a guardrail saw the answer alone; of one that is run before as well the log does not say which it was."""
+    """Whether a guardrail saw only the answer; for one that runs before as well the log does not say which it was."""
     modes = mode if isinstance(mode, list) else [mode]
     return _BEHIND_MODEL in modes and all(each in _NOT_BEFORE for each in modes)
 

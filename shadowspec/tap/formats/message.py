@@ -1,6 +1,6 @@
 """Opening a message: which format it is in, and how many records it holds.
 
-`auto` recognises a format by what only that format has:
+`auto` recognises a format by fields that only that format has:
 
 | format | is recognised by |
 |---|---|
@@ -10,7 +10,7 @@ an object with `specversion`, `id`, `source` and `type` |
 | kong | an object with `started_at` and one of `latencies`, `ai`, `tries` |
 | openai | an object whose `request` is an object with `model`, `messages`, `prompt`, `prompt_token_ids` or `input` |
 
-What is none of them, or more than one, is malformed.
+A message that matches no format, or more than one, is malformed.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _BODY_FIELDS: Final = frozenset({"model", "messages", "prompt", "prompt_token_id
 def open_message(
     raw: RawRecord, format: MessageFormat, *, event_suffixes: EventSuffixes = EVENT_SUFFIXES
 ) -> list[Opened]:
-    """The records of one message, at least one.  Never raises for what the message holds.
+    """The records of one message, at least one.  Never raises for the message's content.
 
-    Several records (a JSON array, or ndjson) are numbered by `key.item` in their order, and one that cannot be
-    read spoils no other.  The transport's headers fill what the body lacks: undecodable ones are ignored, and
+    Several records (a JSON array, or ndjson) are numbered by `key.item` in their order, and one that cannot be read
+    does not affect others.  The transport's headers fill fields that the body lacks: undecodable ones are ignored, and
     of several of one name the last wins.
 
     Args:
         raw: the message.
-        format: what it is written in.
+        format: the message's format.
         event_suffixes: how the types of CloudEvents that are requests and responses end.
     """
     try:

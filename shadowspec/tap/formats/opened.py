@@ -1,4 +1,4 @@
-"""What one message is opened into."""
+"""The content of one opened message."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class MessageFormat(StrEnum):
     """How a topic's messages, or a file's lines, are written."""
 
     AUTO = "auto"
-    OPENAI = "openai"  # our own envelope around the bodies of OpenAI's and vLLM's API
+    OPENAI = "openai"  # our envelope around the bodies of OpenAI's and vLLM's API
     LITELLM = "litellm"  # StandardLoggingPayload
     CLOUDEVENTS = "cloudevents"  # KServe's inference logger, and others that write request and response apart
-    KONG = "kong"  # a log plugin's entry with what ai-proxy adds to it
+    KONG = "kong"  # a log plugin's entry with ai-proxy's fields
 
 
 @dataclass(frozen=True, slots=True)
 class EventHalf:
     """One of the two events of a call: its request or its response.
 
-    Halves with the same `scope` and `join_id` belong together.  `event_time` is the event's own time, else the
-    transport's, else the epoch.  `size` is that of the message in bytes: what it costs to keep the half.
+    Halves with the same `scope` and `join_id` belong together.  `event_time` is the event's, else the transport's, else
+    the epoch.  `size` is that of the message in bytes: the memory that the waiting half takes.
     """
 
     join_id: str = field(repr=False)
-    scope: tuple[str, ...]  # who numbered it: source, then what of it KServe names (namespace, service, component)
+    scope: tuple[str, ...]  # who numbered it: source, then KServe's names (namespace, service, component)
     is_request: bool
     body: Mapping[str, Any] = field(repr=False)
     event_time: datetime
@@ -50,9 +50,9 @@ class EventHalf:
 
 
 class Opened(Struct, frozen=True):
-    """One record of a message, or why it is none, or half of one: exactly one of the three is set.
+    """One record of a message, or the reason for its refusal, or half of a record: exactly one of the three is set.
 
-    `members` are the keys of the halves of which a record was joined, or was not; empty where it was one message.
+    `members` are the keys of the halves, joined or not; empty where the record was one message.
     """
 
     key: RecordKey

@@ -4,7 +4,7 @@ In: topics and settings.
 Out: raw records in delivery order; committed offsets.
 Imports: types, errors.
 
-The client library is imported only by what speaks to a broker: a configuration is read without it.
+Only modules that connect to a broker import the client library: a configuration is read without it.
 """
 
 from shadowspec.tap.kafka.kafka_settings import KafkaSecurity, KafkaSettings

@@ -1,9 +1,9 @@
-"""What kafka-python cannot read of a partition's batches: odd header names, and damage that it has no name for.
+"""Batches that kafka-python cannot read: header names that are not UTF-8, and damage without an error class.
 
 Kafka's protocol calls a header's name a string, but brokers do not check: a producer may write any bytes.  kafka-python
-refuses such a record, and with it the rest of its batch.  Here its odd bytes are written as \\xNN, so that the record
-is read like every other.  What a codec raises on a damaged batch becomes one error that says where the damage is, so
-that the reader can step over it.
+refuses such a record, and with it the rest of its batch.  Here the invalid bytes are written as \\xNN, so that the
+record is read like every other.  Any exception of a codec on a damaged batch becomes one error with the place of the
+damage, so that the reader can step over it.
 
 Everything else is the library's: checksums, transactions, positions and the layout of ordinary records.
 """
@@ -24,7 +24,7 @@ NEWEST_FORMAT = 2  # of batches, since Kafka 0.11: the only one that has headers
 class DamagedBatchError(errors.CorruptRecordError):  # type: ignore[misc] # kafka-python has no types
     """The record at `offset` of `place` cannot be read.
 
-    Seek past it before the next poll: the library would go on with the rest of the batch, which is nothing, for ever.
+    Seek past it before the next poll: the library would retry the rest of the batch, which is empty, forever.
     """
 
     def __init__(self, place: TopicPartition, offset: int, cause: Exception) -> None:
@@ -70,7 +70,7 @@ class LenientBatch(DefaultRecordBatch):  # type: ignore[misc]
 
 
 class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
-    """What was fetched of one partition.  A consumer's fetcher makes them of its attribute `PartitionRecords`."""
+    """The fetched records of one partition.  A consumer's fetcher makes them of its attribute `PartitionRecords`."""
 
     def _unpack_records(self, tp: TopicPartition, records: Any, *deserializers: Any) -> Iterator[Any]:
         """The library's records.
@@ -97,7 +97,7 @@ class _Batches:
         batch = self._records.next_batch()
         if batch is None or batch.magic != NEWEST_FORMAT:
             return batch
-        # Compaction may have removed the last records of the batch before: they are not part of this one's damage.
+        # Compaction may have removed the last records of the previous batch: they are not part of this one's damage.
         self._part.next_fetch_offset = max(self._part.next_fetch_offset, batch.base_offset)
         return LenientBatch(batch._buffer)  # noqa: SLF001 - the library offers no other way to name the class
 

@@ -1,11 +1,11 @@
 """Clients of the brokers: how each is opened, and what a failure means.
 
-What kafka-python does otherwise than we need is corrected here, in `batches` and in `membership`, for each client and
-never for the process, but for its log level: a topic that is asked for is never created (its own option does not reach
-the request), a refused login ends the first contact at once instead of at its time-out and says why, what a broker says
-right before it hangs up is heard, a connection that cannot be encrypted in time is given up, sockets that could not
-connect and the threads of a client that could not be opened are closed, and its debug log, which prints requests and
-responses (logins and prompts), stays off.
+This module, `batches` and `membership` correct kafka-python's behaviour for each client and never for the process, but
+for its log level.  A missing topic is never created: the library's option does not reach the request.  A refused login
+ends the first contact at once, with its reason, instead of at its time-out.  Data that a broker sends just before it
+hangs up is read.  A connection that cannot be encrypted in time is given up.  Sockets that could not connect and the
+threads of a client that could not be opened are closed.  The library's debug log, which prints requests and responses
+(logins and prompts), stays off.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class _Sockets(KafkaNetSocket):  # type: ignore[misc] # kafka-python has no type
 
 
 class _LastWords:
-    """Hands on what was received before it reports that the connection has ended.
+    """Returns the received data before it reports that the connection has ended.
 
-    Where both are there at the same read, as on a busy machine after a refused login, the library throws the data away.
-    The end does not pass: the next read finds it again.
+    Where both arrive at the same read, as on a busy machine after a refused login, the library drops the data.  The end
+    is not lost: the next read finds it again.
     """
 
     def _sock_recv(self) -> tuple[bytes, Exception | None]:
@@ -142,7 +142,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # kafka-python has
 
 
 class Client:
-    """What a consumer or producer talks through; made by it, held by us."""
+    """The library's client of a consumer or producer; the consumer or producer makes it, this object holds it."""
 
     def __init__(self) -> None:
         self._client: Any = None
@@ -154,7 +154,7 @@ class Client:
 
     @property
     def cluster(self) -> Any:
-        """What the brokers last said of topics and themselves."""
+        """The brokers' last metadata of topics and themselves."""
         return self._client.cluster
 
     @property
@@ -175,7 +175,7 @@ class Client:
 
 
 class Consumer(KafkaConsumer):  # type: ignore[misc]
-    """A consumer that reads every record that can be read, and keeps what it has joined."""
+    """A consumer that reads every readable record, and keeps the group membership that it has joined."""
 
     _coordinator: Any
 
@@ -202,7 +202,7 @@ def open_client(
         ServiceUnavailableError: no broker answers, or it refuses; the message names the brokers and says why.
         ConfigError: a file that is to be used cannot be.
     """
-    # What goes wrong is said by us, once; the library says it on every attempt, about once a second.
+    # This module logs each failure once; the library repeats it on every attempt, about once a second.
     logging.getLogger("kafka").setLevel(logging.INFO if log.isEnabledFor(logging.DEBUG) else logging.CRITICAL)
     client = Client()
     try:
@@ -236,11 +236,11 @@ def await_topics(client: Client, settings: KafkaSettings, topics: Sequence[str])
 
 
 def describe(settings: KafkaSettings) -> str:
-    """Connect, look for every topic that is consumed or written, and say what was found.
+    """Connect, look for every topic that is consumed or written, and describe the result.
 
     Raises:
         ServiceUnavailableError: no broker answers or it refuses, or a topic is missing.
-        ConfigError: a file that is to be used cannot be.
+        ConfigError: a configured file cannot be used.
     """
     topics = (*settings.consumed_topics, settings.dead_letter_topic)
     consumer, client = open_client(KafkaConsumer, settings, "shadowspec-doctor", group_id=None)
@@ -258,7 +258,7 @@ def is_lasting(error: Exception) -> bool:
 
 
 def unavailable(settings: KafkaSettings, error: Exception) -> ServiceUnavailableError:
-    """What the user sees of a client's error.  Kafka's own words hold names and offsets, never a record."""
+    """The user's message for a client's error.  Kafka's texts hold names and offsets, never a record."""
     words = str(error) or type(error).__name__
     if isinstance(error, errors.TopicAuthorizationFailedError) and error.args and not isinstance(error.args[0], str):
         words = f"{settings.security.username or 'this client'} may not use topic {', '.join(sorted(error.args[0]))}"

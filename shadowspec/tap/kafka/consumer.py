@@ -34,7 +34,7 @@ COMMIT_TIMEOUT_S: Final = 2.0  # a commit that takes longer is made up for by th
 CLOSE_TIMEOUT_S: Final = 5.0
 LAG_MAX_AGE_S: Final = 5.0  # how old the known ends of the partitions may be
 LOGIN_GRACE_S: Final = 60.0  # a broker that starts refuses good logins until it has read its users
-ERROR_PAUSE_S: Final = 0.1  # after an error, lest the caller spin
+ERROR_PAUSE_S: Final = 0.1  # after an error, so that the caller does not spin
 
 REFUSALS: Final = {
     errors.RebalanceInProgressError: "rebalancing",
@@ -46,8 +46,8 @@ REFUSALS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """What became of a commit.  A refused offset is no loss: the ledger is further on, and a later commit
-    of the partition, by whoever owns it then, covers it."""
+    """The result of a commit.  A refused offset is no loss: the ledger is further on, and a later commit of the
+    partition, by its owner then, covers it."""
 
     refused: Mapping[PartitionId, str] = field(default_factory=dict)  # short reason code
 
@@ -90,7 +90,7 @@ class KafkaTap:
         self._ends: dict[TopicPartition, int] = {}
         self._ends_at = float("-inf")
         try:
-            # In this order: what is known of the topics when the group is joined counts for the first assignment.
+            # In this order: the topics known when the group is joined count for the first assignment.
             self._consumer.subscribe(list(settings.consumed_topics), listener=assignments)
             await_topics(self._client, settings, settings.consumed_topics)
         except BaseException:
@@ -100,7 +100,7 @@ class KafkaTap:
     def poll(self, timeout_s: float) -> Sequence[RawRecord]:
         """Messages of the started partitions, in order within each; waits at most about the time given.
 
-        What waiting may heal (a broker that is gone, a leader that moved) gives no messages.
+        A temporary fault (a broker that is gone, a leader that moved) gives no messages.
 
         Raises:
             ServiceUnavailableError: a fault that only an operator can fix.
@@ -131,19 +131,19 @@ class KafkaTap:
         return records
 
     def changes(self) -> Changes:
-        """Partitions that came and went, and what was lost, since the last call."""
+        """Partitions that were assigned and revoked, and lost ranges, since the last call."""
         return self._partitions.take_changes()
 
     def start(self, partition: PartitionId, offset: int | None) -> None:
         """Deliver a partition's messages from an offset on.
 
         None: from where the group has committed, else from the end that `auto_offset_reset` names.  Does nothing
-        if the partition has gone meanwhile: `changes` will tell.
+        if the partition has gone meanwhile: `changes` reports it.
         """
         self._partitions.start(partition, offset)
 
     def pause_all(self) -> None:
-        """Deliver nothing until `resume_all`; poll() must go on being called."""
+        """Deliver nothing until `resume_all`; the caller must still call poll()."""
         self._partitions.hold()
 
     def resume_all(self) -> None:
@@ -152,8 +152,8 @@ class KafkaTap:
     def commit(self, offsets: Mapping[PartitionId, int]) -> CommitOutcome:
         """Commit next offsets, and wait for the answer.
 
-        An offset of a partition that is no longer ours is refused here: the broker would take it, and set its
-        new owner's back.
+        An offset of a partition that is no longer ours is refused here: the broker would accept it, and set its new
+        owner's back.
 
         Raises:
             ServiceUnavailableError: a fault that only an operator can fix.
@@ -173,13 +173,13 @@ class KafkaTap:
         except errors.KafkaError as error:
             if is_lasting(error) and not _is_login(error):
                 raise unavailable(self.settings, error) from error
-            log.info("commit refused (%s); what was written stays written", type(error).__name__)
+            log.info("commit refused (%s); written rows stay", type(error).__name__)
             reason = REFUSALS.get(type(error), "unavailable")
             refused |= {partition: reason for partition in offsets if partition not in refused}
         return CommitOutcome(refused)
 
     def lag(self) -> dict[PartitionId, int]:
-        """Offsets between what was delivered and the end, for every started partition whose end is known."""
+        """Offsets between the last delivered one and the end, for every started partition whose end is known."""
         placed = self._partitions.placed_partitions()
         is_new = any(partition.place not in self._ends for partition in placed)
         if placed and (is_new or time.monotonic() - self._ends_at > LAG_MAX_AGE_S):
@@ -206,7 +206,7 @@ class KafkaTap:
 
     @property
     def last_error(self) -> str | None:
-        """Why the last connection failed, in Kafka's words; None since one succeeded."""
+        """Why the last connection failed, in Kafka's text; None after a success."""
         error = self._client.last_error
         return None if error is None else str(error) or type(error).__name__
 
@@ -234,7 +234,7 @@ class KafkaTap:
         return max(partition.position, found or 0)
 
     def _fail(self, error: errors.KafkaError) -> None:
-        """Wait for what heals, raise what does not."""
+        """Wait on a temporary fault, raise on a lasting one."""
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now

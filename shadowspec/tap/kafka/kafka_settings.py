@@ -64,10 +64,10 @@ class KafkaSecurity:
         return self.protocol.endswith("SSL")
 
     def read_password(self) -> str:
-        """The password to log in with.
+        """The login password.
 
         Raises:
-            ConfigError: there is none, or its file cannot be read.
+            ConfigError: no password is set, or its file cannot be read.
         """
         if self.password is not None:
             return self.password

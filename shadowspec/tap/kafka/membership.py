@@ -1,9 +1,8 @@
 """Membership of the consumer group: which partitions are ours, and joining without starting over.
 
-kafka-python calls the rebalance listener on its own thread, between two heartbeats, so the listener only notes what
-happened.  A partition arrives ready to be fetched: it is paused at once, before any fetch can be sent.  Every
-assignment of a partition gets a new number, which tells what belongs to an earlier assignment from what belongs to
-this one.
+kafka-python calls the rebalance listener on its thread, between two heartbeats, so the listener only notes events.  A
+partition arrives ready to be fetched: it is paused at once, before any fetch can be sent.  Every assignment of a
+partition gets a new number, which distinguishes messages of an earlier assignment from those of this one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kafka.structs import MemberState
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A partition was assigned (`number` tells this assignment from others) or revoked."""
+    """A partition was assigned (`number` identifies the assignment) or revoked."""
 
     place: TopicPartition
     number: int
@@ -30,7 +29,7 @@ class Event:
 
 
 class Assignments(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-python has no types
-    """The listener: what is ours now, and what has happened since the last call of `take_events`."""
+    """The listener: the current assignment, and the events since the last call of `take_events`."""
 
     def __init__(self, consumer: Any, assignor: CooperativeStickyAssignor) -> None:
         self._consumer = consumer
@@ -59,7 +58,7 @@ class Assignments(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-pyth
                     self._events.append(Event(place, number, is_ours=False))
 
     def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
-        # kafka-python would go on to claim them when it joins again, beside whoever owns them by then.
+        # kafka-python would claim them again when it joins, beside their owner by then.
         self._assignor.member_assignment = None
         self.on_partitions_revoked(lost)
 
@@ -68,7 +67,7 @@ class Assignments(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-pyth
         return self._numbers.get(place) == number
 
     def take_events(self) -> list[Event]:
-        """What has happened since the last call, in order."""
+        """The events since the last call, in order."""
         with self._lock:
             events = list(self._events)
             self._events.clear()
@@ -78,13 +77,13 @@ class Assignments(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-pyth
 class Coordinator(ConsumerCoordinator):  # type: ignore[misc]
     """A member's side of the group protocol, for callers whose polls are short or far apart.
 
-    kafka-python joins in the background, on its own thread.  Two things go wrong where a poll ends during a join:
+    kafka-python joins in the background, on its thread.  Two things go wrong where a poll ends during a join:
 
     - A join that has finished when the next poll comes is forgotten and another one started, which makes every other
-      member join again too: the group may rebalance for ever.  Here the finished join is taken.
-    - A leader joins again when a topic's partitions change, and notes the new ones in the middle of that join.  A poll
-      that ends between that moment and the end of the join leaves nothing that tells the next poll to go on: the member
-      hangs between two generations, its heartbeats paused.  Here a started join is continued.
+      member join again too: the group may rebalance forever.  This class takes the finished join.
+    - A leader joins again when a topic's partitions change, and notes the new ones in the middle of that join.  After a
+      poll that ends between that moment and the end of the join, no state makes the next poll continue: the member
+      hangs between two generations, its heartbeats paused.  This class continues a started join.
     """
 
     _join_task: Any
@@ -98,7 +97,7 @@ class Coordinator(ConsumerCoordinator):  # type: ignore[misc]
         is_joined = task is not None and task.is_done and task.succeeded() and not self._generation.is_lost()
         if not (is_joined and self.need_rejoin()):
             return await super().join_group_async(timeout_ms=timeout_ms)
-        # What the library does when a join ends while a poll waits for it.
+        # As the library does when a join ends while a poll waits for it.
         self._join_task = None
         with self._lock:
             self.rejoining = False

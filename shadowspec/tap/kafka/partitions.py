@@ -1,7 +1,7 @@
-"""The partitions that are ours: the place of each, and its state on the broker.
+"""The assigned partitions: the place of each, and its state on the broker.
 
-A partition is assigned, started (deliver from an offset on), of an invalid offset (the broker does not have it) and
-revoked.  While its offset is invalid it is paused, until the broker has said what it has.
+A partition is assigned, started (deliver from an offset on), at an invalid offset (the broker does not have it) and
+revoked.  While its offset is invalid it is paused, until the broker has reported its offsets.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Partition:
 
 
 class Partitions:
-    """What the consumer reads.  Used by the thread that polls."""
+    """The consumer's partitions.  Used by the thread that polls."""
 
     def __init__(self, consumer: Any, client: Client, assignments: Assignments, *, from_begin: bool) -> None:
         """`from_begin`: where a partition begins that neither ledger nor group knows: its begin, else its end."""
@@ -102,7 +102,7 @@ class Partitions:
         self._refreshed: Any = None  # future of the metadata that a lookup waits for
 
     def take_changes(self) -> Changes:
-        """What came, went and was lost since the last call."""
+        """Partitions that came and went, and lost ranges, since the last call."""
         for event in self._assignments.take_events():
             if event.is_ours:
                 self._came.append((event.place, event.number, False))
@@ -152,7 +152,7 @@ class Partitions:
         return found if found is not None and found.id == partition else None
 
     def delivering(self, place: TopicPartition) -> Partition | None:
-        """The partition, if what is fetched of it now belongs to the assignment that was started."""
+        """The partition, if its fetched records belong to the assignment that was started."""
         partition = self._ours.get(place)
         if partition is None or not partition.is_started:
             return None
@@ -167,7 +167,7 @@ class Partitions:
         return self._topics.get(source)
 
     def mark_offset_invalid(self, places: Iterable[TopicPartition]) -> None:
-        """The broker does not have the offsets that we want of these: pause them until `resolve_offsets`."""
+        """The broker does not have the expected offsets of these: pause them until `resolve_offsets`."""
         for place in places:
             if (partition := self._ours.get(place)) is not None and partition.is_started:
                 partition.is_offset_invalid = True
@@ -247,7 +247,7 @@ class Partitions:
             self._tell(self._consumer.resume, partition)
 
     def _tell(self, method: Callable[[TopicPartition], None], partition: Partition) -> None:
-        """Pause or resume, unless the partition has gone since: `take_changes` will tell."""
+        """Pause or resume, unless the partition has gone since: `take_changes` reports that."""
         try:
             method(partition.place)
         except KeyError:
@@ -269,7 +269,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What the broker has of a partition, and the group's place in it."""
+    """The broker's range of offsets of a partition, and the group's place in it."""
 
     begin: int
     end: int
@@ -277,11 +277,11 @@ class Extent:
 
 
 def judge(wanted: int | None, extent: Extent, *, from_begin: bool) -> Placement:
-    """Where to begin.
+    """The offset to begin at, and the ranges that are lost.
 
     Args:
-        wanted: the ledger's place, or what was to be fetched next; None if neither is known.
-        from_begin: where a partition begins that nobody knows: its begin, else its end.
+        wanted: the ledger's place, or the offset to be fetched next; None if neither is known.
+        from_begin: where a partition without a known place begins: at its begin, else at its end.
     """
     if wanted is None:
         # An offset beyond the end was committed for a topic that has been recreated since.
@@ -291,8 +291,8 @@ def judge(wanted: int | None, extent: Extent, *, from_begin: bool) -> Placement:
     if wanted < extent.begin:
         return Placement(extent.begin, (wanted, extent.begin, Loss.RETENTION))
     if wanted > extent.end:
-        # The ledger never goes back.  What the broker writes below its place has offsets that are counted
-        # already, so it is given up for lost, and delivery goes on at the place.
+        # The ledger never goes back.  Records that the broker writes below its place have offsets that are counted
+        # already, so they count as lost, and delivery continues at the place.
         return Placement(None, (extent.end, wanted, Loss.TRUNCATED))
     return Placement(wanted)
 
@@ -312,5 +312,5 @@ def look_up(
 
 
 def topic_source(topic_id: uuid.UUID) -> str:
-    """The name under which a topic's records are kept: its id as Kafka's own tools print it."""
+    """The stored name of a topic's records: the topic's id as Kafka's tools print it."""
     return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode("ascii")

@@ -1,7 +1,7 @@
-"""Writing to topics of our own: dead letters, replays, and traffic for trying things out.
+"""Writes to topics: dead letters, replays, and traffic for tests.
 
-A message is safe when `flush` has returned.  What could not be delivered is kept and delivered by the next flush,
-so a message may be written twice, and is never dropped.
+A message is safe when `flush` has returned.  Undelivered messages are retained and delivered by the next flush, so a
+message may be written twice, and is never dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_REQUEST_BYTES: Final = 2**30  # the broker and the topic set the limit
 BATCH_BYTES: Final = 256 * 1024
 LINGER_MS: Final = 5
 
-# What the topic, not the broker, has against a message.
+# Errors that are the topic's objection to a message, not the broker's.
 REFUSED: Final = (
     errors.MessageSizeTooLargeError,
     errors.RecordListTooLargeError,
@@ -84,10 +84,10 @@ class TopicWriter:
             self._waiting.append(message)
 
     def flush(self) -> int:
-        """Write what waits and return the number of messages written once every one of them is safe.
+        """Write the waiting messages; returns the number written once every one of them is safe.
 
         Raises:
-            DeadLetterError: the topic is gone or takes no such message.
+            DeadLetterError: the topic is gone or refuses such a message.
             ServiceUnavailableError: no broker took it in time; call again.
         """
         with self._lock:
@@ -124,7 +124,7 @@ class TopicWriter:
         return len(messages)
 
     def close(self) -> None:
-        """Close the connection.  What was not flushed is not written."""
+        """Close the connection.  Messages that were not flushed are not written."""
         self._producer.close(timeout=CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> Self:
