@@ -120,7 +120,7 @@ def test_nothing_is_said_beyond_what_was_measured(place: tuple[float, float, flo
 
 def test_a_surface_is_a_whole_grid_with_a_baseline() -> None:
     whole = [cost(b, k, 128) for b in (1, 4) for k in (0, 4)]
-    with pytest.raises(InputError, match="no grid"):
+    with pytest.raises(InputError, match="not a grid"):
         CostSurface(whole[:-1])
     with pytest.raises(InputError, match="no baseline"):
         CostSurface(cost(b, k, 128) for b in (1, 4) for k in (1, 4))

@@ -117,7 +117,7 @@ def test_a_retired_consumer_is_named_and_can_be_forgotten(store: Store) -> None:
     fleet.write(5, 1, is_behind=False)
     assert fleet.num_blocks() == 1
     held_by = run_gate(store, {ENDPOINT: POLICY})[0].evidence.watermark_held_by
-    assert str(held_by).startswith("consumer 'retired' in topic[0] stands at ")
+    assert str(held_by).startswith("consumer 'retired' in topic[0] is at ")
     assert store.forget_consumer("retired", is_forced=True) == 1
     assert fleet.num_blocks() == 2
     assert run_gate(store, {ENDPOINT: POLICY})[0].evidence.watermark_held_by is None

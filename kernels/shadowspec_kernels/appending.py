@@ -48,7 +48,7 @@ def append(
     slots: torch.Tensor,  # int64 [rows]
     columns: torch.Tensor,  # int64 [rows, tokens]; negative: padding, written nowhere
 ) -> None:
-    """`reference.append`, in place.  A slot or column past the cache, which the twin refuses, is written nowhere.
+    """`reference.append`, in place.  A slot or column past the cache, which the reference refuses, is not written.
 
     Raises:
         InputError: shapes, dtypes or strides do not fit.

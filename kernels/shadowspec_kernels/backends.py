@@ -1,4 +1,4 @@
-"""What can run where."""
+"""Which backends can run on which device."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Builds a C++ source of this package with the machine's compiler, once for each source, compiler and processor.
 
 The library lies in the user's cache folder (`$XDG_CACHE_HOME/shadowspec/kernels`, else `~/.cache/...`), named by the
-digest of all that it depends on.  Several processes may build the same one at once: each builds a file of its own and
-puts it in place in one step, and all of them are the same.
+digest of all that it depends on.  Several processes may build the same one at once: each builds a separate file and
+moves it into place in one step, and all of them are the same.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ MOST_MESSAGE: Final = 400  # characters of a compiler's complaint
 
 
 def load_library(source: Path) -> ctypes.CDLL:
-    """The library of a source, built if there is none for this processor yet.
+    """The library of a source, built if this processor has none yet.
 
     Raises:
-        UnavailableError: there is no compiler, the build fails, or the library cannot be loaded; the message says why.
+        UnavailableError: there is no compiler, the build fails, or the library cannot be loaded; the message names the
+            cause.
     """
     if not sys.platform.startswith("linux"):
-        raise UnavailableError(f"they are built on Linux alone, and this is {sys.platform}")
+        raise UnavailableError(f"they are built only on Linux, and this is {sys.platform}")
     compiler = _compiler()
     try:
         path = _folder() / f"{source.stem}-{_digest(source, compiler)}.so"
         if not path.exists():
             _build(source, compiler, path)
         return ctypes.CDLL(str(path))
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
         raise UnavailableError(str(error)) from error
 
 
@@ -51,7 +52,7 @@ def _compiler() -> str:
     for name in (named,) if named else COMPILERS:
         if (found := shutil.which(name)) is not None:
             return found
-    raise UnavailableError(f"there is no C++ compiler ({named or ', '.join(COMPILERS)})")
+    raise UnavailableError(f"no C++ compiler found ({named or ', '.join(COMPILERS)})")
 
 
 def _folder() -> Path:
@@ -62,7 +63,7 @@ def _folder() -> Path:
 
 
 def _digest(source: Path, compiler: str) -> str:
-    """What the library's code depends on: source, compiler, flags, and what the processor can do."""
+    """The inputs of the library's code: source, compiler, flags, and the processor's features."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     abilities = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
     binary = Path(compiler).resolve()

@@ -1,7 +1,7 @@
-"""Which backend runs, asked for by name and written down.
+"""Which backend runs: chosen by name and recorded.
 
-A backend that cannot run is an error, never a silent change to another.  What the kernels leave out by design,
-rows with min-p, top-k or top-p, which need a sorted vocabulary, runs on torch beside them, and the record says so.
+A backend that cannot run is an error, never a silent change to another.  Rows with min-p, top-k or top-p need a sorted
+vocabulary and are outside the kernels by design: they run on torch, and the record shows it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Kernel = Literal["verify", "score", "append"]
 
 
 def _on_device(rows: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Numbers of rows, int64, without making the host wait for what the device has yet to do."""
+    """Numbers of rows, int64, without making the host wait for the device."""
     tensor = torch.tensor(rows)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Kernels:
-    """The kernels on one device under one backend, with a record of what ran."""
+    """The kernels on one device under one backend, with a record of the backends that ran."""
 
     def __init__(self, backend: Backend, device: torch.device) -> None:
         """Choose a backend.
@@ -42,7 +42,7 @@ class Kernels:
         self._rows: Counter[tuple[Kernel, Backend]] = Counter()
 
     def verify(self, step: Step) -> Verified:
-        """`reference.verify`; rows of `step.truncation` by the twin under every backend.
+        """`reference.verify`; rows of `step.truncation` by the reference under every backend.
 
         Raises:
             InputError: the step's tensors do not fit together, or the kernels cannot address them.

@@ -1,10 +1,10 @@
-"""What goes wrong before a kernel is launched; callers translate these into their own."""
+"""Errors before a kernel is launched; callers translate these into theirs."""
 
 from __future__ import annotations
 
 
 class KernelError(Exception):
-    """A kernel was asked for what it cannot do."""
+    """A kernel does not support the request."""
 
 
 class InputError(KernelError):

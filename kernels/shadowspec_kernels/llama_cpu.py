@@ -1,8 +1,8 @@
 """The compiled Llama: `llama_reference` on a CPU in float32, at the speed of its memory (`llama_cpu.cpp`).
 
 Each number of a row is computed in an order that depends only on the weights' sizes and the row's context.  So the
-logits of a row are the same, bit for bit, whatever rows are beside it, however many of its tokens are in the pass, and
-on any number of threads.  Weights in bfloat16 or int8 give the bits of the same values in float32.
+logits of a row are the same, bit for bit, for any rows beside it, any number of its tokens in the pass, and any number
+of threads.  Weights in bfloat16 or int8 give the bits of the same values in float32.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | No
 
 
 class CompiledLlama:
-    """Weights with what the compiled code knows of them."""
+    """Weights with the compiled code's descriptions of them."""
 
     def __init__(self, weights: LlamaWeights) -> None:
         """

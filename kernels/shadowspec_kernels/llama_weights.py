@@ -1,4 +1,4 @@
-"""What a pass of a Llama reads: its weights, and the operands of one pass.
+"""The inputs of a Llama's pass: its weights, and the operands of one pass.
 
 The weights of products are rows [outputs, inputs] in one of the `FORMATS`.  `widen` gives their values in float32,
 exactly.  A row of int8 weights holds `inputs` numbers and then a scale for each `SCALED` of them, a bfloat16.
@@ -21,7 +21,7 @@ _LARGEST: Final = 127
 
 
 def packed_width(inputs: int, dtype: torch.dtype) -> int:
-    """Entries of a row of so many weights.
+    """Entries of a row of this number of weights.
 
     Raises:
         InputError: int8 rows of this size have no whole number of scales.
@@ -109,14 +109,14 @@ class CachedPass:
     angles: torch.Tensor  # complex64 [rows, tokens, 1, head_dim / 2]
     caches: Sequence[torch.Tensor]  # of each layer [slots, 2 * kv_heads, columns, head_dim]: keys, then values
     width: int  # columns that may be read
-    keep: int  # the last tokens of each row, whose logits are wanted
-    layers: tuple[int, ...] = ()  # whose inputs are wanted
-    with_final: bool = False  # whether what the head reads is wanted
+    keep: int  # the last tokens of each row, whose logits are computed
+    layers: tuple[int, ...] = ()  # whose inputs are returned
+    with_final: bool = False  # whether the head's input is returned
 
 
 @dataclass(frozen=True, slots=True)
 class PassOutputs:
-    """What a pass gives."""
+    """The outputs of a pass."""
 
     logits: torch.Tensor  # [rows, keep, vocabulary]
     inputs: tuple[torch.Tensor, ...]  # of the layers asked for, [rows, tokens, hidden]

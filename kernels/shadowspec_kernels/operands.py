@@ -1,4 +1,4 @@
-"""What replay scoring returns, and the checks of what scoring and appending are given."""
+"""The result of replay scoring, and the checks of the inputs of scoring and appending."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Of every row, what the head says of a given token and of its favourite."""
+    """For every row, the head's scores of a given token and of the likeliest one."""
 
     log_probs: torch.Tensor  # float32 [rows]: of the given token
     best_tokens: torch.Tensor  # int64 [rows]: the arg-max, the first of equals

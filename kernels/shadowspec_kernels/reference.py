@@ -1,6 +1,6 @@
-"""The specification of every kernel, in plain torch.  What a kernel computes is what stands here.
+"""The specification of every kernel, in plain torch.
 
-Slow on purpose: it materialises what the kernels do not, and says each thing once.
+Slow on purpose: it materialises tensors that the kernels do not, and states each rule once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def verify(step: Step) -> Verified:
     |----------------|------------------------------------------|---------------------------------------------|
     | `rejection`    | u < target(x) / draft(x)                 | a sample of max(target - draft, 0)          |
     | `greedy_draft` | u < target(x)   (the draft is one-hot)   | a sample of target with x removed           |
-    | `exact_match`  | x equals the target's own sample         | that sample                                 |
+    | `exact_match`  | x equals the target's sample             | that sample                                 |
     | `greedy`       | x = argmax target                        | argmax target                               |
 
-    Which of the first two holds is decided by `draft_probs`: given or not.
+    `draft_probs` decides between the first two: given or not.
     """
     processed = processed_logits(step)
     best = processed.max(-1).indices  # [rows, K + 1], the first of equals
@@ -122,7 +122,7 @@ def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _match_greedy(step: Step, tokens: torch.Tensor) -> Verified:
-    """Accept while the draft equals the target's own token, int64 [rows, K + 1]."""
+    """Accept while the draft equals the target's token, int64 [rows, K + 1]."""
     accepted = _leading(step.drafted == tokens[:, :-1], step.num_drafted)
     return Verified(accepted, tokens.gather(1, accepted[:, None]).squeeze(1))
 
@@ -152,6 +152,6 @@ def append(
     slots: torch.Tensor,  # int64 [rows]
     columns: torch.Tensor,  # int64 [rows, tokens]; negative: padding, written nowhere
 ) -> None:
-    """Write each state at its row's slot and its own column, in place; the rest of the cache is left alone."""
+    """Write each state at its row's slot and its column, in place; the rest of the cache does not change."""
     row, token = (columns >= 0).nonzero(as_tuple=True)
     cache[slots[row], :, columns[row, token]] = states[row, token]

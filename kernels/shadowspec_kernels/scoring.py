@@ -2,8 +2,8 @@
 
 `_score` multiplies a tile of rows with one tile of the head after the other and keeps, per row, the running maximum,
 the sum of exponentials relative to it, the arg-max and the given token's logit; rows x vocabulary never exists.
-The vocabulary is split between programs, and the splits, at most MAX_SPLITS, are combined at the end: what is
-allocated does not depend on the vocabulary.
+The vocabulary is split between programs, and the splits, at most MAX_SPLITS, are combined at the end, so the allocated
+memory does not depend on the vocabulary.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one verification is given and what it returns.
+"""The inputs and outputs of one verification.
 
 The random numbers are inputs, so that every backend that verifies a step emits the same tokens.
 """
@@ -22,7 +22,7 @@ Value = TypeVar("Value", "Step", "Penalties", "MinimumLength", "Truncation")
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Repetition looks at prompt and output, presence and frequency at the output alone."""
+    """Repetition looks at prompt and output, presence and frequency only at the output."""
 
     repetition: torch.Tensor  # float32 [rows]
     presence: torch.Tensor  # float32 [rows]
@@ -33,7 +33,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class MinimumLength:
-    """Rows that may not end before so many tokens were emitted."""
+    """Rows that may not end before this number of emitted tokens."""
 
     min_tokens: torch.Tensor  # int64 [rows]
     emitted: torch.Tensor  # int64 [rows]: before this step
@@ -85,7 +85,7 @@ class Step:
 
     @property
     def is_residual_of_draft(self) -> bool:
-        """Whether a rejection samples what the target has over the draft, so that `draft_probs` are read."""
+        """Whether a rejection samples the target's excess over the draft, so that `draft_probs` are read."""
         return self.draft_probs is not None and self.rule in ("rejection", "greedy_draft")
 
     def check(self) -> None:
@@ -95,7 +95,7 @@ class Step:
             InputError: they do not; the message names the tensor.
         """
         if self.rule not in RULES:
-            raise InputError(f"rule {self.rule!r} is none of {', '.join(RULES)}")
+            raise InputError(f"rule {self.rule!r} is not one of {', '.join(RULES)}")
         if self.logits.dim() != 3 or min(self.logits.shape) == 0:
             raise InputError(f"logits must be [rows, K + 1, vocabulary] and hold something, not {_form(self.logits)}")
         if self.logits.dtype not in LOGIT_DTYPES:
@@ -133,7 +133,7 @@ class Step:
             raise InputError(f"{name} must be {wanted}, not {_form(tensor)} on {tensor.device}")
 
     def take(self, slots: torch.Tensor) -> Step:
-        """The step of these rows alone, int64 [taken]; with a truncation, all of them are among its slots."""
+        """The step of only these rows, int64 [taken]; with a truncation, all of them are among its slots."""
         truncation = self.truncation and replace(_rows_of(self.truncation, slots), slots=tuple(range(len(slots))))
         return replace(
             _rows_of(self, slots),

@@ -1,13 +1,13 @@
 """Fused verification: `reference.verify` without truncation, and without materialising a probability.
 
-1. `_measure_tiles` reads every logit once and leaves, for each tile of the vocabulary, its highest logit, where
+1. `_measure_tiles` reads every logit once and stores, for each tile of the vocabulary, its highest logit, where
    that is, and the sum of exponentials; and the logits of the drafted tokens.
 2. `_accept` combines the tiles of a position to its softmax and tests the drafted tokens in order.
-3. `_measure_residual`, with draft probabilities only: what a rejected row's target has over its draft, per tile.
-4. `_draw` walks the tiles' masses to the one in which the draw falls, and reads this tile alone once more.
+3. `_measure_residual`, with draft probabilities only: the excess of a rejected row's target over its draft, per tile.
+4. `_draw` walks the tiles' masses to the one in which the draw falls, and reads only this tile again.
 
-Under the two matching rules the order is 1, 4 at every position, 2.  One launch each; nothing is asked of the
-device.  A draw is the inverse distribution function in token order, as in the twin: the two agree unless the
+Under the two matching rules the order is 1, 4 at every position, 2.  One launch each; the host never waits for the
+device.  A draw is the inverse distribution function in token order, as in the reference: the two agree unless the
 uniform number lies within rounding of an edge between two tokens.
 """
 
@@ -28,7 +28,7 @@ HIDDEN = tl.constexpr(float("-inf"))
 
 
 class _Inputs(NamedTuple):
-    """The step as the kernels see it; what a step lacks is None, and its code is compiled away."""
+    """The step as the kernels see it; a missing part is None, and its code is compiled away."""
 
     logits: Any  # [rows, DEPTH + 1, vocabulary]
     logits_row: int
@@ -53,7 +53,7 @@ class _Inputs(NamedTuple):
 
 
 class _Tiles(NamedTuple):
-    """What is known of each tile, [rows, DEPTH + 1, num_tiles]."""
+    """The statistics of each tile, [rows, DEPTH + 1, num_tiles]."""
 
     best_logit: Any  # float32, before temperature
     best_token: Any  # int32, the first of equals
@@ -114,7 +114,7 @@ def _combine_tiles(tiles, inputs, row, column, TILES: tl.constexpr, DEPTH: tl.co
 
 @triton.jit
 def _weights(inputs, row, column, index, highest, total, is_residual, DEPTH: tl.constexpr):
-    """Probabilities at `index`; of the residual after a rejection at this column, if that is wanted."""
+    """Probabilities at `index`; optionally of the residual after a rejection at this column."""
     scaled = _process_logits(inputs, row, column, index, DEPTH) / _temperature(inputs, row)
     weights = tl.exp(scaled - highest) / total
     if DEPTH > 0:
@@ -147,7 +147,7 @@ def _measure_tiles(inputs, tiles, slots, drafted_scaled, DEPTH: tl.constexpr, TI
     processed = _process_logits(inputs, row, column, index, DEPTH)
     temperature = _temperature(inputs, row)
     best = tl.max(processed, 0)
-    floor = tl.where(best == HIDDEN, 0.0, best / temperature)  # lest -inf be subtracted from -inf
+    floor = tl.where(best == HIDDEN, 0.0, best / temperature)  # so that -inf is never subtracted from -inf
     place = (row * (DEPTH + 1) + column) * tiles.num_tiles + tile
     tl.store(tiles.best_logit + place, best)
     tl.store(tiles.best_token + place, tile * TILE + tl.argmax(processed, 0))
@@ -249,7 +249,7 @@ def _draw(
         entry = tl.arange(0, TILE)
         if (DEPTH > 0) and (num_accepted is not None):
             if inputs.draft_probs is None:
-                # Only the tile of the removed token has lost mass; summed anew, since a difference would cancel.
+                # Only the tile of the removed token has lost mass; summed again, since a difference would cancel.
                 tile = tl.load(inputs.drafted + row * DEPTH + column, mask=is_residual, other=0) // TILE
                 rest = _weights(inputs, row, column, tile * TILE + entry, highest, total, is_residual, DEPTH)
                 residual = tl.where(lane == tile, tl.sum(rest, 0), masses)
@@ -269,7 +269,7 @@ def _draw(
 
 
 def why_not(step: Step) -> str | None:
-    """Why the kernels cannot verify this step, whatever the device, or None if they can."""
+    """Why the kernels cannot verify this step on any device, or None if they can."""
     tensors = {"logits": step.logits}
     if step.is_residual_of_draft and step.draft_probs is not None:
         tensors["draft_probs"] = step.draft_probs

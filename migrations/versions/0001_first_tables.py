@@ -193,7 +193,7 @@ def _refers(table: str, to: str, *columns: str) -> sa.ForeignKeyConstraint:
 
 
 def _forbid_changes() -> None:
-    """The database itself refuses to change or delete what was decided."""
+    """The database itself refuses to change or delete decisions."""
     if op.get_bind().dialect.name == "postgresql":
         op.execute(
             """
@@ -216,12 +216,12 @@ def _forbid_changes() -> None:
 
 
 def _partition() -> None:
-    """One partition for what has no time (files have 0), one for what fits nowhere, and months made on demand.
+    """One partition for rows without a time (files have 0), a default one, and months created on demand.
 
     The function runs as the tables' owner, so that a writer without rights on the schema can have its months.
     It attaches a filled table instead of creating one in place: attaching locks the default partition, not
-    the table itself, so that other writers go on.  It moves what the default partition holds of the month, which is
-    where rows go that came before their month could be made.  It waits for locks for half a second at most.
+    the table itself, so that other writers continue.  It moves the month's rows out of the default partition, where
+    they went before the month could be made.  It waits for locks for half a second at most.
     """
     for table in PARTITIONED:
         op.execute(f"CREATE TABLE {table}_timeless PARTITION OF {table} FOR VALUES FROM (MINVALUE) TO (1)")
@@ -256,6 +256,6 @@ def _partition() -> None:
             RETURN true;
         END
         $$
-        """  # noqa: S608 - our own names
+        """  # noqa: S608 - our names
     )
     op.execute("REVOKE EXECUTE ON FUNCTION shadowspec_create_partition(text, date) FROM PUBLIC")

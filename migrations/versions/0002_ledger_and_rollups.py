@@ -1,7 +1,7 @@
 """The ledger with its funnel counts, attempts, and rollups.
 
-New tables alone: writers go on while they are made.  What was stored before is entered in the ledger under
-the consumer "" as read to its end; rollups begin with what is stored from here on.
+Only new tables: writers continue while they are made.  Earlier rows are entered in the ledger under the consumer "" as
+read to their end; rollups begin with the rows stored from here on.
 
 Revision: 0002
 """

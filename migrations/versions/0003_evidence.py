@@ -1,7 +1,7 @@
-"""Evidence that is kept between looks, what each look took in, and how many runs a block was stored with.
+"""Stored evidence between looks, the input of each look, and how many runs a block was stored with.
 
-Blocks are counted once, which reads the block ids of every run; a writer of the older revision must not run on
-afterwards.  Evidence begins empty: the first gate run folds what is stored.
+Blocks are counted once, which reads the block ids of every run; a writer of the older revision must not continue
+afterwards.  Evidence begins empty: the first gate run folds the stored rows.
 
 Revision: 0003
 """
@@ -101,7 +101,7 @@ def downgrade() -> None:
 
 
 def _arrange() -> None:
-    """The database refuses to change or delete what was folded; on Postgres, sums are stored as they come."""
+    """The database refuses to change or delete folds; on Postgres, sums are stored uncompressed."""
     if op.get_bind().dialect.name == "postgresql":
         op.execute(
             "CREATE TRIGGER folds_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON folds "

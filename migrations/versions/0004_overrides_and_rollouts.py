@@ -1,6 +1,6 @@
 """Overrides by operators, and rollout stages; both append-only.
 
-New tables alone: whatever runs goes on while they are made.
+Only new tables: running processes continue while they are made.
 
 Revision: 0004
 """
@@ -73,7 +73,7 @@ def downgrade() -> None:
 
 
 def _forbid_changes() -> None:
-    """The database itself refuses to change or delete what was ordered or rolled out."""
+    """The database itself refuses to change or delete orders and rollouts."""
     if op.get_bind().dialect.name == "postgresql":
         for table in APPEND_ONLY:
             op.execute(

@@ -1,6 +1,6 @@
 """Scores of both arms, which guardrails may judge.
 
-A nullable column without default: no row is rewritten, and what runs goes on.
+A nullable column without default: no row is rewritten, and running processes continue.
 
 Revision: 0005
 """

@@ -1,6 +1,6 @@
 """Several consumers of one source: where each began, when it last moved, and which ranges of offsets are folded.
 
-What stands in the ledger is taken to have begun at offset 0, as it was before.
+Existing entries of the ledger count as begun at offset 0, as before.
 
 Revision: 0006
 """
@@ -27,7 +27,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Ranges become one place each, the greatest: what lies in gaps below counts as folded."""
+    """Ranges become one place each, the greatest: offsets in gaps below count as folded."""
     _make_cursors(PLACE)
     op.execute(
         "INSERT INTO evidence_cursors SELECT endpoint, source, source_partition, max(folded_offset) FROM was "
@@ -39,9 +39,9 @@ def downgrade() -> None:
 
 
 def _make_cursors(key: tuple[str, ...]) -> None:
-    """The table anew, with this primary key; the old one is called `was`."""
+    """The table again, with this primary key; the old one is called `was`."""
     if op.get_bind().dialect.name == "postgresql":
-        op.drop_constraint("pk_evidence_cursors", "evidence_cursors")  # its name is wanted
+        op.drop_constraint("pk_evidence_cursors", "evidence_cursors")  # the new one takes its name
     op.rename_table("evidence_cursors", "was")
     types = {"source_partition": sa.BigInteger, "start_offset": sa.BigInteger}
     op.create_table(

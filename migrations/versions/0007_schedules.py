@@ -1,6 +1,6 @@
-"""Scheduled reports: the periods of each job, what was delivered to whom; and indexes on decisions by time.
+"""Scheduled reports: the periods of each job, the deliveries to each receiver; and indexes on decisions by time.
 
-A delivery is kept by its key and never holds what was delivered.
+A delivery is stored by its key and never holds the report.
 
 Revision: 0007
 """

@@ -1,4 +1,4 @@
-"""Rollups by what they are of: each key's newest hour is found without reading its other hours.
+"""Rollups by key: each key's newest hour is found without reading its other hours.
 
 Revision: 0008
 """

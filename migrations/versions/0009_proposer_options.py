@@ -1,7 +1,7 @@
 """Options of the suffix proposer and of adaptive depth, as part of a speculation config.
 
-The defaults stay in the database: they are what every config measured before had, and workers that know nothing of
-the columns go on writing.
+The defaults stay in the database: every earlier config had these values, and workers that do not know the columns can
+still write.
 
 Revision: 0009
 """

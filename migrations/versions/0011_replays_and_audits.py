@@ -1,6 +1,6 @@
-"""Replay's expected counts, the loop's outputs that were replayed, and what their audits have come to.
+"""Replay's expected counts, the engine's replayed outputs, and the states of their audits.
 
-New tables alone: whatever runs goes on while they are made.
+Only new tables: running processes continue while they are made.
 
 Revision: 0011
 """

@@ -1,4 +1,4 @@
-"""Cost surfaces: what the steps of a pair were measured to take on a device, one row per profile.
+"""Cost surfaces: the measured times of a pair's steps on a device, one row per profile.
 
 Revision: 0012
 """

@@ -1,7 +1,7 @@
 """The realised concurrency of each run's arms, and its sums.
 
 Columns that are nullable or have a constant default: no row is rewritten.  The defaults stay in the database: workers
-that know nothing of the columns go on writing, and their runs count as ones that do not know their concurrency.
+that do not know the columns can still write, and their runs count as ones without a known concurrency.
 
 Revision: 0013
 """

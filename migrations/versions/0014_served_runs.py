@@ -1,6 +1,6 @@
-"""What is known of runs that servers answered: where acceptance was read, cached tokens, attempts thrown away.
+"""Facts of runs that servers answered: where acceptance was read, cached tokens, attempts thrown away.
 
-Columns that are nullable: no row is rewritten, and workers that know nothing of them go on writing.
+Columns that are nullable: no row is rewritten, and workers that do not know them can still write.
 
 Revision: 0014
 """

@@ -1,6 +1,6 @@
-"""By how much a sampled output's score may be off where a server told too little, and the longest gap between tokens.
+"""The error of a sampled output's score where a server reported too little, and the longest gap between tokens.
 
-Columns that are nullable: no row is rewritten, and workers that know nothing of them go on writing.
+Columns that are nullable: no row is rewritten, and workers that do not know them can still write.
 
 Revision: 0015
 """

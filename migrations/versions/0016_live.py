@@ -1,6 +1,6 @@
-"""What production engines have counted: the newest scrape of each replica, and the windows between scrapes.
+"""Counts of production engines: the newest scrape of each replica, and the windows between scrapes.
 
-New tables alone: whatever runs goes on while they are made.
+Only new tables: running processes continue while they are made.
 
 Revision: 0016
 """

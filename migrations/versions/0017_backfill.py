@@ -1,6 +1,6 @@
 """Which parts of files were replayed by a backfill.
 
-A new table alone: whatever runs goes on while it is made.
+Only a new table: running processes continue while it is made.
 
 Revision: 0017
 """

@@ -74,7 +74,7 @@ def downgrade() -> None:
 
 
 def _hours(connection: sa.Connection) -> Iterator[Row]:
-    """What is stored, added up; windows come in the order of the key, one endpoint and replica after the other."""
+    """The stored windows, summed; they come in the order of the key, one endpoint and replica after the other."""
     windows = sa.table(
         "live_windows",
         *(sa.column(name, sa.Text) for name in ("endpoint", "replica", "series")),
@@ -95,7 +95,7 @@ def _hours(connection: sa.Connection) -> Iterator[Row]:
 
 
 def _in_utc(row: Any) -> Row:
-    """SQLite's times are UTC without a zone; Postgres tells them in the session's."""
+    """SQLite's times are UTC without a zone; Postgres returns them in the session's."""
     times = {name: row[name] for name in ("began_at", "ended_at")}
     return dict(row) | {
         name: at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC) for name, at in times.items()
@@ -151,7 +151,7 @@ def _bins(found: Sequence[Any]) -> list[list[Any]]:
 
 
 def _accepted(row: Row) -> int | None:
-    """Accepted tokens: as counted, else what neither prefill nor a verification's own token accounts for."""
+    """Accepted tokens: as counted, else the output tokens beyond those of prefill and of verification itself."""
     if row["num_accepted_tokens"] is not None:
         return int(row["num_accepted_tokens"])
     if row["num_drafts"] is None or row["num_output_tokens"] is None or row["num_requests"] is None:

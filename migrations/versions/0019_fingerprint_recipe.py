@@ -1,8 +1,8 @@
 """By which recipe a fingerprint was taken.
 
-Every row that is there was taken by the first recipe, which left an endpoint's sampling defaults out: what they were is
-known to nobody.  NULL says so, and workers that know nothing of the column go on writing it.  A gate that sees such a
-fingerprint replaced by one with sampling defaults names the recipe as the reason.
+Every existing row was taken by the first recipe, which left an endpoint's sampling defaults out: they are unknown.
+NULL marks these rows, and workers that do not know the column still write NULL.  A gate that sees such a fingerprint
+replaced by one with sampling defaults names the recipe as the reason.
 
 Revision: 0019
 """

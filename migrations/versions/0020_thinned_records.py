@@ -1,8 +1,8 @@
 """Which records the whole endpoint's evidence leaves out, so that its mix is the traffic's.
 
 A nullable column without default: no row is rewritten, NULL counts as every row did before, and workers that know
-nothing of the column go on writing it.  Workers now read the reason of a verdict too: on Postgres whoever may read
-the verdict is given that column beside it, so that a worker goes on without another `db grant`.
+nothing of the column can still write.  Workers now read the reason of a verdict too: on Postgres every role that may
+read the verdict gets that column too, so that a worker continues without another `db grant`.
 
 Revision: 0020
 """

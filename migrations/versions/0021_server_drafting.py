@@ -1,7 +1,7 @@
-"""What servers' KV caches hold, and the settings of methods by which servers draft.
+"""Capacities of servers' KV caches, and the settings of methods by which servers draft.
 
-Columns that are nullable and without default: no row is rewritten on Postgres, and workers that know nothing of them
-go on writing.  The bytes of `block_memory` become nullable, for servers say none.
+Columns that are nullable and without default: no row is rewritten on Postgres, and workers that do not know them can
+still write.  The bytes of `block_memory` become nullable, because servers report none.
 
 Revision: 0021
 """

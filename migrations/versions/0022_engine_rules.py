@@ -1,7 +1,7 @@
 """Which occurrence prompt lookup copies from, and which sampling parameters a draft follows.
 
-The defaults stay in the database: they are what every config measured before had, and workers that know nothing of
-the columns go on writing.
+The defaults stay in the database: every earlier config had these values, and workers that do not know the columns can
+still write.
 
 Revision: 0022
 """

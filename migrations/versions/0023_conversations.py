@@ -1,7 +1,7 @@
 """Cached tokens of production's prompts and of both arms' sums, and how many turns a block's conversations may have.
 
-Columns that are nullable or have a constant default: no row is rewritten.  NULL and the defaults are what every row was
-before, and workers that know nothing of the columns go on writing.
+Columns that are nullable or have a constant default: no row is rewritten.  NULL and the defaults equal the earlier
+meaning of every row, and workers that do not know the columns can still write.
 
 Revision: 0023
 """

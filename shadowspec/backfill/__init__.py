@@ -4,5 +4,5 @@ In: folders and buckets of JSONL and Parquet.
 Out: blocks spread over actors, and a callback for each result.
 Imports: tap, types, errors.
 
-Nothing here knows a model: what judges a block is handed in.
+No module here knows a model: the caller passes the function that judges a block.
 """

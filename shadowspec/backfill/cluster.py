@@ -1,8 +1,8 @@
-"""Blocks spread over actors by Ray Data: files are read in tasks, blocks judged by actors, and what comes back streams.
+"""Blocks spread over actors by Ray Data: tasks read files, actors judge blocks, and the results stream back.
 
-What travels is pickled here and not looked into by Ray.  Ray starts an actor that died anew and gives it its row
-again, and reads a file again where rows of it were lost with a node; a row that has ended MAX_TRIES actors is given up,
-and the others go on.  Back-pressure is Ray Data's: files are read no faster than rows are judged and taken.
+Values are pickled here, opaque to Ray.  Ray restarts an actor that died and gives it its row again, and reads a file
+again where rows of it were lost with a node.  A row that has ended MAX_TRIES actors is given up, and the others
+continue.  Back-pressure is Ray Data's: files are read no faster than rows are judged and taken.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shadowspec.errors import ShadowSpecError
 
 log = logging.getLogger(__name__)
 
-MAX_TRIES: Final = 4  # of a row: more than a machine that is taken away costs, and an end to what kills its actor
+MAX_TRIES: Final = 4  # of a row: survives lost machines, and ends a row that kills its actor
 IN_FLIGHT: Final = 2  # rows at an actor: one is judged while the next one comes
 _COLUMN: Final = "row"
 
 Read = Callable[[str], Iterator[Any]]  # the rows of one file
-Judge = Callable[[Any], Any]  # what becomes of a row
+Judge = Callable[[Any], Any]  # the result of a row
 
 
 @dataclass(frozen=True, slots=True)
 class Actors:
-    """How many judge at a time, and what each has to itself.  `cpus` are threads of torch where there is no GPU."""
+    """How many judge at a time, and the resources of each.  `cpus` are threads of torch where there is no GPU."""
 
     number: int
     gpus: float = 0.0
@@ -41,13 +41,13 @@ class Actors:
 
 
 def call_remotely(function: Callable[[], Any], actors: Actors) -> Any:
-    """What a function gives where an actor would run.
+    """A function's result in an actor's environment.
 
     Raises:
-        ShadowSpecError: it raised that.
+        ShadowSpecError: the function raised it.
     """
     remote = ray.remote(num_cpus=actors.cpus, num_gpus=actors.gpus, max_retries=MAX_TRIES)(_call)
-    found = pickle.loads(ray.get(remote.remote(pickle.dumps(function))))  # noqa: S301 - our own
+    found = pickle.loads(ray.get(remote.remote(pickle.dumps(function))))  # noqa: S301 - ours
     if isinstance(found, ShadowSpecError):
         raise found
     return found
@@ -56,12 +56,12 @@ def call_remotely(function: Callable[[], Any], actors: Actors) -> Any:
 def judge_rows(
     files: Sequence[str], read: Read, build: Callable[[], Judge], give_up: Judge, actors: Actors, *, readers: int
 ) -> Iterator[Any]:
-    """What becomes of every row of the files, as it comes, in no order.
+    """The result of every row of the files, as it comes, in no order.
 
     Args:
-        read: picklable, as the next two; what it raises loses the rest of a file.
-        build: makes what judges rows, once in every actor.
-        give_up: what becomes of a row instead that has ended MAX_TRIES actors.
+        read: picklable, as the next two; an exception loses the rest of a file.
+        build: makes the function that judges rows, once in every actor.
+        give_up: the result of a row that has ended MAX_TRIES actors.
         readers: files read at a time.
     """
     context = DataContext.get_current()
@@ -69,8 +69,8 @@ def judge_rows(
     context.print_on_execution_start = False
     context.enable_auto_log_stats = False
     context.target_max_block_size = 1  # bytes: a row is handed on as soon as it is there
-    context.max_errored_blocks = -1  # what is lost is missed by whoever counts
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # below that it tells of errors with their texts
+    context.max_errored_blocks = -1  # the caller counts the rows and misses lost ones
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # lower levels log errors with their texts
     tries: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Tries).remote()
     places = ray.data.from_items([{_COLUMN: place} for place in files], override_num_blocks=len(files))
     rows = places.map_batches(
@@ -91,36 +91,36 @@ def judge_rows(
         num_gpus=actors.gpus or None,
     )
     for row in results.iter_rows():
-        yield pickle.loads(row[_COLUMN])  # noqa: S301 - our own
+        yield pickle.loads(row[_COLUMN])  # noqa: S301 - ours
     if again := ray.get(tries.num_again.remote()):
         log.warning("%d blocks were started more than once: actors died while they measured them", again)
 
 
 def _call(function: bytes) -> bytes:
-    """What it gives, or what it raises of ours: an error of Ray's would be the whole way that it came."""
+    """The function's result, or its ShadowSpecError; Ray's error would be its whole traceback."""
     try:
-        return pickle.dumps(pickle.loads(function)())  # noqa: S301 - our own
+        return pickle.dumps(pickle.loads(function)())  # noqa: S301 - ours
     except ShadowSpecError as error:
         return pickle.dumps(error)
 
 
 def _read(batch: Mapping[str, Any], read: bytes) -> Iterator[dict[str, list[bytes]]]:
     """The rows of files, each by itself."""
-    rows_of: Read = pickle.loads(read)  # noqa: S301 - our own
+    rows_of: Read = pickle.loads(read)  # noqa: S301 - ours
     for place in batch[_COLUMN]:
         for row in rows_of(str(place)):
             yield {_COLUMN: [pickle.dumps(row)]}
 
 
 class _Tries:
-    """An actor that knows how often each row was begun."""
+    """An actor that counts how often each row was begun."""
 
     def __init__(self) -> None:
         self._numbers: Counter[bytes] = Counter()
         self._again: set[bytes] = set()
 
     def begin(self, row: bytes) -> int:
-        """How often it was begun, this time counted in."""
+        """How often it was begun, this time included."""
         self._numbers[row] += 1
         if self._numbers[row] > 1:
             self._again.add(row)
@@ -139,8 +139,8 @@ class _Judged:
     """An actor that judges rows one after the other."""
 
     def __init__(self, build: bytes, give_up: bytes, tries: Any) -> None:
-        self._judge: Judge = pickle.loads(build)()  # noqa: S301 - our own
-        self._give_up: Judge = pickle.loads(give_up)  # noqa: S301 - our own
+        self._judge: Judge = pickle.loads(build)()  # noqa: S301 - ours
+        self._give_up: Judge = pickle.loads(give_up)  # noqa: S301 - ours
         self._tries = tries
 
     def __call__(self, batch: Mapping[str, Iterable[bytes]]) -> dict[str, list[bytes]]:
@@ -149,6 +149,6 @@ class _Judged:
     def _one(self, row: bytes) -> Any:
         name = hashlib.sha256(row).digest()
         is_over = ray.get(self._tries.begin.remote(name)) > MAX_TRIES
-        found = (self._give_up if is_over else self._judge)(pickle.loads(row))  # noqa: S301 - our own
+        found = (self._give_up if is_over else self._judge)(pickle.loads(row))  # noqa: S301 - ours
         self._tries.end.remote(name)
         return found

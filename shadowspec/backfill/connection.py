@@ -1,4 +1,4 @@
-"""A Ray cluster for as long as it is needed: one that is there or one on this machine; and what if it ends first."""
+"""A Ray cluster for as long as it is needed: an existing one or one on this machine; and its premature end."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ray.exceptions import RayError, RayTaskError
 from shadowspec.errors import ServiceUnavailableError
 
 WATCH_S: Final = 2.0  # between two looks at the cluster
-_VITAL: Final = ("raylet", "gcs_server")  # processes of a local cluster without which nothing comes back
-# Alone on a machine nothing takes over from a node that is slow: it is waited for, however long the machine stands
-# still, and its processes are watched instead.  By itself Ray gives a node up that is stuck for half a minute; and it
-# has its workers yield to everything else (nice 15), so that on a busy machine they hardly come to their work.
+_VITAL: Final = ("raylet", "gcs_server")  # processes without which a local cluster returns no results
+# On a single machine no other node can replace a slow one: it is waited for, however long the machine pauses, and its
+# processes are watched instead.  By default Ray gives a node up that hangs for half a minute, and runs its workers at
+# nice 15, so that on a busy machine they make hardly any progress.
 _ALONE: Final = {
     "health_check_failure_threshold": 1000,
     "gcs_rpc_server_reconnect_timeout_s": 600,
@@ -36,7 +36,7 @@ _ALONE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a cluster has."""
+    """The resources of a cluster."""
 
     cpus: int
     gpus: int
@@ -45,17 +45,17 @@ class Resources:
 
 @contextlib.contextmanager
 def connect(address: str | None, *, verbose: bool = False) -> Iterator[Resources]:
-    """A cluster that is there, or one on this machine for as long as this lasts; nothing is reported to anybody.
+    """An existing cluster, or one on this machine for as long as this lasts; usage reports are off.
 
-    A local cluster keeps what travels in memory alone.  One that is there does as it was told when it was started.
+    A local cluster keeps values only in memory.  An existing one behaves as it was configured at its start.
 
     Raises:
-        ServiceUnavailableError: nothing answers at the address, or the cluster ended meanwhile.
+        ServiceUnavailableError: no cluster answers at the address, or the cluster ended meanwhile.
     """
     where = "on this machine" if address is None else f"at {address}"
     level = logging.INFO if verbose else logging.ERROR
     with contextlib.ExitStack() as stack:
-        # Ray prints what it has to say of its workers to standard output, which is ours.
+        # Ray prints its workers' messages to standard output, which is for results.
         nowhere = sys.stderr if verbose else stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
         stack.enter_context(contextlib.redirect_stdout(nowhere))
         options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": level, "configure_logging": verbose}
@@ -70,7 +70,7 @@ def connect(address: str | None, *, verbose: bool = False) -> Iterator[Resources
                 "_temp_dir": folder,
                 "_system_config": {"automatic_object_spilling_enabled": False, **_ALONE},
             }
-            # Ray asks for a token where nothing else is said, and else keeps one in the home folder.
+            # Without this setting Ray requires a token, and keeps one in the home folder.
             variables |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
         stack.enter_context(_environment(variables))
         logging.getLogger("ray").setLevel(level)
@@ -87,13 +87,13 @@ def connect(address: str | None, *, verbose: bool = False) -> Iterator[Resources
         try:
             yield Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), _num_nodes())
         except RayTaskError:
-            raise  # of what ran there, not of the cluster
+            raise  # an error of the work, not of the cluster
         except (KeyboardInterrupt, RayError) as error:
             if isinstance(error, KeyboardInterrupt) and not watch.is_gone:
                 raise
             why = "" if watch.is_gone else f" ({type(error).__name__})"
             raise ServiceUnavailableError(
-                f"the Ray cluster {where} ended{why}; what was finished is kept, run the same command again to go on"
+                f"the Ray cluster {where} ended{why}; finished work is stored; run the same command again to resume"
             ) from error
 
 
@@ -104,9 +104,9 @@ class _Watch:
 
 @contextlib.contextmanager
 def _watch(is_gone: Callable[[], bool]) -> Iterator[_Watch]:
-    """Look at a cluster every WATCH_S, and interrupt where it is gone: Ray itself would wait for ever.
+    """Check a cluster every WATCH_S, and interrupt where it is gone: Ray itself would wait forever.
 
-    SIGTERM, too, interrupts as Ctrl-C does meanwhile; Ray's own way would leave its folder behind and say nothing.
+    SIGTERM, too, interrupts as Ctrl-C does meanwhile; Ray's handler would leave its folder behind silently.
     """
     watch = _Watch()
     if threading.current_thread() is not threading.main_thread():
@@ -156,7 +156,7 @@ def _num_nodes() -> int:
 
 @contextlib.contextmanager
 def _errors_unsaid() -> Iterator[None]:
-    """Without what native code writes to standard error: Ray's tells there at which level it logs."""
+    """Without native code's output to standard error, where Ray writes its log level."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

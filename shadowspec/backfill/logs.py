@@ -1,8 +1,8 @@
 """The records of one file of logs: JSON lines, or rows of Parquet.
 
-A row of Parquet is a message as it was written by whatever mirrors traffic: a column `value` (or `message`) that holds
-it whole, as sinks of Kafka write it, or the columns of a record themselves (`request` among them).  Rows are numbered
-as lines are, from 1, under the digest of the file.
+A row of Parquet is a message as the mirror wrote it: a column `value` (or `message`) that holds it whole, as sinks of
+Kafka write it, or the columns of a record themselves (`request` among them).  Rows are numbered as lines are, from 1,
+under the digest of the file.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _holds_bytes(kind: pyarrow.DataType) -> bool:
 
 
 def _message(value: Any) -> bytes | None:
-    """A message as bytes: as it stands, or a row written as JSON."""
+    """A message as bytes: unchanged, or a row written as JSON."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -111,7 +111,7 @@ def _present(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form of."""
+    """The JSON form of values without one."""
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, timedelta):

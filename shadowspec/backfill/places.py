@@ -1,8 +1,7 @@
 """Where logs lie: this machine's folders, S3 and its like, web servers; found, and opened for reading.
 
-Local paths, `s3://`, `gs://`, `hdfs://` and the like are pyarrow's file systems, with credentials as their own
-libraries find them (environment, profile, role).  What is shown of an address never has the part of it that may be
-secret.
+Local paths, `s3://`, `gs://`, `hdfs://` and the like are pyarrow's file systems, with credentials as their libraries
+find them (environment, profile, role).  An address is shown without the part that may be secret.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def open_file(place: str) -> Any:
 
 @contextmanager
 def explain_errors(place: str) -> Iterator[None]:
-    """What goes wrong with an address, as an error that names it; the text of others' errors may hold a secret."""
+    """Turn an address's errors into one that names it; the text of others' errors may hold a secret."""
     try:
         yield
     except FileNotFoundError as error:
@@ -138,7 +137,7 @@ def _beside(place: str, folder: str, file: str) -> str:
 
 
 class _Again(io.RawIOBase):
-    """A stream that can only go on, made one that can begin again."""
+    """A forward-only stream, with restarts."""
 
     def __init__(self, open_it: Callable[[], Any]) -> None:
         self._open = open_it

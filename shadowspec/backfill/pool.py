@@ -1,7 +1,6 @@
-"""A pool of actors that items are handed to one by one, each by whoever reads them, with what comes back in no order.
+"""A pool of actors that get items one by one from their reader, with results in any order.
 
-An actor that dies is started anew by Ray, and its item handed out again; one that has ended MAX_TRIES actors is given
-up.
+Ray restarts an actor that dies, and its item is handed out again; an item that has ended MAX_TRIES actors is given up.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ class ActorPool(Generic[Item, Result]):
     ) -> None:
         """
         Args:
-            build: picklable; makes what works on items, once in every actor.
-            give_up: what becomes of an item instead that has ended MAX_TRIES actors.
+            build: picklable; makes the function for items, once in every actor.
+            give_up: the result of an item that has ended MAX_TRIES actors.
         """
         remote = ray.remote(num_cpus=actors.cpus, num_gpus=actors.gpus, max_restarts=-1)(_Worker)
         self._actors: list[Any] = [remote.remote(pickle.dumps(build)) for _ in range(actors.number)]
         self._give_up = give_up
-        self._sent: dict[Any, _Sent[Item]] = {}  # by Ray's reference to what comes back
+        self._sent: dict[Any, _Sent[Item]] = {}  # by Ray's reference to the result
         self._results: deque[Result] = deque()
         self.num_deaths = 0
 
@@ -53,7 +52,7 @@ class ActorPool(Generic[Item, Result]):
         self._send(item, 1)
 
     def take_finished(self) -> list[Result]:
-        """What has come back since; waits for nothing."""
+        """The results since the last call; never waits."""
         if self._sent:
             self._collect(timeout_s=0.0)
         results = list(self._results)
@@ -81,7 +80,7 @@ class ActorPool(Generic[Item, Result]):
         for reference in ready:
             sent = self._sent.pop(reference)
             try:
-                self._results.append(pickle.loads(ray.get(reference)))  # noqa: S301 - our own
+                self._results.append(pickle.loads(ray.get(reference)))  # noqa: S301 - ours
             except RayActorError:
                 self.num_deaths += 1
                 if sent.num_tries >= MAX_TRIES:
@@ -94,8 +93,8 @@ class _Worker:
     """The actor."""
 
     def __init__(self, build: bytes) -> None:
-        self._work: Callable[[Any], Any] = pickle.loads(build)()  # noqa: S301 - our own
+        self._work: Callable[[Any], Any] = pickle.loads(build)()  # noqa: S301 - ours
 
     def work(self, item: bytes) -> bytes:
-        """What becomes of an item."""
-        return pickle.dumps(self._work(pickle.loads(item)))  # noqa: S301 - our own
+        """The result of an item."""
+        return pickle.dumps(self._work(pickle.loads(item)))  # noqa: S301 - ours

@@ -1,7 +1,7 @@
-"""A file's records cut into blocks: what is replayed together, written together, and not done twice.
+"""A file's records cut into blocks: the units of replaying, writing and resuming.
 
-The cut follows from the content and from what is asked alone: of each endpoint the usable responses in their order, so
-many at a time, as one process would score them.  A record that ends unused is counted in the block that comes next.
+The cut depends only on the content and the settings: of each endpoint the usable responses in their order, as many at a
+time as one process would score.  A record that ends unused is counted in the block that comes next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Call = TypeVar("Call")
 
 
 class Unused(NamedTuple):
-    """A record that is not replayed: where it ends, and what to say of it, if there is more to say than that."""
+    """A record that is not replayed: its counter, and a reason if the counter does not suffice."""
 
     end: FunnelKey
     message: str | None = None
@@ -29,7 +29,7 @@ class Part(Generic[Call]):
 
     place: BlockPlace
     is_last: bool  # of its file
-    endpoint: str | None  # of all of the calls; None: there are none
+    endpoint: str | None  # of all of the calls; None without calls
     calls: tuple[Call, ...] = field(repr=False)
     funnel: Mapping[FunnelKey, int]
     messages: Mapping[str, str]  # the first of each reason
@@ -64,7 +64,7 @@ def parts(source: str, found: Iterable[tuple[str, Call] | Unused], size: int) ->
 
 
 class _Cut(Generic[Call]):
-    """The calls that wait, by endpoint, and what else ended since the last block."""
+    """The waiting calls, by endpoint, and the records that ended since the last block."""
 
     def __init__(self, source: str, size: int) -> None:
         self._source, self._size = source, size
@@ -86,7 +86,7 @@ class _Cut(Generic[Call]):
         return self._part(endpoint) if len(waiting) >= self._size else None
 
     def rest(self, *, is_needed: bool) -> Iterator[Part[Call]]:
-        """What still waits; a block without responses where records ended since the last one, or there was none."""
+        """The remaining calls; a block without responses where records ended since the last one, or there was none."""
         for endpoint in [name for name, calls in self._waiting.items() if calls]:
             yield self._part(endpoint)
             is_needed = False

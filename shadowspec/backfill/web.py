@@ -1,7 +1,7 @@
 """A file on a web server, read by fsspec.
 
-It is read in parts where the server sends parts: no answer then waits, half read, while what was read is replayed.
-Where it does not, it is read as one answer, in its order.
+It is read in parts where the server sends parts, so that no half-read answer waits while records are replayed.
+Otherwise it is read as one answer, in its order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fsspec.implementations.http import HTTPFile, HTTPFileSystem, HTTPStreamFile
 from shadowspec.tap.sources import CHUNK_BYTES
 
 _SESSION: Final = {
-    "headers": {"Accept-Encoding": "identity"},  # a part of what was packed on the way is of no use
+    "headers": {"Accept-Encoding": "identity"},  # a part of a compressed answer is useless
     "timeout": aiohttp.ClientTimeout(sock_connect=60.0, sock_read=60.0),  # of silence; an answer may take hours
     "trust_env": True,  # its proxies
 }

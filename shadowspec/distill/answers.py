@@ -1,6 +1,7 @@
-"""The target's own further answers to prompts of slices that are rare in the traffic.
+"""Further answers of the target to prompts of slices that are rare in the traffic.
 
-Few responses, learnt from again and again, are learnt by heart; the target can say what else it would have answered.
+A draft memorises a few responses that it sees again and again; the target generates different ones for the same
+prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import SamplingParameters, VerifyRule
 
 MIN_TEMPERATURE: Final = 0.5  # that answers are drawn at: a greedy request's one answer is logged already
-TIMES_AS_LONG: Final = 2  # as what was logged, an answer may be; else one that does not end outweighs the others
+TIMES_AS_LONG: Final = 2  # limit of an answer's length over the logged one's: an endless answer would outweigh others
 MAX_ROWS: Final = 64  # answered together
 TOKENS_PER_BATCH: Final = 2**15  # of prompts and answers together, whose keys and values are held
 
@@ -34,12 +35,12 @@ def sample_answers(
     seed: int,
     on_progress: Callable[[int, int], None],
 ) -> list[Response]:
-    """One answer less than `times` of each example's place to its prompt: with the logged one there are so many.
+    """Further answers to each example's prompt, so that with the logged one there are `times` at each place.
 
     Args:
         context_length: tokens of prompt and answer together, at most.
-        seed: each answer's random numbers follow from it, the record and the turn alone.
-        on_progress: called with the answers that are there and those wanted, after every batch.
+        seed: each answer's random numbers depend only on it, the record and the turn.
+        on_progress: called with the answers so far and their total, after every batch.
     """
     wanted = [
         replace(example.response, request=_request(example.response, turn, context_length, seed))

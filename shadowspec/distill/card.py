@@ -1,4 +1,4 @@
-"""The model card of a distilled draft: from what, on what, how, and what it gained where; no text of any request."""
+"""The model card of a distilled draft: its sources, training and gains; no text of any request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shadowspec.engine.replay.response_tokens import Response
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a draft was made from and with."""
+    """A draft's sources: weights, data and settings."""
 
     target_weights: str  # digests, as in fingerprints
     base_weights: str
@@ -44,8 +44,8 @@ def card(
     """Markdown.
 
     Args:
-        answers: the target's own anew, learnt from beside the training part.
-        comparison: None while there is none: then the card says that nothing is known.
+        answers: the target's further answers, training examples beside the logged ones.
+        comparison: None without one: the card then calls the gain unknown.
     """
     parts = "\n".join(
         f"| {name} | {len(examples):,} | {len({(each.endpoint, each.unit_key) for each in examples}):,} "

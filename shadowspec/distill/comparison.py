@@ -27,7 +27,7 @@ Reals = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What became of a slice's acceptance; None where there was no step."""
+    """The change of a slice's acceptance; None where there was no step."""
 
     endpoint: str
     slice_key: str  # "": the whole endpoint

@@ -14,7 +14,7 @@ from shadowspec.engine.tokenizer import load_config
 from shadowspec.errors import UsageError
 
 CARD: Final = "README.md"
-# Beside weights and configuration, which are written anew: what a folder of transformers' needs, and its licence.
+# Copied beside weights and configuration, which are written by this module: the other files of a model, its licence.
 _KEPT: Final = (
     "tokenizer*",
     "special_tokens_map.json",

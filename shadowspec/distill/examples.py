@@ -23,7 +23,7 @@ class Example:
 
     endpoint: str
     slice_key: str
-    unit_key: str  # the session, or what stands for it
+    unit_key: str  # the session, or its substitute
     response: Response = field(repr=False)
 
     @property
@@ -33,7 +33,7 @@ class Example:
 
 
 class Part(StrEnum):
-    """What an example is for."""
+    """The use of an example."""
 
     TRAINING = "training"
     VALIDATION = "validation"  # says when to stop, and so no longer how good the result is
@@ -42,7 +42,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Examples by what they are for; no session is in two parts."""
+    """Examples by their use; no session is in two parts."""
 
     training: tuple[Example, ...]
     validation: tuple[Example, ...]
@@ -81,7 +81,7 @@ def split(examples: Iterable[Example], shares: Shares, seed: int) -> Split:
 def times(examples: Sequence[Example]) -> dict[str, int]:
     """How often each place counts: those with fewer tokens than the places' mean several times, up to MAX_TIMES.
 
-    Else what a draft knew of a slice that is rare in the traffic is given up for what is frequent.
+    Otherwise a draft would forget rare slices in favour of frequent ones.
     """
     tokens: Counter[str] = Counter()
     for example in examples:

@@ -1,4 +1,4 @@
-"""A draft to begin from where there is none: the target's first layers between its own embeddings and head."""
+"""An initial draft made of the target: its first layers between its embeddings and head."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _cut(config: Any, depth: int, count: int) -> None:
-    """Shorten in place what a config says of each of its layers."""
+    """Shorten the per-layer entries of a config in place."""
     config.num_hidden_layers = count
     for name, value in vars(config).items():
         if "layer" in name and isinstance(value, list) and len(value) == depth:  # such as layer_types

@@ -30,12 +30,12 @@ Weights = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the draft was worth on the validation sessions after so many steps."""
+    """The draft's figures on the validation sessions after this number of steps."""
 
     step: int
     epoch: float
     divergence: float  # nats per token, of the target to the draft
-    # Mean over tokens of the chance that a drafted one is accepted, at the requests' own temperatures; those of rare
+    # Mean over tokens of the chance that a drafted one is accepted, at the requests' temperatures; those of rare
     # slices count several times.
     overlap: float
     by_slice: Mapping[str, float] = field(repr=False)  # the same of each slice
@@ -60,7 +60,7 @@ class Course:
     looks: tuple[Look, ...]
     best: int  # index of the look with the largest overlap; 0: as it began
     blends: tuple[Blend, ...]  # from the largest share to none
-    blend: Blend  # what is left
+    blend: Blend  # the chosen weights
     num_steps: int
     num_tokens: int  # output tokens that were learnt from, each as often as it was
     stopped_early: bool
@@ -72,7 +72,7 @@ class Trainer:
     def __init__(self, target: Any, draft: nn.Module, settings: Settings) -> None:
         """
         Args:
-            target: what the engine runs; it is not changed.
+            target: the engine's target; it is not changed.
             draft: a transformers model in float32 on the target's device; it is trained in place.
         """
         self._target, self._draft, self._settings = target, draft, settings
@@ -201,7 +201,7 @@ def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def target_logits(target: Any, responses: Sequence[Response]) -> torch.Tensor:
-    """The target's own logits at each token of each response; float32 [tokens, vocabulary]."""
+    """The target's logits at each token of each response; float32 [tokens, vocabulary]."""
     return response_logits(target, responses).float().clone()  # a clone can be learnt from
 
 
@@ -247,8 +247,8 @@ def divergence(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
 def overlaps(target: torch.Tensor, draft: torch.Tensor, responses: Sequence[Response]) -> torch.Tensor:
     """The chance that a token drawn by the draft is accepted, at each token of each response; float32 [tokens].
 
-    That is the sum of min(target, draft), both at the request's own temperature: where that is 0, whether their
-    likeliest tokens are one.  Of its other sampling parameters nothing is asked.
+    That is the sum of min(target, draft), both at the request's temperature: where that is 0, whether their likeliest
+    tokens are equal.  Its other sampling parameters are ignored.
 
     Args:
         target: logits at the tokens of the responses, one after the other; float32 [tokens, vocabulary].
@@ -265,6 +265,6 @@ def overlaps(target: torch.Tensor, draft: torch.Tensor, responses: Sequence[Resp
 
 
 def _same_words(target: torch.Tensor, draft: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Without the rows that pad an embedding, which stand for no token."""
+    """Without the rows that pad an embedding, which are no tokens."""
     words = min(target.shape[-1], draft.shape[-1])
     return target[:, :words], draft[:, :words]

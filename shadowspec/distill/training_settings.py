@@ -1,4 +1,4 @@
-"""How a draft is trained, and on which share of the sessions: what the command line shows without torch."""
+"""Settings of a draft's training, and the share of sessions for it; without torch, for the command line."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The in-process engine: paired propose-and-verify runs on one device. Torch lives here and in the kernels.
+"""The in-process engine: paired propose-and-verify runs on one device. Only this package and the kernels import torch.
 
 In: blocks of prompts, models and candidates.
 Out: runs with counts, timings, parity and memory.
 Imports: quality, metrics, types, errors, shadowspec_kernels.
 
-What loads torch and transformers is loaded with the first name that is asked of it: `device` and `ordinary` need less.
+The first name that is used loads torch and transformers; `device` and `ordinary` load less.
 """
 
 from importlib import import_module

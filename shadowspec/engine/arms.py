@@ -1,7 +1,7 @@
-"""Running one arm of a block: its passes recorded ahead, in halves where memory runs out, and the memory it needs.
+"""Running one arm of a block: its passes recorded ahead, in halves where memory runs out, and its memory.
 
 An arm that runs out of memory is run in halves, one after the other, down to single requests; a request that does not
-fit alone is not decoded.
+fit by itself is not decoded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError)
 
-# What a draft model is given, and how much of it is kept: the last two tokens at first, then each that it drafted.
+# A draft model's new tokens and how many stay: the last two tokens at first, then each that it drafted.
 DRAFT_COUNTS = ((2, 1), (1, 1))
 
 
@@ -56,12 +56,12 @@ class ArmRunner:
     ) -> ArmResult[Decoded | None]:
         """Decode the requests, `slots` at a time; in halves, one after the other, where they do not fit into memory.
 
-        The second half has waited for the first, and both for the try that ran out of memory; that time is part of
-        their prefill time: what so many requests that arrive together would see on this device.  Of a queue that is
+        The second half has waited for the first, and both for the try that ran out of memory.  That time is part of
+        their prefill time, because requests that arrive together on this device would wait as long.  Of a queue that is
         longer than its slots the second half would not have been issued meanwhile, and has not waited.
 
-        The peak is what the whole arm needs, as far as known: on a GPU the most that was allocated for it, tries that
-        ran out of memory included; elsewhere the weights and all caches, as if no part had waited.
+        The peak is the memory that the whole arm needs, as far as known.  On a GPU it is the most that was allocated
+        for it, tries that ran out of memory included; elsewhere the weights and all caches, as if no part had waited.
 
         Args:
             candidate: None: the baseline arm.
@@ -126,9 +126,9 @@ def within_memory(target: LoadedModel, what: str, num_requests: int, work: Calla
 
 
 def free_memory(target: LoadedModel, what: str, num_requests: int) -> None:
-    """Log that the target's device has run out of memory, and give back to it what work held.
+    """Log that the target's device has run out of memory, and return the work's cached memory to it.
 
-    To be called once the error, and with it the frames that hold the tensors, is gone: before, nothing is free.
+    Call it once the error, and with it the frames that hold the tensors, is gone: before, nothing is free.
     """
     log.warning("%s of %d requests ran out of memory", what, num_requests)
     if target.model.device.type == "cuda":
@@ -141,13 +141,13 @@ def _delay(decoded: Decoded, waited_ms: float) -> Decoded:
 
 
 def record_ahead(target: LoadedModel, candidate: Candidate | None, requests: Sequence[Request], slots: int) -> int:
-    """Record the passes that decoding the requests may need, so many at a time, where passes are recorded.
+    """Record the passes that decoding the requests may need, `slots` at a time, where passes are recorded.
 
     Args:
         candidate: None: the baseline arm.
 
     Returns:
-        Bytes that these passes, their buffers and their caches hold, which stay from batch to batch.
+        Bytes that these passes, their buffers and their caches hold from batch to batch.
     """
     depth = candidate.config.config.num_speculative_tokens if candidate is not None else 0
     held = 0
@@ -165,7 +165,7 @@ def record_ahead(target: LoadedModel, candidate: Candidate | None, requests: Seq
 def _list_passes(
     target: LoadedModel, candidate: Candidate | None, depth: int
 ) -> Iterator[tuple[StaticPasses, Sequence[tuple[int, int]], tuple[int, ...]]]:
-    """Recorded passes with what they will be given: new tokens and how many are kept, and the layers handed out."""
+    """Recorded passes with their inputs: new tokens and how many are kept, and the layers handed out."""
     if target.passes is not None:
         hidden = candidate.proposer().hidden if candidate is not None else None
         verified = candidate.num_verified() if candidate is not None else (1,)
@@ -205,13 +205,13 @@ class CudaAllocator:
 
 
 def allocator_of(device: torch.device) -> Allocator | None:
-    """The device's; None where torch does not count what it allocates."""
+    """The device's; None where torch does not count its allocations."""
     return CudaAllocator(device) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """Takes the peak of one arm; weights, and what static passes hold, lie there throughout, for other arms too."""
+    """Takes the peak of one arm; weights and static passes stay allocated throughout, for other arms too."""
 
     allocator: Allocator
     models: Sequence[LoadedModel]  # all that may have static passes
@@ -223,11 +223,11 @@ class Gauge:
         return cls(allocator, models, allocator.allocated_bytes() - _held_by_passes(models))
 
     def peak_bytes(self, weight_bytes: int, static_bytes: int) -> int:
-        """What the arm needs by itself.
+        """The arm's part of the peak.
 
         Args:
-            weight_bytes: of its own models.
-            static_bytes: its own share of what the static passes hold.
+            weight_bytes: of the arm's models.
+            static_bytes: the arm's share of the static passes' memory.
         """
         passing = self.allocator.peak() - self.others - _held_by_passes(self.models)
         return passing + weight_bytes + static_bytes

@@ -1,7 +1,7 @@
-"""The loop's own outputs replayed, on a share of the requests, right after their block and outside the timed arms.
+"""Replays the engine's outputs, on a share of the requests, right after their block and outside the timed arms.
 
-Given an output of the speculative loop, replay knows what the loop is expected to have accepted in making it.  The
-difference has mean exactly zero, unless loop or replay is wrong: `shadowspec.gate.audit.difference` bets on it.
+Given an output of the speculative arm, replay computes the expected accepted tokens.  The difference has mean exactly
+zero, unless engine or replay is wrong: `shadowspec.gate.audit.difference` bets on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HASHES: Final = 2**64  # of the eight bytes by which a record is drawn
 
 
 class Auditor:
-    """Replays what the loop gave; lives as long as the engine whose target and candidates it shares."""
+    """Replays the engine's outputs; lives as long as the engine whose target and candidates it shares."""
 
     def __init__(self, target: LoadedModel, candidates: Sequence[Candidate], settings: EngineSettings) -> None:
         """`audit_share` of the requests is drawn, by a hash of the record's key that takes the seed in."""
@@ -43,8 +43,8 @@ class Auditor:
     def draws(self, prompt: ShadowPrompt) -> bool:
         """Whether this request is audited, with every candidate.
 
-        One that is sampled with a seed of its own never is: requests that share a seed share their luck, and their
-        differences would not be independent.
+        A request that is sampled with a given seed never is: requests that share a seed share their random numbers, and
+        their differences would not be independent.
         """
         if prompt.sampling.seed is not None and prompt.sampling.temperature > 0.0:
             return False
@@ -58,14 +58,14 @@ class Auditor:
         requests: Sequence[Request],
         decoded: Sequence[Decoded | None],
     ) -> tuple[AuditedRun, ...]:
-        """The audited runs among these, of one candidate: what its loop accepted and what replay expects of it.
+        """The audited runs among these, of one candidate: its accepted tokens and replay's expectation of them.
 
-        None of a candidate whose loop drafts by more than the output shows.
+        Empty for a candidate whose drafts depend on more than the output shows.
 
         Args:
             fingerprint: the candidate's.
-            prompts: the block's own requests.
-            requests: the same as they were decoded; what follows them (fillers) is not looked at.
+            prompts: the block's measured requests.
+            requests: the same as they were decoded; the fillers behind them are ignored.
             decoded: in their order; None: it did not fit into memory.
         """
         drawn = [
@@ -90,7 +90,7 @@ class Auditor:
 
 
 def _is_known_to_replay(candidate: Candidate) -> bool:
-    """Whether what the loop drafted follows from its output: not from a memory, a confidence or where a draft ends."""
+    """Whether the drafts follow from the output: not from a memory, a confidence or where a draft ends."""
     config = candidate.config.config
     return not (config.remembers or config.is_adaptive or candidate.context_limit is not None)
 

@@ -79,7 +79,7 @@ class Row:
         return "length" if len(self.output) >= sampling.max_tokens else None
 
     def note_step(self, drafted: int, accepted: int, emitted: int) -> None:
-        """Count one step that drafted and accepted so many tokens and emitted `emitted` of accepted + 1.
+        """Count one step with these numbers of drafted and accepted tokens, and `emitted` of accepted + 1.
 
         A drafted token after the last emitted one counts in neither accepted nor drafted tokens.
         """
@@ -121,7 +121,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What verifying rows draws on."""
+    """The random numbers and parameters with which rows are verified."""
 
     sampling: BatchSampling
     uniforms: torch.Tensor  # float32 [rows, streams, positions]
@@ -198,7 +198,7 @@ class Batch:
         return slots
 
     def drawing(self, slots: Sequence[int] | None = None) -> Drawing:
-        """What verifying the rows in these slots draws on (None: in all)."""
+        """The random numbers and parameters for verifying the rows in these slots (None: in all)."""
         if slots is None or len(slots) == self.num_rows:
             return Drawing(self.sampling, self.uniforms, self.emitted, self.rows)
         index = torch.tensor(slots, device=self.device)
@@ -223,7 +223,7 @@ class Batch:
         return [slot if self.is_active(slot) else movers.pop() for slot in range(count)]
 
     def keep(self, slots: list[int]) -> None:
-        """Drop all slots but these, which come to lie in this order."""
+        """Drop all slots but these, which take the first places in this order."""
         index = torch.tensor(slots, device=self.device)
         self.rows = [self.rows[slot] for slot in slots]
         self.prompts = [self.prompts[slot] for slot in slots]
@@ -236,11 +236,11 @@ class Batch:
             self.hidden_states, self.standing = self.hidden_states[index], self.standing[index]
 
     def see_prompts(self, slots: Sequence[int], hidden_states: torch.Tensor) -> None:
-        """Keep the hidden states of the target's prefill for the proposer, which asked for them.
+        """Store the hidden states of the target's prefill for the proposer, if it uses them.
 
         Args:
-            slots: whose prompts were prefilled.
-            hidden_states: [slots, columns, size], by position, or of each prompt's last token alone.
+            slots: those whose prompts were prefilled.
+            hidden_states: [slots, columns, size], by position, or only of each prompt's last token.
         """
         self.prompt_states = hidden_states
         last = [min(len(self.prompts[slot]), hidden_states.shape[1]) - 1 for slot in slots]
@@ -254,7 +254,7 @@ class Batch:
             self.hidden_states[places, 0], self.standing[places] = hidden_state, 0
 
     def see(self, hidden_states: torch.Tensor, standing: torch.Tensor) -> None:
-        """Keep the hidden states of the target's pass for the proposer, which asked for them.
+        """Store the hidden states of the target's pass for the proposer, if it uses them.
 
         Args:
             hidden_states: [rows, columns, size].
@@ -313,7 +313,7 @@ class Batch:
             last.append(row.output[-1])
             previous.append(row.output[-2] if len(row.output) > 1 else row.request.prompt[-1])
             emitted.append(len(row.output))
-        # A frozen row goes on at length 1: the draft starts one token before a row's end.
+        # A frozen row continues at length 1: the draft starts one token before a row's end.
         lengths = [max(1, length) for length in lengths]
         state = to_device([lengths, last, previous, emitted], self.device)
         self.lengths, self.last_tokens, self.previous_tokens, self.emitted = state.unbind(0)

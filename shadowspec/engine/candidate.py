@@ -88,7 +88,7 @@ class Models:
     def __init__(self, settings: EngineSettings) -> None:
         """
         Raises:
-            ModelError: the device is not there, or does not have what is asked for.
+            ModelError: the device does not exist, or does not support the requested features.
         """
         self.device = choose_device(settings.device)
         self.dtype = choose_dtype(settings.dtype, self.device)
@@ -96,7 +96,7 @@ class Models:
         self._new_recorder = choose_recorder(settings.passes, self.device)
         self.kernels = choose_kernels(settings.kernels, self.device)
         self._loaded: dict[str, LoadedModel] = {}
-        self._twins: dict[str, LoadedModel] = {}  # targets as their own drafts
+        self._self_drafts: dict[str, LoadedModel] = {}  # targets as their own drafts
         self._heads: dict[tuple[str, str, str], LoadedHeads] = {}  # by folder, kind and target
         self._sharing: dict[tuple[str, str], LoadedModel] = {}  # drafts of another vocabulary, by folder and target
 
@@ -125,12 +125,12 @@ class Models:
         return loaded
 
     def _beside(self, target: LoadedModel) -> LoadedModel:
-        """A target that drafts for itself: the same weights, with passes over a cache of its own."""
+        """A target that drafts for itself: the same weights, with passes over a separate cache."""
         if target.passes is None:
             return target
-        if target.path not in self._twins:
-            self._twins[target.path] = self._record_passes(target)
-        return self._twins[target.path]
+        if target.path not in self._self_drafts:
+            self._self_drafts[target.path] = self._record_passes(target)
+        return self._self_drafts[target.path]
 
     def heads(self, path: str, kind: str, target: LoadedModel) -> LoadedHeads:
         """The heads of a folder over a target, loaded at their first use.
@@ -262,5 +262,5 @@ def fingerprint_candidate(
 
 
 def _backend(target: LoadedModel) -> str:
-    """What verifies the target's steps, in both arms."""
+    """The code that verifies the target's steps, in both arms."""
     return BACKEND if target.kernels is None else target.kernels.backend

@@ -39,12 +39,12 @@ Outcome_co = TypeVar("Outcome_co", bound=Decoded | None, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class ArmResult(Generic[Outcome_co]):
-    """One arm's requests as they were decoded, in their order (None: it did not fit into memory alone)."""
+    """One arm's decoded requests, in their order (None: a request did not fit into memory by itself)."""
 
     decoded: tuple[Outcome_co, ...]
-    cache_bytes: int  # keys and values of the target, and what the proposer holds; of all parts of an arm together
+    cache_bytes: int  # keys and values of the target, and the proposer's state; of all parts of an arm together
     duration_ms: float  # from the start to the last token
-    static_bytes: int = 0  # what lies on the device from batch to batch for the arm's recorded passes
+    static_bytes: int = 0  # device memory that the arm's recorded passes hold from batch to batch
     num_halved: int = 0  # batches, the arm itself and parts of it, that did not fit and were run in halves
     peak_bytes: int = 0  # all that the arm needs
 
@@ -64,14 +64,13 @@ def decode_batch(
     passes: StaticPasses | None = None,
     kernels: Kernels | None = None,
 ) -> ArmResult[Decoded]:
-    """Decode `requests` with the target, `num_slots` at a time (None: all together); without a `proposer` this is
-    the baseline arm.
+    """Decode `requests` with the target, `num_slots` at a time (None: all together); without a `proposer` this is the
+    baseline arm.
 
-    Rows are ragged and end each on its own; the random numbers of a request depend on its seed and position.  A
-    finished row's slot is taken by the next request that waits.  Once none does a finished row keeps its slot, so that
-    the load stays what it is labelled with; with `releases_slots` such rows are dropped along the way, which gives the
-    same outputs sooner, but not with `passes`: those of the target, where its steps are recorded ones.
-    `kernels` verify and append (None: torch).
+    Rows are ragged and end independently; the random numbers of a request depend on its seed and position.  The next
+    waiting request takes a finished row's slot.  Once none waits, a finished row keeps its slot, so that the load stays
+    the labelled one.  With `releases_slots` such rows are dropped along the way, which gives the same outputs sooner;
+    this excludes `passes`, the target's recorded passes.  `kernels` verify and append (None: torch).
     """
     device: torch.device = target.device
     timeline = Timeline(device)
@@ -141,7 +140,7 @@ def _nothing_proposed(num_rows: int, device: torch.device) -> Proposal:
 def _first_tokens(
     batch: Batch, runner: Runner, slots: Sequence[int], rule: VerifyRule, kernels: Kernels | None
 ) -> torch.Tensor:
-    """Prefill the rows in these slots; the tokens that the target makes of their prompts, int64 [slots]."""
+    """Prefill the rows in these slots; the target's first tokens for their prompts, int64 [slots]."""
     logits = runner.prefill([batch.prompts[slot] for slot in slots], slots)[:, None]  # [slots, 1, vocabulary]
     if runner.hidden_states is not None:
         batch.see_prompts(slots, runner.hidden_states)

@@ -23,7 +23,7 @@ def choose_device(name: str) -> torch.device:
     """The device of a configured name ("auto": the GPU where there is one).
 
     Raises:
-        ModelError: a GPU is asked for and there is none.
+        ModelError: a GPU is requested and there is none.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -50,12 +50,12 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_kernels(name: str, device: torch.device) -> Kernels | None:
-    """What runs kernels for a configured name; None: the engine's own code on torch.
+    """The kernels for a configured name; None: the engine's code on torch.
 
     "auto": Triton's on a GPU that can run them.
 
     Raises:
-        ModelError: "triton" is asked for and cannot run here; the message says what is missing.
+        ModelError: "triton" is requested and cannot run here; the message names what is missing.
     """
     if name == "torch" or (name == "auto" and device.type != "cuda"):
         return None
@@ -70,10 +70,10 @@ def choose_kernels(name: str, device: torch.device) -> Kernels | None:
 
 
 def choose_recorder(name: str, device: torch.device) -> Callable[[], Recorder] | None:
-    """What makes recorders for a configured name: "auto" (CUDA graphs on a GPU), "graphs", or "dynamic" (None).
+    """The recorder factory for a configured name: "auto" (CUDA graphs on a GPU), "graphs", or "dynamic" (None).
 
     Raises:
-        ModelError: graphs are asked for and the device has none.
+        ModelError: graphs are requested and the device has none.
     """
     if name == "dynamic" or (name == "auto" and device.type != "cuda"):
         return None

@@ -10,19 +10,19 @@ import torch
 
 from shadowspec.engine.kv_cache import RaggedCache
 
-FINAL: Final = -1  # what the final norm gives, which the target's head reads
+FINAL: Final = -1  # the final norm's output, which the target's head reads
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """Which hidden states are asked for.
+    """A selection of hidden states.
 
-    They are numbered as in transformers' `output_hidden_states`: `i` is what goes into layer i, 0 the embedding, and
-    `FINAL` the last of all, which is made of kept columns alone and so never of a whole prompt.
+    They are numbered as in transformers' `output_hidden_states`: `i` is the input of layer i, 0 the embedding, and
+    `FINAL` the last of all.  `FINAL` exists only for kept columns and so never for a whole prompt.
     """
 
-    layers: tuple[int, ...]  # ascending, or FINAL alone
-    of_prompt: bool  # of all its tokens; otherwise of its last one alone
+    layers: tuple[int, ...]  # ascending, or only FINAL
+    of_prompt: bool  # of all its tokens; otherwise only of its last one
 
     def __post_init__(self) -> None:
         assert FINAL not in self.layers or (self.layers == (FINAL,) and not self.of_prompt)
@@ -37,7 +37,7 @@ class Forward(Protocol):
     """A model's forward pass over a ragged cache."""
 
     def angles(self, positions: torch.Tensor) -> torch.Tensor:
-        """What the pass needs of positions (int64 [rows, count]): [rows, count, ...], to be cut by column."""
+        """The pass's tables for positions (int64 [rows, count]): [rows, count, ...], to be cut by column."""
 
     def forward(
         self,
@@ -51,20 +51,20 @@ class Forward(Protocol):
         """Append the tokens to the cache.
 
         Returns:
-            Logits of the last `keep` columns, float [rows, keep, vocabulary], and the hidden states of those layers
-            (as `HiddenStates` numbers them), [rows, columns, layers * hidden], or None where there is none.  They are
-            of all columns, `FINAL` of the last `keep`.
+            Logits of the last `keep` columns, float [rows, keep, vocabulary], and the hidden states of those layers (as
+            `HiddenStates` numbers them), [rows, columns, layers * hidden], or None without layers.  They are of all
+            columns, `FINAL` of the last `keep`.
         """
 
 
 class TransformersForward:
-    """A transformers model's own forward, for every architecture that has no direct one."""
+    """A transformers model's forward, for every architecture without a direct one."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def angles(self, positions: torch.Tensor) -> torch.Tensor:
-        return positions  # the model makes its own of them
+        return positions  # the model computes its angles from them
 
     def forward(
         self,

@@ -1,7 +1,7 @@
 """A key/value cache for ragged rows, in the form of a transformers `Cache`.
 
 Each slot (row) has its own length.  Layers write keys and values at per-row positions and are read up to the
-longest row, so a rejected token costs only a length change: what lies beyond a row's length is masked and
+longest row, so a rejected token costs only a length change: columns beyond a row's length are masked and
 overwritten later.  Works with unmodified transformers models that take explicit position ids and a 4-D mask.
 """
 
@@ -16,11 +16,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 if TYPE_CHECKING:
     from shadowspec_kernels.dispatch import Kernels
 
-HIDDEN = float("-inf")  # added to the score of what may not be seen
+HIDDEN = float("-inf")  # added to the score of hidden columns
 
 
 def look_back(columns: torch.Tensor, order: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What tokens at these columns (int64 [rows, count]) may see of those in `order` (int64 [width]: 0, 1, ...).
+    """The mask of tokens at these columns (int64 [rows, count]) over those in `order` (int64 [width]: 0, 1, ...).
 
     Returns:
         Float [rows, 1, count, width]: 0 where a token may look (its row up to itself), else -inf.
@@ -50,7 +50,7 @@ class Span:
 
     @property
     def mask(self) -> torch.Tensor:
-        """`look_back` of all columns, made at its first use: passes over static buffers make their own."""
+        """`look_back` of all columns, made at its first use: passes over static buffers compute theirs."""
         if self._mask is None:
             self._mask = look_back(self.columns, self._order, self.dtype)
         return self._mask
@@ -77,7 +77,7 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         """Allocate for states of this form, [rows, heads, tokens, head_dim]."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.heads, self.key_dim, self.value_dim = key_states.shape[1], key_states.shape[3], value_states.shape[3]
-        # Zeros, not whatever was there: what is masked is multiplied by 0, and 0 times NaN is NaN.
+        # Zeros, because masked values are multiplied by 0, and 0 times NaN of uninitialised memory is NaN.
         self.states = key_states.new_zeros(
             (self.slots, 2 * self.heads, self.capacity + 1, max(self.key_dim, self.value_dim))
         )
@@ -90,7 +90,7 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new states at this pass's place and return what its queries may read."""
+        """Write the new states at this pass's place and return the states that its queries may read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.place is not None, "no write positions were set for this pass"
@@ -119,7 +119,7 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         return states[:, : self.heads, :, : self.key_dim], states[:, self.heads :, :, : self.value_dim]
 
     def first(self, slots: int) -> RaggedLayer:
-        """The first slots alone, over the same memory."""
+        """Only the first slots, over the same memory."""
         ragged_layer = copy.copy(self)
         ragged_layer.slots, ragged_layer.states, ragged_layer.place = slots, self.states[:slots], None
         return ragged_layer
@@ -158,7 +158,7 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
     def __init__(
         self, layers: int, slots: int, capacity: int, device: torch.device, kernels: Kernels | None = None
     ) -> None:
-        """`kernels`: what keys and values side by side are appended with (None: torch)."""
+        """`kernels`: append keys and values that lie side by side (None: torch)."""
         if kernels is None:
             held = [RaggedLayer(slots, capacity) for _ in range(layers)]
         else:
@@ -168,18 +168,18 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self._rows = torch.arange(slots, device=device)[:, None]  # [slots, 1]
 
     def begin_prefill(self, rows: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Prepare a prefill of rows from their first column on; what they held is written over or masked.
+        """Prepare a prefill of rows from their first column on; their old content is overwritten or masked.
 
         Args:
             rows: slots being filled, int64 [rows].
             positions: position of each token, -1 for left padding, int64 [rows, tokens].
-            dtype: that of the mask.
+            dtype: of the mask.
 
         Returns:
-            The attention mask, float [rows, 1, tokens, tokens]: causal within the row; padding attends to
-            itself, lest the softmax have nothing to sum.
+            The attention mask, float [rows, 1, tokens, tokens]: causal within the row; padding attends to itself, so
+            that the softmax has a term to sum.
         """
-        self._tell_layers((rows[:, None], torch.where(positions >= 0, positions, self.capacity)), 0)
+        self._place_layers((rows[:, None], torch.where(positions >= 0, positions, self.capacity)), 0)
         order = torch.arange(positions.shape[1], device=positions.device)
         is_real = (positions >= 0)[:, None, :]  # [rows, 1, tokens]
         is_seen = ((order[:, None] >= order) & is_real) | (order[:, None] == order)
@@ -198,7 +198,7 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
             The attention mask, float [rows, 1, tokens, width].
         """
         columns = torch.where(positions >= 0, positions, self.capacity)
-        self._tell_layers((rows[:, None], columns), width, rows)
+        self._place_layers((rows[:, None], columns), width, rows)
         return look_back(columns, torch.arange(width, device=rows.device), dtype)
 
     def begin_step(self, span: Span, start: int, stop: int) -> torch.Tensor:
@@ -208,7 +208,7 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
             The attention mask, float [slots, 1, stop - start, columns read].
         """
         width = min(span.longest + stop, self.capacity)
-        self._tell_layers((self._rows, span.columns[:, start:stop]), width)
+        self._place_layers((self._rows, span.columns[:, start:stop]), width)
         return span.mask[:, :, start:stop, :width]
 
     def begin_columns(self, columns: torch.Tensor, order: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -222,17 +222,17 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         Returns:
             The attention mask, float [slots, 1, count, columns read].
         """
-        self._tell_layers((self._rows, columns), order.shape[0])
+        self._place_layers((self._rows, columns), order.shape[0])
         return look_back(columns, order, dtype)
 
-    def _tell_layers(
+    def _place_layers(
         self, place: tuple[torch.Tensor, torch.Tensor], read_width: int, read_rows: torch.Tensor | None = None
     ) -> None:
         for layer in self.layers:
             layer.place, layer.read_width, layer.read_rows = place, read_width, read_rows
 
     def keep(self, slots: list[int]) -> None:
-        """Drop all slots but these, which come to lie in this order."""
+        """Drop all slots but these, which take the first places in this order."""
         moves = [(source, place) for place, source in enumerate(slots) if source != place]
         sources, places = [source for source, _ in moves], [place for _, place in moves]
         self.slots = len(slots)
@@ -247,7 +247,7 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
             layer.lazy_initialization(empty, empty)
 
     def first(self, slots: int) -> RaggedCache:
-        """The first slots of an allocated cache alone, over the same memory."""
+        """Only the first slots of an allocated cache, over the same memory."""
         ragged_cache = copy.copy(self)
         ragged_cache.layers = [layer.first(slots) for layer in self.layers]
         ragged_cache.keep([*range(slots)])

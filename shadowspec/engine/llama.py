@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 LONG_PROMPT = 1_024  # tokens, above which torch's attention over a prompt is worth all threads
-# Angles that depend on the position alone; the others ("dynamic", "longrope") change with the longest row.
+# Angles that depend only on the position; the others ("dynamic", "longrope") change with the longest row.
 STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -109,7 +109,8 @@ def round_weights(model: Any, weights_dtype: torch.dtype) -> None:
 class DirectLlama:
     """The forward pass of a model for which `why_not_direct` is None.
 
-    The weights are taken over layer by layer, lest they be held twice: the given model is of no use afterwards.
+    The weights are taken over layer by layer, so that memory never holds them twice; the given model is unusable
+    afterwards.
     Where it can, compiled code runs it over weights in `weights_dtype`, each widened to float32 as it is multiplied.
     """
 
@@ -147,7 +148,7 @@ class DirectLlama:
 
     @property
     def forward_name(self) -> str:
-        """What runs its steps: "compiled_llama", or "direct_llama" on torch."""
+        """The implementation of its steps: "compiled_llama", or "direct_llama" on torch."""
         return "direct_llama" if self._compiled is None else "compiled_llama"
 
     def _compile(self) -> CompiledLlama:
@@ -190,7 +191,7 @@ class DirectLlama:
             yield from layer.tensors()
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """What is held beside the weights."""
+        """Tensors held beside the weights."""
         yield self._rotations
         if self._head.packed is not None and self._is_tied:
             yield self._head.packed
@@ -201,11 +202,11 @@ class DirectLlama:
 
     @property
     def kv_shape(self) -> tuple[int, int]:
-        """Heads that have keys and values of their own, and their dimension."""
+        """Number of heads with keys and values, and their dimension."""
         return self._layers[0].kv_heads, self._layers[0].head_dim
 
     def final_states(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """What the head reads after these tokens of whole texts; nothing is kept of them.
+        """The final states after these tokens of whole texts, as the head reads them; leaves no state.
 
         Args:
             tokens: int64 [rows, tokens], from the first of each text on and padded at the end.
@@ -221,13 +222,13 @@ class DirectLlama:
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             attended = layer.attend(None, layer.attention_norm(hidden), angles, None, count)
-            if index == last:  # past the last layer's keys and values only the wanted places matter
+            if index == last:  # after the last layer's keys and values only the wanted places matter
                 hidden, attended = hidden[wanted], attended[wanted]
             layer.add_to(hidden, attended)
         return self._norm(hidden)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """What the head makes of final states [places, hidden]; [places, vocabulary]."""
+        """The head's logits of final states [places, hidden]; [places, vocabulary]."""
         return self._head(states)
 
     def head_weight(self) -> torch.Tensor:
@@ -302,7 +303,7 @@ class DirectLlama:
         keep: int,
         hidden_layers: tuple[int, ...],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A step, whose tokens look at all columns up to their places, which is what its mask says."""
+        """A step, whose tokens see all columns up to their places, as its mask says."""
         first = cache.layers[0]
         if not first.is_initialized:
             cache.allocate(*self.kv_shape, self.dtype)

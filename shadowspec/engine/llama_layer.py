@@ -1,9 +1,9 @@
-"""One layer of the Llama family over fused weights: what `DirectLlama` and EAGLE drafts are made of.
+"""One layer of the Llama family over fused weights: the building block of `DirectLlama` and EAGLE drafts.
 
 A `Matrix` holds a weight in the form in which its products are fastest where it runs.  On a CPU in float32 torch hands
 products to a library whose kernels are slow for the handful of rows of a step: on an AMD EPYC five rows cost four times
-as much as one.  oneDNN's, over weights in an order of their own, cost hardly more than one row does, and 2.5 times less
-than torch's for forty.  Where there is little to multiply, one row of a small weight above all, the plain way is still
+as much as one.  oneDNN's, over weights in oneDNN's layout, cost hardly more than one row does, and 2.5 times less than
+torch's for forty.  Where there is little to multiply, above all one row of a small weight, torch's product is still
 faster, so that a small weight is held in both forms.  The weights of a large model are held once, as rows that compiled
 code multiplies at the speed of the memory (`shadowspec_kernels.llama_cpu`).
 """
@@ -29,7 +29,7 @@ class Norm:
 
     weight: torch.Tensor  # [size]; times sqrt(size) where `floor` is given
     eps: float
-    floor: torch.Tensor | None  # [], sqrt(size * eps), where the norm is taken in torch's own four operations
+    floor: torch.Tensor | None  # [], sqrt(size * eps), where the norm is taken in four operations of torch
 
     @classmethod
     def of(cls, module: Any, weight: torch.Tensor) -> Norm:
@@ -75,7 +75,7 @@ class Layer:
         return self.qkv, self.output, self.gate_up, self.down
 
     def copies(self) -> Iterator[torch.Tensor]:
-        """What is held beside the weights."""
+        """Tensors held beside the weights."""
         for matrix in self.matrices():
             yield from matrix.copies()
 
@@ -98,7 +98,7 @@ class Layer:
     ) -> torch.Tensor:
         """Outputs of the heads side by side, of the last `keep` columns, [rows * keep, heads * head_dim].
 
-        With neither store nor mask all columns are wanted, and each looks at those up to itself.
+        With neither store nor mask all columns are computed, and each sees those up to itself.
         """
         rows, count = angles.shape[:2]
         heads, kv_heads, head_dim = self.heads, self.kv_heads, self.head_dim
@@ -131,7 +131,7 @@ class Layer:
         return attended.reshape(rows * keep, heads * head_dim)
 
     def add_to(self, hidden: torch.Tensor, attended: torch.Tensor) -> None:
-        """What the heads gave and then the feed-forward part, added in place to `hidden` ([rows * tokens, hidden])."""
+        """Add the heads' output and then the feed-forward part to `hidden` ([rows * tokens, hidden]), in place."""
         self.output.add_to(hidden, attended)
         gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, 1)
         self.down.add_to(hidden, F.silu(gate).mul_(up))
@@ -206,7 +206,7 @@ def _fuse(memory: WeightMemory | None, *linears: Any) -> Matrix:
 
 
 def rotation_table(rotary: Any, positions: int, device: torch.device) -> torch.Tensor:
-    """cos + i sin of every position and pair, as the model's own module gives them; [positions, head_dim / 2]."""
+    """cos + i sin of every position and pair, as the model's module gives them; [positions, head_dim / 2]."""
     every = torch.arange(positions, device=device)[None]
     cos, sin = rotary(torch.empty(0, dtype=torch.float32, device=device), every)  # [1, positions, head_dim]
     half = cos.shape[-1] // 2
@@ -283,6 +283,6 @@ class Matrix:
         return form
 
     def copies(self) -> Iterator[torch.Tensor]:
-        """What is held beside the weight."""
+        """Tensors held beside the weight."""
         if self.plain is not None and self.packed is not None:
             yield self.packed

@@ -1,7 +1,7 @@
 """Measuring a block: the baseline arm and each candidate's arm on the same prompts, then parity.
 
 The order of the arms is drawn by hash; warm-up, parity and audits run outside the timed arms.  A request that does not
-fit into memory alone (`arms`) fails its runs, which are stored and counted, never dropped.
+fit into memory by itself (`arms`) fails its runs, which are stored and counted, never dropped.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Engine:
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
-        """What every block is measured with."""
+        """The configs that measure every block."""
         return tuple(candidate.config for candidate in self.candidates)
 
     def kernels_ran(self) -> dict[Kernel, dict[Backend, int]]:
-        """Rows that each kernel was given by whoever shares the models, by backend; none: without kernels."""
+        """Rows that each kernel has processed for all users of the models, by backend; empty without kernels."""
         kernels = self.target.kernels
         return {} if kernels is None else kernels.ran()
 
@@ -116,7 +116,7 @@ class Engine:
     def _audits(
         self, block: Block, requests: Sequence[Request], fingerprint: str, arm: MeasuredArm
     ) -> tuple[AuditedRun, ...]:
-        """Of the requests drawn for it, what replay expects of their outputs; none where the device has no memory."""
+        """Replay's expectation of the drawn requests' outputs; empty where the device has no memory."""
         auditor = self._auditor
         if auditor is None:
             return ()
@@ -162,7 +162,7 @@ class Engine:
         baseline: MeasuredArm,
         speculative: MeasuredArm,
     ) -> list[Run]:
-        """One run per own request; fillers are dropped here."""
+        """One run per measured request; fillers are dropped here."""
         fingerprint = candidate.config.fingerprint
         indices = range(len(block.requests))
         plain = {index: base for index in indices if (base := baseline.decoded[index]) is not None}

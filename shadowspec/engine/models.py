@@ -34,7 +34,7 @@ from shadowspec.errors import ModelError
 if TYPE_CHECKING:
     from shadowspec_kernels.dispatch import Kernels
 
-SAMPLED_CHUNKS = 64  # pieces read of each weight file for its digest: enough to tell fine-tunes apart
+SAMPLED_CHUNKS = 64  # pieces read of each weight file for its digest: enough to distinguish fine-tunes
 CHUNK_BYTES = 65_536
 PROBE_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.5}  # logits; rounding only
 PROBE_SHAPE = (2, 12)  # rows, tokens
@@ -42,17 +42,17 @@ PROBE_SHAPE = (2, 12)  # rows, tokens
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on its device with what identifies it."""
+    """A model on its device with its identity."""
 
     path: str
-    model: Any  # a DirectLlama where one can run it, else transformers' own
+    model: Any  # a DirectLlama where one can run it, else transformers'
     tokenizer: FolderTokenizer
     end_token_ids: frozenset[int]
     weights_digest: str
     tokenizer_digest: str
-    num_shared_tokens: int | None = None  # of a draft of another vocabulary than its target's, which drafts these alone
-    passes: StaticPasses | None = None  # its recorded passes; None: every step launches its own
-    kernels: Kernels | None = None  # what verifies its steps and appends to its cache; None: torch
+    num_shared_tokens: int | None = None  # of a draft of another vocabulary than its target's, which drafts only these
+    passes: StaticPasses | None = None  # its recorded passes; None: every step launches its operations
+    kernels: Kernels | None = None  # for verifying its steps and appending to its cache; None: torch
 
     @property
     def context_length(self) -> int:
@@ -76,7 +76,7 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that the model holds whatever it runs: its weights, and its table of rotary angles."""
+        """Bytes that the model always holds: its weights, and its table of rotary angles."""
         held = (*self.model.parameters(), *self.model.buffers())
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
@@ -125,7 +125,7 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedMod
 
 
 def load_weights(path: str, dtype: torch.dtype, config: Any = None) -> Any:
-    """A folder's model as transformers has it, from safetensors alone; none of the folder's code is run.
+    """A folder's model as transformers has it, only from safetensors; none of the folder's code is run.
 
     Args:
         config: transformers' config of a model with fewer layers than the folder's, whose other weights stay unread;
@@ -172,13 +172,13 @@ def refuse_unmeasurable(config: Any, path: str) -> None:
 
 @torch.inference_mode()
 def runnable(model: Any, path: str, weights_dtype: torch.dtype = torch.float32) -> Any:
-    """The model in the form that measurements run, held against its own plain forward pass.
+    """The model in the form that measurements run, compared with its plain forward pass.
 
-    That form is a `DirectLlama` (which uses the given model up) for the architectures it knows.  It is held against the
-    model with its weights rounded to `weights_dtype`.
+    That form is a `DirectLlama` (which uses the given model up) for the architectures it knows.  It is compared with
+    the model with its weights rounded to `weights_dtype`.
 
     Raises:
-        ModelError: the form gives other logits, so that measurements would not be the model's own.
+        ModelError: the form gives other logits, so that measurements would not describe the model.
     """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, int(model.config.vocab_size), PROBE_SHAPE, generator=generator).to(model.device)
@@ -202,7 +202,7 @@ def probe_cached_forward(model: Any, tokens: torch.Tensor, plain: torch.Tensor, 
         path: the model's folder, for the message.
 
     Raises:
-        ModelError: they differ by more than rounding, so that measurements would not be the model's own.
+        ModelError: they differ by more than rounding, so that measurements would not describe the model.
     """
     device = model.device
     runner = Runner(model, slots=2, capacity=16)
@@ -235,7 +235,7 @@ def load_end_token_ids(path: str, tokenizer: FolderTokenizer) -> frozenset[int]:
 
 
 def _end_token_ids(*sources: Any) -> frozenset[int]:
-    """What generation config, model config and tokenizer name."""
+    """The end tokens of generation config, model config and tokenizer."""
     ids: set[int] = set()
     for source in sources:
         value = getattr(source, "eos_token_id", None)
@@ -249,8 +249,8 @@ def _end_token_ids(*sources: Any) -> frozenset[int]:
 def weights_digest(folder: Path) -> str:
     """sha256 over each safetensors file's size and evenly spaced pieces of its content; hex.
 
-    Reading hundreds of gigabytes at each start would be no better at telling two revisions apart: a
-    fine-tune changes nearly every piece.
+    Reading hundreds of gigabytes at each start would not distinguish two revisions better: a fine-tune changes nearly
+    every piece.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
@@ -264,10 +264,10 @@ def weights_digest(folder: Path) -> str:
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
-    """Whether `draft` can draft for `target`; warnings for what is allowed but unwise.
+    """Whether `draft` can draft for `target`; warnings about allowed but unwise pairs.
 
     Raises:
-        ModelError: as `check_tokenizers`, unless the draft drafts shared tokens alone.
+        ModelError: as `check_tokenizers`, unless the draft drafts only shared tokens.
     """
     warnings = []
     if draft.num_shared_tokens is None:
@@ -293,7 +293,7 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
     elif ratio > most:
         warnings.append(
             f"draft {draft.path} is {ratio:.1f} times smaller than its target ({least:g} to {most:g} is usual): a "
-            "model so much smaller is seldom accepted"
+            "model so much smaller is rarely accepted"
         )
     if draft.context_length < target.context_length:
         warnings.append(

@@ -1,8 +1,8 @@
-"""What the files of model folders show without loading them: that ordinary models can be measured together.
+"""Whether the files of model folders show, without loading them, that ordinary models can be measured together.
 
-`doctor` asks this first, so that it takes seconds, and no memory of a device on which a worker runs.  Settled here is
-only what leaves no doubt: a model of the Llama family with exactly the weights that its config implies, a draft of the
-same family and tokenizer, and nothing of which loading would warn.  All others must be loaded to be judged.
+`doctor` checks this first, so that it takes seconds, and no memory of a device on which a worker runs.  This module
+settles only clear cases: a model of the Llama family with exactly the weights that its config implies, and a draft of
+the same family and tokenizer, where loading would warn of nothing.  All others must be loaded to be judged.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ FAMILY: Final = {
 USUAL_SIZE_RATIOS: Final = (
     4.0,
     10.0,
-)  # target over draft: below, a pass of the draft costs much; above, it seldom agrees
+)  # target over draft: below, a pass of the draft costs much; above, it rarely agrees
 # Entries of the weights that a step multiplies (4 MiB) from which on compiled code runs a model on a CPU.  The number
 # is fixed, so that a model has the same forward on every machine that has a compiler.
 LEAST_COMPILED: Final = 2**20
-# What a config of the family may set, with the value that changes nothing.  `None` and an absent key do not either.
+# Keys that a config of the family may set, with the value without effect; `None` and an absent key have none either.
 NEUTRAL: Final[Mapping[str, object]] = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -60,8 +60,8 @@ class _Folder:
 
 
 def are_settled(target_path: str, candidates: Sequence[SpeculationConfig], *, is_on_cpu: bool) -> bool:
-    """Whether the files alone show that a target and its candidates can be measured, and that nothing would be warned
-    of; where they do not, only loading tells.
+    """Whether the files prove that a target and its candidates can be measured without a warning; False where only
+    loading can show it.
 
     On a CPU that includes whether the compiled forward, which runs all but tiny models there, can be built; the first
     call of a user on a processor builds it.

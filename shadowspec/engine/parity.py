@@ -1,4 +1,4 @@
-"""Whether the speculative output is the target's own: greedy outputs compared, sampled outputs scored.
+"""Whether the speculative output is the target's: greedy outputs compared, sampled outputs scored.
 
 Everything here runs outside the timed arms.
 """
@@ -46,7 +46,7 @@ def parities_of(
 
 
 def _greedy_parity(target: LoadedModel, request: Request, base: Sequence[int], spec: Sequence[int]) -> Parity:
-    """Where the arms part, how far from a tie that is, and whether the baseline alone parts from itself."""
+    """Where the arms diverge, how far from a tie that is, and whether the baseline diverges from itself."""
     position = first_divergence(base, spec)
     if position is None:
         return Parity()
@@ -143,7 +143,7 @@ def top_two_gap(logits: torch.Tensor) -> float:
 def z_scores(
     target: Any, requests: Sequence[Request], end_token_ids: frozenset[int], *alternatives: Sequence[Sequence[int]]
 ) -> tuple[list[Score], ...]:
-    """Teacher-forced score of each sampled output under its own processed distribution, for each alternative."""
+    """Teacher-forced score of each sampled output under its processed distribution, for each alternative."""
     scores = []
     forced = teacher_forced_logits(target, requests, *alternatives)
     for outputs, rows in zip(alternatives, forced, strict=True):

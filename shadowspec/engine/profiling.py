@@ -1,13 +1,13 @@
-"""Profiling: the costs of the loop's steps on this device, measured with the loop itself.
+"""Profiling: the costs of the engine's steps on this device, measured with the engine itself.
 
-Every point is a batch of made-up prompts that is decoded as a block is, all rows to the same length, so that the load
-is constant.  What is accepted does not matter: a step of a draft costs the same whatever comes of it.
-Points take turns, round after round, and each gives its medians, so that a slow moment hits one round of some points
-and not one point.
+Every point is a batch of random prompts that is decoded as a block is, all rows to the same length, so that the load is
+constant.  Acceptance does not matter: a step of a draft costs the same whether its tokens are accepted or not.  Points
+take turns, round after round, and each gives its medians, so that a slow moment hits one round of some points and not
+one point.
 
-Prompt lookup and suffix drafts find nothing in made-up prompts.  They look all the same, and every row is then given K
-made-up tokens to verify: the cost of looking and that of a step that drafts to the full depth.  What becomes of steps
-that draft less is the cost model's to say (`cost_model.Drafts`).  Of an adaptive depth there is no such surface.
+Prompt lookup and suffix drafts find nothing in random prompts.  They search all the same, and every row is then given K
+random tokens to verify: the cost of the search and of a step that drafts to the full depth.  The cost model derives
+steps that draft less (`cost_model.Drafts`).  An adaptive depth has no such surface.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def profile(
     """
     draft, config = candidate.draft, candidate.config.config
     if config.is_adaptive:
-        raise InputError(f"{config.name}: a step costs what the draft is sure of; not profiled")
+        raise InputError(f"{config.name}: the cost of its steps depends on the draft's confidence; not profiled")
     most = max_depth(candidate)
     if most is not None and max(grid.depths) > most:
         raise InputError(f"{config.name}: {max(grid.depths)} tokens cannot be profiled: it drafts {most} at most")
@@ -121,14 +121,14 @@ def _measure(
 
 
 class _Watched:
-    """A proposer under a clock, which tells what it does for a batch once from what it does in every step.
+    """A proposer under a clock, which separates the work once per batch from the work in every step.
 
-    With a depth to be filled, every row is given so many tokens to verify, whatever was proposed.
+    With a depth to fill, every row is given as many tokens to verify, whatever was proposed.
     """
 
     def __init__(self, proposer: Proposer, timeline: Timeline, filled_depth: int) -> None:
         self._proposer, self._timeline, self._filled_depth = proposer, timeline, filled_depth
-        self._prefills: list[tuple[int, int]] = []  # marks: before and after what is done once
+        self._prefills: list[tuple[int, int]] = []  # marks: before and after the work per batch
 
     @property
     def hidden(self) -> HiddenStates | None:
@@ -158,7 +158,7 @@ class _Watched:
         return self._proposer.cache_bytes()
 
     def prefill_ms(self) -> float:
-        """What it does once: taking in the prompts."""
+        """Time of the work per batch: reading the prompts."""
         return sum(self._timeline.elapsed_ms(*marks) for marks in self._prefills)
 
 

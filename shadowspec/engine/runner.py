@@ -39,8 +39,8 @@ class Runner:
     ) -> None:
         """
         Args:
-            cache: of so many slots and as many columns at least, whatever it holds; None: a new one.
-            kernels: what a new one is appended to with (None: torch).
+            cache: with at least this number of slots and columns, of any content; None: a new one.
+            kernels: append to a new one (None: torch).
         """
         self.device: torch.device = model.device
         if cache is None:
@@ -54,7 +54,7 @@ class Runner:
         self.hidden_states: torch.Tensor | None = None
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int] | None = None) -> torch.Tensor:
-        """Fill the row in slot i with prompt i, whatever was there (`slots`: those to fill; None: the first ones).
+        """Fill the row in slot i with prompt i, over any content (`slots`: those to fill; None: the first ones).
 
         Returns:
             Logits after the last token of each prompt, float [prompts, vocabulary].
@@ -136,7 +136,7 @@ class Runner:
         return self.append(tokens, keep)
 
     def keep(self, slots: list[int]) -> None:
-        """Drop all slots but these, which come to lie in this order."""
+        """Drop all slots but these, which take the first places in this order."""
         self.cache.keep(slots)
 
     def cache_bytes(self) -> int:
@@ -153,7 +153,7 @@ def runner_for(
     passes: StaticPasses | None,
     kernels: Kernels | None,
 ) -> Runner:
-    """What runs a model over so many rows of up to `capacity` tokens, by its static passes where it has them."""
+    """The runner of a model over this number of rows of up to `capacity` tokens, by its static passes if any."""
     if passes is not None:
         return passes.runner(slots, capacity, hidden)
     return Runner(model, slots, capacity, hidden, kernels=kernels)

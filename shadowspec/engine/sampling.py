@@ -2,7 +2,7 @@
 
 minimum length, repetition penalty, frequency and presence penalty, temperature, min-p, top-k, top-p.
 
-The repetition penalty looks at prompt and output, the other two at the output alone.  A row at temperature 0
+The repetition penalty looks at prompt and output, the other two only at the output.  A row at temperature 0
 becomes the one-hot distribution of its arg-max, so that greedy and sampled rows share a batch.
 """
 
@@ -71,13 +71,13 @@ class BatchSampling:
             self.output_counts = torch.zeros((rows, vocabulary), dtype=torch.float32, device=device)
 
     def of(self, rows: torch.Tensor) -> BatchSampling:
-        """The same for these rows alone, int64 [rows], in a copy."""
+        """The same for only these rows, int64 [rows], in a copy."""
         sampling = copy.copy(self)
         sampling.keep(rows)
         return sampling
 
     def temperature_alone(self) -> BatchSampling:
-        """The same rows by temperature alone, in a copy: no minimum length, no penalties, no truncation."""
+        """The same rows with only their temperature, in a copy: no minimum length, no penalties, no truncation."""
         sampling = copy.copy(self)
         sampling.has_min_tokens = sampling.has_penalties = False
         sampling.has_min_p = sampling.has_top_k = sampling.has_top_p = False
@@ -113,7 +113,7 @@ class BatchSampling:
         drafted: torch.Tensor,  # int64 [rows, >= tokens - 1]: tokens assumed emitted before positions 1, 2, ...
         emitted: torch.Tensor,  # int64 [rows]: output tokens already emitted
     ) -> torch.Tensor:
-        """Logits after minimum length and penalties, before temperature: what greedy decoding takes arg-max of.
+        """Logits after minimum length and penalties, before temperature; greedy decoding takes their arg-max.
 
         Column j is conditioned on the first j entries of `drafted`.
         """

@@ -1,13 +1,13 @@
 """A draft model of another vocabulary than its target's, drafting the tokens that both have.
 
-Token-level intersection (TLI; Timor et al. 2502.05202): the draft's distribution is restricted to the shared tokens and
-renormalised, and goes by the target's ids.  The draft reads a token of the text that it does not have as its unknown
-token (without one: as its end of text), as vLLM's `use_heterogeneous_vocab` has it, so that text and draft keep the
-same positions.  So the draft's distribution follows from the text alone, whatever the tokens mean, and every verify
-rule stays lossless; what the tokens mean decides how much is accepted.
+Token-level intersection (TLI; Timor et al. 2502.05202): the draft's distribution is restricted to the shared tokens,
+renormalised, and mapped to the target's ids.  The draft reads a token of the text that it does not have as its unknown
+token (without one: as its end of text), as vLLM's `use_heterogeneous_vocab` does, so that text and draft keep the same
+positions.  So the draft's distribution follows only from the text, for any meaning of the tokens, and every verify rule
+stays lossless; their meaning only affects acceptance.
 
-Tokens are the same where they represent the same bytes.  Two kinds of tokenizers say which these are: byte-level ones
-(GPT-2's alphabet) and those after SentencePiece (a mark for the space, bytes as <0x0A>).  Others are refused.
+Tokens are the same where they represent the same bytes.  Two kinds of tokenizers define these: byte-level ones (GPT-2's
+alphabet) and those after SentencePiece (a mark for the space, bytes as <0x0A>).  Others are refused.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TranslatedLlama(DirectLlama):
 
 
 class TranslatedModel:
-    """A transformers model behind shared tokens: what the runner asks of one."""
+    """A transformers model behind shared tokens: the part of a model that the runner uses."""
 
     def __init__(self, model: Any, shared: SharedVocabulary) -> None:
         self._model, self._shared = model, shared
@@ -95,11 +95,11 @@ class TranslatedModel:
         self.dtype: torch.dtype = model.dtype
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """The model's own."""
+        """The model's."""
         yield from self._model.parameters()
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """The model's own, and the tables."""
+        """The model's, and the tables."""
         yield from self._model.buffers()
         yield from self._shared.tensors()
 
@@ -121,11 +121,11 @@ def translate_model(model: Any, shared: SharedVocabulary) -> DirectLlama | Trans
 def shared_vocabulary(
     target: FolderTokenizer, target_path: str, draft: FolderTokenizer, draft_path: str, device: torch.device
 ) -> SharedVocabulary:
-    """What a draft shares with its target.
+    """The tokens that a draft shares with its target.
 
     Raises:
-        ModelError: a tokenizer does not say which bytes its tokens mean, the draft has no token to read unknown
-            ones as, or nothing is shared.
+        ModelError: a tokenizer does not define the bytes of its tokens, the draft has no token to read unknown ones
+            as, or no token is shared.
     """
     where = f"draft {draft_path} cannot draft for target {target_path}"
     try:
@@ -152,7 +152,7 @@ Meaning = tuple[str, bytes | str]
 
 
 def meanings(tokenizer: FolderTokenizer) -> dict[Meaning, int]:
-    """The id of every token that the model has, by what it represents: bytes, or a special token by its name.
+    """The id of every token of the model by its content: bytes, or a special token by its name.
 
     Where several tokens represent the same bytes it is the one of the lowest id, single bytes last.
 
@@ -161,7 +161,7 @@ def meanings(tokenizer: FolderTokenizer) -> dict[Meaning, int]:
     """
     raw = tokenizer.raw
     read = _reader(raw)
-    # Added tokens are literal text; special ones are no text.
+    # Added tokens are literal text; special ones are not.
     added = {str(token.content): bool(token.special) for token in raw.added_tokens_decoder.values()}
     found: dict[Meaning, int] = {}
     bytes_alone: dict[Meaning, int] = {}
@@ -179,7 +179,7 @@ def meanings(tokenizer: FolderTokenizer) -> dict[Meaning, int]:
 
 
 def _reader(raw: Any) -> Callable[[str], bytes | None]:
-    """What turns a token into its bytes; None of a token without bytes."""
+    """The function that turns a token into its bytes; None for a token without bytes."""
     backend = getattr(raw, "backend_tokenizer", None)
     decoder = json.loads(backend.to_str())["decoder"] if backend is not None else None
     kinds = {step["type"] for step in (decoder.get("decoders") or [decoder])} if decoder else set()

@@ -1,12 +1,12 @@
-"""Passes of a model over buffers that stay where they are, recorded once and run again at every step.
+"""Passes of a model over buffers at fixed addresses, recorded once and run again at every step.
 
 On a GPU a small model's pass is hundreds of launches, which take the host longer than they take the device.  A CUDA
 graph launches them all at once, on the addresses and shapes that it was recorded with.  So a model has one cache for
 all its batches, and a recorded pass for every number of rows, of new tokens and of columns that are read.  Rows are
 never padded to a number that was recorded before: that would change the load that is measured.  Columns are read up to
-a round number, so that few passes are needed: what lies past a row's end is masked, and finite whoever wrote it.
+a round number, so that few passes are needed: columns after a row's end are masked, and always finite.
 
-Both arms run the same passes of the target.  Prefills are not recorded: every prompt has another length.  What records
+Both arms run the same passes of the target.  Prefills are not recorded: every prompt has another length.  The recorder
 is a `Recorder`: CUDA graphs, or for tests without a GPU a rerun of the same calls.
 """
 
@@ -34,14 +34,14 @@ STEPS_PER_DOUBLING: Final = 8
 
 
 def rounded_up(columns: int) -> int:
-    """The least width of at least so many columns at which passes are recorded."""
+    """The smallest width of at least this number of columns at which passes are recorded."""
     step = max(LEAST_STEP, (1 << (columns.bit_length() - 1)) // STEPS_PER_DOUBLING)
     return -(-columns // step) * step
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What the passes of a batch will be given."""
+    """The size of a batch's passes."""
 
     slots: int  # rows
     shortest: int  # tokens of the shortest prompt: no pass reads fewer columns
@@ -57,11 +57,11 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a pass is recorded for."""
+    """The shape for which a pass is recorded."""
 
     slots: int
     count: int  # new tokens of each row
-    keep: int  # of these the last ones, whose logits are wanted
+    keep: int  # the last of these, whose logits are computed
     width: int  # columns of the cache that are read
     layers: tuple[int, ...]  # whose hidden states are handed out (`HiddenStates`)
 
@@ -80,7 +80,7 @@ class _Pass:
 class StaticPasses:
     """The recorded passes of one model and the cache that they share; as long-lived as the model.
 
-    What a pass returns is valid until the model's next pass, and is to be used before that.
+    The result of a pass is valid only until the model's next pass.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class StaticPasses:
     ) -> None:
         """
         Args:
-            new_recorder: makes what records the passes over one cache, and goes with it.
-            kernels: what the cache is appended to with (None: torch).
+            new_recorder: makes the recorder of the passes over one cache, and ends with it.
+            kernels: append to the cache (None: torch).
         """
         self._model, self._new_recorder, self._kernels = model, new_recorder, kernels
         self._last_position = int(model.config.max_position_embeddings) - 1
@@ -109,12 +109,12 @@ class StaticPasses:
 
     @torch.inference_mode()
     def prepare(self, reach: Reach, counts: Sequence[tuple[int, int]], layers: tuple[int, ...] = ()) -> None:
-        """Record what a batch may need and what was not recorded before, so that no step of it waits for that.
+        """Record the passes that a batch may need and that are still missing, so that no step waits for it.
 
         Args:
             reach: of the batch.
             counts: of every kind of pass the new tokens of a row and how many of them are kept.
-            layers: whose hidden states the passes hand out.
+            layers: those whose hidden states the passes return.
         """
         self.cache(reach.slots, reach.capacity)
         for count, keep in counts:
@@ -122,9 +122,9 @@ class StaticPasses:
                 self._pass(_Shape(reach.slots, count, keep, width, layers))
 
     def cache(self, slots: int, capacity: int) -> RaggedCache:
-        """So many slots of the cache, with as many columns at least; what they hold is of earlier batches.
+        """This number of slots of the cache, with at least as many columns; their content is of earlier batches.
 
-        A cache that is too small gives way to a larger one, over which everything is recorded again.
+        A larger cache replaces one that is too small, and everything is recorded again.
         """
         model, rows, columns = self._model, slots, rounded_up(capacity)
         if self._cache is not None:
@@ -137,7 +137,7 @@ class StaticPasses:
         return self._cache.first(slots)
 
     def runner(self, slots: int, capacity: int, hidden: HiddenStates | None = None) -> StaticRunner:
-        """What runs the model over so many rows of up to `capacity` tokens."""
+        """The runner of the model over this number of rows of up to `capacity` tokens."""
         return StaticRunner(self, self._model, slots, capacity, hidden)
 
     def run(
@@ -147,13 +147,13 @@ class StaticPasses:
 
         Args:
             tokens: int64 [slots, count].
-            columns: where in the cache they go, int64 [slots, count].
-            keep: how many of them, the last ones, logits are wanted of.
+            columns: their columns in the cache, int64 [slots, count].
+            keep: the number of the last ones whose logits are computed.
             read: upper bound of the columns, plus 1.
-            layers: whose hidden states are handed out.
+            layers: those whose hidden states are returned.
 
         Returns:
-            As `Forward.forward`, in buffers that the next pass writes over.
+            As `Forward.forward`, in buffers that the next pass overwrites.
         """
         slots, count = tokens.shape
         recorded = self._pass(_Shape(slots, count, keep, rounded_up(read), layers))
@@ -175,7 +175,7 @@ class StaticPasses:
         size = (shape.slots, shape.count)
         tokens = self._buffer("tokens", torch.zeros(size, dtype=torch.int64, device=device))
         columns = self._buffer("columns", torch.zeros(size, dtype=torch.int64, device=device))
-        # Where padding goes: what is tried while a pass is recorded spoils no row.
+        # The place of padding: trial runs during recording change no row.
         tokens.zero_()
         columns.fill_(cache.capacity)
 
@@ -198,7 +198,7 @@ class StaticPasses:
                 states.copy_(new_states)
 
         again = self._recorder.record(work)
-        again()  # what is done first of all is done now: a graph is loaded onto the device
+        again()  # a first run now loads the graph onto the device
         return _Pass(tokens, columns, logits, states, again)
 
     def _buffer(self, name: str, like: torch.Tensor) -> torch.Tensor:
@@ -209,16 +209,16 @@ class StaticPasses:
         return self._buffers[key]
 
     def allocated_bytes(self) -> int:
-        """Bytes of the cache and the buffers: what lies on the device from batch to batch, but for recordings."""
+        """Bytes of the cache and the buffers: device memory held from batch to batch, without recordings."""
         cache = self._cache.allocated_bytes() if self._cache is not None else 0
         return cache + sum(buffer.nbytes for buffer in self._buffers.values())
 
     def bytes_for(self, reach: Reach, counts: Sequence[tuple[int, int]]) -> int:
-        """Bytes of what a batch has use for, of all that is held, and of all recordings, which share their memory.
+        """Bytes that a batch uses, of all that is held, and of all recordings, which share their memory.
 
         Args:
             reach: of the batch.
-            counts: of its passes, as `prepare` was given them.
+            counts: of its passes, as given to `prepare`.
         """
         columns = {number for pair in counts for number in pair}
         buffers = [
@@ -262,15 +262,15 @@ Work = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Records work; what was recorded by one of them shares memory and is never run at once."""
+    """Records work; the recordings of one recorder share memory and never run at the same time."""
 
     name: str
 
     def record(self, work: Work) -> Work:
-        """Do the work, and return what does it again on the same buffers."""
+        """Do the work, and return a function that repeats it on the same buffers."""
 
     def held_bytes(self) -> int:
-        """What all that was recorded holds on the device, beside the buffers that it was given."""
+        """Device memory of all recordings, beside the buffers that they were given."""
 
 
 class CudaGraphs:

@@ -1,4 +1,4 @@
-"""When each request of an arm came, got its first token and its last, and what the steps between were spent on.
+"""When each request of an arm came and got its first and last token, and the time of the steps between.
 
 The clocks are CUDA events on a GPU and `perf_counter` on a CPU.  Marks are laid at the boundaries of phases while the
 arm runs; nothing waits for the device until `elapsed_ms` is called, so that timing adds no synchronisation to the step.
@@ -118,7 +118,7 @@ class StepClock:
         area = np.concatenate(((0.0,), spent.cumsum()))  # up to each change
         beside: npt.NDArray[np.float64] = np.interp(ended, times[order], area) - np.interp(begun, times[order], area)
         lasted: npt.NDArray[np.float64] = np.maximum(ended - begun, np.finfo(np.float64).tiny)
-        return np.maximum(beside / lasted, 1.0)  # each was in progress itself, whatever rounding says
+        return np.maximum(beside / lasted, 1.0)  # each was in progress itself, so rounding below 1 is wrong
 
 
 class Timeline:

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer, which needs no weights: what the tap renders and counts prompts with."""
+"""A model folder's tokenizer, which needs no weights: the tap renders and counts prompts with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 from shadowspec.errors import ModelError, RecordError
 from shadowspec.types import FunnelCounter
 
-# What transformers raises for a folder that is missing, cut short, of an unknown kind or not what it says.
+# Exceptions of transformers for a folder that is missing, truncated, of an unknown kind or inconsistent.
 LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
 
 
@@ -44,7 +44,7 @@ class FolderTokenizer:
                 tokenize=False,
             )
         except Exception as error:
-            # Templates raise whatever they like; the text of the error may quote the prompt, so it is dropped.
+            # Templates may raise anything; the text of the error may quote the prompt, so it is dropped.
             raise RecordError(
                 FunnelCounter.UNSUPPORTED, "chat_template_refused", "the target's chat template refused the messages"
             ) from error
@@ -114,7 +114,7 @@ def unloadable(path: str, error: Exception) -> ModelError:
 
 
 def check_tokenizers(target_path: str, target: FolderTokenizer, draft_path: str, draft: FolderTokenizer) -> None:
-    """Whether a draft speaks its target's tokens.
+    """Whether a draft uses its target's tokens.
 
     Raises:
         ModelError: vocabularies or special tokens differ.

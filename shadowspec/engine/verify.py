@@ -4,7 +4,7 @@
 |----------------|------------------------------------------|---------------------------------------------|
 | `rejection`    | u < target(x) / draft(x)                 | a sample of max(target - draft, 0)          |
 | `greedy_draft` | u < target(x)   (the draft is one-hot)   | a sample of target with x removed           |
-| `exact_match`  | x equals the target's own sample         | that sample                                 |
+| `exact_match`  | x equals the target's sample             | that sample                                 |
 | `greedy`       | x = argmax target                        | argmax target                               |
 
 Sources: Leviathan et al. 2211.17192, Chen et al. 2302.01318 (rejection); vLLM and TensorRT-LLM for the
@@ -65,11 +65,11 @@ def leading_accepted(accepts: torch.Tensor, num_drafted: torch.Tensor) -> torch.
 
 
 def verify_matching(
-    target_tokens: torch.Tensor,  # int64 [rows, K + 1]: the target's own choice at each position
+    target_tokens: torch.Tensor,  # int64 [rows, K + 1]: the target's choice at each position
     drafted: torch.Tensor,  # int64 [rows, K]
     num_drafted: torch.Tensor,  # int64 [rows]
 ) -> Verification:
-    """`greedy` and `exact_match`: accept while the draft equals the target's own token."""
+    """`greedy` and `exact_match`: accept while the draft equals the target's token."""
     accepted = leading_accepted(drafted == target_tokens[:, :-1], num_drafted)
     return Verification(accepted, target_tokens.gather(1, accepted[:, None]).squeeze(1))
 

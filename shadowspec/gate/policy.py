@@ -57,7 +57,7 @@ _CLIPPED_MARGINS = {"speedup": "margin", "ttft": "ttft_margin", "tpot": "tpot_ma
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """A limit that a definition leaves without a proof: the test, both their keys, and what the limit must be."""
+    """A limit that a definition leaves without a proof: the test, both their keys, and the required limit."""
 
     test: str
     limit: str

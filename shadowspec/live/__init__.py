@@ -1,4 +1,4 @@
-"""The live guard: compares the counters of production servers with the promise of the shadow.
+"""The live guard: compares the counters of production servers with the shadow's promise.
 
 In: metric pages of serving engines, and enabled decisions.
 Out: windows of counts, alarms and overrides.

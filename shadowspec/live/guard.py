@@ -1,15 +1,15 @@
-"""The live guard: what production accepts, window by window, held against what the shadow promised.
+"""The live guard: production's acceptance, window by window, compared with the shadow's promise.
 
-A window is what one replica counted between two scrapes that came off.  Its unit value is the accepted share of its
-drafts, its weight g = min(D, S) / S of D drafted (S = `scored_drafts`), so that a window with little traffic says
-little and a busy one no more than a full one.  The null is that the promise holds: E[accepted | past] >= m0 * D in
-every window, m0 the endpoint's own lower bound at ENABLE less the policy's tolerance (never below the floor).  Each
-replica has one of the gate's drift detectors over its windows (`gate.stats.drift`).  With threshold `run_length` x
-replicas the first false alarm of any of them comes, on average, no sooner than after `run_length` windows.
+A window has a replica's counts between two successful scrapes.  Its unit value is the accepted share of its drafts, its
+weight g = min(D, S) / S of D drafted (S = `scored_drafts`), so that a window with little traffic counts little and a
+busy one no more than a full one.  The null is that the promise holds: E[accepted | past] >= m0 * D in every window, m0
+the endpoint's lower bound at ENABLE less the policy's tolerance (never below the floor).  Each replica has one of the
+gate's drift detectors over its windows (`gate.stats.drift`).  With threshold `run_length` x replicas the first false
+alarm of any of them comes, on average, no sooner than after `run_length` windows.
 
-What this takes for granted: given the past a window is no worse than the promise.  Requests that last longer than a
-window, and traffic whose mix swings for hours, make neighbours alike; where such a swing goes below the promise the
-detector sounds, and rightly says that the promise does not hold there.
+Assumption: given the past a window is no worse than the promise.  Requests that last longer than a window, and traffic
+whose mix swings for hours, make neighbours alike.  Where such a swing goes below the promise the detector fires, and
+rightly so: the promise does not hold there.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from shadowspec.types.guard_policy import GuardPolicy
 from shadowspec.types.live_windows import FIRST_POSITION
 
 HIGHEST = 1.0  # an acceptance rate
-MAX_ROUNDING = 0.01  # of what a window drafted: errors of neighbouring windows cancel, and the tolerance is larger
-MAX_UNITS = 10_000  # the newest windows that a detector folds: begun later its statistic is lower, never higher
+MAX_ROUNDING = 0.01  # share of a window's drafts: errors of neighbouring windows cancel, and the tolerance is larger
+MAX_UNITS = 10_000  # the newest windows that a detector folds: a later start makes its statistic lower, never higher
 _WATCHED = ("advisory_acceptance", "drift_acceptance")  # of the promises fixed at ENABLE, the higher one
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the shadow promised when the endpoint was enabled: an acceptance of `rate` at least, from `since` on.
+    """The shadow's promise at ENABLE: an acceptance of at least `rate`, from `since` on.
 
-    Of several standing ENABLEs it is the lowest, since the latest: it is not known which of them production serves.
+    Of several current ENABLEs it is the lowest, since the latest: it is unknown which of them production serves.
     """
 
     rate: float
@@ -50,15 +50,15 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """One replica's detector: accepted and drafted since `since`, and how near it has come to its alarm."""
+    """One replica's detector: accepted and drafted since `since`, and how close it is to its alarm."""
 
     replica: str
     detector: Detector
     num_accepted: int
     num_drafted: int
-    newest_rate: float | None  # of the newest window alone
+    newest_rate: float | None  # of only the newest window
     threshold: float
-    alarmed_at: datetime | None  # end of the window at which it sounded first
+    alarmed_at: datetime | None  # end of the window at which it first fired
 
     @property
     def rate(self) -> float | None:
@@ -72,11 +72,11 @@ class Guarded:
 
 
 def window_between(before: LiveReplica | None, scrape: LiveScrape) -> LiveWindow | None:
-    """What was counted from the replica's last scrape to this one; None where that cannot be said.
+    """The counts from the replica's last scrape to this one; None where they are unknown.
 
-    A scrape that is no newer says nothing.  Counters that begin anew (the process did, or one of them fell) count from
-    then on: what came between the last scrape and that moment is lost, and belongs to no window.  Under another series
-    the first scrape is where counting begins, unless the process itself is newer than the last scrape.
+    A scrape that is no newer adds nothing.  Counters that restart (the process did, or one of them fell) count from
+    then on: counts between the last scrape and that moment are lost, and belong to no window.  Under another series
+    counting begins at the first scrape, unless the process itself is newer than the last scrape.
     """
     last = None if before is None else before.scrape
     if before is None or last is None:
@@ -95,9 +95,9 @@ def window_between(before: LiveReplica | None, scrape: LiveScrape) -> LiveWindow
 
 
 def is_too_coarse(scrape: LiveScrape, last: LiveScrape) -> bool:
-    """Whether what was drafted in between may be off by more than `MAX_ROUNDING` of it: the window is then made longer.
+    """Whether the drafts in between may be off by more than `MAX_ROUNDING` of them: the window is then made longer.
 
-    Not where the counters began anew, which ends a window whatever they say.
+    False where the counters restarted, which always ends a window.
     """
     if scrape.series != last.series:
         return False
@@ -112,7 +112,7 @@ def is_too_coarse(scrape: LiveScrape, last: LiveScrape) -> bool:
 
 
 def difference(after: LiveCounts, before: LiveCounts) -> LiveCounts | None:
-    """What was counted in between; None if any counter fell.  What is unknown in either is unknown."""
+    """The counts in between; None if any counter fell.  A count that is unknown in either is unknown."""
     entry: dict[str, int | None] = {}
     for name in COUNTS:
         new, old = getattr(after, name), getattr(before, name)
@@ -128,7 +128,7 @@ def difference(after: LiveCounts, before: LiveCounts) -> LiveCounts | None:
 
 
 def score_counts(counts: LiveCounts, metric: str) -> tuple[int, int] | None:
-    """Accepted and drafted of a window in the denominator of `metric`; None where its engine does not tell."""
+    """Accepted and drafted of a window in the denominator of `metric`; None where its engine does not report it."""
     if metric == FIRST_POSITION:
         return counts.first_position
     accepted, drafted = counts.num_accepted_tokens, counts.num_draft_tokens
@@ -136,10 +136,10 @@ def score_counts(counts: LiveCounts, metric: str) -> tuple[int, int] | None:
 
 
 def promise_of(decisions: Iterable[Decision]) -> Promise | None:
-    """What the standing ENABLEs promise; None where nothing is enabled.
+    """The promise of the current ENABLEs; None where nothing is enabled.
 
-    `decisions` are an endpoint's effective ones.  The whole endpoint's speak where there are any: the counters of an
-    engine are of all its traffic.
+    `decisions` are an endpoint's effective ones.  Those of the whole endpoint take precedence, because an engine's
+    counters are of all its traffic.
     """
     enabled = [
         decision for decision in decisions if decision.verdict is Verdict.ENABLE and _find_promise(decision) is not None
@@ -180,13 +180,13 @@ def watch_replica(replica: str, windows: Sequence[LiveWindow], promise: Promise,
 
 
 def is_comparable(window: LiveWindow, promise: Promise, policy: GuardPolicy) -> bool:
-    """Whether the promise speaks of this window: a rate over drafted tokens falls with their number by itself."""
+    """Whether the promise applies to this window: a rate over drafted tokens falls with their number by itself."""
     positions = len(window.counts.num_accepted_tokens_per_pos)
     return policy.metric == FIRST_POSITION or not positions or positions in promise.depths
 
 
 def windows_to_alarm(promise: float, rate: float, policy: GuardPolicy, *, limit: int = MAX_UNITS) -> int | None:
-    """After how many full windows of exactly this acceptance a detector sounds; None: not within `limit`."""
+    """After how many full windows of exactly this acceptance a detector fires; None: not within `limit`."""
     weights = np.ones(limit)
     paths = _means(Detector(promise, HIGHEST), Sums(weights * rate, weights))
     reached = np.flatnonzero(paths >= math.log(policy.threshold))
@@ -211,5 +211,5 @@ def _find_promise(decision: Decision) -> float | None:
 
 
 def from_then(promise: Promise, cleared_at: datetime | None) -> Promise:
-    """The promise as it is held after an alarm was cleared: what came before does not testify again."""
+    """The promise after an alarm was cleared: earlier windows do not count again."""
     return promise if cleared_at is None else replace(promise, since=max(promise.since, cleared_at))

@@ -25,10 +25,11 @@ class MetricNames:
     """Names of one engine's metrics, without its prefix.
 
     `counters` are by the fields of `LiveCounts`, `latencies` by their names there.  Where draft tokens and accepted
-    tokens are counted by position `drafted_per_pos` and `accepted_per_pos` say so, with the label of the position.
+    tokens are counted by position `drafted_per_pos` and `accepted_per_pos` name the metrics, with the label of the
+    position.
 
-    `num_digits`: counters are printed with so many digits, and rounded above; 0: whole.  Those by position are whole in
-    any case.  `excludes_cached`: prompt tokens are counted without those from the prefix cache.
+    `num_digits`: digits to which counters are rounded when printed; 0: exact.  Those by position are always exact.
+    `excludes_cached`: prompt tokens are counted without those from the prefix cache.
     """
 
     prefix: str
@@ -65,7 +66,7 @@ VLLM: Final = MetricNames(
 SGLANG: Final = MetricNames(
     prefix="sglang:",
     counters={
-        "num_drafts": "spec_verify_calls_total",  # older versions have gauges alone, which do not add up
+        "num_drafts": "spec_verify_calls_total",  # older versions have only gauges, which do not add up
         "num_output_tokens": "generation_tokens_total",
         "num_requests": "num_requests_total",
         "num_prompt_tokens": "prompt_tokens_total",

@@ -1,6 +1,6 @@
 """A page of Prometheus metrics as counts: four engines' names, one value.
 
-Counters of several ranks (and models' other labels) are summed.  What is not on the page is None, never 0.
+Counters of several ranks (and models' other labels) are summed.  A count that is not on the page is None, never 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_POSITIONS = 1_024  # of drafted tokens in a step
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a page says of one model.  `is_known`: it has metrics of the engine; `has_model`: also of the model."""
+    """A page's metrics of one model.  `is_known`: it has metrics of the engine; `has_model`: also of the model."""
 
     is_known: bool
     has_model: bool
@@ -41,14 +41,14 @@ class _Sums:
     drafted: dict[int, int] = field(default_factory=dict)  # by position
     accepted: dict[int, int] = field(default_factory=dict)
     buckets: dict[str, dict[float, int]] = field(default_factory=lambda: defaultdict(dict))  # by metric and bound
-    ranks: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # labels that tell one counter from another
+    ranks: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # labels that distinguish counters
 
 
 def parse(text: str, names: MetricNames, model: str) -> Page:
     """The counts of a model on a page in Prometheus' text format.
 
     Raises:
-        ValueError: it is no such page, or a counter on it is no count.
+        ValueError: the page has another format, or a counter on it is not a count.
     """
     sums, is_known, has_model, started_at = _Sums(), False, False, None
     for family in text_string_to_metric_families(text):
@@ -59,7 +59,7 @@ def parse(text: str, names: MetricNames, model: str) -> Page:
                 continue
             is_known = True
             if sample.labels.get(MODEL_LABEL, model) == model:
-                has_model |= MODEL_LABEL in sample.labels  # what is of the whole server has none
+                has_model |= MODEL_LABEL in sample.labels  # metrics of the whole server have none
                 _add(sums, sample, names)
     counts = _counts(sums, names)
     return Page(is_known, has_model or bool(sums.counters), _series(sums, counts), started_at, counts)
@@ -119,7 +119,7 @@ def _latencies(buckets: Mapping[str, Mapping[float, int]], names: MetricNames) -
 
 
 def _series(sums: _Sums, counts: LiveCounts) -> str:
-    """What is counted, in words that are the same as long as the counters are."""
+    """The counters' identity as text that stays the same as long as the counters do."""
     ranks = "; ".join(",".join(f"{name}={value}" for name, value in rank) for rank in sorted(sums.ranks))
     # Without the parts of the end to end, which versions before did not read: an upgrade begins no other series.
     known = [latency.bounds for name, latency in sorted(counts.latencies.items()) if name not in (QUEUE, COMPUTE)]
@@ -130,5 +130,5 @@ def _series(sums: _Sums, counts: LiveCounts) -> str:
 
 def _count(value: float, *, whole: bool = True) -> int:
     if not math.isfinite(value) or value < 0 or (whole and value != int(value)):
-        raise ValueError("a counter is no count")
+        raise ValueError("a counter is not a count")
     return int(value)

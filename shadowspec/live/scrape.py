@@ -1,8 +1,7 @@
-"""Reads what production engines count, from the pages that are configured and from nowhere else.
+"""Reads the counters of production engines, only from the configured pages.
 
-Redirects are refused, proxies of the environment are not used, certificates are verified, and a page that is too long
-is not read to its end.  One replica that fails keeps none of the others from being read.  What a server sent never
-reaches a message.
+Redirects are refused, proxies of the environment are not used, certificates are verified, and an oversized page is not
+read to its end.  A failing replica does not stop the reading of others.  A server's text never enters a message.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ WORDS: Final = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LL
 
 
 def scrape_all(source: LiveSource, environment: Mapping[str, str] | None = None) -> list[LiveScrape | FailedScrape]:
-    """Every replica's counters, or why there are none; in the order of the URLs.
+    """Every replica's counters, or why it has none; in the order of the URLs.
 
     Raises:
         ConfigError: the key's variable is not set, or `ca_file` cannot be read.
@@ -64,7 +63,7 @@ async def _text(http: httpx.AsyncClient, url: str, timeout_s: float) -> str:
     """The page at a URL.
 
     Raises:
-        ServerError: there is none, or it is none.
+        ServerError: no page, or no text.
     """
     replica, read = replica_name(url), bytearray()
     try:
@@ -81,7 +80,7 @@ async def _text(http: httpx.AsyncClient, url: str, timeout_s: float) -> str:
     try:
         return read.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ServerError(replica, "garbage", "the page is no text") from error
+        raise ServerError(replica, "garbage", "the page is not text") from error
 
 
 def _check(replica: str, response: httpx.Response) -> None:
@@ -94,7 +93,7 @@ def _check(replica: str, response: httpx.Response) -> None:
         status = response.status_code
         raise ServerError(replica, f"http_{status}", f"it answered with HTTP {status}{status_hint(status)}")
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise ServerError(replica, "garbage", "the page is compressed, which was not asked for")
+        raise ServerError(replica, "garbage", "the page is compressed against the request")
 
 
 def _page(text: str, source: LiveSource, replica: str) -> Page:
@@ -103,7 +102,7 @@ def _page(text: str, source: LiveSource, replica: str) -> Page:
         page = parse(text, names, source.model)
     except (ValueError, OverflowError) as error:
         raise ServerError(
-            replica, "garbage", "the page is not in Prometheus' text format, or a counter is no count"
+            replica, "garbage", "the page is not in Prometheus' text format, or a counter is not a count"
         ) from (error)
     if not page.is_known:
         raise ServerError(

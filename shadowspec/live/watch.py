@@ -1,8 +1,8 @@
-"""Takes scrapes of production engines into live evidence, and orders DISABLE where the live guard sounds.
+"""Adds scrapes of production engines to live evidence, and orders DISABLE where the live guard fires.
 
-An alarm says that production accepts less than what speculation was enabled on.  The guard sets an override as an
-operator would, so that whatever acts on decisions (check, export, dashboard, rollouts) acts on it.  It stands until
-somebody clears it; the detectors then begin anew, with what is counted after that.
+An alarm means that production accepts less than the shadow did at ENABLE.  The guard sets an override as an operator
+would, so that every user of decisions (check, export, dashboard, rollouts) obeys it.  The override stays until an
+operator clears it; the detectors then restart with later counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Scraped = LiveScrape | FailedScrape
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of one replica's scrape: the window that it ended, if it did, and how far the reading has come."""
+    """The result of one replica's scrape: the window that it ended, if any, and the new scraping state."""
 
     scraped: Scraped
     window: LiveWindow | None
@@ -56,7 +56,7 @@ class Watched:
 
     @property
     def alarms(self) -> tuple[Guarded, ...]:
-        """The replicas whose detectors sounded."""
+        """The replicas whose detectors fired."""
         return tuple(each for each in self.replicas if each.alarmed_at is not None)
 
 
@@ -78,10 +78,10 @@ def watch(
     policy: GuardPolicy,
     now: datetime,
 ) -> Watched:
-    """The endpoint's detectors over its live evidence; where one has sounded, DISABLE is ordered.
+    """The endpoint's detectors over its live evidence; where one has fired, DISABLE is ordered.
 
-    While an order keeps everything off nothing is promised, and so no second one is set.  An ENABLE promises whatever
-    the age of its evidence: what it switched on is still served.
+    While an order keeps everything off there is no promise, and so no second order.  An ENABLE promises at any age of
+    its evidence, because its speculation is still served.
     """
     with store.endpoint_lock(f"live guard of {endpoint}"):
         promise = promise_of(read_endpoint_decisions(store, endpoint, gate_policy, now).current)
@@ -99,8 +99,8 @@ def watch(
 
 
 def alarm_words(watched: Watched) -> str:
-    """What an alarm says, in a sentence: which replicas, what they accept, and what was promised."""
-    assert watched.promise is not None, "only what is promised can fail"
+    """An alarm's sentence: the replicas, their acceptance, and the promise."""
+    assert watched.promise is not None, "an alarm without a promise"
     sentences = [
         f"{alarm.replica} accepts {percent(alarm.newest_rate)} in its newest window, "
         f"{percent(alarm.rate)} in the {plural(alarm.detector.num_units, 'window')} since then"

@@ -1,9 +1,8 @@
-"""What measuring a session costs the shadow, from its blocks: seconds of the device, all arms and what follows them.
+"""The shadow's cost of measuring a session, from its blocks: seconds of the device, all arms and the checks after them.
 
 A block's length is stored nowhere.  Where the shadow is busy the next block begins when one has ended, parity and
-audits included, so that the time until then is what the block took.  Where it waits for traffic, or was stopped, that
-time says nothing, and the block is left out; where blocks of several devices overlap it says too little, and the arms
-are all that is known.
+audits included, so the time until then is the block's.  Where it waits for traffic, or was stopped, that time is too
+long, and the block is left out.  Where blocks of several devices overlap it is too short, and only the arms are known.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from enum import StrEnum
 from shadowspec.metrics import ratio
 from shadowspec.types import BlockTime
 
-IDLE_FACTOR = 3.0  # a block followed for longer than so many times its arms was followed by waiting; 1 to 1.3 is usual
+IDLE_FACTOR = 3.0  # a longer time to the next block, in units of the arms' time, includes waiting; 1 to 1.3 is usual
 OVERLAP_FACTOR = 0.9  # a block followed sooner than this share of its arms' longest requests lies beside another one
 MOST_OVERLAPPING = 0.05  # share of blocks above which several devices are at work
 
 
 class CostSource(StrEnum):
-    """What a cost was taken from."""
+    """The source of a cost."""
 
     BLOCKS = "blocks"  # from one block's start to the next one's: everything
-    ARMS = "arms"  # the timed arms alone: parity, audits and fillers' checks come on top
+    ARMS = "arms"  # only the timed arms: parity, audits and fillers' checks come on top
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +38,19 @@ class SessionCost:
 
 @dataclass(frozen=True, slots=True)
 class SessionCosts:
-    """What a session of an endpoint costs, by slice and load."""
+    """The cost of a session of an endpoint, by slice and load."""
 
     by_slice: Mapping[tuple[str, int], SessionCost]
     by_load: Mapping[int, SessionCost]
     overall: SessionCost
 
     def at(self, slice_key: str, concurrency: int) -> SessionCost:
-        """Of a slice ("" for the whole endpoint) at a load; without a block of its own, of the next larger whole."""
+        """Of a slice ("" for the whole endpoint) at a load; without a block there, of the next larger whole."""
         return self.by_slice.get((slice_key, concurrency)) or self.by_load.get(concurrency) or self.overall
 
 
 def session_costs(blocks: Sequence[BlockTime]) -> SessionCosts | None:
-    """The costs by an endpoint's blocks; None where there is none."""
+    """The costs by an endpoint's blocks; None without any."""
     timed = [block for block in blocks if block.num_requests and block.arms_s > 0.0]
     if not timed:
         return None

@@ -1,6 +1,6 @@
-"""What a shadow of limited capacity can decide by when, and at which rates sampling should start.
+"""The time in which a shadow of limited capacity decides, and the rates at which sampling should start.
 
-Pure arithmetic on flows: measured sessions ("clusters") wanted, offered and served, per slice and load.
+Pure arithmetic on flows: measured sessions ("clusters") needed, offered and served, per slice and load.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ WHOLE_ENDPOINT = ""
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Clusters that a slice still wants at one load, and how many come for measuring per second at today's rate.
+    """Clusters that a slice still needs at one load, and how many come for measuring per second at the current rate.
 
-    The whole endpoint (slice "") offers nothing of its own: every slice's clusters are its.  `wanted` is infinite
-    where nothing that may come decides it.
+    The whole endpoint (slice "") offers none itself: every slice's clusters are its.  `wanted` is infinite where no
+    evidence to come decides it.
     """
 
     slice_key: str
@@ -36,7 +36,7 @@ class Course:
 
 
 def course(demands: Sequence[Demand], capacity_per_s: float | None, decided_share: float) -> Course:
-    """The course of the demands; what is offered beyond the capacity is shed evenly.
+    """The course of the demands; the offer beyond the capacity is shed evenly.
 
     A slice that is decided at every load falls to `decided_share` of its rate, once its endpoint is decided too,
     which leaves the rest of the capacity to the others.
@@ -74,7 +74,7 @@ def starting_rates(
     full = dict.fromkeys(slices, 1.0)
     if capacity_per_s is None or sum(traffic_per_s[name] for name in slices) <= capacity_per_s:
         return full
-    # Slices that are too rare for the common time go at rate 1; the rest share what they leave.
+    # Slices that are too rare for the common time get rate 1; the rest share what they leave.
     rare: set[str] = set()
     while True:
         common = [name for name in slices if name not in rare]

@@ -1,4 +1,4 @@
-"""Cost model: what a step of the loop costs on one device, and what acceptance is therefore worth there.
+"""Cost model: the time of an engine's step on one device, and the resulting value of acceptance there.
 
 At load b a step of the speculative arm with K drafted tokens takes `step_ms(b, K)`, one of the baseline
 `step_ms(b, 0)`.  With L tokens a step on average (the mean acceptance length) decoding is faster by
@@ -7,13 +7,13 @@ At load b a step of the speculative arm with K drafted tokens takes `step_ms(b, 
 
 so that L must be above `step_ms(b, K) / step_ms(b, 0)` for speculation to pay: the break-even length.  Leviathan et
 al. (2211.17192) say the same with costs in units of a target pass: a gain of E[tokens] / (gamma * c + 1).  End to end
-the prefill, which speculation makes longer by the draft's own, is not sped up (Amdahl).
+the prefill, which speculation lengthens by the draft's, is not sped up (Amdahl).
 
-Prompt lookup and suffix drafts find nothing for some steps and little for others.  What a step costs them depends on
-how often a row drafts and how deep (`Drafts`), and at a load of b on the row that drafts deepest.
+Prompt lookup and suffix drafts find nothing for some steps and little for others.  Their cost per step depends on how
+often a row drafts and how deep (`Drafts`), and at a load of b on the row that drafts deepest.
 
-Costs are measured (`engine.profiling`) and interpolated between measured points; beyond them nothing is said.  A
-prediction is no evidence: the gate reads measured pairs alone.
+Costs are measured (`engine.profiling`) and interpolated between measured points, never beyond them.  A prediction is no
+evidence: the gate reads only measured pairs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shadowspec.types import BASELINE, Place, StepCost
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """How a row drafts where that depends on the text: in a share of its steps, and so many tokens then on average."""
+    """How a row drafts where that depends on the text: in a share of its steps, and the mean number of tokens then."""
 
     share: float
     mean_tokens: float
@@ -42,7 +42,7 @@ class CostSurface:
     def __init__(self, points: Iterable[StepCost]) -> None:
         """
         Raises:
-            InputError: the points are no grid, or have no baseline.
+            InputError: the points do not form a grid, or have no baseline.
         """
         self.points = tuple(points)
         at = {each.place: each for each in self.points}
@@ -50,7 +50,7 @@ class CostSurface:
         self.depths = tuple(sorted({each.num_speculative_tokens for each in self.points}))
         self.contexts = tuple(sorted({each.context for each in self.points}))
         if len(at) != len(self.loads) * len(self.depths) * len(self.contexts):
-            raise InputError("the cost surface is no grid: a point of load, depth and context is missing")
+            raise InputError("the cost surface is not a grid: a point of load, depth and context is missing")
         if BASELINE not in self.depths:
             raise InputError("the cost surface has no baseline")
         self._at: Mapping[Place, StepCost] = at
@@ -65,7 +65,7 @@ class CostSurface:
             drafts: how a row drafts at this K; None: all K tokens in every step.
 
         Raises:
-            InputError: the place lies beyond what was measured.
+            InputError: the place lies beyond the measured points.
         """
         deep = self._read("step_ms", place)
         if drafts is None or place.num_speculative_tokens == BASELINE:
@@ -92,13 +92,13 @@ class CostSurface:
     ) -> float:
         """From the start of the prefill, which gives the first token, to the last one.
 
-        The prefill is that of the place's context, the prompt; steps cost what they do half-way through the output.
+        The prefill is that of the place's context, the prompt; steps cost their time half-way through the output.
         """
         steps = num_steps(tokens_per_step, num_output_tokens)
         return self.prefill_ms(place) + steps * self.step_ms(place.grown(num_output_tokens / 2.0), drafts)
 
     def _read(self, figure: str, place: Place) -> float:
-        """A figure of the points, linear between them; between the baseline and K = 1 there is no half a draft."""
+        """A figure of the points, linear between them; there is no interpolation between the baseline and K = 1."""
         is_drafting = place.num_speculative_tokens != BASELINE
         depths = tuple(depth for depth in self.depths if (depth != BASELINE) is is_drafting)
         axes = (

@@ -1,9 +1,9 @@
-"""How much more evidence open tests want: their capitals carried forward over units that are yet to come.
+"""How much more evidence open tests need: their capitals continued over units that are yet to come.
 
-A plan promises nothing and decides nothing.  What a test's next units will be like is taken from what it has seen:
-the mean that was observed and the spread that its summed capitals imply, both with the uncertainty of so few units.
-Each path draws a mean once and units about it, continues every bet from where it stands, and stops when the
-nulls fall; thousands of units ahead go in growing steps, whose sums are taken as normal.
+A plan promises nothing and decides nothing.  The distribution of a test's next units is taken from its units so far:
+the observed mean and the spread that its summed capitals imply, both with the uncertainty of so few units.  Each path
+draws a mean once and units about it, continues every bet from its current capital, and stops when the nulls fall.
+Thousands of units ahead go in growing steps, whose sums are taken as normal.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ NUM_PATHS = 400
 EXACT_UNITS = 256  # units ahead that are drawn one by one
 POOL_UNITS = 512  # units of a path that its later steps are judged by
 STEP_GROWTH = 1.1  # of the steps beyond the exact units
-MIN_UNITS = 5  # with fewer, what is typical is assumed
+MIN_UNITS = 5  # with fewer, typical units are assumed
 ASSUMED_UNITS = 20  # how many units' worth of certainty an assumption has
 
-# What units are typically like, at a speedup of 1.15 that is worth having: mean and standard deviation of a unit.
+# Typical units, at a useful speedup of 1.15: mean and standard deviation of a unit.
 ASSUMED: Mapping[str, tuple[float, float]] = {
     "speedup": (math.log(1.15), 0.15),
     "total_time": (1.15, 0.3),
@@ -50,7 +50,7 @@ class Bet:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A test and what its next units look like.
+    """A test and the distribution of its next units.
 
     `mean` and `spread` are of the y of its first null; the spread is the variance as a share of the largest that a
     variable with this mean and range can have.  `weight` is a unit's mean g; `certainty` the number of units that
@@ -81,7 +81,7 @@ class FirstPassages:
 
 
 def outlook(test: BettingTest, evidence: TestEvidence | None, level: float) -> Outlook:
-    """What to expect of a test at this level, from its evidence; `test` is its definition, of no units."""
+    """The expected units of a test at this level, from its evidence; `test` is its definition, without units."""
     evidence = evidence or TestEvidence.empty(test)
     passes = tuple(_bet(test, evidence, side, theta, level) for side, theta in test.sides)
     fails = tuple(_bet(test, evidence, opposite(side), theta, test.fail_level(level)) for side, theta in test.sides)

@@ -1,8 +1,8 @@
-"""The plan of one hypothesis: how many more measured sessions its tests want together, and how it may end.
+"""The plan of one hypothesis: how many more measured sessions its tests need together, and how it may end.
 
-All tests of a hypothesis are carried forward on one clock, measured sessions ("clusters"): a block counts as so many
-as it holds.  ENABLE comes when the last required test passes, DISABLE when the first opposite bound crosses.  The
-tests' futures are drawn independently of each other, which makes the last of several a little late.
+All tests of a hypothesis are continued on one clock, measured sessions ("clusters"): a block counts as many as it
+holds. ENABLE comes when the last required test passes, DISABLE when the first opposite bound crosses.  The tests'
+simulated outcomes are drawn independently of each other, which makes the last of several a little late.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.planning.first_passage import NUM_PATHS, first_passage_times, outlook
 from shadowspec.types import Decision, ReasonCode, Verdict
 
-REQUESTS_PER_LOAD = 4  # a full block is a queue of so many requests per request in flight
-# HOLD whose end is foreseen: a want of evidence, or a test that has failed so far.
+REQUESTS_PER_LOAD = 4  # requests in a full block's queue per request in flight
+# HOLD with a foreseeable end: evidence is missing, or a test has failed so far.
 FORESEEN_CODES = WAITING_CODES | {
     ReasonCode.CHANGED_FINGERPRINT,
     ReasonCode.DRIFT,
@@ -38,7 +38,7 @@ LATE = 0.9  # the quantile that is shown beside the median
 
 @dataclass(frozen=True, slots=True)
 class TestForecast:
-    """Units that one test still wants until it passes; None: more than `max_clusters` leaves."""
+    """Units that one test still needs until it passes; None: more than `max_clusters` leaves."""
 
     __test__ = False
 
@@ -49,15 +49,15 @@ class TestForecast:
     late: float | None  # 90%
     passes_share: float  # of the futures in which it passes within the horizon
     is_required: bool
-    is_assumed: bool  # nothing seen yet: planned by what is typical
+    is_assumed: bool  # no units yet: planned with typical ones
 
 
 @dataclass(frozen=True, slots=True)
 class HypothesisPlan:
     """How one hypothesis may end.  Clusters are measured sessions; times are seconds at the rate so far.
 
-    `enable_share`, `disable_share` and the rest (undecided at `max_clusters`) are shares of the futures; `median` and
-    `late` (90%) are over all of them, None where that is beyond the horizon or cannot be said.
+    `enable_share`, `disable_share` and the rest (undecided at `max_clusters`) are shares of the simulated outcomes;
+    `median` and `late` (90%) are over all of them, None where that is beyond the horizon or unknown.
     """
 
     hypothesis: Hypothesis
@@ -77,7 +77,7 @@ class HypothesisPlan:
 
 
 def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) -> HypothesisPlan:
-    """The plan of a hypothesis, `decision` being what the gate says of it now; decided ones want nothing more."""
+    """The plan of a hypothesis, `decision` being its current one; decided ones need nothing more."""
     hypothesis, evidence, policy, verdict = look.hypothesis, look.evidence, look.policy, decision.verdict
     rate = evidence.num_clusters / evidence.span_s if evidence.span_s > 0.0 else None
     if verdict is not Verdict.HOLD and not is_open(verdict, decision.reason_code):
@@ -87,7 +87,7 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
     if held is not None:
         return _close(decision, hypothesis, rate, f"held: {held}", math.inf)
 
-    # 1. Each test on its own, in units and on the common clock.
+    # 1. Each test separately, in units and on the common clock.
     seed = zlib.crc32(repr((hypothesis.endpoint, hypothesis.slice_key, hypothesis.config.fingerprint)).encode())
     rng = np.random.default_rng([seed, hypothesis.concurrency])
     level = shown_level(look.level, policy)
@@ -116,7 +116,7 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
         enabled = np.maximum(enabled, units * runs.max_turns * evidence.num_clusters / runs.num_greedy)
         forecasts.append(_forecast("parity_faults", unit, num_known, units, True, False))
 
-    # 2. Which comes first; what is beyond the horizon is never.
+    # 2. Which comes first; a time beyond the horizon is never.
     enabled[enabled > horizon] = np.inf
     disabled[disabled > horizon] = np.inf
     ends = np.minimum(enabled, disabled)
@@ -141,7 +141,7 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
 
 
 def wanted_clusters(plans: Sequence[HypothesisPlan], *, is_late: bool) -> Mapping[tuple[str, int], float]:
-    """Clusters wanted by slice and load: those of its slowest open config, since all run on the same requests."""
+    """Clusters needed by slice and load: those of its slowest open config, since all run on the same requests."""
     wanted: dict[tuple[str, int], float] = {}
     for plan in plans:
         key = (plan.hypothesis.slice_key, plan.hypothesis.concurrency)
@@ -179,7 +179,7 @@ def _quantile(values: Floats, share: float) -> float | None:
 
 
 def _close(decision: Decision, hypothesis: Hypothesis, rate: float | None, note: str, wanted: float) -> HypothesisPlan:
-    """The plan of a hypothesis that is decided (nothing wanted), or that nothing will decide (infinity)."""
+    """The plan of a hypothesis that is decided (no need), or that no evidence will decide (infinity)."""
     clusters = wanted if math.isfinite(wanted) else None
     return HypothesisPlan(
         hypothesis=hypothesis,

@@ -1,9 +1,9 @@
-"""Frontier: which way of drafting is predicted to be fastest at each load, and which others may be as fast.
+"""Frontier: which candidate is predicted to be fastest at each load, and which others may be as fast.
 
-It puts together what carries over between devices, the tokens that a step emits, with what a step costs on one of
-them.  The tokens per step are known within bounds; a way of drafting whose bounds reach those of the best one may be
-as fast.  The bounds say nothing of how well the costs predict, and a prediction enables nothing: a frontier tells what
-is worth measuring.
+It combines the tokens that a step emits, which carry over between devices, with the cost of a step on one of them.  The
+tokens per step are known within bounds; a candidate whose bounds reach those of the best one may be as fast.  The
+bounds do not include the error of the costs, and a prediction enables nothing: a frontier shows which candidates are
+worth measuring.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """One way of drafting: the tokens that a step emits, and what steps cost."""
+    """One candidate: the tokens that a step emits, and the cost of its steps."""
 
     name: str  # of the config
     num_speculative_tokens: int
@@ -47,7 +47,7 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What one way of drafting is predicted to gain end to end at one load; bounds are those of its length alone."""
+    """One candidate's predicted end-to-end gain at one load; bounds are only those of its length."""
 
     drafting: Drafting
     concurrency: float
@@ -72,9 +72,9 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One load: every way's gain, the best one, and those that may be as good.
+    """One load: every candidate's gain, the best one, and those that may be as good.
 
-    `best` is None where nothing is predicted to be faster than no speculation.
+    `best` is None where none is predicted to be faster than no speculation.
     """
 
     concurrency: float
@@ -101,10 +101,10 @@ class Crossing:
 
 
 def gain(drafting: Drafting, concurrency: float, work: Work) -> Gain:
-    """What a way of drafting gains at a load.
+    """The gain of a candidate at a load.
 
     Raises:
-        InputError: the place lies beyond what was profiled.
+        InputError: the place lies beyond the profiled points.
     """
     place = Place(concurrency, drafting.num_speculative_tokens, work.num_prompt_tokens)
 
@@ -134,7 +134,7 @@ def frontier(draftings: Sequence[Drafting], loads: Sequence[float], work: Work) 
     """The choice at every load, in their order.
 
     Raises:
-        InputError: a load or the context lies beyond what was profiled of one of the ways.
+        InputError: a load or the context lies beyond the profiled points of a candidate.
     """
     return [_choice(load, [gain(drafting, load, work) for drafting in draftings]) for load in loads]
 

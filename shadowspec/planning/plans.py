@@ -1,4 +1,4 @@
-"""What an endpoint's open hypotheses still want, what the shadow's capacity can decide by when, and what it costs."""
+"""The evidence that an endpoint's open hypotheses still need, when the shadow's capacity decides them, and the cost."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from shadowspec.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ShadowTime:
-    """Seconds of the shadow's device: what was spent, and what is to come if the median (90%) of futures comes true.
+    """Seconds of the shadow's device: spent so far, and still to come in the median (90%) of simulated outcomes.
 
-    None: never, or it cannot be said.
+    None: never, or unknown.
     """
 
     so_far_s: float
@@ -34,10 +34,10 @@ class ShadowTime:
 class SlicePlan:
     """One slice ("" for the whole endpoint) at one load, every candidate together.
 
-    Seconds until it is decided (`min_span_s` included) if the median (90%) of the futures comes true in every slice,
-    at the capacity given; None for never.  `clusters_per_s` is how many measured sessions come now; `starting_rate`
-    the sampling rate with which it should start, None for the whole endpoint and where its traffic is not known.
-    `shadow_time` is what its own sessions cost, those that are decided before it not counted; None: no block is known.
+    Seconds until it is decided (`min_span_s` included) in the median (90%) of the simulated outcomes in every slice, at
+    the capacity given; None for never.  `clusters_per_s` is how many measured sessions come now; `starting_rate` the
+    sampling rate with which it should start, None for the whole endpoint and where its traffic is not known.
+    `shadow_time` is the cost of its sessions, those decided before not counted; None: no block is known.
     """
 
     slice_key: str
@@ -115,11 +115,11 @@ def plan_endpoint(
     costs: SessionCosts | None = None,
     now: datetime | None = None,
 ) -> EndpointPlan:
-    """The plan from the hypotheses as they stand.
+    """The plan from the hypotheses' current state.
 
-    `capacity_per_s` is how many requests the shadow can measure per second (None: it keeps up); the rates of today
-    are those of the measured sessions over the event time in which they came, at `sample_rate`.  `costs` is what a
-    session costs the shadow (None: not known), `now` the moment of the decisions (None: the clock's).
+    `capacity_per_s` is how many requests the shadow can measure per second (None: no limit); the current rates are
+    those of the measured sessions over the event time in which they came, at `sample_rate`.  `costs` is the shadow's
+    cost per session (None: not known), `now` the moment of the decisions (None: the clock's).
     """
     plans = [plan_hypothesis(look, look.decide(now or datetime.now(UTC))) for look in looks]
     rates = _rates(plans)
@@ -217,7 +217,7 @@ def _starting_rates(
     traffic: dict[str, float] = {}
     for demand in demands:
         if demand.slice_key != WHOLE_ENDPOINT:
-            finite = demand.wanted if math.isfinite(demand.wanted) else 0.0  # what nothing decides is not waited for
+            finite = demand.wanted if math.isfinite(demand.wanted) else 0.0  # undecidable demands are not waited for
             wanted[demand.slice_key] = wanted.get(demand.slice_key, 0.0) + finite
             traffic[demand.slice_key] = traffic.get(demand.slice_key, 0.0) + demand.offered_per_s / sample_rate
     total = sum(traffic.values())

@@ -1,11 +1,11 @@
-"""Queue times that follow from arrivals and service times: slots that serve whoever came first.
+"""Queue times that follow from arrivals and service times: slots that serve in order of arrival.
 
 A server with b slots begins each request when a slot is free, in the order of arrival, and holds the slot until the
-request is done.  The wait of every request follows from when the others came and how long each took (Kiefer and
-Wolfowitz 1955; for one slot Lindley 1952), whatever the distributions are: nothing is fitted.
+request is done.  The wait of every request follows from the arrivals and service times of the others (Kiefer and
+Wolfowitz 1955; for one slot Lindley 1952), for any distributions: nothing is fitted.
 
-What a batching engine does is simplified in one way: a service time does not depend on how many slots are busy.
-Measured with all of them busy it is the longest it will be, so that waits are those of the worst case below that.
+A batching engine is simplified in one way: a service time does not depend on how many slots are busy.  Measured with
+all of them busy it is the longest possible, so that the waits are an upper bound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shadowspec.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Waits of a replay in the order of arrival, and what was replayed; milliseconds."""
+    """Waits of a replay in the order of arrival, and its input; milliseconds."""
 
     waits_ms: tuple[float, ...]
     utilisation: float | None  # time asked for over slot time there was between the first and the last arrival
@@ -59,11 +59,10 @@ def replay_queue(
     Args:
         arrivals_ms: when each came, in order.
         services_ms: how long each holds its slot.
-        speed_up: the clock of the arrivals runs so many times as fast: more traffic of the same pattern.
+        speed_up: the clock of the arrivals runs this many times as fast: more traffic of the same pattern.
 
     Raises:
-        InputError: nothing arrives, not every request has a service time, arrivals are out of order, or there is no
-            slot.
+        InputError: nothing arrives, a request has no service time, arrivals are out of order, or there is no slot.
     """
     if not arrivals_ms or len(arrivals_ms) != len(services_ms):
         raise InputError(f"{len(arrivals_ms)} arrivals and {len(services_ms)} service times make no queue")

@@ -20,11 +20,11 @@ MAX_BUSY = 0.8  # of a device's time: traffic comes in bursts, and a block waits
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What deciding an endpoint's open questions within a time asks of the shadow.
+    """The shadow that decides an endpoint's open questions within a time.
 
-    `sample_rate` is the least that does (0: nothing is open), and `busy_devices` how many devices it keeps at work
+    `sample_rate` is the least that suffices (0: nothing is open), and `busy_devices` how many devices it keeps at work
     until the first slice is decided; both are None where no question can be decided in that time.  `too_slow` are the
-    questions that cannot be: rarer than that at rate 1, decided by no future, or with more event time to be seen.
+    questions that cannot be: rarer than that at rate 1, decided in no simulated outcome, or short of event time.
     """
 
     endpoint: str
@@ -35,12 +35,12 @@ class Sizing:
 
 
 def stored_costs(store: Store, endpoints: Sequence[str]) -> dict[str, SessionCosts | None]:
-    """What a session of each endpoint costs, by its newest blocks; None where there is none."""
+    """The cost of a session of each endpoint, by its newest blocks; None without blocks."""
     return {name: session_costs(timed) for name, timed in store.block_times(endpoints, limit=MAX_BLOCKS).items()}
 
 
 def stored_traffic(store: Store, endpoint: str) -> float | None:
-    """The endpoint's mirrored requests per second of event time, by its newest; None where that is no time."""
+    """The endpoint's mirrored requests per second of event time, by its newest; None where their time span is 0."""
     newest = store.arrivals(endpoint, limit=MAX_REQUESTS)
     if not newest:
         return None
@@ -56,13 +56,13 @@ def size_endpoint(
     requests_per_s: float | None = None,
     is_late: bool,
 ) -> Sizing:
-    """The sizing by the median (`is_late`: 90%) of a plan's futures.
+    """The sizing by the median (`is_late`: 90%) of a plan's simulated outcomes.
 
-    `mirrored_per_s` is the traffic from which the plan was made, `requests_per_s` the one that is asked about, of the
-    same mix (None: the same).
+    `mirrored_per_s` is the traffic from which the plan was made, `requests_per_s` the traffic to size for, of the same
+    mix (None: the same).
 
     Raises:
-        NoDataError: nothing is known of the traffic, or of what a session costs.
+        NoDataError: the traffic or the cost of a session is unknown.
     """
     if not mirrored_per_s or plan.costs is None:
         raise NoDataError(f"endpoint {plan.endpoint}: neither its traffic nor its blocks' times are known yet")

@@ -1,4 +1,4 @@
-"""Rules for outputs, and their scores: contracts, tool calls, custom scores.
+"""Contracts and scores of outputs: contracts, tool calls, custom scores.
 
 In: the outputs of both arms and the request.
 Out: validity flags and scores.

@@ -1,7 +1,7 @@
-"""Whether an output keeps its contract: JSON (of a schema), a call of a tool that was offered, SQL, a grammar.
+"""Whether an output satisfies its contract: JSON (of a schema), a call of an offered tool, SQL, a grammar.
 
-The question is that of the code which takes the output: does the whole of it parse as what it should be?  It says
-nothing of whether the content is right.  Texts are seen in memory alone; what leaves this module is a `Validity`.
+The check is that of the client's code: does the whole output parse in the required form?  It does not judge the
+content.  Texts exist only in memory; the only result of this module is a `Validity`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ MAX_SCHEMA_REFERENCES = 32
 
 
 def judge(contract: OutputContract, text: str, finish_reason: str | None) -> Validity | None:
-    """Whether an output keeps the contract; None where the contract does not apply to it.
+    """Whether an output satisfies the contract; None where the contract does not apply to it.
 
     Args:
-        contract: what the output has to be.
+        contract: the required form of the output.
         text: the whole output; of a contract with tools with its special tokens, by which calls are marked.
         finish_reason: why it ended.
     """
     is_valid = _is_valid(contract, text)
     if is_valid is None:
         return None
-    if finish_reason == CUT:  # what parses may be the beginning of something else
+    if finish_reason == CUT:  # a text that parses may be the beginning of another one
         return Validity.UNFINISHED
     return Validity.VALID if is_valid else Validity.INVALID
 
@@ -89,7 +89,7 @@ def _are_arguments(text: str, tools: Sequence[Mapping[str, Any]]) -> bool:
 def _is_match(pattern: str, text: str) -> bool | None:
     """Whether the whole text matches; None by a pattern that RE2 does not know."""
     options = re2.Options()
-    options.log_errors = False  # a pattern that is none would be written to stderr
+    options.log_errors = False  # an invalid pattern would be written to stderr
     try:
         return re2.fullmatch(pattern, text, options) is not None
     except re2.error:
@@ -100,7 +100,7 @@ def is_sql(text: str, dialect: str | None = None) -> bool:
     """Whether the whole text is SQL: statements that sqlglot takes apart, one or several, and no bare expression."""
     sqlglot = _sqlglot()
     try:
-        # The first error ends it: parsing on would go over what is missing.
+        # The first error ends it: parsing on would skip over missing parts.
         parsed = sqlglot.parse(text, read=dialect, error_level=sqlglot.ErrorLevel.IMMEDIATE)
     except Exception:
         return False
@@ -110,12 +110,12 @@ def is_sql(text: str, dialect: str | None = None) -> bool:
 
 
 def _sqlglot() -> Any:
-    """sqlglot, kept from its log: what it warns of it quotes."""
+    """sqlglot without its log, whose warnings quote the text."""
     logging.getLogger(SQL_PACKAGE).setLevel(logging.CRITICAL)
     return importlib.import_module(SQL_PACKAGE)
 
 
-# sqlglot parses a bare word as a column, and what it does not know as a Command.
+# sqlglot parses a bare word as a column, and unknown statements as a Command.
 _STATEMENTS: Final = (
     *("Query", "DML", "DDL", "Values", "Alter", "Drop", "TruncateTable", "Describe", "Set", "Use", "Pragma"),
     *("Transaction", "Commit", "Rollback", "Analyze", "Comment", "Show", "Grant"),
@@ -144,9 +144,9 @@ def fits_text(text: str, schema: Mapping[str, Any]) -> bool:
 
 
 def fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a value is as a JSON schema has it; a schema that cannot be used refuses nothing.
+    """Whether a value satisfies a JSON schema; an unusable schema refuses nothing.
 
-    Nothing is fetched for a reference, and patterns run in linear time: both come from whoever sent the request.
+    No reference is fetched, and patterns run in linear time, because both come from the request.
     """
     text = json.dumps(schema)
     is_large = len(text) > MAX_SCHEMA_CHARACTERS or text.count('"$ref"') > MAX_SCHEMA_REFERENCES
@@ -157,7 +157,7 @@ def fits(value: Any, schema: Mapping[str, Any]) -> bool:
     validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _matches_pattern})
     try:
         return bool(validator(schema, registry=registry).is_valid(value))
-    except Exception:  # whatever a schema that is none makes of the validator, recursion and lookups included
+    except Exception:  # an invalid schema may raise anything, recursion and lookup errors included
         return True
 
 
@@ -166,7 +166,7 @@ def _matches_pattern(_: Any, pattern: Any, instance: Any, schema: Any) -> Any:
     if not isinstance(instance, str) or not isinstance(pattern, str):
         return
     options = re2.Options()
-    options.log_errors = False  # a pattern that is none would be written to stderr
+    options.log_errors = False  # an invalid pattern would be written to stderr
     try:
         is_found = re2.search(pattern, instance, options) is not None
     except re2.error:

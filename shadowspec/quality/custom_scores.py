@@ -1,8 +1,8 @@
-"""Figures of quality of an output text, from 0 to 1: whether it is JSON or keeps its contract, and the operator's own.
+"""Quality figures of an output text, from 0 to 1: JSON validity, contract validity, and the operator's functions.
 
-Texts are seen in memory alone, in the process that made them.  A function that raises, or gives anything but a number
-from 0 to 1, leaves its figure missing: the run says so and the gate counts it at its worst.  What an error says may
-quote the text, so that only its class is ever logged.
+Texts exist only in memory, in the process that made them.  A function that raises, or returns anything but a number
+from 0 to 1, leaves its figure missing: the run records it and the gate counts it at its worst.  An error message may
+quote the text, so only the error's class is logged.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """What is scored of an endpoint's outputs: functions of the text, by the name that runs carry the figure under.
+    """The scores of an endpoint's outputs: functions of the text, by the name of the figure in runs.
 
-    `uses_contract`: whether an output keeps its contract, which its run's flags say, is a figure as well.
+    `uses_contract`: contract validity, from the run's flags, is a figure as well.
     """
 
     functions: Mapping[str, ScoreFunction] = field(default_factory=dict)
@@ -47,7 +47,8 @@ class Scorer:
     def of_flags(self, flags: RunFlags) -> dict[str, PairedScore | None]:
         """The figures that a run's flags give; None where the contract applied to neither arm.
 
-        1 for an arm that keeps it, 0 for one that breaks it, was cut, or answered in words where the other did not.
+        1 for an arm that satisfies it, 0 for one that breaks it, was cut, or answered in plain text where the other did
+        not.
         """
         if not self.uses_contract:
             return {}
@@ -68,7 +69,7 @@ def load_scorer(names: Sequence[str]) -> Scorer:
     """The scorer of `json_valid` or `contract_valid`, and of one `package.module:function`.
 
     Raises:
-        ConfigError: there is no such function; the message says what is wrong with it.
+        ConfigError: there is no such function; the message names the fault.
     """
     functions = {name: is_json if name == JSON_VALID else _function(name) for name in names if name != CONTRACT_VALID}
     return Scorer({score_name(name): each for name, each in functions.items()}, CONTRACT_VALID in names)
@@ -77,7 +78,7 @@ def load_scorer(names: Sequence[str]) -> Scorer:
 def is_json(text: str) -> float:
     """1 where the whole text is one JSON value by RFC 8259, 0 where it is not."""
     try:
-        # Numbers are left as they stand, for their length says nothing of validity; RFC 8259 knows no NaN.
+        # Numbers stay text, because their length does not matter for validity; RFC 8259 has no NaN.
         json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return 0.0
@@ -97,10 +98,10 @@ def _function(name: str) -> ScoreFunction:
         raise ConfigError(f"scores: {name}: {module_name} cannot be imported ({error}); is it installed?") from error
     except AttributeError as error:
         raise ConfigError(f"scores: {name}: {module_name} has no {attribute}") from error
-    except Exception as error:  # whatever a module does when it is imported; no output has been seen yet
+    except Exception as error:  # a module may raise anything at import; no output has been seen yet
         raise ConfigError(f"scores: {name}: importing {module_name} failed: {type(error).__name__}: {error}") from error
     if not callable(found):
-        raise ConfigError(f"scores: {name}: this is no function")
+        raise ConfigError(f"scores: {name}: this is not a function")
     function: ScoreFunction = found
     return function
 
@@ -108,7 +109,7 @@ def _function(name: str) -> ScoreFunction:
 def _figure(name: str, function: ScoreFunction, text: str, failed: Counter[tuple[str, str]]) -> float | None:
     try:
         value = float(function(text))
-    except Exception as error:  # the operator's own code may raise anything; its message may quote the text
+    except Exception as error:  # the operator's code may raise anything; its message may quote the text
         failed[name, type(error).__name__] += 1
         return None
     if not 0.0 <= value <= 1.0:

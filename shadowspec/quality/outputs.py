@@ -1,4 +1,4 @@
-"""What token ids alone tell of outputs: where two part, and whether one is stuck in a repetition loop.
+"""Checks of outputs by token ids only: where two diverge, and whether one is stuck in a repetition loop.
 
 A loop is easy to draft, and so inflates acceptance.
 """

@@ -1,6 +1,6 @@
 """Tool calls as models write them in text, which a server's parser cuts out of the answer.
 
-`find_calls` recognises the common ways of writing them, by what only a call begins with:
+`find_calls` recognises the common ways of writing them, by text with which only a call begins:
 
 | written as | by |
 |---|---|
@@ -9,11 +9,11 @@
 | `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, `[TOOL_CALLS]NAME[ARGS]{...}` | Mistral |
 | `<|python_tag|>{"name": ..., "parameters": {...}}` | Llama 3 |
 | `<|tool_call|>[{"name": ..., "arguments": {...}}]` | Granite |
-| a name and arguments between its own special tokens | DeepSeek |
+| a name and arguments between DeepSeek's special tokens | DeepSeek |
 | the whole answer is such an object, several with `;` between them, or a list of them | Llama 3, and others |
 | the whole answer is `[NAME(KEY=VALUE, ...), ...]` | Llama 3.2 and 4 |
 
-Nothing here raises for what a text holds.
+Nothing here raises for the content of a text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ToolCall:
 
 
 def find_calls(text: str) -> list[ToolCall | None] | None:
-    """The calls that a text makes, None in place of each that is malformed; None where it begins none.
+    """The calls in a text, None in place of each malformed one; None where the text has no call.
 
     A call that is begun and not ended is malformed.
     """
@@ -133,7 +133,7 @@ def _python_call(node: ast.expr) -> ToolCall | None:
     try:
         arguments = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords if each.arg is not None}
         name = ast.unparse(node.func)
-        json.dumps(arguments, allow_nan=False)  # what JSON does not know can be no argument
+        json.dumps(arguments, allow_nan=False)  # NaN and infinity are not JSON
     except (ValueError, TypeError, RecursionError, MemoryError):
         return None
     return _make_call(name, arguments) if len(arguments) == len(node.keywords) else None
@@ -163,7 +163,7 @@ def _list_calls(found: Any) -> list[ToolCall | None]:
 
 
 def _call(value: Any) -> ToolCall | None:
-    """A call from an object that names it; OpenAI's own form, with the function in a field, too."""
+    """A call from an object that names it; OpenAI's form, with the function in a field, too."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict):

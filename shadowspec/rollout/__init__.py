@@ -1,4 +1,4 @@
-"""Consequences of verdicts: gate runs with their rollout steps, stages, overrides, promotion checks and exports.
+"""Consequences of a verdict: gate runs with their rollout steps, stages, overrides, promotion checks and exports.
 
 In: current decisions, overrides and rollout policies.
 Out: stages, check answers and serving configuration.

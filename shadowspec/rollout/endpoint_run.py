@@ -19,7 +19,7 @@ from shadowspec.types import Decision, ReasonCode, Rollout, Verdict
 
 @dataclass(frozen=True, slots=True)
 class GatePolicies:
-    """What proves and rolls out, by endpoint."""
+    """The gate's and the rollout's policies, by endpoint."""
 
     gate: Mapping[str, GatePolicy]
     rollout: Mapping[str, RolloutPolicy]
@@ -27,7 +27,7 @@ class GatePolicies:
 
 @dataclass(frozen=True, slots=True)
 class EndpointGateRun:
-    """What one endpoint's gate run appended, and where its audits and rollouts are after it."""
+    """The decisions that one endpoint's gate run appended, and the states of its audits and rollouts after it."""
 
     audits: list[CellAudit]
     decisions: list[Decision]
@@ -45,13 +45,13 @@ def run_endpoint_gate(
 ) -> EndpointGateRun:
     """Audit the endpoint's new runs, fold its new rows, decide its hypotheses, and move its rollouts.
 
-    `input_ended` says whether more records of the same sessions may come (None: as the ledger has it); `now` is the
-    moment of all steps (None: each reads the clock).
+    `input_ended`: no more records of the same sessions may come (None: the ledger says whether); `now` is the moment of
+    all steps (None: each reads the clock).
 
     Raises:
         InputError: rows contradict each other, or rows that must be folded again are gone.
     """
-    audits = run_audits(store, endpoint, now or datetime.now(UTC))  # first: an alarm holds whatever else goes wrong
+    audits = run_audits(store, endpoint, now or datetime.now(UTC))  # first: an alarm holds even if a later step fails
     decisions = run_gate(store, {endpoint: gate_policy}, input_ended=input_ended, now=now)
     steps = (
         []  # a trial rolls nothing out
@@ -86,7 +86,7 @@ def run_gates(
 def advance_rollouts(
     store: Store, endpoint: str, gate_policy: GatePolicy | None, policy: RolloutPolicy, now: datetime
 ) -> list[RolloutStep]:
-    """Where each load of the endpoint stands after its latest decisions; what changed is appended, under its lock."""
+    """Each load's rollout after the endpoint's latest decisions; changes are appended, under its lock."""
     with store.endpoint_lock(endpoint):
         standing = {rollout.concurrency: rollout for rollout in store.rollouts(endpoint)}
         found = read_endpoint_decisions(store, endpoint, gate_policy, now)
@@ -100,7 +100,7 @@ def advance_rollouts(
 def next_steps(
     endpoint: str, found: EndpointDecisions, standing: Sequence[Rollout], policy: RolloutPolicy, now: datetime
 ) -> list[RolloutStep]:
-    """One step per load that was decided, by load; an ENABLE of a fingerprint that was replaced is no decision."""
+    """One step per load that was decided, by load; an ENABLE of a replaced fingerprint does not count."""
     current = {rollout.concurrency: rollout for rollout in standing}
     steps = []
     for concurrency in sorted({each.decision.concurrency for each in found.latest}):
@@ -115,7 +115,7 @@ def next_steps(
 
 
 def _alarms(decisions: Sequence[Decision]) -> tuple[str, ...]:
-    """Names of the detectors that sound, of the config that is rolled out: alarms of slices, and advice."""
+    """Names of the firing detectors of the config that is rolled out: alarms of slices, and advice."""
     found = []
     for decision in decisions:
         where = decision.slice_key or "the whole endpoint"

@@ -1,7 +1,7 @@
-"""Setting and clearing overrides, whoever does it: what may be ordered, and what an order covers.
+"""Setting and clearing overrides: the rules of valid orders, and what an order covers.
 
-An order goes through `set_override` and `clear_override` alone, from the command line and from the dashboard, so that
-both refuse the same things and leave the same trace.
+The command line and the dashboard set and clear orders only through `set_override` and `clear_override`, so that both
+refuse the same orders and leave the same trace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_TEXT = 1_000  # characters of a reason: a sentence or a link, no log file
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An order as it was stored, and how many of the standing decisions it covers."""
+    """A stored order, and how many of the current decisions it covers."""
 
     record: OverrideRecord
     num_decisions_covered: int
@@ -34,8 +34,8 @@ def set_override(store: Store, override: Override, slice_by: Mapping[str, Collec
         slice_by: of every configured endpoint the labels that its slices have.
 
     Raises:
-        UsageError: there is no such endpoint, or none of its slices has such a label: nothing would be switched off.
-            Of an endpoint that was seen, and neither is configured nor has decisions, no label is known to be wrong.
+        UsageError: there is no such endpoint, or none of its slices has such a label: the order would cover nothing.
+            For a seen endpoint without configuration and decisions, no label is known to be wrong.
     """
     known = sorted({*slice_by, *store.endpoints()})
     if override.endpoint not in known:
@@ -78,7 +78,7 @@ def ordered_verdict(text: str, what: str = "verdict") -> Verdict:
     for verdict in FORCEABLE:
         if text.upper() == verdict.value:
             return verdict
-    raise UsageError(f"{what} must be {' or '.join(FORCEABLE)}, not {text!r}: what is not proven is not switched on")
+    raise UsageError(f"{what} must be {' or '.join(FORCEABLE)}, not {text!r}: only the gate enables speculation")
 
 
 def ordered_slice(pairs: Iterable[str], what: str = "slice") -> str:
@@ -104,18 +104,18 @@ def ordered_text(text: str, what: str) -> str:
     """
     stripped = text.strip()
     if not stripped or len(stripped) > MAX_TEXT or not stripped.isprintable():
-        raise UsageError(f"{what} must say something, in one line of at most {MAX_TEXT} characters")
+        raise UsageError(f"{what} must be one line of 1 to {MAX_TEXT} characters")
     return stripped
 
 
 def scope_words(override: Override) -> str:
-    """What the override covers, in words."""
+    """The override's scope as text."""
     slices = f" {override.slice_key}" if override.slice_key else ""
     return f"{override.endpoint}{slices}" + (f" at {override.concurrency}" if override.concurrency else "")
 
 
 def state_words(record: OverrideRecord, now: datetime) -> str:
-    """What became of the override, in words."""
+    """The override's state as text."""
     if record.clearing is not None:
         return f"cleared by {record.clearing.author}: {record.clearing.reason}"
     if record.override.expires_at is None:

@@ -1,4 +1,4 @@
-"""What an operator allows of a rollout: shares, soak times and depths per stage, with their defaults.
+"""An operator's limits of a rollout: shares, soak times and depths per stage, with their defaults.
 
 Durations are seconds (`_s`), shares fractions of 1, depths numbers of speculative tokens.
 """
@@ -28,16 +28,16 @@ class RolloutPolicy:
     """
 
     partial_share: float = 0.10  # of the enabled traffic, served with speculation in the partial stage
-    shadow_soak_s: float = DAY_S  # for which ENABLE must have stood in the shadow
-    partial_soak_s: float = 7 * DAY_S  # for which it must have stood in the partial stage
+    shadow_soak_s: float = DAY_S  # for which ENABLE must have been in force in the shadow
+    partial_soak_s: float = 7 * DAY_S  # for which it must have been in force in the partial stage
     min_soak_blocks: int = 50  # blocks newly measured in the stage that is left: silence proves nothing
     max_decision_age_s: float = DAY_S  # an older decision moves nothing forward
     max_disabled_share: float = 0.05  # of a DISABLEd slice's traffic, from which on nothing moves forward
     alarm_stage: str = "previous"  # where an alarm moves the rollout: one stage back, or to the "shadow"
-    # Depths are numbers of speculative tokens; only proven ones are served, whatever the limits.
+    # Depths are numbers of speculative tokens; only proven ones are served, within the limits.
     first_depth: int = 1  # the partial stage begins with the deepest proven one up to this, else with the first
-    depth_soak_s: float = DAY_S  # for which ENABLE must have stood at one depth before the next
-    partial_max_depth: int = 16  # a limit below what is proven keeps the endpoint in the stage before
+    depth_soak_s: float = DAY_S  # for which ENABLE must have been in force at one depth before the next
+    partial_max_depth: int = 16  # a limit below every proven depth keeps the endpoint in the stage before
     broad_max_depth: int = 16
     context_max_depths: Mapping[str, int] = field(default_factory=dict)  # by context bucket
 

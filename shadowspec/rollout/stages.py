@@ -1,8 +1,8 @@
-"""Rollout stages: how far an endpoint's proven config is let out of the shadow, and how deep it may draft.
+"""Rollout stages: how much traffic gets an endpoint's proven config, and how deep it may draft.
 
-Everything here is pure: (where it stands, standing decisions, alarms, policy) -> where it stands next.  A stage
-moves forward by one, on an ENABLE that stands, and never on silence: new blocks must have been measured in the
-stage that is left.  It moves back at once.  Decisions are `effective` ones, so that an override moves it back too.
+Everything here is pure: (current stage, current decisions, alarms, policy) -> next stage.  A stage moves forward by
+one, on an ENABLE in force with new blocks measured in the stage that is left.  It moves back at once.  Decisions are
+`effective` ones, so that an override moves it back too.
 
 A depth is served only where it was proven: another depth has other costs and another speedup.  So depths go from one
 proven depth to the next, and where no proven depth is within a limit, nothing is served.
@@ -30,11 +30,11 @@ _PREVIOUS = {Stage.PARTIAL: Stage.SHADOW, Stage.BROAD: Stage.PARTIAL}
 
 @dataclass(frozen=True, slots=True)
 class StageLook:
-    """What one endpoint at one load is judged on.
+    """The inputs for one endpoint at one load.
 
     `latest` are the decisions on every slice and config at this load; `shares` the slices' shares of the endpoint's
-    traffic; `alarms` name the detectors that are sounding; `orders` are the endpoint's overrides in
-    force, which also cover slices that nobody decided.
+    traffic; `alarms` name the firing detectors; `orders` are the endpoint's overrides in force, which also cover
+    undecided slices.
     """
 
     endpoint: str
@@ -52,7 +52,7 @@ class StageLook:
 
 @dataclass(frozen=True, slots=True)
 class RolloutStep:
-    """The rollout after a look; `waits_for` says what the next stage wants, None in the last one."""
+    """The rollout after a look; `waits_for` is the next stage's missing condition, None in the last stage."""
 
     rollout: Rollout
     waits_for: str | None
@@ -68,7 +68,7 @@ def next_step(current: Rollout | None, look: StageLook, policy: RolloutPolicy) -
     if current is None:
         current = _shadow(look, None, "began", "nothing is rolled out yet")
 
-    # 2. Back: what is served must stand proven, and nothing may have gone off since the stage began.
+    # 2. Back: the served depths must be proven now, and no alarm may have fired since the stage began.
     if current.stage is not Stage.SHADOW:
         whole_decision = _decision(look, current.fingerprint)
         if whole_decision is None or whole_decision.verdict is not Verdict.ENABLE:
@@ -110,7 +110,7 @@ def next_step(current: Rollout | None, look: StageLook, policy: RolloutPolicy) -
 
 
 def _missing(current: Rollout, decision: Decision, look: StageLook, policy: RolloutPolicy) -> str | None:
-    """What keeps the rollout from its next stage; None if nothing does, or there is none."""
+    """The condition that the rollout lacks for its next stage; None if it lacks none, or there is no next stage."""
     if current.stage not in _NEXT:
         return None
     soak_s = policy.shadow_soak_s if current.stage is Stage.SHADOW else policy.partial_soak_s
@@ -131,7 +131,7 @@ def _missing(current: Rollout, decision: Decision, look: StageLook, policy: Roll
         if bears_on_endpoint(_ordered_share(order, look), policy.max_disabled_share):
             return f"override {order.override_id} of {order.slice_key or 'the whole endpoint'} to end"
     if remaining > timedelta(0):
-        return f"ENABLE to stand for {remaining.total_seconds():.0f} s more"
+        return f"ENABLE to be in force for {remaining.total_seconds():.0f} s more"
     limit = depth_limits(_NEXT[current.stage], decision, look, policy)[ANY_CONTEXT]
     if not _begin(limit, proven_depths(decision, look), policy.first_depth):
         depth = decision.config.num_speculative_tokens
@@ -222,7 +222,7 @@ def _hold(limit: int, proven: Sequence[int]) -> int:
 
 
 def depth_limits(stage: Stage, decision: Decision, look: StageLook, policy: RolloutPolicy) -> dict[str, int]:
-    """The deepest that the depths may become, per context bucket; never deeper than what was measured."""
+    """The largest depths, per context bucket; never deeper than a measured one."""
     stage_limit = policy.partial_max_depth if stage is Stage.PARTIAL else policy.broad_max_depth
     limit = min(stage_limit, decision.config.num_speculative_tokens)
     buckets = {decision.slice_labels.get("context_bucket", ANY_CONTEXT) for decision in look.decisions}
@@ -231,7 +231,7 @@ def depth_limits(stage: Stage, decision: Decision, look: StageLook, policy: Roll
 
 
 def _is_enabled(bucket: str, look: StageLook, decision: Decision) -> bool:
-    """Whether a context bucket's own slices, if it makes slices, stand enabled (at least one, and none DISABLEd)."""
+    """Whether a context bucket's slices, if it makes slices, are all enabled (at least one, and none DISABLEd)."""
     verdicts = {
         row.verdict
         for row in look.decisions

@@ -1,7 +1,7 @@
 """Times at which a job is due, by a cron expression in a time zone.
 
 Five fields as cron has them, or six with the seconds first.  APScheduler reads 0 as Monday, and takes a day of the
-month and a day of the week as both wanted, where cron means either: days of the week are handed to it by name,
+month and a day of the week as both required, where cron means either: days of the week are handed to it by name,
 and both at once are refused.
 """
 
@@ -51,13 +51,13 @@ class Cron:
         except ValueError as error:
             raise ConfigError(f"cron {expression!r} cannot be read: {error}") from error
         self.expression = expression
-        # As cron does: what names its hours comes once in the night whose hour comes twice.
+        # As cron does: an expression that names its hours fires once in the night whose hour comes twice.
         self._comes_twice = by_name["hour"].startswith("*")
         if self.next_after(datetime.now(UTC)) is None:
             raise ConfigError(f"cron {expression!r} is never due")
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """The first time after the moment, UTC; None if there is none."""
+        """The first time after the moment, UTC; None without one."""
         moment = moment.astimezone(UTC)  # sums of local times forget which of two equal hours they are in
         while True:
             found: datetime | None = self._trigger.get_next_fire_time(None, moment + timedelta(microseconds=1))
@@ -76,7 +76,7 @@ class Cron:
     def due_within(self, after: datetime, until: datetime, *, at_most: int) -> list[datetime]:
         """The last `at_most` times after the one moment up to and including the other, UTC, oldest first."""
         reach = SHORTEST_REACH
-        while True:  # from the end, further and further back: what is not wanted may be very much
+        while True:  # from the end, further and further back, because the earlier times may be very many
             start = max(after, until - reach)
             found = list(self._every(start, until))
             if len(found) >= at_most or start == after:

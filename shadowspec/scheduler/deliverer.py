@@ -1,7 +1,7 @@
-"""Sends what one receiver is to get: kept as begun, sent, kept as sent, in that order.
+"""Sends one receiver's deliveries: stored as begun, sent, stored as sent, in that order.
 
-Whoever dies between sending and keeping leaves a delivery that is begun: the next leader sends it again, with the
-same key and Message-ID, because nobody can know whether it arrived.  A receiver that fails waits, longer each time.
+A crash between sending and storing leaves a delivery that is begun: the next leader sends it again, with the same key
+and Message-ID, because nobody can know whether it arrived.  A receiver that fails waits, longer each time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ReportCache:
 
 
 class Deliverer:
-    """One receiver's postman.  `may_send` is asked before every step; when it says no, nothing more is begun."""
+    """Delivers to one receiver.  `may_send` is checked before every step; after a no it begins nothing more."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Deliverer:
         except ServiceUnavailableError:  # the database: nothing was sent yet
             raise
         except Exception as error:
-            if isinstance(error, ConfigError):  # these are our own words, which quote no secret
+            if isinstance(error, ConfigError):  # our message, which quotes no secret
                 _log.warning("%s", error)
             self._keep(self._fail(begun, error_kind(error)))
             return

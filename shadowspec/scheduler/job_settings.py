@@ -1,4 +1,4 @@
-"""What a scheduler does: its jobs and receivers.  Secrets stay where they are until something is sent."""
+"""A scheduler's jobs and receivers.  Secrets stay in their places until something is sent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Secret:
         """The secret, read each time, so that a new one counts without a restart.
 
         Raises:
-            ConfigError: it is not there; the message names the place, never what is in it.
+            ConfigError: the secret is missing; the message names its place, never its content.
         """
         if self.variable is not None:
             value = (os.environ if environment is None else environment).get(self.variable, "").strip()
@@ -133,7 +133,7 @@ ReceiverSettings = Annotated[FolderSettings | EmailSettings | WebhookSettings, F
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """One job: when it is due, and what it does then.
+    """One job: when it is due, and its actions.
 
     Raises:
         ValueError: the parts do not fit together.
@@ -152,7 +152,7 @@ class JobSettings:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What it does, in that order."""
+        """Its actions, in that order."""
         return tuple(each for each in ACTIONS if each in self.does)
 
 
@@ -165,7 +165,7 @@ class RetrySettings:
     retry_longest_s: Seconds = 3_600.0
 
     def wait_after(self, attempts: int) -> timedelta:
-        """How long to wait after so many attempts."""
+        """How long to wait after this number of attempts."""
         longest = max(self.retry_first_s, self.retry_longest_s)
         return timedelta(seconds=min(self.retry_first_s * 2.0 ** min(attempts - 1, 20), longest))
 

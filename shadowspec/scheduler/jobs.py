@@ -1,11 +1,11 @@
-"""Works off one job: what is due is kept first, then the gate runs, then the deliveries stand.
+"""Runs one job: due periods are stored first, then the gate runs, then the deliveries are stored.
 
-1. Every period that has become due is kept.  2. For the newest of those that are not prepared the gate runs, if the
-job has one: earlier ones are past, and what it would decide for them it decides now.  3. In one transaction the end
-of the report's time is fixed and its deliveries are kept.  Killed anywhere, it is taken up at the same step.
+1. Every period that has become due is stored.  2. For the newest of those that are not prepared the gate runs, if the
+job has one; it also decides for the earlier ones.  3. In one transaction the end of the report's time is fixed and its
+deliveries are stored.  After a crash at any point it resumes at the same step.
 
-Which periods are due is in the database and in the cron expression, never in a timer: whoever leads next finds the
-same ones.
+The database and the cron expression determine which periods are due, never a timer: the next leader finds the same
+ones.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def work_off(store: Store, job: JobSettings, cron: Cron, settings: ScheduleSetti
     """Prepare every period of the job that is due; how many were.
 
     Raises:
-        ServiceUnavailableError, StoreError: the database is gone or refuses; what is left is taken up again.
+        ServiceUnavailableError, StoreError: the database is gone or refuses; a later run does the rest.
     """
     now = datetime.now(UTC)
 
-    # 1. What is due.
+    # 1. The due periods.
     last = store.last_period(job.name)
     if last is None:
         store.begin_periods([first_period(job.name, cron, now)])
@@ -73,14 +73,14 @@ def first_period(job: str, cron: Cron, now: datetime) -> Period:
 def due_periods(cron: Cron, last: Period, now: datetime, catch_up: int) -> list[Period]:
     """The periods that have become due after the `last` one up to `now`, oldest first; at most `catch_up` of them.
 
-    Each begins where the one before it ends, so that no change goes unreported: the first of them has also what lies
-    before it, back to where the last report ended.
+    Each begins where the one before it ends, so that no change goes unreported.  The first also covers the time before
+    it, back to where the last report ended.
     """
     periods = []
     since = last.until or last.due_at
     for due_at in cron.due_within(last.due_at, now, at_most=catch_up):
         periods.append(Period(last.job, due_at, since))
-        since = max(since, due_at)  # a gate run that took longer than a period has reported on the next one's time too
+        since = max(since, due_at)  # a gate run that took longer than a period has also covered the next one's time
     return periods
 
 
@@ -102,10 +102,10 @@ _log = logging.getLogger(__name__)
 
 
 def run_measured_gates(store: Store, policies: GatePolicies) -> str:
-    """Run the gate of every configured endpoint that was measured: "done", or what failed by class.
+    """Run the gate of every configured endpoint that was measured: "done", or the class of the error.
 
     Raises:
-        ServiceUnavailableError: the database is gone; whoever leads next runs it again.
+        ServiceUnavailableError: the database is gone; the next leader runs it again.
     """
     measured = set(store.endpoints())
     measured_policies = {endpoint: policy for endpoint, policy in policies.gate.items() if endpoint in measured}
@@ -116,7 +116,7 @@ def run_measured_gates(store: Store, policies: GatePolicies) -> str:
 
 
 def settle(store: Store, endpoints: Mapping[str, GatePolicy], timeout_s: float) -> None:
-    """Wait until the gate runs that are on have ended: what they decide belongs to the time before now."""
+    """Wait for the end of running gate runs: their decisions belong to the time before now."""
     for endpoint in endpoints:
         try:
             with store.endpoint_lock(endpoint, timeout_s):

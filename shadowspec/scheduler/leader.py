@@ -1,8 +1,8 @@
-"""One scheduler leads, the others stand by; each term begins with nothing but configuration and database.
+"""One scheduler leads, the others stand by; each term begins with only configuration and database.
 
-While it leads, every job and every receiver has a place in APScheduler: jobs are woken when their cron expressions
-say so, and now and then for what was left undone; receivers every few seconds.  A missed run costs
-nothing, because what is to be done is asked of the database.
+While it leads, every job and every receiver is scheduled in APScheduler: jobs wake at the times of their cron
+expressions, and at intervals for work that an error left undone; receivers every few seconds.  A missed wake-up costs
+nothing, because the database holds the open work.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LEADERSHIP = "schedule"
 FOLLOW_S = 1.0  # between two attempts to lead
 HEARTBEAT_S = 1.0  # between two questions whether it still leads
 TRUST_S = 10.0  # for which an answer is believed: much less than a server takes to give a silent leader up
-POLL_S = 2.0  # between two looks for what a receiver is to get
+POLL_S = 2.0  # between two checks for a receiver's deliveries
 UNDONE_S = 30.0  # between two looks for periods that were left undone
 
 _log = logging.getLogger(__name__)
 
 
 class LeaderTerm:
-    """One time of leading.  It ends once, and whoever still works for it then sends nothing more."""
+    """One time of leading.  It ends once; code that still runs for it then sends nothing more."""
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
@@ -63,7 +63,7 @@ class LeaderTerm:
 
 
 class JobTrigger(BaseTrigger):  # type: ignore[misc]
-    """When a job is woken: when it is due, and now and then for what an error left undone."""
+    """When a job wakes: when it is due, and at intervals for work that an error left undone."""
 
     def __init__(self, cron: Cron) -> None:
         self._cron = cron
@@ -93,7 +93,7 @@ class Scheduler:
         """Lead whenever nobody else does.
 
         Raises:
-            ServiceUnavailableError: the database refuses for good.
+            ServiceUnavailableError: the database refuses permanently.
         """
         lead = self._store.leadership(LEADERSHIP)
         try:
@@ -107,7 +107,7 @@ class Scheduler:
             lead.release()
 
     def run_once(self) -> bool:
-        """Do what is due and return; False if another one leads."""
+        """Do the due work and return; False if another one leads."""
         lead = self._store.leadership(LEADERSHIP)
         if not lead.try_acquire():
             return False
@@ -151,7 +151,7 @@ class Scheduler:
 
     @contextmanager
     def _working(self, term: LeaderTerm) -> Iterator[None]:
-        """Everything scheduled, from configuration and database alone; left, it waits for what is being sent."""
+        """Everything scheduled, only from configuration and database; on exit it waits for deliveries in progress."""
         names = list(self._settings.receivers)
         size = len(self._settings.jobs) + len(names) + len(self._live) + 1
         scheduler = BackgroundScheduler(
@@ -182,7 +182,7 @@ class Scheduler:
             scheduler.shutdown(wait=True)
 
     def _add(self, scheduler: Any, name: str, call: Callable[[], object], trigger: BaseTrigger) -> None:
-        """Have it called when the trigger says so, and at once: a term begins with what was left undone."""
+        """Schedule a call at the trigger's times, and at once: a term begins with work left undone."""
         scheduler.add_job(_guard(call, name), trigger, id=name, next_run_time=datetime.now(UTC))
 
     def _deliverers(self, may_send: Callable[[], bool]) -> dict[str, Deliverer]:
@@ -205,7 +205,7 @@ class Scheduler:
 
 
 def _guard(call: Callable[[], object], name: str) -> Callable[[], None]:
-    """What APScheduler calls: an error ends this run alone, and is logged without what it may quote."""
+    """A function for APScheduler: an error ends only this run, and is logged without text that it may quote."""
 
     def run() -> None:
         try:

@@ -1,4 +1,4 @@
-"""Reads an endpoint's production engines once, keeps what they counted, and lets the live guard look."""
+"""Reads an endpoint's production engines once, stores their counts, and runs the live guard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """What one reading came to: each replica's scrape, and what the guard makes of all of them so far."""
+    """The result of one reading: each replica's scrape, and the guard's state after all of them so far."""
 
     endpoint: str
     settings: LiveSettings
@@ -27,7 +27,7 @@ class LiveRun:
 
     @property
     def failed(self) -> list[FailedScrape]:
-        """The replicas that said nothing usable."""
+        """The replicas without usable counters."""
         return [each.scraped for each in self.taken if isinstance(each.scraped, FailedScrape)]
 
 
@@ -41,7 +41,7 @@ def run_live(store: Store, endpoint: str, policy: GatePolicy, settings: LiveSett
     taken = take_scrapes(store, endpoint, scrape_all(settings.source))
     for each in taken:
         if isinstance(each.scraped, FailedScrape):
-            level = logging.WARNING if each.replica.num_failed == 1 else logging.DEBUG  # told once, until it is mended
+            level = logging.WARNING if each.replica.num_failed == 1 else logging.DEBUG  # logged once per failure
             _log.log(level, "live evidence of endpoint %s: %s", endpoint, each.scraped.message)
     watched = watch(store, endpoint, settings.source.replicas, policy, settings.guard, datetime.now(UTC))
     if watched.ordered is not None:

@@ -1,11 +1,11 @@
-"""Receivers of reports: folders, mail servers and webhooks; what each is sent, and what can be checked beforehand.
+"""Receivers of reports: folders, mail servers and webhooks; the content for each, and the checks before sending.
 
-What a server says of a failure may quote addresses or secrets: only the class of the error is kept.
+A server's error message may quote addresses or secrets: only the class of the error is stored.
 
-A folder gets a file per format, put in its place whole, and over itself when repeated.  A mail server gets one
-message, plain text and HTML, for every address.  A webhook goes through apprise (Slack, Teams, generic JSON and
-others): a chat gets a few lines, whose last names the report, and a receiver that takes HTTP headers gets the
-idempotency key as `Idempotency-Key`.  A webhook's URL is a secret: what apprise says of it goes into no log.
+A folder gets a file per format, replaced whole when repeated.  A mail server gets one message, plain text and HTML, for
+every address.  A webhook goes through apprise (Slack, Teams, generic JSON and others): a chat gets a few lines, whose
+last names the report, and a receiver that takes HTTP headers gets the idempotency key as `Idempotency-Key`.  A
+webhook's URL is a secret: apprise's messages about it go into no log.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ReportMessage:
 
     @property
     def subject(self) -> str:
-        """One line: which endpoints it is about stands in the report."""
+        """One line; the report names its endpoints."""
         return f"ShadowSpec {self.delivery.job}: {self.report.summary}"
 
     @property
@@ -59,7 +59,7 @@ class ReportMessage:
 
 
 class DeliveryError(ShadowSpecError):
-    """A receiver has not taken a report.  `kind` is what the log keeps of it."""
+    """A receiver has not taken a report.  The log has only `kind`."""
 
     exit_code = ExitCode.UNAVAILABLE
 
@@ -182,11 +182,11 @@ def _plugin(settings: WebhookSettings) -> Any:
 
 
 def _silence() -> None:
-    """Keep what quotes URLs out of our logs: apprise's own lines, and those of the HTTP library below it."""
+    """Keep lines that quote URLs out of our logs: apprise's, and those of the HTTP library below it."""
     for name in ("apprise", "urllib3", "requests"):
         logger = logging.getLogger(name)
         logger.propagate = False
-        logger.setLevel(logging.WARNING)  # which is what is heard here
+        logger.setLevel(logging.WARNING)  # the level of logs here
         if not logger.handlers:
             logger.addHandler(logging.NullHandler())
 
@@ -206,7 +206,7 @@ def require_secret(receiver: ReceiverSettings) -> None:
 def require_place(receiver: ReceiverSettings) -> None:
     """Check that the folder can be written to, or that the mail server's name is known; nothing is sent or made.
 
-    Where a webhook leads is not looked up: what stands in its URL may be a token and no host.
+    A webhook's host is not looked up: its URL may hold a token in that place.
 
     Raises:
         ConfigError: the folder, or the file of certificates, cannot be used.
@@ -228,6 +228,6 @@ def _require_writable(folder_settings: FolderSettings) -> None:
     folder = folder_settings.folder.absolute()
     nearest = next(each for each in (folder, *folder.parents) if each.exists())
     if not nearest.is_dir():
-        raise ConfigError(f"folder {folder_settings.folder}: {nearest} is no folder")
+        raise ConfigError(f"folder {folder_settings.folder}: {nearest} is not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"folder {folder_settings.folder}: {nearest} cannot be written to")

@@ -1,11 +1,11 @@
-"""From what a server counted of one request to our counters, which stop at the last emitted token.
+"""From a server's counts of one request to our counters, which stop at the last emitted token.
 
-Servers count a step before its output is cut: at a stop, or at the most tokens that were asked for.  What the last step
-emitted is therefore worked out from how many tokens came, and in which chunks (`endings`).  What contradicts itself is
-not counted: the run fails as `uncountable`.  Where some steps may have had no draft, more than one story may fit; the
-counters then say that they are not sure of the last step.
+Servers count a step before its output is cut: at a stop, or at the requested limit of tokens.  The tokens that the last
+step emitted are therefore inferred from the number of tokens and from their chunks (`endings`).  Contradictory counts
+are not used: the run fails as `uncountable`.  Where some steps may have had no draft, more than one reading may fit;
+the counters then record that the last step is uncertain.
 
-A request whose answer does not say what was accepted is sent once more, alone, between two looks at the counters.
+A request whose answer does not report the accepted tokens is sent again, by itself, between two reads of the counters.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ LOOK_AGAIN_S: Final = 0.05
 
 
 class UncountableError(Exception):
-    """What was counted does not say what the last step emitted, or contradicts the output."""
+    """The counts do not determine the last step's tokens, or contradict the output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """The counters of one request, and whether its draft was rejected from the start (None: not known).
 
-    Not sure: of the last step's tokens fewer may have been emitted.  The steps with a draft and what they accepted at
-    the first position are certain all the same.
+    Uncertain (not `is_sure`): fewer of the last step's tokens may have been emitted.  The number of steps with a draft
+    and the accepted tokens at the first position are certain all the same.
     """
 
     counts: SpeculationCounts
@@ -60,13 +60,13 @@ def counts_of(
     *,
     drafts_always: bool,
 ) -> Accepted:
-    """The counters from what the answer itself says, wherever its engine says it.
+    """The counters from the answer's metrics, where its engine reports them.
 
     Args:
         drafts_always: the proposer has a draft in every step, as models and heads do, and lookup does not.
 
     Raises:
-        UncountableError: it does not say enough, or contradicts itself.
+        UncountableError: the metrics are incomplete, or contradictory.
     """
     said, length, width = completion.speculation or {}, num_prompt_tokens, num_speculative_tokens
     if source is CountsSource.META_INFO:
@@ -107,7 +107,7 @@ def from_steps(
 def from_counters(
     counted: Counters, completion: Completion, num_prompt_tokens: int, num_speculative_tokens: int
 ) -> Accepted:
-    """The counters from what the server counted while it served this request and no other.
+    """The counters from the server's counts while it served only this request.
 
     Only for proposers that draft in every step: chunk by chunk the steps are then seen in the stream, and every chunk
     but the first is one.
@@ -133,7 +133,7 @@ def from_meta_info(
     """The counters from SGLang's `meta_info`, whose every step drafts a chain of as many tokens as were configured.
 
     Raises:
-        UncountableError: it does not say what the steps accepted, or they do not add up to the output.
+        UncountableError: the accepted tokens of the steps are missing, or do not add up to the output.
     """
     if sglang.num_retractions(meta):
         raise UncountableError("the request was thrown out of its batch, and a token of it made without a draft")
@@ -157,10 +157,10 @@ def from_progress(
     *,
     drafts_always: bool,
 ) -> Accepted:
-    """The counters from how far llama.cpp's drafts had come at each token.
+    """The counters from the progress of llama.cpp's drafts at each token.
 
     Raises:
-        UncountableError: it does not say that, or what it says contradicts itself.
+        UncountableError: the progress is missing, or contradictory.
     """
     try:
         trace = read_steps(said, num_speculative_tokens, drafts_always=drafts_always)
@@ -258,10 +258,10 @@ def _integers(value: Any) -> list[int]:
 
 
 async def count_alone(client: Client, request: ServerRequest, model: str, num_speculative_tokens: int) -> Accepted:
-    """What the server counted of this request.
+    """The server's counts of this request.
 
     Raises:
-        UncountableError: another request was served meanwhile at every try, or the counters do not say enough.
+        UncountableError: another request was served meanwhile at every try, or the counters do not suffice.
         ServerError: the server gives no usable answer.
     """
     refused: UncountableError | None = None
@@ -280,7 +280,7 @@ async def count_alone(client: Client, request: ServerRequest, model: str, num_sp
 async def steps_counted(
     client: Client, model: str, num_requests: int, work: Awaitable[Result]
 ) -> tuple[Result, Counters | None]:
-    """The result of work that sends so many requests, and what the server counted meanwhile.
+    """The result of work that sends this number of requests, and the server's counts meanwhile.
 
     None where it counted other requests too, or restarted.
 
@@ -297,7 +297,7 @@ async def steps_counted(
 
 
 async def _await_counters(client: Client, model: str, before: Counters | None, num_requests: int = 1) -> Counters:
-    """What was counted since, once the answer is among it; counters may lag behind."""
+    """The counts since `before`, once the answer is among them; counters may lag behind."""
     deadline = time.monotonic() + SETTLING_S
     while True:
         after = (await scrape(client, model)).counters

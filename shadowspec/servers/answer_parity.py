@@ -1,10 +1,10 @@
-"""Whether greedy answers of two servers are the same and how near a tie the target was, and how sampled ones score.
+"""Whether greedy answers of two servers are equal, how near a tie the target was, and the scores of sampled ones.
 
 The baseline server answers all of it, outside the timed arms.  To score a sampled output it is sent back as part of a
 prompt, and the server returns the likeliest tokens at each of its places (vLLM's `prompt_logprobs`, SGLang's
-`input_top_logprobs`).  Those are before temperature and truncation, which are applied here, as exactly as so many
-tokens allow.  The baseline scores both arms' outputs: a server that draws wrongly would also return wrong probabilities
-of what it drew.
+`input_top_logprobs`).  Those are before temperature and truncation, which are applied here, as exactly as the number of
+tokens allows.  The baseline scores both arms' outputs: a server that samples wrongly would also return wrong
+probabilities of its samples.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import Parity, SamplingParameters, SamplingRegime
 
-MAX_SCORE_ERROR: Final = 0.2  # per token: what the gate clips mean scores to; above it nothing is said
-TELLS_EACH_PLACE: Final = (Dialect.OPENAI, Dialect.GUIDED)  # what is likeliest at each place of an answer
-MAX_SUM: Final = 1.001  # of the probabilities reported of one place: with more they are no probabilities
+MAX_SCORE_ERROR: Final = 0.2  # per token: the gate's clip of mean scores; above it there is no score
+REPORTS_EACH_PLACE: Final = (Dialect.OPENAI, Dialect.GUIDED)  # with likeliest tokens at each place
+MAX_SUM: Final = 1.001  # of the probabilities reported of one place; a larger sum is no distribution
 
 
 async def parity_of(
@@ -38,14 +38,14 @@ async def parity_of(
     score_logprobs: int,
     max_model_len: int | None,
 ) -> Parity | None:
-    """Where greedy answers part, how far from a tie, and whether the baseline alone parts from itself; others' scores.
+    """Where greedy answers diverge, how far from a tie, and whether the baseline diverges from itself; others' scores.
 
-    None where nothing is known, because a server returns no token ids.
+    None where a server returns no token ids.
 
     Args:
         client: of the baseline server.
-        score_logprobs: of the likeliest tokens are asked for at each place of a sampled answer; 0: it is not scored.
-        max_model_len: what the baseline server takes.
+        score_logprobs: number of likeliest tokens to request at each place of a sampled answer; 0: no score.
+        max_model_len: the baseline server's limit.
     """
     if base.token_ids is None or spec.token_ids is None:
         return None
@@ -70,7 +70,7 @@ async def parity_of(
         alone = await client.complete(replace(request, num_logprobs=2) if is_masked else request, fresh_salt())
     except ServerError:
         return Parity(first_divergence=position, divergence_gap=gap)
-    if is_masked and client.dialect in TELLS_EACH_PLACE:
+    if is_masked and client.dialect in REPORTS_EACH_PLACE:
         gap = masked_gap(alone, base.token_ids[:position], request.sampling)
     return Parity(position, gap, rerun_differs=alone.token_ids != base.token_ids)
 
@@ -78,7 +78,7 @@ async def parity_of(
 def masked_gap(alone: Completion, output: tuple[int, ...], sampling: SamplingParameters) -> float | None:
     """The top-2 gap after `output` under the mask, from an answer that begins with it; None if it is not reported.
 
-    What vLLM reports of generated tokens is after the mask, and before penalties and the minimum length.
+    vLLM reports generated tokens after the mask, and before penalties and the minimum length.
     """
     position = len(output)
     ids, reported = alone.token_ids or (), alone.place_logprobs
@@ -92,8 +92,8 @@ def masked_gap(alone: Completion, output: tuple[int, ...], sampling: SamplingPar
 async def top_two_gap(client: Client, request: ServerRequest, output: tuple[int, ...]) -> float | None:
     """The target's top-2 logit gap after `output`, as a difference of log probabilities; None if it is not reported.
 
-    Servers tell them before penalties and minimum length, so that with these the gap is not known.  A grammar would
-    begin again after the output so far (`masked_gap`).
+    Servers report log probabilities before penalties and minimum length, so that with these the gap is unknown.  A
+    grammar would begin again after the output so far (`masked_gap`).
     """
     if request.is_adjusted or len(output) < request.sampling.min_tokens:
         return None
@@ -117,7 +117,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a server says of one place: log probabilities of the likeliest tokens, falling; is its own the first?
+    """One place as the server reports it: log probabilities of the likeliest tokens, falling; is its token the first?
 
     Among equally likely ones the lowest id counts as the likeliest, whichever was drawn.
     """
@@ -133,11 +133,11 @@ class UnscorableError(Exception):
 async def score(
     client: Client, request: ServerRequest, output: Sequence[int], most: int, max_model_len: int | None
 ) -> Score | None:
-    """The score of an output of this request; None where it is not known well enough.
+    """The score of an output of this request; None where the server reports too little.
 
     Args:
-        most: of the likeliest tokens are asked for at each place.
-        max_model_len: what the server takes; a last token that does not fit beside one to be generated is left out.
+        most: number of likeliest tokens to request at each place.
+        max_model_len: the server's limit; a last token that does not fit beside one to be generated is left out.
     """
     sampling = request.sampling
     if most == 0 or request.is_adjusted or sampling.min_tokens > 0:
@@ -156,7 +156,7 @@ async def score(
 
 
 async def can_score(client: Client, token_ids: Sequence[int], most: int) -> bool:
-    """Whether the server tells the log probabilities that scores are made of."""
+    """Whether the server reports the log probabilities from which scores are computed."""
     try:
         logprobs = await client.prompt_logprobs(token_ids, 1, most, fresh_salt())
         return bool(places(logprobs, token_ids[1:], most))
@@ -165,7 +165,7 @@ async def can_score(client: Client, token_ids: Sequence[int], most: int) -> bool
 
 
 def score_output(found: Sequence[Place], sampling: SamplingParameters) -> Score | None:
-    """The score of an output, by what was reported of its places; None where the bounds lie too far apart."""
+    """The score of an output from its reported places; None where the bounds lie too far apart."""
     low, high = likeliest_probs(np.array([place.logprobs for place in found]), sampling)
     hits = sum(place.is_likeliest for place in found)
     total, error = hits - float((low + high).sum()) / 2.0, float((high - low).sum()) / 2.0
@@ -174,10 +174,10 @@ def score_output(found: Sequence[Place], sampling: SamplingParameters) -> Score 
 
 
 def places(logprobs: Sequence[Mapping[int, Any] | None], token_ids: Sequence[int], number: int) -> list[Place]:
-    """What a server reported of these tokens' places.
+    """The reported places of these tokens.
 
     Raises:
-        UnscorableError: it is missing, more or less than was asked for, or no log probabilities.
+        UnscorableError: places are missing, more or fewer than requested, or without log probabilities.
     """
     return [_place(logprob, token_id, number) for logprob, token_id in zip(logprobs, token_ids, strict=True)]
 
@@ -186,13 +186,13 @@ def _place(logprobs: Mapping[int, Any] | None, token_id: int, number: int) -> Pl
     """One place; the drawn token is reported beside the likeliest where it is not among them."""
     known = dict(logprobs or {})
     if token_id not in known or not all(map(_is_logprob, known.values())):
-        raise UnscorableError("a place does not say how likely its own token was")
+        raise UnscorableError("a place lacks the log probability of its token")
     if len(known) > number:
         if len(known) > number + 1:
-            raise UnscorableError("a place tells more tokens than were asked for")
+            raise UnscorableError("a place has more tokens than requested")
         del known[token_id]
     if len(known) < number:
-        raise UnscorableError("a place tells fewer tokens than were asked for")
+        raise UnscorableError("a place has fewer tokens than requested")
     falling = sorted(known.values(), reverse=True)
     if sum(map(math.exp, falling)) > MAX_SUM:
         raise UnscorableError("the reported values are not log probabilities: --logprobs-mode")

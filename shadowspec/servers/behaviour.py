@@ -1,7 +1,8 @@
-"""What servers do as they answer: whether they enforce constraints, and whether they find a prompt in their cache.
+"""Servers' behaviour: whether they enforce constraints, and whether they find a prompt in their cache.
 
 A server that does not know a field ignores it, and would be measured without the constraint that production enforced.
-So each is asked for one given word before the first block of constrained requests, and for nothing where none come.
+So each server must return one given word before the first block of constrained requests; without such requests there
+is no check.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Enforcement:
-    """What is known of two servers; each is asked once."""
+    """The check results of two servers; each is checked once."""
 
     def __init__(self) -> None:
         self._enforced: dict[Arm, bool] = {}
@@ -61,10 +62,10 @@ SAMPLING: Final = SamplingParameters(temperature=0.0, max_tokens=1, ignore_eos=T
 
 
 async def finds_its_prefix(client: Client, max_model_len: int | None) -> bool | None:
-    """Whether a second turn finds the first; None where the server does not say what it had cached.
+    """Whether a second turn finds the first; None where the server does not report its cached tokens.
 
     Raises:
-        ServerError: it gives no usable answer.
+        ServerError: no usable answer.
     """
     length = PROBE_TOKENS if max_model_len is None else min(PROBE_TOKENS, max_model_len - 8)
     first = ServerRequest((5, 6, 7, 8) * (length // 4), SAMPLING, 0)
@@ -76,10 +77,10 @@ async def finds_its_prefix(client: Client, max_model_len: int | None) -> bool | 
 
 
 def require_prefix_cache(name: str, finds_prefix: bool | None) -> None:
-    """Raise ModelError where the baseline has no prefix cache, though what is measured is said to have one.
+    """Raise ModelError where the baseline has no prefix cache, though conversations need one.
 
     Args:
-        name: of the baseline server, for messages.  A speculative server may lose its hits: that is measured.
+        name: of the baseline server, for messages.  A speculative server may lose its hits: that is part of the result.
     """
     if finds_prefix is False:
         raise ModelError(

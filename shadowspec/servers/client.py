@@ -43,7 +43,7 @@ _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 
 
 class Client:
-    """Speaks to one server while `open_client` lasts."""
+    """A client of one server while `open_client` lasts."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class Client:
         return response.text
 
     async def complete(self, request: ServerRequest, salt: str, *, is_turn: bool = False) -> Completion:
-        """The answer to a request, by as many attempts as it takes and is allowed.
+        """The answer to a request, after as many attempts as are needed and allowed.
 
-        Each attempt is salted apart from all others; of a turn all are salted alike, so that it finds the turns before
-        it, and those after it find it.
+        Each attempt has its salt; all attempts of a turn share one, so that the turn finds the earlier turns, and later
+        turns find it.
 
         Raises:
-            ServerError: there is none; the last attempt says why.
+            ServerError: no answer; the last attempt's reason.
         """
         began = time.perf_counter()
         completion, attempt = await self._retry(
@@ -99,7 +99,7 @@ class Client:
         None for a place of which the server returns none.
 
         Raises:
-            ServerError: there is no usable answer; the last attempt says why.
+            ServerError: no usable answer; the last attempt's reason.
         """
 
         found: list[Any] = []
@@ -132,7 +132,7 @@ class Client:
         raise AssertionError("the last attempt returns or raises")
 
     async def _ask(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One attempt at an answer that is not streamed; what is too large is not read to its end."""
+        """One attempt at an answer that is not streamed; an oversized answer is not read to its end."""
         content = bytearray()
         try:
             async with asyncio.timeout(self._waits.total_s):
@@ -143,7 +143,7 @@ class Client:
                     async for part in response.aiter_bytes():
                         content += part
                         if len(content) > MAX_ANSWER_BYTES:
-                            raise ServerError(self.name, "garbage", "an answer is larger than can be")
+                            raise ServerError(self.name, "garbage", "an answer exceeds the size limit")
         except TimeoutError as error:
             raise ServerError(
                 self.name, "total_timeout", f"no whole answer within {self._waits.total_s:g} s"
@@ -155,13 +155,13 @@ class Client:
         except (ValueError, RecursionError) as error:
             raise ServerError(self.name, "garbage", "an answer is not JSON") from error
         if not isinstance(answer, dict):
-            raise ServerError(self.name, "garbage", "an answer is no object")
+            raise ServerError(self.name, "garbage", "an answer is not an object")
         if (model := answer.get("model")) is not None and model != self._model:
             raise ServerError(self.name, "other_model", "another model answered than was asked for")
         return answer
 
     async def _attempt(self, request: ServerRequest, salt: str) -> Completion:
-        """One attempt.  The clock that gives it up is set further by tokens alone, not by whatever else comes."""
+        """One attempt.  Only tokens extend its time-out, not other events."""
         waits, loop = self._waits, asyncio.get_running_loop()
         if (name := self.dialect.lacking(request)) is not None:
             raise ServerError(self.name, f"unsupported_{name}", f"its engine has no {name}, or means it otherwise")
@@ -210,13 +210,13 @@ class Client:
             )
 
     def _unreachable(self, error: Exception, code: str) -> ServerError:
-        """The class of an error alone: its message may name more than the host."""
+        """Names only the class of an error: its message may name more than the host."""
         word = "the answer was cut off" if code == "cut_off" else "it cannot be reached"
         return ServerError(self.name, code, f"{word} ({type(error).__name__})", is_retryable=True)
 
 
 async def _drain(received: AsyncIterator[str]) -> None:
-    """Read what follows the end, for a connection whose answer is read to its end may serve the next request."""
+    """Read the rest of the stream: a connection can serve the next request only after a complete answer."""
     try:
         async with asyncio.timeout(END_S):
             async for _ in received:
@@ -226,7 +226,7 @@ async def _drain(received: AsyncIterator[str]) -> None:
 
 
 def status_hint(status: int) -> str:
-    """What an HTTP status may mean, to follow it in a message; "" where it says enough itself."""
+    """The likely meaning of an HTTP status, to follow it in a message; "" where the status suffices."""
     return {
         401: ": is the key right, and its variable set?",
         403: ": may this key ask?",
@@ -235,7 +235,7 @@ def status_hint(status: int) -> str:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds of a Retry-After header, which is a number or a date; None of what is neither."""
+    """Seconds of a Retry-After header, which is a number or a date; None for any other value."""
     if value is None:
         return None
     if value.strip().isdigit():
@@ -249,7 +249,7 @@ def _retry_after(value: str | None) -> float | None:
 
 
 def fresh_salt() -> str:
-    """Another one each time: what is asked again must not find its prompt in a server's cache."""
+    """A new salt each time: a repeated request must not find its prompt in a server's cache."""
     return secrets.token_hex(16)
 
 
@@ -272,7 +272,7 @@ def trust(ca_file: Path | None) -> ssl.SSLContext:
 
 
 def authorization(settings: ServerSettings, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The header that the servers want, from the environment; {} where they want none.
+    """The servers' authorization header, from the environment; {} where they need none.
 
     Raises:
         ConfigError: the variable is not set.
@@ -281,7 +281,7 @@ def authorization(settings: ServerSettings, environment: Mapping[str, str] | Non
 
 
 def bearer(variable: str | None, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The header with the key in this variable; {} where there is no variable.
+    """The header with the key in this variable; {} without a variable.
 
     Raises:
         ConfigError: the variable is not set.
@@ -298,7 +298,7 @@ def bearer(variable: str | None, environment: Mapping[str, str] | None = None) -
 async def open_client(
     arm: str, url: str, settings: ServerSettings, context: ssl.SSLContext, connections: int
 ) -> AsyncIterator[Client]:
-    """A client of one server with so many connections at most; none of the environment's proxies is used."""
+    """A client of one server with at most this number of connections; it uses no proxy of the environment."""
     for name in ("httpx", "httpcore"):  # they log every request, and where a redirect points with its query
         logging.getLogger(name).setLevel(logging.WARNING)
     headers: dict[str, Any] = {"Accept-Encoding": "identity", **authorization(settings)}
@@ -316,7 +316,7 @@ async def open_client(
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of the work, in a loop of its own: in a notebook or beside a driven browser, on another thread."""
+    """The result of the work, in a separate event loop: in a notebook or beside a driven browser, on another thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -65,8 +65,8 @@ def concurrencies(outcomes: Sequence[Outcome]) -> Mapping[int, float]:
 def timing(completion: Completion, concurrency: float) -> ArmTiming:
     """The latency of one answer, by this process's clock: from the first attempt on, as a client waits for it.
 
-    Neither failed attempts nor the server's own queue are taken out, because speculation can cause both.  What a step
-    spent on drafting and verifying no server says, so that decoding is all of it "other".
+    Failed attempts and the server's queue are included, because speculation can cause both.  No server reports the
+    parts of a step (drafting, verifying), so that all of the decoding is "other".
     """
     waited_ms = 1e3 * completion.waited_s
     decode_ms = 1e3 * (completion.last_token_s - completion.first_token_s)

@@ -1,4 +1,4 @@
-"""What a server has counted of its drafts since it started: vLLM's Prometheus counters."""
+"""A server's counts of its drafts since it started: vLLM's Prometheus counters."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Counters:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: tuple[int, ...]
-    num_finished: int  # requests, whoever sent them
+    num_finished: int  # requests of all clients
     num_generated: int  # tokens
 
     def since(self, before: Counters) -> Counters | None:
-        """What was counted after `before`; None where the server has restarted meanwhile."""
+        """The counts after `before`; None where the server has restarted meanwhile."""
         if len(self.num_accepted_tokens_per_pos) != len(before.num_accepted_tokens_per_pos):
             return None
         pairs = zip(self.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos, strict=True)
@@ -48,17 +48,17 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What /metrics said: whether it is a vLLM's, and the counters of drafts, which are there if it speculates."""
+    """The content of /metrics: whether it is a vLLM's, and the counters of drafts, present if it speculates."""
 
     is_known: bool
     counters: Counters | None
 
 
 async def scrape(client: Client, model: str) -> Scrape:
-    """The server's counters; not known where it has no /metrics.
+    """The server's counters; None where it has no /metrics.
 
     Raises:
-        ServerError: it cannot be reached, or what it shows is in another format.
+        ServerError: it cannot be reached, or its page is in another format.
     """
     text = await client.look("metrics")
     if text is None:
@@ -73,7 +73,7 @@ def parse(text: str, model: str) -> Scrape:
     """The counters in a page of Prometheus' text format.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not in that format.
     """
     sums: dict[str, int] = {}
     per_pos: dict[int, int] = {}

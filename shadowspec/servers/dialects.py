@@ -1,4 +1,4 @@
-"""The ways in which servers are asked and answer: OpenAI's API with vLLM's fields, SGLang's and llama.cpp's own."""
+"""The request and answer formats of servers: OpenAI's API with vLLM's fields, SGLang's and llama.cpp's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VLLM: Final = "vllm"  # as its /v1/models says
 
 
 class Dialect(StrEnum):
-    """What a server speaks."""
+    """The API that a server speaks."""
 
     OPENAI = "openai"
     GUIDED = "guided"  # OpenAI's, with the fields of an older vLLM for constraints on outputs
@@ -41,9 +41,9 @@ class Dialect(StrEnum):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every completion is sent with.
+        """The headers of every completion.
 
-        llama.cpp now and then ends a connection after a streamed answer without a word, so that none is used twice: the
+        llama.cpp sometimes closes a connection silently after a streamed answer, so no connection is used twice: the
         next request on it would be lost, and its retry counted as waiting.
         """
         return {"Connection": "close"} if self is Dialect.LLAMACPP else {}
@@ -53,7 +53,7 @@ class Dialect(StrEnum):
         return llamacpp.lacking(request) if self is Dialect.LLAMACPP else None
 
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
-        """What is sent for a streamed answer."""
+        """The body of a request for a streamed answer."""
         match self:
             case Dialect.SGLANG:
                 return sglang.body_of(request, salt)
@@ -62,7 +62,7 @@ class Dialect(StrEnum):
         return body_of(request, model, salt, is_guided=self is Dialect.GUIDED)
 
     def answer(self, server: str, model: str, request: ServerRequest, sent_s: float) -> StreamedAnswer:
-        """What takes that answer's events."""
+        """The reader of that answer's events."""
         kinds = {Dialect.SGLANG: sglang.SglangAnswer, Dialect.LLAMACPP: llamacpp.LlamaCppAnswer}
         return kinds.get(self, StreamedAnswer)(server, model, request, sent_s)
 

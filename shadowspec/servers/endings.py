@@ -45,7 +45,7 @@ class Ending:
 
     @property
     def counted(self) -> tuple[int, int, int, bool]:
-        """All that the counters take of it: where two stories agree in this, it is no matter which is true."""
+        """The part that the counters use: where two readings agree in it, either may be true."""
         if self.last is None:
             return self.num_plain, 0, 0, False
         return self.num_plain, self.last.num_cut_draft, self.last.num_cut_accepted, self.last.is_cut

@@ -33,8 +33,8 @@ def fingerprint_server_config(
 ) -> FingerprintedConfig:
     """The config with everything known of the servers that its figures depend on; their address is no part of it.
 
-    Of a server's weights no digest is known: their source replaces it, and the draft's name in the
-    configuration for the draft's.  `max_turns` are those of a conversation, where conversations are measured.
+    A server's weights have no known digest: their source replaces it, and the draft's name in the configuration for the
+    draft's.  `max_turns` are those of a conversation, where conversations are measured.
     """
     identity, other = identities[Arm.BASELINE], identities[Arm.SPECULATIVE]
     details = {

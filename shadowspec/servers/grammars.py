@@ -1,4 +1,4 @@
-"""Constraints on outputs in the words of each engine."""
+"""Constraints on outputs in each engine's syntax."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LLAMACPP_FORMS: Final = (ConstraintForm.JSON_OBJECT, ConstraintForm.JSON_SCHEMA,
 
 
 def structured_fields(constraint: OutputConstraint) -> dict[str, Any]:
-    """What is added to a body of vLLM's /v1/completions."""
+    """Additional fields of a body of vLLM's /v1/completions."""
     return {"structured_outputs": {_STRUCTURED[constraint.form]: _value(constraint)}}
 
 
 def guided_fields(constraint: OutputConstraint) -> dict[str, Any]:
-    """What is added to a body of a vLLM before `STRUCTURED_SINCE`."""
+    """Additional fields of a body of a vLLM before `STRUCTURED_SINCE`."""
     if constraint.form is ConstraintForm.JSON_OBJECT:
         return {"response_format": {"type": "json_object"}}
     if constraint.form is ConstraintForm.STRUCTURAL_TAG:
@@ -48,12 +48,12 @@ def guided_fields(constraint: OutputConstraint) -> dict[str, Any]:
 
 
 def sglang_parameters(constraint: OutputConstraint) -> dict[str, Any]:
-    """What is added to the sampling parameters of SGLang's /generate, all of it text."""
+    """Additional sampling parameters of SGLang's /generate, all of them text."""
     return {_SGLANG[constraint.form]: _SGLANG_TEXTS.get(constraint.form, _text)(constraint)}
 
 
 def llamacpp_fields(constraint: OutputConstraint) -> dict[str, Any]:
-    """What is added to a body of llama.cpp's /completion, of a form that is among `LLAMACPP_FORMS`."""
+    """Additional fields of a body of llama.cpp's /completion, for a form among `LLAMACPP_FORMS`."""
     if constraint.form is ConstraintForm.CHOICE:
         return {"grammar": _choice_rule(constraint)}
     text = ANY_OBJECT if constraint.form is ConstraintForm.JSON_OBJECT else constraint.text

@@ -1,4 +1,4 @@
-"""What a server says of itself: its engine, its version, the model that it serves and from where."""
+"""A server's self-description: its engine, its version, the model that it serves and from where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shadowspec.servers.stream import ServerError
 from shadowspec.types.engine_names import parse_engines
 
 UNKNOWN = "unknown"
-_ENGINES = {llamacpp.OWNER: llamacpp.ENGINE}  # by what owns their models, where that is another name
+_ENGINES = {llamacpp.OWNER: llamacpp.ENGINE}  # by the owner of their models, where that is another name
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Identity:
     max_model_len: int | None
     reported_settings: tuple[
         tuple[str, str], ...
-    ] = ()  # of its own settings, those that figures depend on; () where it tells none
+    ] = ()  # its settings on which figures depend; () where it reports none
 
     @property
     def name(self) -> str:
@@ -49,16 +49,14 @@ def engine_name(url: str) -> str:
             known = [_ENGINES.get(owner, owner) for owner in owners if isinstance(owner, str)]
             names = {engine.name for name in known for engine in parse_engines(name)}
             if len(names) != 1:
-                raise ServerError(
-                    client.name, "garbage", "/v1/models does not say which engine it is: give --serving-engine"
-                )
+                raise ServerError(client.name, "garbage", "/v1/models does not name the engine: give --serving-engine")
             return names.pop()
 
     return run_async(look())
 
 
 async def identify(client: Client, model: str) -> Identity:
-    """What the server serves under the model's name.
+    """The model that the server serves under this name.
 
     Raises:
         ServerError: it cannot be reached, points elsewhere, or does not serve this model.
@@ -84,10 +82,10 @@ async def identify(client: Client, model: str) -> Identity:
 
 
 async def sglang_info(client: Client) -> Mapping[str, Any]:
-    """How SGLang says that it was started, and what it has room for.
+    """SGLang's start settings and its capacity.
 
     Raises:
-        ServerError: it cannot be reached, or does not say.
+        ServerError: it cannot be reached, or does not report them.
     """
     text = await client.look("server_info")
     return _document(client, text if text is not None else await client.look("get_server_info"), "/server_info")
@@ -115,10 +113,10 @@ async def _sglang(client: Client, entry: Mapping[str, Any]) -> Identity:
 
 
 async def _llamacpp(client: Client) -> Identity:
-    """What llama.cpp says of itself; the context is that of one slot.
+    """llama.cpp's self-description; the context is that of one slot.
 
     Raises:
-        ServerError: it does not say it, or is one that routes requests to others.
+        ServerError: it is incomplete, or the server routes requests to others.
     """
     props = _document(client, await client.look("props"), "/props")
     settings = props.get("default_generation_settings")
@@ -139,7 +137,7 @@ def _document(client: Client, text: str | None, path: str) -> Mapping[str, Any]:
     try:
         document = json.loads(text or "")
     except ValueError as error:
-        raise ServerError(client.name, "garbage", f"{path} is missing or no JSON") from error
+        raise ServerError(client.name, "garbage", f"{path} is missing or not JSON") from error
     if not isinstance(document, dict):
-        raise ServerError(client.name, "garbage", f"{path} is no object")
+        raise ServerError(client.name, "garbage", f"{path} is not an object")
     return document

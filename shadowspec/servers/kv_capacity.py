@@ -1,8 +1,8 @@
-"""What a server's KV cache holds, as the server says it: one function for each engine.
+"""A server's KV cache capacity, as the server reports it: one function for each engine.
 
-A server takes its memory at its start and gives what weights leave of it to its cache.  What speculation takes (weights
-of a draft, cache of a draft) is therefore what the speculative server's cache holds less than the baseline's.  It is
-read before each block and stored with it; it is in no fingerprint.
+A server takes its memory at its start and gives the rest beside the weights to its cache.  The memory of speculation
+(weights and cache of a draft) is therefore the difference between the baseline's and the speculative server's cache.
+It is read before each block and stored with it; it is in no fingerprint.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class KvCapacity:
 
 
 async def read_capacity(client: Client, identity: Identity) -> KvCapacity | None:
-    """What the server's cache holds; None where it does not say, or cannot be asked now."""
+    """The capacity of the server's cache; None where it is not reported, or the server cannot be reached now."""
     try:
         if client.dialect is Dialect.SGLANG:
             return of_sglang(await sglang_info(client), identity.max_model_len)
@@ -63,12 +63,12 @@ async def read_capacity(client: Client, identity: Identity) -> KvCapacity | None
         page = await client.look("metrics")
         return None if page is None else of_vllm(page, identity.max_model_len)
     except (ServerError, ValueError) as error:  # no reason to end a measurement
-        log.warning("%s: what its KV cache holds is not known (%s)", client.name, type(error).__name__)
+        log.warning("%s: its KV cache capacity is unknown (%s)", client.name, type(error).__name__)
         return None
 
 
 def served_memory(baseline: KvCapacity | None, speculative: KvCapacity | None, engine: str) -> ServedMemory | None:
-    """What both servers' caches hold; None where one does not say, or may take another share of its device's memory."""
+    """The capacity of both servers' caches; None where one is unknown, or may take another share of its memory."""
     if baseline is None or speculative is None or baseline.shares != speculative.shares:
         return None
     return ServedMemory(baseline.tokens, speculative.tokens, baseline.requests, speculative.requests, engine)
@@ -149,9 +149,9 @@ def of_sglang(info: Mapping[str, Any], max_model_len: int | None) -> KvCapacity 
 
 
 def of_llamacpp(identity: Identity) -> KvCapacity | None:
-    """llama.cpp's slots, each with a context of its own, as it was started (`--parallel`, `--ctx-size`).
+    """llama.cpp's slots, each with a separate context, as it was started (`--parallel`, `--ctx-size`).
 
-    With `--kv-unified`, which it does not tell, all slots share what is here the context of one.
+    With `--kv-unified`, which it does not report, all slots share the context that counts here for one.
     """
     slots, length = llamacpp.num_slots(dict(identity.reported_settings)), identity.max_model_len
     if slots is None or length is None:

@@ -1,10 +1,10 @@
-"""How probable the likeliest token was under a request's sampling parameters, from the likeliest few alone.
+"""How probable the likeliest token was under a request's sampling parameters, from only the likeliest few.
 
-Servers tell the log probabilities of the N likeliest tokens before temperature and truncation.  What all other tokens
-share is then known (one less their sum), and that none of them is likelier than the N-th.  From that follow bounds of
-what they weigh at another temperature, and so of the processed probability of the likeliest token.  The bounds are
-equal, but for rounding, where temperature is 1 and nothing is cut, and where all that min-p, top-k and top-p leave is
-among the N.  Parameters apply in the order of `shadowspec.engine.sampling`: temperature, min-p, top-k, top-p.
+Servers report the log probabilities of the N likeliest tokens before temperature and truncation.  The sum of all other
+tokens is then known (one less theirs), and none of them is likelier than the N-th.  From that follow bounds of their
+weight at another temperature, and so of the processed probability of the likeliest token.  The bounds are equal, but
+for rounding, where temperature is 1 and nothing is cut, and where min-p, top-k and top-p leave only tokens among the N.
+Parameters apply in the order of `shadowspec.engine.sampling`: temperature, min-p, top-k, top-p.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What is left of each place's distribution, in units of its likeliest token: between `low` and `high`.
+    """The rest of each place's distribution, in units of its likeliest token: between `low` and `high`.
 
     `head` holds the N likeliest, falling from 1.  Of the places' heads `num_low` are left for certain and `num_high` at
     most; the tokens beyond weigh `tail_low` to `tail_high` together.
@@ -79,7 +79,7 @@ def _apply_temperature(logprobs: Floats, exponent: float) -> Weights:
     """Weights at a temperature of 1 / exponent.
 
     With x the weights of the tail at temperature 1, each at most that of the N-th token, and q their sum, x^exponent
-    lies between x times the N-th's (exponent - 1)th power and what equal shares of q would give (Jensen): the first
+    lies between x times the N-th's (exponent - 1)th power and the value for equal shares of q (Jensen): the first
     is the upper bound where the exponent is above 1, the lower one where it is below.
     """
     places, number = logprobs.shape
@@ -87,7 +87,7 @@ def _apply_temperature(logprobs: Floats, exponent: float) -> Weights:
     shared = np.maximum(0.0, 1.0 - np.exp(logprobs).sum(1)) / np.exp(logprobs[:, 0])
     error = SUM_ERROR / np.exp(logprobs[:, 0])
     last = np.exp(relative[:, -1])
-    # Of nothing that is left nothing remains at any temperature; a last weight that vanishes leaves nothing beyond it.
+    # An empty rest stays empty at any temperature; if the last weight vanishes, so do the tokens beyond it.
     least, most = (np.minimum(sums, MOST_WORDS * last) for sums in (np.maximum(0.0, shared - error), shared + error))
     power = exponent - 1.0
 
@@ -103,7 +103,7 @@ def _apply_temperature(logprobs: Floats, exponent: float) -> Weights:
 
 
 def _without_improbable(weights: Weights, min_p: float) -> Weights:
-    """Without what is less probable than `min_p` times the likeliest."""
+    """Without tokens less probable than `min_p` times the likeliest."""
     head = weights.head
     may_go_on = head[:, -1] >= min_p * (1.0 - EDGE)
     return Weights(
@@ -132,7 +132,7 @@ def _highest(weights: Weights, top_k: int) -> Weights:
 
 
 def _nucleus(weights: Weights, top_p: float) -> tuple[Floats, Floats]:
-    """Bounds of the smallest head of what is left with a share of `top_p`; those tied with its last token may stay."""
+    """Bounds of the smallest head of the rest with a share of `top_p`; those tied with its last token may stay."""
     head, low, high = weights.head, weights.low, weights.high
     summed = head.cumsum(1)
     places, number = np.arange(len(head)), head.shape[1]

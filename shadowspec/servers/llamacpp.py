@@ -1,10 +1,10 @@
-"""llama.cpp's own API (`llama-server`): what it is asked, what it streams, and what it says of itself.
+"""llama.cpp's API (`llama-server`): its requests, its streams, and its self-description.
 
-Its OpenAI answers carry no token ids; those of `/completion` do.  With `timings_per_token` every event also says how
+Its OpenAI answers have no token ids; those of `/completion` do.  With `timings_per_token` every event also reports how
 many tokens have been drafted and accepted so far, from which the steps follow one by one.  Read in the sources of build
 0c1e570 and tried on it:
 - every token is an event, but a token that ends within a character of several bytes has none: its id never comes, and
-  only the count of the next event shows that it was there;
+  only the count of the next event shows it;
 - a draft is cut to one token less than may still be emitted, so that no step passes the limit of tokens, and the last
   token of all may be a step without a draft;
 - a drafted end token that is emitted counts as not accepted, unless it is the draft's last one;
@@ -27,14 +27,14 @@ from shadowspec.servers.stream import StreamedAnswer
 ENGINE: Final = "llama.cpp"
 OWNER: Final = "llamacpp"  # as its /v1/models says
 POSITIONS: Final = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"  # a line for each drafted token
-SEEDS: Final = 2**32 - 1  # the number after these stands for "draw one"
+SEEDS: Final = 2**32 - 1  # the number after these means "draw one"
 SAMPLERS: Final = ("penalties", "temperature", "min_p", "top_k", "top_p")  # in the order of shadowspec.engine.sampling
 REPORTED_SETTINGS: Final = ("total_slots", "model_ftype")  # of /props, those that figures depend on
 _ENDS: Final = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 def num_slots(settings: Mapping[str, str]) -> int | None:
-    """How many requests it serves at once, by what it reports of itself; None where it does not say."""
+    """How many requests it serves at once, by its own report; None without one."""
     slots = settings.get("total_slots", "")
     return int(slots) if slots.isdigit() else None
 
@@ -96,10 +96,10 @@ def body_of(request: ServerRequest, model: str) -> dict[str, Any]:
 
 
 def scoring_body_of(token_ids: Sequence[int], num_logprobs: int, model: str) -> dict[str, Any]:
-    """The body of /completion, not streamed, that asks for the likeliest tokens at a prompt's last place.
+    """The body of /completion, not streamed, that requests the likeliest tokens at a prompt's last place.
 
-    llama.cpp says nothing of a prompt's own places: what comes before the last one is asked for its next token.  The
-    prompt is taken from the cache, where the place before it has just been asked for.
+    llama.cpp reports nothing of a prompt's other places: the text before each place is sent with a request for its next
+    token.  The prompt is in the cache, because the place before it has just been requested.
     """
     return {
         "model": model,
@@ -174,12 +174,12 @@ class LlamaCppAnswer(StreamedAnswer):
 
 
 def longest_draft(metrics: str | None, progress: Sequence[Sequence[int]] | None, slots: str | None) -> int | None:
-    """How many tokens the server drafts in a step at most: 0 where it does not speculate, None where it does not say.
+    """The largest number of tokens in a draft: 0 where the server does not speculate, None where it is unknown.
 
     Args:
         metrics: the page of its counters, which has a place for each of them once something was drafted.
-        progress: what an answer said of its drafts, the longest of which stands for them where there is no page.
-        slots: what /slots says: whether the server speculates at all.
+        progress: an answer's draft counts; its longest draft is used where there is no page.
+        slots: the content of /slots: whether the server speculates at all.
     """
     if places := len(set(re.findall(rf'^{POSITIONS}{{position="(\d+)"}}', metrics or "", re.MULTILINE))):
         return places

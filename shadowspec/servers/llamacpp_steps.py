@@ -1,8 +1,8 @@
-"""The steps of one answer of llama.cpp, from how far its drafts had come at each token.
+"""The steps of one answer of llama.cpp, from the progress of its drafts at each token.
 
 Every event counts the tokens emitted, drafted and accepted so far.  A draft is cut to one token less than may still be
-emitted, so that a model drafts fewer at the end, and nothing for the last token of all.  Of a token that ends within a
-character there is no event, so that several steps may lie between two events.
+emitted, so that a model drafts fewer at the end, and nothing for the last token of all.  A token that ends within a
+character has no event, so that several steps may lie between two events.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ END_TOKEN: Final = "eos"  # noqa: S105 - why an answer ended
 class Trace:
     """The steps of one request that had a draft, in their order.
 
-    `num_plain` are steps without one, the prefill not among them; `ends_with_step` says whether the last token of all
-    is the last step's.  Not sure: several readings fit what was hidden within characters, or the end token may have
-    been drafted.
+    `num_plain` are steps without one, the prefill not among them; `ends_with_step`: the last token of all is the last
+    step's.  Uncertain (not `is_sure`): several readings fit the events hidden within characters, or the end token may
+    have been drafted.
     """
 
     steps: tuple[VerifyStep, ...]
@@ -32,11 +32,11 @@ class Trace:
 
 
 class UntraceableError(Exception):
-    """What was counted event by event contradicts itself."""
+    """The counts of the events contradict each other."""
 
 
 def read_steps(said: Mapping[str, Any], num_speculative_tokens: int, *, drafts_always: bool) -> Trace:
-    """The steps of an answer, from what its events said.
+    """The steps of an answer, from its events.
 
     A token belongs to the step that is open, until as many have come as it accepted and one more; else it is a step
     without a draft, or the first token of the next one, where more has been drafted since the event before.
@@ -45,7 +45,7 @@ def read_steps(said: Mapping[str, Any], num_speculative_tokens: int, *, drafts_a
         drafts_always: the proposer has a draft in every step but the last, as models have, and lookup has not.
 
     Raises:
-        UntraceableError: the events do not say it, or contradict themselves.
+        UntraceableError: the events are incomplete, or contradict each other.
     """
     progress = said.get("progress")
     if not progress:
@@ -76,8 +76,8 @@ def read_steps(said: Mapping[str, Any], num_speculative_tokens: int, *, drafts_a
 def _opened(new: int, more: int, took: int, width: int) -> tuple[list[VerifyStep], int]:
     """The steps that drafted `more` tokens and accepted `took` while `new` came, and how many had no draft among them.
 
-    The last token is the last step's.  Several steps are those that drafting `width` tokens each takes; of what they
-    accepted the last one has as much as it can.
+    The last token is the last step's.  The number of steps follows from `width` drafted tokens each; of the accepted
+    tokens the last step has as many as it can.
     """
     num_before = -(-more // width) - 1
     drafted = more - num_before * width
@@ -89,6 +89,6 @@ def _opened(new: int, more: int, took: int, width: int) -> tuple[list[VerifyStep
         earlier[0] = VerifyStep(width, took - accepted, took - accepted + 1)
     left = new - sum(each.emitted for each in earlier)
     if left < 1:
-        raise UntraceableError("a step began without a token of its own")
+        raise UntraceableError("a step began without a token")
     emitted = min(left, accepted + 1)
     return [*earlier, VerifyStep(drafted, accepted, emitted)], left - emitted

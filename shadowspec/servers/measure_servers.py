@@ -1,9 +1,9 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
 The order of the arms is drawn by hash; the second begins when the first has ended.  With the prefix cache on, a block's
-places are whole conversations, cold in both arms.  Connections, warm-up, parity and the pass that counts where answers
-do not say are outside the timed arms.  What a server does not say stays unknown.  What the KV caches hold is read
-before each block.
+places are whole conversations, cold in both arms.  Connections, warm-up, parity and the pass that counts for answers
+without counts are outside the timed arms.  Facts that a server does not report stay unknown.  The KV caches' capacity
+is read before each block.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from shadowspec.types.measuring_settings import EngineSettings
 log = logging.getLogger(__name__)
 
 WARM_TOKENS: Final = 8
-UNSURE: Final = "_unsure"  # of the last step: what is added to where a run's counts come from
+UNSURE: Final = "_unsure"  # suffix of a run's `counts_source` where the last step is uncertain
 UNCONSTRAINED_ANSWER: Final = "unconstrained"  # the failure of constrained requests where a server enforces nothing
 SEEDS: Final = 2**63  # servers take no larger ones
 
@@ -89,7 +89,7 @@ class ServerEngine:
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
-        """What every block is measured with."""
+        """The configs that measure every block."""
         return (self._config,)
 
     def measure(self, block: Block) -> BlockResult:
@@ -147,7 +147,7 @@ class ServerEngine:
     async def _run_arm(
         self, client: Client, conversations: Sequence[Sequence[ServerRequest]], slots: int
     ) -> tuple[Outcome, ...]:
-        """From cold: whatever was sent before under another salt is not found."""
+        """A cold start: prompts that were sent before under another salt are not found."""
         shares_prefix = self._settings.measures_conversations
         return await run_conversations(client, conversations, slots, fresh_salt(), shares_prefix=shares_prefix)
 
@@ -189,7 +189,7 @@ class ServerEngine:
     async def _warm_up(
         self, clients: Mapping[Arm, Client], conversations: Sequence[Sequence[ServerRequest]], slots: int
     ) -> None:
-        """Open all connections; then, once for blocks of so many places, untimed blocks of the same prompts."""
+        """Open all connections; then, once for blocks of this size, send untimed blocks of the same prompts."""
         for client in clients.values():
             await asyncio.gather(*(identify(client, self._settings.model) for _ in range(slots)))
         if (slots, len(conversations)) in self._warm:
@@ -201,7 +201,7 @@ class ServerEngine:
                 await self._run_arm(client, short, slots)
 
     async def _count_accepted(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Accepted | str:
-        """What was accepted of a request that both arms answered; else why that is not known."""
+        """The accepted tokens of a request that both arms answered; else the reason why they are unknown."""
         spec = arms.speculative[index]
         if not isinstance(spec, Completion) or not isinstance(arms.baseline[index], Completion):
             return "unanswered"
@@ -211,7 +211,7 @@ class ServerEngine:
                 return await count_alone(client, request, self._settings.model, width)
             if spec.speculation is None:
                 return "no_acceptance"
-            # A mask takes from a draft what the grammar forbids, and may leave nothing of it.
+            # A mask removes the tokens that the grammar forbids from a draft, and may leave none.
             always = self._config.config.drafts_in_every_step and request.constraint is None
             return counts_of(self._source, spec, length, width, drafts_always=always)
         except UncountableError as error:
@@ -230,7 +230,7 @@ class ServerEngine:
     def _runs(
         self, block: Block, arms: _Arms, accepted: Mapping[int, Accepted | str], parities: Mapping[int, Parity | None]
     ) -> tuple[Run, ...]:
-        """One run per own request; fillers are dropped here, and so are texts."""
+        """One run per measured request; fillers are dropped here, and so are texts."""
         loads = [concurrencies(item) for item in (arms.baseline, arms.speculative)]
         runs = []
         for index, prompt in enumerate(block.requests):
@@ -276,13 +276,13 @@ def connect(
     max_turns: int = 1,
     scorer: Scorer | None = None,
 ) -> ServerEngine:
-    """An engine on two servers that were looked at and fit the config.
+    """An engine on two servers that were probed and fit the config.
 
     `requests_per_slot`, `default_sampling` and `max_turns` are those of the endpoint, a part of its fingerprint.
 
     Raises:
         ServerError: one of them gives no usable answer.
-        ModelError: they do not fit; the message says what is missing.
+        ModelError: they do not fit; the message names what is missing.
         ConfigError: the key's variable is not set, or the file of certificates cannot be read.
     """
     baseline, speculative = probe_both(settings)
@@ -303,7 +303,7 @@ def _shortened(request: ServerRequest) -> ServerRequest:
 
 
 def _failure(base: Outcome, spec: Outcome, known: Accepted | str) -> str | None:
-    """The short code of what failed first, with its arm; None where nothing did."""
+    """The short code of the first failure, with its arm; None without one."""
     if isinstance(base, ServerError):
         return f"{Arm.BASELINE}_{base.code}"
     word = spec.code if isinstance(spec, ServerError) else known

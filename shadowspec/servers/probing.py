@@ -1,4 +1,4 @@
-"""What two servers say of themselves and do with one tiny request, and whether a pair of them can be measured."""
+"""Two servers' self-description and their answers to one tiny request, and whether a pair of them can be measured."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from shadowspec.types.served_methods import DRAFT_KEYS, METHOD_KEYS, is_same_met
 VLLM: Final = "vllm"  # as its /v1/models says
 TENSORRT_LLM: Final = "tensorrt_llm"  # likewise
 NO_STEPS: Final = (
-    "TensorRT-LLM does not say what each step accepted: its answers hold a mean (avg_decoded_tokens_per_iter), its "
-    "/perf_metrics totals of a request, from which no position's acceptance follows; it cannot be measured"
+    "TensorRT-LLM does not report the accepted tokens of each step: its answers hold a mean "
+    "(avg_decoded_tokens_per_iter), its /perf_metrics totals of a request, from which no position's acceptance "
+    "follows; it cannot be measured"
 )
 TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
-SAME_CAPACITY: Final = 0.02  # by which a cache may hold more for what its server measured at its start
+SAME_CAPACITY: Final = 0.02  # by which equal servers' caches may differ: each measures memory at its start
 DETAILED: Final = "--per-request-spec-decode-metrics detailed"
 
 
@@ -41,12 +42,12 @@ class CountsSource(StrEnum):
     RESPONSE = "response"  # vLLM's metrics.speculative_decoding, of the very request that was timed
     META_INFO = "meta_info"  # SGLang's histogram of that request's steps
     TIMINGS = "timings"  # llama.cpp's draft_n and draft_n_accepted at each token of that request
-    COUNTERS = "counters"  # the server's counters around the same request, sent once more, alone and untimed
+    COUNTERS = "counters"  # the server's counters around the same request, sent again, by itself and untimed
 
     @property
     def meaning(self) -> str:
         if self is CountsSource.COUNTERS:
-            return "the server's counters, in a pass of its own"
+            return "the server's counters, in a separate pass"
         return {CountsSource.META_INFO: "each answer's meta_info", CountsSource.TIMINGS: "each answer's timings"}.get(
             self, "each answer"
         )
@@ -61,29 +62,29 @@ _BY_REQUEST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What one server showed.  `num_speculative_tokens`: 0 where it does not speculate, None where it does not say."""
+    """One server's facts.  `num_speculative_tokens`: 0 where it does not speculate, None if unreported."""
 
     identity: Identity
     num_speculative_tokens: int | None
-    counts_by_request: bool  # each answer says step by step what was accepted
+    counts_by_request: bool  # each answer reports the accepted tokens of each step
     has_counters: bool
     has_metrics: bool
     returns_token_ids: bool
-    tells_queue: bool
-    tells_cached: bool
-    scores_outputs: bool | None = None  # tells what sampled outputs are scored by; None: it was not asked
-    uncountable: str | None = None  # why what it accepts can never be counted
+    reports_queue: bool
+    reports_cached: bool
+    scores_outputs: bool | None = None  # reports the log probabilities that score sampled outputs; None: not checked
+    uncountable: str | None = None  # why its accepted tokens can never be counted
     drafting: tuple[tuple[str, str], ...] = ()  # its settings of drafting, as it reports them; (): it reports none
-    kv_capacity: KvCapacity | None = None  # what its KV cache holds; None: it does not say
+    kv_capacity: KvCapacity | None = None  # its KV cache capacity; None: not reported
     finds_prefix: bool | None = None  # whether a turn finds the one before it; None: it does not say, or was not asked
 
 
 async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
-    """Look at a server and ask it one tiny request; where outputs are to be scored, another one.
+    """Read a server's description and send it one tiny request; where outputs are to be scored, another one.
 
     Raises:
         ServerError: it cannot be reached, does not serve the model, or gives no usable answer.
-        ModelError: it is one that does not say what it accepts.
+        ModelError: it does not report its accepted tokens.
     """
     identity = await identify(client, model)
     if identity.engine == TENSORRT_LLM:
@@ -113,8 +114,8 @@ async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
         has_counters=found.counters is not None,
         has_metrics=found.is_known,
         returns_token_ids=answer.token_ids is not None,
-        tells_queue=answer.queue_ms is not None,
-        tells_cached=answer.cached_tokens is not None,
+        reports_queue=answer.queue_ms is not None,
+        reports_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
         drafting=await _reported_drafting(client, identity),
         kv_capacity=await read_capacity(client, identity),
@@ -146,8 +147,8 @@ async def _probe_sglang(client: Client, identity: Identity, score_logprobs: int)
         has_counters=False,
         has_metrics=False,
         returns_token_ids=answer.token_ids is not None,
-        tells_queue=answer.queue_ms is not None,
-        tells_cached=answer.cached_tokens is not None,
+        reports_queue=answer.queue_ms is not None,
+        reports_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
         uncountable=sglang.uncountable(reported_settings),
         drafting=tuple(each for each in identity.reported_settings if each[0].startswith("speculative_")),
@@ -168,8 +169,8 @@ async def _probe_llamacpp(client: Client, identity: Identity, score_logprobs: in
         has_counters=False,
         has_metrics=page is not None,
         returns_token_ids=answer.token_ids is not None,
-        tells_queue=answer.queue_ms is not None,
-        tells_cached=answer.cached_tokens is not None,
+        reports_queue=answer.queue_ms is not None,
+        reports_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
         kv_capacity=await read_capacity(client, identity),
     )
@@ -212,16 +213,16 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
 
 
 async def _with_prefix(client: Client, found: Probe) -> Probe:
-    """The probe with what the server's prefix cache does."""
+    """The probe with the behaviour of the server's prefix cache."""
     client = client.speaking(Dialect.of(found.identity.engine))
     return replace(found, finds_prefix=await finds_its_prefix(client, found.identity.max_model_len))
 
 
 def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe) -> CountsSource:
-    """Where acceptance is read, once the pair fits the config.
+    """Where the accepted tokens are read, once the pair fits the config.
 
     Raises:
-        ModelError: it cannot be measured with these servers; the message says what is missing.
+        ModelError: it cannot be measured with these servers; the message names what is missing.
     """
     wanted, found = config.num_speculative_tokens, speculative.num_speculative_tokens
     where = f"candidate {config.name!r}"
@@ -230,7 +231,7 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
     if speculative.uncountable is not None:
         raise ModelError(f"{where}: {speculative.uncountable}")
     if not found:
-        word = "does not speculate" if found == 0 else "does not say that it speculates"
+        word = "does not speculate" if found == 0 else "does not report that it speculates"
         raise ModelError(
             f"{where}: the speculative server {word}; start vLLM with --speculative-config, SGLang with "
             "--speculative-algorithm, llama.cpp with --spec-type and --metrics"
@@ -255,7 +256,7 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
         raise ModelError(f"{where}: the speculative server's meta_info holds no histogram of steps: SGLang is too old")
     if speculative.has_counters and speculative.returns_token_ids and config.drafts_in_every_step:
         return CountsSource.COUNTERS
-    raise ModelError(f"{where}: the speculative server does not say what it accepted; start vLLM with {DETAILED}")
+    raise ModelError(f"{where}: the speculative server does not report its accepted tokens; start vLLM with {DETAILED}")
 
 
 def require_length(where: str, wanted: int, *probes: Probe) -> None:
@@ -269,9 +270,9 @@ def require_length(where: str, wanted: int, *probes: Probe) -> None:
 
 
 def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | None = None) -> list[str]:
-    """What keeps a pair from being the best it could be, though it can be measured.
+    """Shortcomings of a pair that can be measured.
 
-    With a config also what of its method the speculative server does not confirm.
+    With a config also the facts of its method that the speculative server does not confirm.
     """
     identity, other = baseline.identity, speculative.identity
     is_vllm = Dialect.of(other.engine) is Dialect.OPENAI
@@ -292,10 +293,10 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
         found.append("no token ids are returned: parity stays unknown")
     if baseline.scores_outputs is False:
         found.append(
-            "sampled outputs cannot be scored, so that their parity stays unknown: the baseline server must tell "
+            "sampled outputs cannot be scored, so that their parity stays unknown: the baseline server must report "
             "prompt_logprobs (vLLM: --max-logprobs at least score_logprobs, --logprobs-mode not one of logits)"
         )
-    if not (baseline.tells_queue and speculative.tells_queue):
+    if not (baseline.reports_queue and speculative.reports_queue):
         found.append(
             "queue times are not reported, and so not shown" + (" (--enable-per-request-metrics)" if is_vllm else "")
         )
@@ -304,14 +305,14 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
             "the speculative server found nothing of a prompt that it had just answered in its prefix cache: it is "
             "off, or speculation loses its hits"
         )
-    if not (baseline.tells_cached and speculative.tells_cached):
+    if not (baseline.reports_cached and speculative.reports_cached):
         found.append("cached tokens are not reported (--enable-prompt-tokens-details)")
     found += [] if config is None else _method_remarks(config, speculative)
     return [*found, *_memory_remarks(baseline.kv_capacity, speculative.kv_capacity)]
 
 
 def _method_remarks(config: SpeculationConfig, speculative: Probe) -> list[str]:
-    """What the server does not say of the method by which it drafts, or says otherwise of its settings."""
+    """The facts of the drafting method that the server does not report, or that contradict its settings."""
     if not config.is_served_method:
         return []
     reported = {plain_key(key): value for key, value in speculative.drafting}
@@ -333,7 +334,7 @@ def _method_remarks(config: SpeculationConfig, speculative: Probe) -> list[str]:
 
 
 def slot_remarks(load: int, baseline: Probe, speculative: Probe) -> list[str]:
-    """What becomes of a load for which llama.cpp has too few slots."""
+    """The effect on a load for which llama.cpp has too few slots."""
     found = []
     for each, arm in ((baseline, "baseline"), (speculative, "speculative")):
         slots = llamacpp.num_slots(dict(each.identity.reported_settings))
@@ -346,9 +347,9 @@ def slot_remarks(load: int, baseline: Probe, speculative: Probe) -> list[str]:
 
 
 def _memory_remarks(baseline: KvCapacity | None, speculative: KvCapacity | None) -> list[str]:
-    """What keeps the difference of two KV caches from being what speculation takes."""
+    """Reasons why the difference of two KV caches is not the memory of speculation."""
     if baseline is None or speculative is None:
-        return ["what the KV caches hold is not reported, so that memory stays unknown (vLLM: /metrics)"]
+        return ["the capacity of the KV caches is not reported, so that memory stays unknown (vLLM: /metrics)"]
     found = []
     for capacity, arm in ((baseline, "baseline"), (speculative, "speculative")):
         if capacity.fixed_by is not None:
@@ -359,7 +360,7 @@ def _memory_remarks(baseline: KvCapacity | None, speculative: KvCapacity | None)
     if baseline.shares != speculative.shares:
         found.append(
             f"the servers' KV caches differ by their settings ({_settings(baseline)}; {_settings(speculative)}), and "
-            "not by speculation alone: give both the same share of the memory"
+            "not only by speculation: give both the same share of the memory"
         )
     elif speculative.tokens > baseline.tokens * (1.0 + SAME_CAPACITY):
         found.append(

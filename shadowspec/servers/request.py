@@ -12,14 +12,14 @@ from shadowspec.types import OutputConstraint, SamplingParameters
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """What is asked of both servers.
+    """A request to both servers.
 
-    `keeps_special_tokens`: the text is wanted with them, as some models mark tool calls by them.
+    `keeps_special_tokens`: the text includes them, as some models mark tool calls by them.
     """
 
     prompt_token_ids: tuple[int, ...] = field(repr=False)
     sampling: SamplingParameters
-    seed: int  # int64: what vLLM takes
+    seed: int  # int64: as vLLM requires
     keeps_special_tokens: bool = False
     num_logprobs: int = 0  # of the likeliest tokens at each place; 0: none are asked for
     constraint: OutputConstraint | None = None

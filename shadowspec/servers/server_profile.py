@@ -1,19 +1,19 @@
-"""Profiling two servers: what a step of either costs, from requests whose steps are counted.
+"""Profiling two servers: the cost of a step of either, from requests whose steps are counted.
 
-Every run is a closed loop at constant concurrency, a queue of made-up prompts of one length, as blocks of an endpoint
-with a queue are measured; its answers have lengths of their own, so that slots do not end together.  While a request
-is decoded it takes part in S steps, and P other prompts are taken in between them, so that over the requests of a run
+Every run is a closed loop at constant concurrency, a queue of random prompts of one length, as blocks of an endpoint
+with a queue are measured; its answers have different lengths, so that slots do not end together.  While a request is
+decoded it takes part in S steps, and P other prompts are read in between them, so that over the requests of a run
 
     decode_ms = S * step_ms + P * stall_ms
 
-by least squares, which gives the time of a step apart from what others' prompts cost.  A step drafts K tokens whatever
-becomes of them, so that S is all that acceptance enters by: the costs hold for any acceptance, that of synthetic
-rejection sampling too.  Whether they do is seen from the same equation with the accepted tokens as a third term, whose
-coefficient is what an accepted token adds to its step.
+by least squares, which separates the time of a step from the cost of others' prompts.  A step drafts K tokens whether
+they are accepted or not, so that acceptance enters only through S: the costs hold for any acceptance, that of synthetic
+rejection sampling too.  A third term, the accepted tokens, checks this: its coefficient is the time that an accepted
+token adds to its step.
 
 Arms take turns, round after round.  A round gives one figure of each, of which the median counts, so that a slow
-moment is that of one round; the standard error is that of their mean.  The prefill is the time to the first token with
-what a request waits for others' prompts: P * stall_ms, which does not grow with its steps.
+moment affects only one round; the standard error is that of their mean.  The prefill is the time to the first token
+with the request's wait for others' prompts: P * stall_ms, which does not grow with its steps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from shadowspec.types import BASELINE, Arm, FingerprintedConfig, SamplingParamet
 
 log = logging.getLogger(__name__)
 
-REQUESTS_PER_SLOT: Final = 4  # of a run: enough that slots are refilled at moments of their own
+REQUESTS_PER_SLOT: Final = 4  # of a run: enough that slots are refilled at different moments
 OUTPUT_TOKENS: Final = (48, 80)  # of an answer, drawn
 WARM_TOKENS: Final = 8
 SAMPLED_TEMPERATURE: Final = 0.8
@@ -56,7 +56,7 @@ SAMPLED_TEMPERATURE: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class ServerGrid:
-    """Where costs are measured; the depth is the speculative server's own."""
+    """Where costs are measured; the depth is the speculative server's."""
 
     loads: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -75,17 +75,17 @@ class ServerGrid:
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """What a step takes by a regression on counts: milliseconds with standard errors; None if it is unknown."""
+    """The time of a step by a regression on counts: milliseconds with standard errors; None if it is unknown."""
 
     step_ms: float
-    stall_ms: float  # for each other prompt taken in meanwhile; 0: there was none
+    stall_ms: float  # for each other prompt read meanwhile; 0: there was none
     accepted_token_ms: float | None = None  # that an accepted token adds to its step
     accepted_token_error_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledPlace:
-    """One load and context: both arms' costs, and what was accepted meanwhile."""
+    """One load and context: both arms' costs, and the accepted tokens meanwhile."""
 
     baseline: StepCost
     speculative: StepCost
@@ -125,7 +125,7 @@ class _Reading:
 
     source: CountsSource
     model: str
-    tells_queue: bool
+    reports_queue: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def profile_servers(
 
     Raises:
         ServerError: a server gives no usable answer.
-        ModelError: the servers do not fit the config; the message says what is missing.
+        ModelError: the servers do not fit the config; the message names what is missing.
         InputError: the config drafts to no fixed depth, or a context leaves no room for the output.
         NoDataError: the steps of a run cannot be counted.
         ConfigError: the key's variable is not set, or the file of certificates cannot be read.
@@ -176,7 +176,7 @@ def profile_servers(
     known = fingerprint_server_config(
         config, settings, identities, source, requests_per_slot, default_sampling, max_turns
     )
-    reading = _Reading(source, settings.model, baseline.tells_queue and speculative.tells_queue)
+    reading = _Reading(source, settings.model, baseline.reports_queue and speculative.reports_queue)
     return run_async(_profile(settings, known, identities, reading, grid, vocab_size, seed, on_run))
 
 
@@ -245,7 +245,7 @@ async def _run(client: Client, requests: Sequence[ServerRequest], load: int, wid
         ]
     found = []
     for answer, (num_steps, num_accepted) in zip(answers, steps, strict=True):
-        queued_ms = (answer.queue_ms or 0.0) if reading.tells_queue else 0.0  # a cost is that of the work alone
+        queued_ms = (answer.queue_ms or 0.0) if reading.reports_queue else 0.0  # a cost excludes the wait
         prefill_ms = max(0.0, 1e3 * (answer.first_token_s - answer.sent_s) - queued_ms)
         decode_ms = 1e3 * (answer.last_token_s - answer.first_token_s)
         others = sum(answer.first_token_s < each.sent_s < answer.last_token_s for each in answers)
@@ -279,7 +279,7 @@ def _require_answers(outcomes: Sequence[Outcome]) -> list[Completion]:
 def _requests(
     load: int, context: int, is_greedy: bool, vocab_size: int, seed: int, lengths: tuple[int, int]
 ) -> list[ServerRequest]:
-    """Prompts of random tokens, the same for both arms, each answered to a length of its own."""
+    """Prompts of random tokens, the same for both arms, each with an answer of another length."""
     draw = random.Random(f"{seed} {load} {context}")  # noqa: S311 - tokens that mean nothing
     return [
         ServerRequest(
@@ -313,7 +313,7 @@ def _place(runs: Mapping[tuple[int, int, Arm], Sequence[_Run]], at: tuple[int, i
 
 
 def _cost(runs: Sequence[_Run], at: tuple[int, int], depth: int) -> StepCost:
-    """The medians over rounds, with standard errors; no server says what of a step was drafting."""
+    """The medians over rounds, with standard errors; no server reports the drafting part of a step."""
     fits = [fit(run.requests) for run in runs]
     waits = [
         float(np.mean([request.prefill_ms + request.num_prompts * each.stall_ms for request in run.requests]))

@@ -18,7 +18,7 @@ class Waits:
 
     connect_s: Annotated[Seconds, Field(alias="connect_timeout_s")] = 5.0
     first_token_s: Annotated[Seconds, Field(alias="first_token_timeout_s")] = 60.0  # from sending
-    token_s: Annotated[Seconds, Field(alias="token_timeout_s")] = 30.0  # between two chunks that bring tokens
+    token_s: Annotated[Seconds, Field(alias="token_timeout_s")] = 30.0  # between two chunks with tokens
     total_s: Annotated[Seconds, Field(alias="total_timeout_s")] = 300.0  # from sending to the last token
 
 
@@ -36,7 +36,7 @@ class ServerSettings:
     baseline_url: HttpUrl
     speculative_url: HttpUrl
     model: Text  # the name under which both serve the target
-    device: Text  # what both run on, in the operator's words
+    device: Text  # of both servers, as the operator names it
     dtype: Literal["float32", "bfloat16", "float16"]
     api_key_variable: Variable | None = None
     ca_file: PathText | None = None  # None: the system's authorities

@@ -1,8 +1,8 @@
-"""SGLang's own API: what it is asked, what it streams, and what it says of itself.
+"""SGLang's API: its requests, its streams, and its self-description.
 
-Its OpenAI answers carry nothing of drafts; those of `/generate` carry `meta_info`: how often drafts were verified, and
-how many steps accepted how many tokens, counted before an output is cut at its end.  Written after SGLang's sources
-(docs/servers.md says of which versions); tried against a fake alone.
+Its OpenAI answers have no draft counts; those of `/generate` have `meta_info`: how often drafts were verified, and how
+many steps accepted how many tokens, counted before an output is cut at its end.  Written after SGLang's sources
+(docs/servers.md names the versions); tried only against a fake.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHAINS: Final = (
     "NEXTN",
     "STANDALONE",
 )  # algorithms that draft a chain in every step, with one branch
-REPORTED_SETTINGS: Final = (  # of its own settings, those that figures depend on
+REPORTED_SETTINGS: Final = (  # its settings on which figures depend
     "speculative_algorithm",
     "speculative_num_steps",
     "speculative_eagle_topk",
@@ -116,12 +116,12 @@ def chain_length(settings: Mapping[str, str]) -> int:
 
 
 def uncountable(settings: Mapping[str, str]) -> str | None:
-    """Why what it accepts cannot be counted as ours; None where it can."""
+    """Why its accepted tokens cannot be counted as ours; None where they can."""
     algorithm, steps = settings.get("speculative_algorithm", "None"), settings.get("speculative_num_steps", "")
     if algorithm == "None":
         return None
     if algorithm not in CHAINS:
-        return f"what SGLang counts with {algorithm} is not known (there are {', '.join(CHAINS)})"
+        return f"SGLang's counts with {algorithm} are not supported; supported: {', '.join(CHAINS)}"
     if settings.get("speculative_adaptive", "False") != "False":
         return "SGLang drafts another number of tokens now and then: start it without --speculative-adaptive"
     if settings.get("speculative_eagle_topk") != "1":
@@ -150,7 +150,7 @@ def num_proposed(meta: Mapping[str, Any]) -> int | None:
 
 
 def num_retractions(meta: Mapping[str, Any]) -> int:
-    """How often the request was thrown out of its batch and restarted with what it had."""
+    """How often the request was removed from its batch and restarted with its tokens so far."""
     return next((meta[name] for name in ("num_retractions", "total_retractions") if type(meta.get(name)) is int), 0)
 
 
@@ -165,7 +165,7 @@ class SglangAnswer(StreamedAnswer):
         if event.get("error"):
             return super()._take_event(event, now_s)
         if not isinstance(meta, dict) or not isinstance(ids, list) or not isinstance(text, str):
-            raise self._fault("garbage", "an event has no tokens, or nothing about them")
+            raise self._fault("garbage", "an event has no tokens, or no metadata of them")
         number = meta.get("completion_tokens")
         if type(number) is not int:
             raise self._fault("miscounted", "an event does not say how many tokens there are")
@@ -173,7 +173,7 @@ class SglangAnswer(StreamedAnswer):
         if not is_whole and len(self._ids) + len(ids) != number:
             raise self._fault("miscounted", "the server counts another number of output tokens than it sent")
         if is_whole and ids[: len(self._ids)] != self._ids:
-            raise self._fault("garbage", "tokens that had come are others now")
+            raise self._fault("garbage", "tokens that were already sent have changed")
         reason = meta.get("finish_reason")
         choice = {
             "text": "" if is_whole else text,

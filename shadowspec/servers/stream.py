@@ -1,7 +1,7 @@
 """A streamed answer taken together: server-sent events in, one completion out.
 
 Times are those of this process's clock when the bytes of an event arrived.  An answer counts only when it is whole: it
-said why it ended, what it used, and nothing in it contradicts what was asked.
+has a finish reason and its usage, and nothing in it contradicts the request.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Completion:
     first_token_s: float
     last_token_s: float
     cached_tokens: int | None = None  # of the prompt, from the server's prefix cache; None: it does not say
-    queue_ms: float | None = None  # in the server, by its own clock; None: it does not say
-    speculation: Mapping[str, Any] | None = None  # the server's own metrics of this request's drafts
+    queue_ms: float | None = None  # in the server, by the server's clock; None: not reported
+    speculation: Mapping[str, Any] | None = None  # the server's metrics of this request's drafts
     first_logprobs: tuple[float, ...] = ()  # of the likeliest tokens at the first place, falling; () if not asked for
     place_logprobs: tuple[
         tuple[float, ...], ...
     ] = ()  # the same of all places, where an event holds those of its tokens
-    longest_gap_s: float | None = None  # between two chunks that brought tokens; None: all came in one
+    longest_gap_s: float | None = None  # between two chunks with tokens; None: all came in one
     num_attempts: int = 1
-    waited_s: float = 0.0  # for earlier attempts, which came to nothing, and the pauses after them
+    waited_s: float = 0.0  # for earlier failed attempts and the pauses after them
 
 
 class StreamedAnswer:
@@ -69,17 +69,17 @@ class StreamedAnswer:
         return self._first_s is not None
 
     def take(self, data: str, now_s: float) -> bool:
-        """Take the data of one event; whether it brought tokens.
+        """Add the data of one event; returns whether it had tokens.
 
         Raises:
-            ServerError: it is not what a server sends, or of another model.
+            ServerError: it is no valid event, or of another model.
         """
         try:
             event = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise self._fault("garbage", "an event is not JSON") from error
         if not isinstance(event, dict):
-            raise self._fault("garbage", "an event is no object")
+            raise self._fault("garbage", "an event is not an object")
         return self._take_event(event, now_s)
 
     def _take_event(self, event: Mapping[str, Any], now_s: float) -> bool:
@@ -117,7 +117,7 @@ class StreamedAnswer:
         self._ids += ids
         self._texts.append(text)
         if len(self._ids) > self._request.sampling.max_tokens:
-            raise self._fault("garbage", "more tokens came than were asked for")
+            raise self._fault("garbage", "more tokens came than requested")
         if (reason := choice.get("finish_reason")) is not None:
             self._finish_reason = str(reason)
         if not ids and not text:
@@ -135,7 +135,7 @@ class StreamedAnswer:
         """The whole answer.
 
         Raises:
-            ServerError: something is missing, or contradicts what was asked or sent.
+            ServerError: a part is missing, or contradicts the request or the events.
         """
         if self._finish_reason is None:
             raise self._fault("cut_off", "the answer ended before it was finished", is_retryable=True)
@@ -144,7 +144,7 @@ class StreamedAnswer:
         if self._first_s is None:
             raise self._fault("no_tokens", "the answer has no token")
         if self._usage is None:
-            raise self._fault("no_usage", "the answer does not say what it used (stream_options.include_usage)")
+            raise self._fault("no_usage", "the answer does not report its usage (stream_options.include_usage)")
         prompt_tokens, output_tokens = (self._usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
         if prompt_tokens != len(self._request.prompt_token_ids):
             raise self._fault("other_prompt", "the server counts another number of prompt tokens than were sent")
@@ -177,7 +177,7 @@ class StreamedAnswer:
 
 
 def _likeliest(logprobs: Any) -> list[tuple[float, ...]]:
-    """The log probabilities in `top_logprobs`, place by place and falling; () for a place where there are none."""
+    """The log probabilities in `top_logprobs`, place by place and falling; () for a place without any."""
     places = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
     return [_falling(place) for place in places] if isinstance(places, list) else []
 
@@ -195,10 +195,10 @@ def _is_finite(value: Any) -> TypeGuard[float]:
 async def events(server: str, received: AsyncIterator[bytes]) -> AsyncIterator[str]:
     """The data of each server-sent event of one line, from the bytes as they come.
 
-    Lines end at a line feed alone: texts hold other characters that Python takes for ends of lines.
+    Only a line feed ends a line: texts hold other characters that Python takes for ends of lines.
 
     Raises:
-        ServerError: what comes is no stream of events.
+        ServerError: the bytes are no stream of events.
     """
     rest = b""
     async for part in received:
@@ -218,7 +218,7 @@ def _data(server: str, line: bytes) -> str | None:
     if not line or (colon and name in (b"", b"event", b"id", b"retry")):
         return None
     if not colon or name != b"data":
-        raise ServerError(server, "garbage", "the answer is no stream of events")
+        raise ServerError(server, "garbage", "the answer is not a stream of events")
     try:
         return value.strip().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""What speculation does to each request of a simulated endpoint: a seeded draw from a known truth.
+"""The effect of speculation on each request of a simulated endpoint: a seeded draw from a known truth.
 
 The truth is stated as the estimands of the gate: `log_speedup` is the mean of the clipped log speedup over
 timed requests, `acceptance` the first-position rate, `slowed` the share slowed by more than the tail margin,
@@ -26,18 +26,18 @@ class Effects:
     """The truth of one world.
 
     Log speedup of a request is a location plus independent parts: its session's (sd `session_sd`), its block's
-    (sd `block_sd`, autoregressive over blocks with `block_phi`), and its own (sd `noise_sd`, or Student's t with
+    (sd `block_sd`, autoregressive over blocks with `block_phi`), and its noise (sd `noise_sd`, or Student's t with
     `noise_df` degrees of freedom at that scale).  A share `slowed` has `slowed_log` instead, whole blocks at once
     with `slows_blocks`.  `busy_log` is the mean in busy bouts, `slices_log` the mean by slice.  From the block
     `change_block` on `log_speedup_later` is the mean and `slowed_later` that share (None: as before), and a share
-    `faulty_later` of greedy outputs are faults.  `daily_log` is by how much the mean falls from its level at the middle
+    `faulty_later` of greedy outputs are faults.  `daily_log` is the fall of the mean from its level at the middle
     phase of the day to the busiest hour; the mean over requests stays.  Baseline times are lognormal with
     `baseline_sd`.  With `output_tokens` a sampled output has one of these numbers of tokens with equal chance, each of
     which is the target's likeliest with probability `argmax`, as it should be.
 
     With `num_candidates` above 1 the requests are those of one of several candidates (its place is `candidate`) that
     run in each block beside the baseline, in the order that the engine takes too; whichever arm runs first is
-    `first_arm_log` slower.  With `is_retried` a slowed request lost its time to attempts that came to nothing.
+    `first_arm_log` slower.  With `is_retried` a slowed request lost its time to failed attempts.
     """
 
     log_speedup: float = math.log(1.3)
@@ -78,7 +78,7 @@ class Outcomes:
 
     log_speedup: Floats
     baseline_ms: Floats
-    lost_ms: Floats  # of the speculative arm's time: what attempts took that came to nothing
+    lost_ms: Floats  # of the speculative arm's time: the time of failed attempts
     num_drafts: Ints
     num_accepted: Ints
     z_sum: Floats
@@ -89,7 +89,7 @@ class Outcomes:
 
 
 def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator) -> Outcomes:
-    """One draw of what happens to `requests`, had each of them been measured in both arms."""
+    """One draw of the outcomes of `requests`, had each of them been measured in both arms."""
     size, block, session = len(requests.at_us), requests.block, requests.session
     num_blocks, num_sessions = len(requests.blocks), int(session.max(initial=0)) + 1
     slows = rng.random(num_blocks)[block] if effects.slows_blocks else rng.random(size)
@@ -205,7 +205,7 @@ def _acceptance_rates(effects: Effects, requests: Requests, rng: np.random.Gener
     for length, rate in effects.acceptance_of_length:
         means[requests.session[requests.session_length == length]] = rate
     if effects.acceptance_sd:
-        # A beta law has the mean asked for whatever its spread, which a clipped normal has not.
+        # A beta law has the given mean at any spread, which a clipped normal has not.
         total = means * (1.0 - means) / effects.acceptance_sd**2 - 1.0
         means = rng.beta(means * total, (1.0 - means) * total)
     rates: Floats = means[requests.session]

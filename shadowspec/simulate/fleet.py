@@ -1,6 +1,6 @@
 """Several devices side by side: rows that reach the real store as each device finishes, and the real gate over them.
 
-Every device has a partition and a consumer of its own and measures one block at a time.  A block is committed when
+Every device has a partition and a consumer and measures one block at a time.  A block is committed when
 it is done, so that a slow one comes after fast ones that began with it.  Nothing is skipped here: the ledger, the
 folding and the decisions are those of the store, in a file of SQLite.
 """
@@ -50,7 +50,7 @@ _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is one, thousands of s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceDraw:
-    """What one device reads and measures; its sessions have one request each, so that every block is a run of offsets.
+    """One device's records and blocks; its sessions have one request each, so that every block is a run of offsets.
 
     `done_us` is by block: when it is measured, and committed.
     """
@@ -100,7 +100,7 @@ def watch_fleet(world: FleetWorld, draws: Sequence[DeviceDraw]) -> list[Hypothes
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """One transaction of a device: a block, or the word that something has come that is not measured yet."""
+    """One transaction of a device: a block, or the notice that a record has come that is not measured yet."""
 
     at_us: int
     consumer: str
@@ -108,10 +108,10 @@ class _Commit:
 
 
 def _commits(draw: DeviceDraw) -> Iterator[_Commit]:
-    """What a device writes, in its order.
+    """A device's transactions, in its order.
 
-    The ledger says that a partition is behind as soon as a message comes to it: in the commit of a block if one has
-    come by then, and else on its own.
+    The ledger marks a partition as behind as soon as a message comes to it: in the commit of a block if one has come by
+    then, and else in a separate commit.
     """
     consumer, partition = f"device-{draw.device}", PartitionId(TOPIC, draw.device)
     at_us = draw.requests.at_us
@@ -148,7 +148,7 @@ def _funnel(records: Sequence[StoredRecord]) -> dict[FunnelKey, int]:
 
 
 def _look(store: Store, world: FleetWorld, *, input_ended: bool) -> Decision:
-    """What the gate says now of the endpoint as a whole, which alone has a level in such a world."""
+    """The gate's current verdict on the whole endpoint, the only hypothesis with a level in such a world."""
     decisions = run_gate(store, {ENDPOINT: world.policy}, input_ended=input_ended, now=START)
     return next(decision for decision in decisions if not decision.slice_key)
 
@@ -185,7 +185,7 @@ def _done_us(world: FleetWorld, requests: Requests, outcomes: Outcomes) -> Ints:
 
 
 def _of_device(rows: Rows, device: int) -> Rows:
-    """The rows as of that device's partition, with sessions and blocks of its own."""
+    """The rows as of that device's partition, with separate sessions and blocks."""
 
     def key_of(key: RecordKey) -> RecordKey:
         return key._replace(source=TOPIC, partition=device)

@@ -1,10 +1,10 @@
-"""Continuous peeking: the production gate over simulated rows, asked whenever it could say something new.
+"""Continuous peeking: the production gate over simulated rows, run whenever its verdict could change.
 
-`run_gate` folds and decides, from a store in memory.  To run it at every look would take minutes, so that an
-accelerator says where it need not be run: the gate's capitals as paths over all looks (`paths`), of the units of one
-production fold of the whole input, show at which looks a verdict other than HOLD is possible, a test may restart, a
-detector may alarm, or a fault or memory may revoke.  Only there the gate is run.  The outcome is what it says; where it
-says what the accelerator rules out, the repetition fails.  A test holds this against running the gate at every look.
+`run_gate` folds and decides, from a store in memory.  Running it at every look would take minutes, so an accelerator
+excludes looks.  The gate's capitals as paths over all looks (`paths`), of the units of one production fold of the whole
+input, show at which looks a verdict other than HOLD is possible, a test may restart, a detector may alarm, or a fault
+or memory may revoke.  The gate runs only there, and its decisions are the outcome.  Where it decides what the
+accelerator excluded, the repetition fails.  A test compares this with running the gate at every look.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ class HypothesisOutcome:
 
 
 Decisions = Mapping[HypothesisId, Decision]
-# Yields the look at which it next wants the gate to be run, and is sent every look at which the gate was run.
+# Yields the next look at which the gate must run, and is sent every look at which the gate was run.
 Course = Generator[int, tuple[int, Decisions], None]
 
 
 class AcceleratorError(Exception):
-    """The gate said what the accelerator ruled out: one of the two is wrong."""
+    """The gate decided what the accelerator excluded: one of the two is wrong."""
 
 
 def watch(
@@ -120,9 +120,9 @@ def watch(
     `configs` are in the order in which they are measured.
 
     Raises:
-        AcceleratorError: the gate said what the accelerator ruled out.
+        AcceleratorError: the gate decided what the accelerator excluded.
     """
-    # 1. What there will be to see, and where it could decide anything.
+    # 1. All units, and the looks at which they could decide anything.
     whole = _fill_store(rows, configs)
     whole.finish(len(rows.records), Watermark(event_time(int(requests.at_us[-1])), is_ended=True))
     gate, part = _fold_all(whole, policy)
@@ -138,7 +138,7 @@ def watch(
         )
         courses.append(_course(measured, policy, trial, found[-1]))
 
-    # 2. What the gate says there.
+    # 2. The gate's decisions there.
     waiting = [(course, look) for course in courses if (look := next(course, None)) is not None]
     store = _fill_store(rows, configs)
     while waiting:
@@ -155,7 +155,7 @@ def watch(
 
 
 def is_verdict(decision: Decision) -> bool:
-    """Whether a run has come to ENABLE or DISABLE by its own tests; what an alarm leaves behind is none."""
+    """Whether a run has reached ENABLE or DISABLE by its tests; an alarm's verdict does not count."""
     return decision.verdict is not Verdict.HOLD and decision.reason_code != ReasonCode.DRIFT
 
 
@@ -177,7 +177,7 @@ def _fold_all(store: MemoryStore, policy: GatePolicy) -> tuple[EndpointGate, Par
 
 
 def _advance(course: Course, said: tuple[int, Decisions]) -> int | None:
-    """The look that the course wants next; None where it has ended."""
+    """The next look that the course needs; None where it has ended."""
     try:
         return course.send(said)
     except StopIteration:
@@ -319,7 +319,7 @@ def _course(
 
 
 class _Run:
-    """One run of a hypothesis's tests: where its verdict may come, and what the gate says there."""
+    """One run of a hypothesis's tests: where its verdict may come, and the gate's decisions there."""
 
     def __init__(self, measured: _MeasuredConfig, units: _Seen, policy: GatePolicy, level: float) -> None:
         self._key, self._end, self._units, self._policy = measured.key, measured.end, units, policy
@@ -340,8 +340,8 @@ class _Run:
         at, was_dependent = first, False
         candidates, waits = possible_looks(self._tests, self._paths, self._faults, self._is_long)
         while True:
-            # Until the gate has said that the run is dependent, it is asked where it may say so; and at once, for the
-            # level that others have left the run by then.
+            # Until the gate has found the run dependent, it is run where it may find so; and at once, for the level
+            # that others have left the run by then.
             asks = candidates if was_dependent else candidates | waits
             ahead = np.flatnonzero(asks[at : self._end]) if at > first else [0]
             look, said = yield (at + int(ahead[0]) if len(ahead) else self._end - 1)
@@ -373,7 +373,7 @@ class _Run:
         return outcome, alarm[0] if alarm is not None and alarm[1].ends_run else None
 
     def _alarm(self, enabled_at: int) -> Generator[int, tuple[int, Decisions], tuple[int, Decision] | None]:
-        """The first look at which ENABLE ends, by a detector or at once, with what the gate says there."""
+        """The first look at which ENABLE ends, by a detector or at once, with the gate's decision there."""
         alarm_looks = _alarm_looks(self._tests, self._policy, self._units, enabled_at)
         if self._policy.rules.watches_all:
             alarm_looks = np.union1d(alarm_looks, np.flatnonzero(self._faults[1]))
@@ -395,7 +395,7 @@ class _Run:
         return path_of(test, self._states[test.name], self._policy, self._level, units, lost)
 
     def _lost_units(self, test: BettingTest) -> Floats:
-        """What the lost records come to in units of a test by each look, or less, [looks]."""
+        """The lost records in units of a test by each look, or less, [looks]."""
         if not self._policy.rules.folds_lost or not self._units.lost_at.any():
             return np.zeros(len(self._units.lost_at))
         every = HypothesisEvidence(runs=RunTotals().fold(self._units.blocks), num_lost=1)

@@ -24,7 +24,7 @@ class Moments:
     finished_us: Ints  # by request in event order: when it and all before it are finished
     cluster_us: Mapping[ClusterId, int]
     started_us: Mapping[str, int]  # by block: when it and its records were stored
-    block_us: Mapping[str, int]  # by block: when the watermark reached the newest of its own requests
+    block_us: Mapping[str, int]  # by block: when the watermark reached its newest measured request
     at_us: Ints  # by request
     looks: Ints
 
@@ -59,7 +59,7 @@ def moments_of(requests: Requests, clusters: Sequence[Cluster]) -> Moments:
 
 
 def cluster_id(cluster: Cluster) -> ClusterId:
-    """What tells a cluster from every other of its endpoint."""
+    """The identity of a cluster within its endpoint."""
     return cluster.slice_key, cluster.key, cluster.first_event
 
 

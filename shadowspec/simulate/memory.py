@@ -1,4 +1,4 @@
-"""A store in memory of one endpoint with one partition: what the production gate needs, without a database."""
+"""A store in memory of one endpoint with one partition: the production gate's store without a database."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class MemoryStore:
         self._folds: list[Fold] = []  # since the evidence last began
         self._num_folds = self._num_decisions = 0
 
-    # What is measured.
+    # Measurements.
 
     def add(self, records: Sequence[StoredRecord], blocks: Iterable[StoredBlock], runs: Iterable[Run]) -> None:
         """Store further records in the order of their offsets, with their blocks and runs."""
@@ -144,14 +144,14 @@ class MemoryStore:
             if record.event_time is not None and record.event_time <= until
         ]
 
-    # What the gate keeps.
+    # The gate's state.
 
     def keys(self, clustering: str) -> KeyTable:
         """The open keys of one clustering."""
         return self._units.keys(clustering)
 
     def open_blocks(self) -> dict[str, OpenBlock]:
-        """The blocks that were begun and are in no evidence yet, by id."""
+        """The blocks that have begun and are in no evidence yet, by id."""
         return self._units.open_blocks()
 
     def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
@@ -183,7 +183,7 @@ class MemoryStore:
         self._evidence, self._folds, self._units = {}, [], MemoryUnits()
 
     def append(self, fold: Fold, document: Mapping[str, Any], cursors: Sequence[Span]) -> int:
-        """Keep a fold, and the progress and what is folded after it."""
+        """Store a fold, and the progress and evidence after it."""
         self._num_folds += 1
         self._folds.append(replace(fold, fold_id=self._num_folds))
         self.progress = EndpointProgress(self._num_folds, document, tuple(cursors))

@@ -29,7 +29,7 @@ STEPS_FLAGGER, FAILED_CHECKS_FLAGGER, LIMIT_FLAGGER_MS = 10, 5, 500.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """What a naive gate sees, one entry to a request; an arm that failed leaves no entry."""
+    """A naive gate's input, one entry per request; an arm that failed has no entry."""
 
     at_us: Ints
     log_speedup: Floats
@@ -46,7 +46,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class NaiveGate:
-    """`reads` is what the gate looks at: "speedup" or "acceptance"; of anything else it is blind."""
+    """`reads` is the gate's input: "speedup" or "acceptance"; it is blind to anything else."""
 
     name: str
     title: str
@@ -56,7 +56,7 @@ class NaiveGate:
 
 
 def observe(outcomes: Outcomes, at_us: Ints) -> Observed:
-    """What happened to the requests that went through both arms."""
+    """The outcomes of the requests that went through both arms."""
     kept = ~outcomes.failed
     return Observed(
         at_us[kept],
@@ -68,7 +68,7 @@ def observe(outcomes: Outcomes, at_us: Ints) -> Observed:
 
 
 def together(parts: Sequence[Observed]) -> Observed:
-    """What several devices saw, in event order."""
+    """The observations of several devices, in event order."""
     at_us = np.concatenate([part.at_us for part in parts])
     order = np.argsort(at_us, kind="stable")
     return Observed(

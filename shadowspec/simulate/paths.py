@@ -1,6 +1,6 @@
 """Where a look of the gate may bring a verdict, by the gate's own functions over paths of all units.
 
-It is a choice of looks, with slack: the verdicts, and the sizes of single tests, are what the gate says there.
+It only selects looks, with slack: the gate run there gives the verdicts and the sizes of single tests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TestPath:
 
 @dataclass(frozen=True, slots=True)
 class TestOutcome:
-    """One betting test, whatever the others said.
+    """One betting test, independent of the other tests.
 
     `passed` and `failed` are the first unit after which its null (its opposite null) fell; `mean` and `sd` are those
     of all its unit values against its threshold.
@@ -62,7 +62,7 @@ class TestOutcome:
 def possible_looks(
     tests: Sequence[BettingTest], paths: Mapping[str, TestPath], faults: tuple[Bools, Bools], is_long: Bools
 ) -> tuple[Bools, Bools]:
-    """Looks at which a verdict or a restart is possible, and those at which only dependence stands in its way.
+    """Looks at which a verdict or a restart is possible, and those at which only dependence prevents it.
 
     `is_long`: whether the event time seen suffices for ENABLE, at each look.
     """
@@ -128,7 +128,7 @@ def path_of(
 
 
 def _agreement(series: UnitSeries, test: BettingTest, side: Side, theta: float) -> Floats:
-    """`BatchSums.errors` of one side after each unit over those that are wanted, [n]."""
+    """`BatchSums.errors` of one side after each unit, divided by the required number, [n]."""
     return errors_path(series.lower if side == "lower" else series.upper, side, theta) / test.batch_errors
 
 
@@ -149,7 +149,7 @@ def outcome_of(test: BettingTest, path: TestPath, policy: GatePolicy, level: flo
 
 
 def _first_unit(test: BettingTest, policy: GatePolicy, level: float, candidates: Ints, outcome: str) -> int | None:
-    """The first of these numbers of units after which the gate's result of the test alone has this outcome."""
+    """The smallest of these numbers of units after which the gate's result of only this test has this outcome."""
     nulls = np.array(sorted(test.nulls))
     for num_units in map(int, candidates):
         evidence = count_units(TestEvidence.empty(test, thetas=nulls), test.series.part(0, num_units))

@@ -1,4 +1,4 @@
-"""What the committed simulation says of a policy: its rate of false ENABLEs where none is right."""
+"""The committed simulation's rate of false ENABLEs under a policy where none is right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONLY_STRICTER = ("max_hypotheses", "min_span_s")
 
 
 def policy_digest(policy: GatePolicy) -> str:
-    """Tells policies apart whose false ENABLEs may be more frequent than each other's."""
+    """A digest that differs between policies whose false ENABLEs may differ in frequency."""
     values = {name: value for name, value in asdict(policy).items() if name not in ONLY_STRICTER}
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
 

@@ -15,7 +15,7 @@ from shadowspec.simulate.worlds import NULL_WORLDS
 
 @dataclass(frozen=True, slots=True)
 class Quoted:
-    """One figure: what is measured, what version 1 of the rules had, what was found (None: the world was not run)."""
+    """One figure: the quantity, its value by version 1 of the rules, and the value found (None: not run)."""
 
     what: str
     says: str

@@ -1,4 +1,4 @@
-"""One repetition: a world drawn, its rows given to the gate and to the naive ones, and what each of them said."""
+"""One repetition: a world drawn, its rows given to the gate and to the naive ones, and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shadowspec.simulate.world import FleetWorld, SteeredWorld, World
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """What every gate said of one draw of a world."""
+    """Every gate's outcome for one draw of a world."""
 
     hypotheses: tuple[HypothesisOutcome, ...]
     naive: dict[str, bool]
@@ -28,7 +28,7 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """One draw of a world: its requests, what happened to them, and the rows that the worker would have stored."""
+    """One draw of a world: its requests, their outcomes, and the rows that the worker would have stored."""
 
     requests: Requests
     outcomes: Outcomes
@@ -36,7 +36,7 @@ class Draw:
 
 
 def draw_truth(world: World, seed: np.random.SeedSequence) -> tuple[Requests, Outcomes]:
-    """Requests and what happened to them; the two have random streams of their own."""
+    """Requests and their outcomes, from two separate random streams."""
     traffic_seed, effects_seed = seed.spawn(2)
     requests = draw_requests(world.arrivals, np.random.default_rng(traffic_seed), world.regime)
     return requests, draw_outcomes(world.effects, requests, np.random.default_rng(effects_seed))

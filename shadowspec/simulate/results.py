@@ -1,4 +1,4 @@
-"""What a world's repetitions add up to: counts and stopping times, kept as one document."""
+"""The sums over a world's repetitions: counts and stopping times, stored as one document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHOD = 3  # of deciding a world: by the production gate.  Raised where a draw 
 
 @dataclass(frozen=True, slots=True)
 class TestTally:
-    """One test of the endpoint's hypothesis over all repetitions, whatever the other tests said.
+    """One test of the endpoint's hypothesis over all repetitions, independent of the other tests.
 
     `passed_units` and `failed_units` are the units at which its null (its opposite null) first fell, of those
     repetitions in which it did; `mean` and `sd` of its unit values against the threshold, averaged over `num_runs`.
@@ -49,8 +49,8 @@ class WorldResult:
     `false_enables` and `false_disables` count repetitions in which any hypothesis got that verdict wrongly; a false
     alarm of a steered world is a false DISABLE.
     `enable_blocks`, `disable_blocks`, `enable_clusters` and `alarm_blocks` (from the change on) are of the first
-    run of the endpoint's own hypothesis; `num_alarmed_early` the repetitions with an alarm before the change.
-    `definition` tells the world as it was defined, and decided, from one of the same name that was changed since.
+    run of the endpoint's hypothesis; `num_alarmed_early` the repetitions with an alarm before the change.  `definition`
+    distinguishes the world, as it was defined and decided, from one of the same name that was changed since.
     """
 
     name: str
@@ -209,7 +209,7 @@ def _add_tests(before: TestTally | None, further: TestTally | None) -> TestTally
 
 
 def _is_new(world: World, outcome: HypothesisOutcome) -> bool:
-    """Whether a run is of what came with the world's change."""
+    """Whether a run is of the candidate or engine that came with the world's change."""
     change = world.effects.change_block
     if isinstance(world, SteeredWorld):
         return outcome.num_restarts > 0
@@ -227,7 +227,7 @@ def _blocks_to_alarm(world: World, outcome: HypothesisOutcome) -> int | None:
 
 
 def _is_ended_wrongly(world: World, outcome: HypothesisOutcome) -> bool:
-    """A false DISABLE; where rates follow the verdicts, an alarm of what did not change is one."""
+    """A false DISABLE; where rates follow the verdicts, an alarm without a change is one."""
     is_alarm = isinstance(world, SteeredWorld) and not world.expects_alarm and outcome.alarm_block is not None
     return is_alarm or _is_wrong(world, outcome, Verdict.DISABLE)
 

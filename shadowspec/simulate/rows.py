@@ -1,4 +1,4 @@
-"""Rows as the worker would have stored them, from simulated requests and what happened to them."""
+"""Rows as the worker would have stored them, from simulated requests and their outcomes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def config_of(name: str, letter: str) -> FingerprintedConfig:
 
 
 CONFIG = config_of("draft-k1", "a")
-CHANGED = config_of("draft-k1", "b")  # what the same name stands for after a new engine came
+CHANGED = config_of("draft-k1", "b")  # the config of the same name after an engine change
 
 
 def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: int | None) -> Rows:

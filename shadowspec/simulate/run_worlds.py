@@ -36,10 +36,9 @@ def run_worlds(
 ) -> dict[str, WorldResult]:
     """Results by world, in the order of `worlds`.
 
-    Repetition i of a world has the same draws whatever else is run.  With `out`, repetitions that the file already
-    holds of a world, defined as now and at this seed, count: the missing ones alone are run, and each world is
-    written when it is done.  Of a world that takes long only its `part` of the repetitions is run.  A file that
-    holds more repetitions than are asked for keeps them.
+    Repetition i of a world has the same draws whatever else is run.  With `out`, repetitions in the file of a world
+    with the same definition and seed count: only the missing ones are run, and each world is written when it is done.
+    Of a world that takes long only its `part` of the repetitions is run.  A file with more repetitions keeps them.
 
     Raises:
         InputError: `out` is not a file of results.
@@ -77,7 +76,7 @@ def repeat_chunk(world_name: str, seed: int, first: int, last: int) -> dict[int,
 
 
 def environment() -> dict[str, str]:
-    """What the results depend on besides the seed."""
+    """The environment that the results depend on besides the seed."""
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -91,11 +90,11 @@ Submit = Callable[[str, int, int, int], Iterator[Mapping[int, Repetition]]]
 
 @contextmanager
 def _workers(jobs: int) -> Iterator[Submit]:
-    """Chunks as they are done, in this process with one job and in processes of their own with more."""
+    """Chunks as they are done, in this process with one job and in separate processes with more."""
     if jobs == 1:
         yield lambda name, seed, first, last: (repeat_chunk(name, seed, *part) for part in _chunks(first, last))
         return
-    # Spawned: a fork would copy the threads' locks of whoever calls.
+    # Spawned: a fork would copy the locks of the caller's threads.
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     try:
 
@@ -105,7 +104,7 @@ def _workers(jobs: int) -> Iterator[Submit]:
 
         yield submit
     finally:
-        pool.shutdown(cancel_futures=True)  # an interrupted run does not go on to its end
+        pool.shutdown(cancel_futures=True)  # an interrupted run does not continue to its end
 
 
 def _chunks(first: int, last: int) -> list[tuple[int, int]]:

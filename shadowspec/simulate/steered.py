@@ -1,7 +1,7 @@
 """Sampling that follows the verdicts: the production gate look by look, and the rates that its decisions leave.
 
-What is measured next depends on what was decided before, so that no rows can be drawn up front: traffic is drawn
-session by session, sampled by the worker's rule at the rates in force, and put into blocks by the tap.
+The next requests depend on earlier decisions, so that no rows can be drawn up front: traffic is drawn session by
+session, sampled by the worker's rule at the rates in force, and put into blocks by the tap.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def watch_steered(
 
 
 class _Traffic:
-    """The traffic and what is stored of it; `decided` are the slices at the smallest rate ("": there are any)."""
+    """The traffic and its stored part; `decided` are the slices at the smallest rate ("": there are any)."""
 
     def __init__(self, world: SteeredWorld, rng: np.random.Generator) -> None:
         self._rng, self._shares = rng, np.cumsum(world.shares)
@@ -79,7 +79,7 @@ class _Traffic:
         self._waiting: dict[int, float] = {}  # mean log speedups of requests in open blocks, by offset
 
     def measure(self, num_blocks: int) -> None:
-        """Let sessions come until so many further blocks are measured; what is finished then can be folded."""
+        """Let sessions come until this number of further blocks is measured; their rows can then be folded."""
         records: list[StoredRecord] = []
         blocks: list[StoredBlock] = []
         runs: list[Run] = []
@@ -142,7 +142,7 @@ class _Traffic:
 
 
 def _note(outcomes: dict[tuple[str, int], HypothesisOutcome], decision: Decision) -> None:
-    """Keep what a run came to: its first verdict, and the alarm after it."""
+    """Record a run's outcome: its first verdict, and the alarm after it."""
     trial = decision.run
     if trial is None or trial.level is None:
         return

@@ -1,4 +1,4 @@
-"""What results say: rates with their intervals, power, sizes, and whether the gate kept its promise.
+"""Summary of results: rates with their intervals, power, sizes, and whether the gate kept its promise.
 
 Intervals are Clopper and Pearson's, which hold at every size and every truth.
 """
@@ -63,7 +63,7 @@ def summarise(result: WorldResult) -> Summary:
     within = sum(blocks <= limit for blocks in result.enable_blocks) if limit is not None else 0
     has_alarms = world.expects_alarm and bool(result.enable_blocks) and world.kind != "null"
     false_enables = result.false_enables
-    if world.reads in NEVER_REQUIRED:  # a world about this test alone: others never pass there
+    if world.reads in NEVER_REQUIRED:  # a world about only this test: others never pass there
         false_enables = len(result.tests[world.reads].passed_units)
     return Summary(
         world=world,
@@ -91,7 +91,7 @@ def stopping(values: list[int], total: int) -> Stopping:
 
 
 def power_limit_blocks(result: WorldResult) -> int:
-    """Blocks within which the gate must have said ENABLE: those of the slowest required test.
+    """Blocks within which the gate must have decided ENABLE: those of the slowest required test.
 
     2.5 times the fixed-sample size at the same level or 1.5 times the test's smallest possible size, the larger.
     """
@@ -110,11 +110,11 @@ def test_limit(test: TestTally) -> int:
 
 
 def broken_promises(results: Iterable[WorldResult]) -> list[str]:
-    """What the gate promised and these results contradict, one sentence each; [] if it kept its promises.
+    """The gate's promises that these results contradict, one sentence each; [] if it kept its promises.
 
-    A world of many repetitions is held to 1.2 alpha (to 2 where units depend on each other) by the upper end of its
-    interval.  Worlds of few are held to it together, if they are enough, and each alone only where its lower end lies
-    above alpha.  Power is to be .8, which the upper end of its interval must reach where the repetitions are few.  A
+    A world of many repetitions must have the upper end of its interval at most 1.2 alpha (2 alpha where units depend on
+    each other).  Worlds of few must meet it together, if they are enough, and each singly only where its lower end lies
+    above alpha.  Power must be .8; where the repetitions are few, the upper end of its interval must reach it.  A
     negative control must have more false verdicts than alpha, or miss alarms; one of many repetitions by the lower end
     of its interval.
     """
@@ -167,12 +167,12 @@ class Share:
 
     @property
     def value(self) -> float | None:
-        """The share itself; None of nothing."""
+        """The share itself; None if the total is 0."""
         return self.count / self.total if self.total else None
 
 
 def share(count: int, total: int, confidence: float = 0.95) -> Share:
-    """`count` of `total` with its exact interval at `confidence`; from 0 to 1 of nothing."""
+    """`count` of `total` with its exact interval at `confidence`; from 0 to 1 where the total is 0."""
     from scipy.special import betaincinv  # slow to load: at its use here and beside
 
     tail = (1.0 - confidence) / 2.0

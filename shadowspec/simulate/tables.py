@@ -11,7 +11,7 @@ from shadowspec.simulate.results import WorldResult
 from shadowspec.simulate.summary import Share, Summary, summarise
 
 DASH = "\u2013"
-BLIND = " *"  # after the share of a gate that does not look at what is wrong in that world
+BLIND = " *"  # after the share of a gate that is blind to the fault of that world
 
 
 @dataclass(frozen=True, slots=True)

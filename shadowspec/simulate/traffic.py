@@ -1,4 +1,4 @@
-"""Who asks when: the requests of one simulated endpoint, which of them are timed, and which share a block.
+"""The requests of one simulated endpoint: when they arrive, which of them are timed, and which share a block.
 
 Times are whole microseconds of event time since START.  A session is timed at its J-th request, J uniform
 from 1..`timed_positions`, and blocks are filled by the tap's own `BlockFormer`.
@@ -54,7 +54,7 @@ class Arrivals:
     concurrency: int = CONCURRENCY
     has_days: bool = False
     shed: float = 0.0
-    late_slice_s: float = 0.0  # each further slice's traffic begins so much later
+    late_slice_s: float = 0.0  # each further slice's traffic begins this much later
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +187,7 @@ def _fill_blocks(
     for place, (block, _) in enumerate(started):
         for prompt in block.requests:
             block_of[prompt.key.offset] = place
-    # What was not timed runs in the conditions of the last block before it.
+    # Untimed requests run in the conditions of the last block before them.
     last = np.maximum.accumulate(np.where(block_of >= 0, np.arange(len(block_of)), -1))
     block_of = np.where(last >= 0, block_of[np.maximum(last, 0)], 0)
     return tuple(block for block, _ in started), block_of, np.array([at for _, at in started], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""One world: what is true in it, and which verdicts would be wrong there."""
+"""One world: its truth, and the verdicts that would be wrong there."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class World:
     `kind` is "null" (ENABLE is wrong somewhere), "effect" (ENABLE is right; power and sizes), "size" (only the
     sizes of single tests are read) or "control" (decided by rules of version 1, which must fail in it).
     `wrong_to_enable` and `wrong_to_disable` name the hypotheses for which the verdict is false, by slice key ("" the
-    endpoint) or "new" for a run of what came with the world's change; EVERYWHERE is all of them.  `reads` is the test
-    whose null is true at its boundary.
+    endpoint) or "new" for a run after the world's change; EVERYWHERE is all of them.  `reads` is the test whose null is
+    true at its boundary.
     """
 
     name: str
@@ -37,8 +37,8 @@ class World:
     wrong_to_enable: tuple[str, ...] | None = ()
     wrong_to_disable: tuple[str, ...] | None = ()
     reads: str = ""
-    may_be_dependent: bool = False  # its units are no martingale: what protects is the wait for independence
-    tolerance: float = 1.2  # the upper end of the rate of false verdicts may be so many times alpha
+    may_be_dependent: bool = False  # its units are no martingale: only the wait for independence protects
+    tolerance: float = 1.2  # the upper end of the rate of false verdicts may be this multiple of alpha
     fails_before: bool = False  # by rules of version 1 its false verdicts are too frequent: see `worlds.CONTROL_WORLDS`
     changes_fingerprint: bool = False  # from `effects.change_block` on another engine is measured
 

@@ -1,4 +1,4 @@
-"""The worlds that the gate is tried in: what is true in each, and which verdicts would be wrong there."""
+"""The simulated worlds of the gate: the truth of each, and the verdicts that would be wrong there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _boundary(name: str, title: str, effects: Effects, **changes: object) -> Wor
 
 
 def _make_policy(hypotheses: int) -> GatePolicy:
-    """So many hypotheses, each of which gets its part of alpha."""
+    """A policy for this number of hypotheses, each of which gets its part of alpha."""
     return replace(ALONE, max_hypotheses=hypotheses)
 
 
@@ -170,7 +170,7 @@ NULL_WORLDS = (
         "null",
         arrivals=Arrivals(num_sessions=1_600, shed=0.4 * 0.11),
         effects=Effects(log_speedup=FASTER, slowed=0.6 * 0.11 / (1.0 - 0.4 * 0.11), noise_sd=0.05),
-        wrong_to_enable=EVERYWHERE,  # what reads single tests leaves out what was lost
+        wrong_to_enable=EVERYWHERE,  # tallies of single tests leave lost requests out
         fails_before=True,
     ),
     World(
@@ -217,7 +217,7 @@ NULL_WORLDS = (
         effects=Effects(
             log_speedup=BOUNDARY, slowed=0.2, slowed_log=-0.55, slows_blocks=True, noise_sd=0.05, acceptance=0.9
         ),
-        policy=replace(ALONE, tail_margin=1.0, tail_share=0.25, cluster_idle_s=60.0),  # speedup alone decides, and soon
+        policy=replace(ALONE, tail_margin=1.0, tail_share=0.25, cluster_idle_s=60.0),  # only speedup decides, and soon
         wrong_to_enable=EVERYWHERE,
         wrong_to_disable=EVERYWHERE,
         reads="speedup",
@@ -382,14 +382,14 @@ STEERED_WORLDS = (
     ),
 )
 
-# What the measurement of before would have stored: slowed requests without the time of their failed attempts, and the
-# second of three candidates, which never ran first in a block, while the baseline did in every second one.
+# The rows of an earlier measurement: slowed requests without the time of their failed attempts, and the second of three
+# candidates, which never ran first in a block, while the baseline did in every second one.
 _MEASURED_BEFORE = {
     "retries": replace(MARGIN, log_speedup=(BOUNDARY + 0.08 * CLIP) / 0.92, noise_sd=0.08),
     "three_candidates": Effects(log_speedup=_FIRST_ARM / 2.0, noise_sd=0.06, first_arm_log=_FIRST_ARM / 2.0),
 }
 _BEFORE = ("decided by rules of version 1", "measured as before and decided by rules of version 1")
-# Negative controls: what a world is there for shows in that the rules before it fail in it.
+# Negative controls: the earlier rules must fail in these worlds.
 CONTROL_WORLDS = tuple(
     replace(
         world,

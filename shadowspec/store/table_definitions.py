@@ -166,13 +166,13 @@ runs = Table(  # one row per request and config, both arms in it; repeats column
     Column("is_repetition_loop", Boolean, nullable=False),
     Column("finish_reason", Text),
     Column("scores", Json),  # by name, of both arms; NULL where a run carries none
-    Column("is_early_rejection", Boolean),  # this and what follows: NULL where not defined, or measured before 0010
+    Column("is_early_rejection", Boolean),  # this and the following: NULL where not defined, or measured before 0010
     Column("is_beyond_draft_context", Boolean),
     Column("contract", Text),
     *integers("baseline_validity", "speculative_validity", nullable=True),  # `Validity`
     Column("intervention", Text),
     *reals("baseline_concurrency", "speculative_concurrency", nullable=True),  # NULL where measured before 0013
-    Column("counts_source", Text),  # this and what follows: NULL where no server answered
+    Column("counts_source", Text),  # this and the following: NULL where no server answered
     *integers("baseline_cached_tokens", "speculative_cached_tokens", "num_retries", nullable=True),
     *reals("z_error", nullable=True),  # NULL where z_sum is exact or not known
     *reals("baseline_longest_gap_ms", "speculative_longest_gap_ms", nullable=True),  # NULL where measured before 0015

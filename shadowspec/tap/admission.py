@@ -177,8 +177,8 @@ class Admission:
     def decide(self, reading: Reading) -> Admitted | Rejected:
         """The fate of a record that was read, after those that were decided before it.
 
-        The steps in order: 1. age; 2. an error found in reading; 3. duplicates; 4. count its place in its session; 5. the
-        session's draw against the slice's rate; 6. whether this place is the timed one, or one of a measured
+        The steps in order: 1. age; 2. an error found in reading; 3. duplicates; 4. count its place in its session;
+        5. the session's draw against the slice's rate; 6. whether this place is the timed one, or one of a measured
         conversation.
         """
         error = reading.error

@@ -92,13 +92,13 @@ def _why_refused(value: bytes | str) -> str:
 
 
 def assemble_answer(text: str) -> dict[str, Any] | None:
-    """The answer that the stream's chunks make, or None if the text is no stream.
+    """The answer that the stream's chunks make, or None if the text is not a stream.
 
     It joins each choice's text, token ids, log probabilities and finish reason.  Streams of the Responses and the
     Messages API, recognised by the types of their events, become answers of these.
 
     Raises:
-        RecordError: malformed ("invalid:stream"); a chunk is no JSON object, or the stream has no chunk.
+        RecordError: malformed ("invalid:stream"); a chunk is not a JSON object, or the stream has no chunk.
     """
     if not text.lstrip().startswith((DATA, "event:", ":")):
         return None

@@ -4,9 +4,8 @@ In: nothing.
 Out: dataclasses and enumerations, and the documents in which decisions are stored.
 Imports: errors.
 
-Counts are stored, ratios are formed in `shadowspec.metrics` alone.  Names are the serving field's own
-(vLLM's where it has one).  Prompt text never enters a value of this module: a prompt is its token ids, and
-those are kept out of every repr.
+Counts are stored; only `shadowspec.metrics` forms ratios.  Names are the serving field's (vLLM's where it has one).
+Prompt text never enters a value of this module: a prompt is its token ids, and those are kept out of every repr.
 """
 
 from shadowspec.types.audits import (

@@ -1,4 +1,4 @@
-"""What replay gives, and what the audits of replay and loop go by: outputs replayed, and acceptance by session."""
+"""Results of replay, and the audits of replay and engine: outputs replayed, and acceptance by session."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shadowspec.types.speculation import FingerprintedConfig
 
 @dataclass(frozen=True, slots=True)
 class ExpectedCounts:
-    """The expectation of `SpeculationCounts` given the response, over the loop's own random numbers.
+    """The expectation of `SpeculationCounts` given the response, over the engine's random numbers.
 
-    The names and identities are those of `SpeculationCounts`; what is accepted beyond the end of the response cannot
-    be known from it, so that there is no `num_cut_accepted_tokens`.  The last three are second moments of the loop's
-    counts given the response: all 0 where a draft proposes one token with certainty.
+    The names and identities are those of `SpeculationCounts`.  Acceptance beyond the end of the response cannot be
+    known from it, so there is no `num_cut_accepted_tokens`.  The last three are second moments of the engine's counts
+    given the response: all 0 where a draft proposes one token with certainty.
     """
 
     num_drafts: float
@@ -36,10 +36,10 @@ class ExpectedCounts:
 
 @dataclass(frozen=True, slots=True)
 class AuditedRun:
-    """One output of the speculative loop with what replay expects of it.
+    """One speculative output with replay's expectation of it.
 
     `expected_accepted_tokens` is the expectation of `num_accepted_tokens` given the output; None: replay refuses the
-    output as none of the target's.
+    output as impossible for the target.
     """
 
     key: RecordKey
@@ -73,14 +73,14 @@ class ReplayedRecord:
     key: RecordKey
     endpoint: str
     slice_key: str
-    unit_key: str  # the session, or what stands for it; hashed
+    unit_key: str  # the session, or its substitute; hashed
     event_time: datetime  # aware, UTC
     counts: tuple[tuple[FingerprintedConfig, ExpectedCounts], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSpan:
-    """What of an endpoint's loop is asked for: runs with these configs from `since` to `until`, both included."""
+    """A selection of an endpoint's runs: with these configs from `since` to `until`, both included."""
 
     endpoint: str
     fingerprints: Collection[str]
@@ -111,7 +111,7 @@ class AcceptanceSums:
 
     @property
     def num_accepted_tokens_per_pos(self) -> tuple[float]:
-        """Of the first position alone, which is all that is added up."""
+        """Of the first position only; no other is summed."""
         return (self.num_first_accepted_tokens,)
 
     def plus(self, other: AcceptanceSums) -> AcceptanceSums:

@@ -1,4 +1,4 @@
-"""What speculation takes of the memory: by the peaks of both arms in process, by what two servers' KV caches hold."""
+"""Memory of speculation: by the peaks of both arms in process, by the capacities of two servers' KV caches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Memory:
 
     @property
     def extra_share(self) -> float | None:
-        """Extra peak of the speculative arm, of the baseline's own; None where that is 0."""
+        """Extra peak of the speculative arm, as a share of the baseline's; None where that is 0."""
         if not self.baseline_peak_bytes:
             return None
         return (self.speculative_peak_bytes - self.baseline_peak_bytes) / self.baseline_peak_bytes
@@ -44,21 +44,21 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class ServedMemory:
-    """What the KV caches of two servers hold, as they said before a block was sent.
+    """The capacities of two servers' KV caches, as they reported them before a block was sent.
 
-    A server fills its memory at its start: what speculation takes of it is what its cache holds less.  A request of
-    full length is one of as many tokens as the server accepts; None where that is not known.
+    A server fills its memory at its start: the memory of speculation is the capacity that its cache lacks.  A request
+    of full length has as many tokens as the server accepts; None where that is not known.
     """
 
     baseline_kv_tokens: int
     speculative_kv_tokens: int
     baseline_kv_requests: float | None  # of full length, at once
     speculative_kv_requests: float | None
-    source: str  # the engine that said so, as its /v1/models names it
+    source: str  # the engine that reported them, as its /v1/models names it
 
     @property
     def extra_share(self) -> float | None:
-        """Displaced tokens, of the baseline's own; below 0 where the speculative server's cache holds more.
+        """Displaced tokens, as a share of the baseline's; below 0 where the speculative server's cache holds more.
 
         It is never below the share of peak memory that the same bytes are of a full device, on which weights lie too.
         """

@@ -1,7 +1,7 @@
-"""Types of settings: what a value of the configuration file may be, for the dataclasses that hold the values.
+"""Types of settings: the allowed values of the configuration file, for the dataclasses that hold the values.
 
-A field whose alias stands in parentheses is no key of the file.  Where it is a dataclass, the keys of that one stand
-in the file beside the others of its table; where it is not, the code that loads the file sets it.
+A field whose alias is in parentheses is no key of the file.  Where it is a dataclass, its keys are in the file beside
+the others of its table; where it is not, the code that loads the file sets it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HttpUrl = Annotated[
 def require_distinct(**values: Any) -> None:
     """
     Raises:
-        ValueError: a value stands twice among those of a key; the message names the key.
+        ValueError: a key has the same value twice; the message names the key.
     """
     for name, item in values.items():
         if len(set(item)) != len(item):
@@ -46,7 +46,7 @@ def require_distinct(**values: Any) -> None:
 
 
 def keys_of(kind: type) -> dict[str, Any]:
-    """The keys of the file that fill a dataclass and its parts, with their defaults; None where there is none."""
+    """The keys of the file that fill a dataclass and its parts, with their defaults; None where there is no default."""
     found: dict[str, Any] = {}
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
@@ -60,7 +60,7 @@ def keys_of(kind: type) -> dict[str, Any]:
 
 
 def nest_table(kind: type, table: Any) -> Any:
-    """A table of the file as the dataclass has it: with the keys of each part in a table of their own."""
+    """A table of the file in the dataclass's form: with the keys of each part in a separate table."""
     if not isinstance(table, Mapping):
         return table
     flat, parts = dict(table), {}

@@ -1,7 +1,7 @@
-"""Constraints on an output: what a server is asked to enforce by a mask over its vocabulary.
+"""Constraints on an output, which a server enforces by a mask over its vocabulary.
 
-The text of a schema or a grammar comes from whoever sent the request.  It travels with the request to the servers and
-is stored nowhere: a slice label says which kind of constraint there was.
+The text of a schema or a grammar comes from the request.  It travels with the request to the servers and is stored
+nowhere: a slice label records only the kind of constraint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNCONSTRAINED: Final = "none"  # the label's value where `slice_by` names it and
 
 
 class ConstraintKind(StrEnum):
-    """What clients call it: the value of the slice label."""
+    """The clients' name of it: the value of the slice label."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -25,7 +25,7 @@ class ConstraintKind(StrEnum):
 
 
 class ConstraintForm(StrEnum):
-    """What the servers' grammar backends take."""
+    """The forms that the servers' grammar backends accept."""
 
     JSON_OBJECT = "json_object"  # any JSON object
     JSON_SCHEMA = "json_schema"
@@ -36,7 +36,7 @@ class ConstraintForm(StrEnum):
 
 
 class OutputConstraint(Struct, frozen=True):
-    """What one request's output is restricted to.
+    """The restriction of one request's output.
 
     `text` is the schema as JSON, the regular expression, the grammar, the choices as a JSON array or the structural tag
     as JSON; "" of a JSON object.  `tool_name` is the one tool that a request forces, whose arguments the schema is of.

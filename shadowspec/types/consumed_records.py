@@ -1,4 +1,4 @@
-"""What is kept of the records consumed, and where each of them ended."""
+"""The stored part of consumed records, and the counter in which each of them ended."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class FunnelCounter(StrEnum):
     DUPLICATE = "duplicate", "Read before: the same request id or event."
     EXPIRED = "expired", "Older than `max_age_s` against the newest event time."
 
-    __hash__ = str.__hash__  # an enum's own is a call in Python, and counters are counted under
+    __hash__ = str.__hash__  # an enum's is a call in Python, and counters are counted under
 
 
 class StoredRecord(Struct, frozen=True):
-    """What is kept of one consumed record: its key, where it ended, and what units are made of.
+    """The stored part of one consumed record: its key, where it ended, and the data for units.
 
     A record that could not be read has no endpoint, slice or event time.  `session_position` counts the
     usable requests of the session at this endpoint in the order of delivery, from 1.
@@ -55,7 +55,7 @@ class StoredRecord(Struct, frozen=True):
     session_hash: str | None = None
     user_hash: str | None = None
     request_id_hash: str | None = None
-    unit_key: str | None = None  # the session, or what stands for it, of a usable request
+    unit_key: str | None = None  # the session, or its substitute, of a usable request
     session_position: int | None = None
     sampling_rate: float | None = None  # inclusion probability of its session
     num_prompt_tokens: int | None = None
@@ -89,8 +89,8 @@ NOT_SAMPLED = "not_sampled"  # the reason of a request that is kept though its s
 class ArrivedRequest(NamedTuple):
     """A usable request as it came, measured or not.
 
-    `weight` is how many requests of the traffic it stands for: the inverse of its session's sampling rate, and 0 for
-    one whose session was not drawn.  Added up they estimate the traffic without bias.
+    `weight` is the number of requests of the traffic that it represents: the inverse of its session's sampling rate,
+    and 0 for one whose session was not drawn.  Their sum estimates the traffic without bias.
     """
 
     key: RecordKey

@@ -1,4 +1,4 @@
-"""What was measured of a device: the costs of the loop's steps, what they are the costs of, and the times of blocks."""
+"""Measurements of a device: the costs of the engine's steps, the setup that they belong to, and the times of blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shadowspec.types.served_methods import DEPTH_KEYS, plain_key, settings_text
 from shadowspec.types.speculation import FingerprintedConfig, SpeculationConfig
 
 BASELINE: Final = 0  # the depth at which nothing is drafted
-SERVED: Final = "served: "  # before what a server was told to serve, in the place of a digest
+SERVED: Final = "served: "  # before the model that a server was started with, in place of a digest
 
 
 class Place(NamedTuple):
@@ -27,13 +27,13 @@ class Place(NamedTuple):
         return self._replace(num_speculative_tokens=BASELINE)
 
     def grown(self, tokens: float) -> Place:
-        """The same with so many more tokens of context."""
+        """The same with this many more tokens of context."""
         return self._replace(context=self.context + tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What was measured at one point; milliseconds, medians.
+    """The measurement at one point; milliseconds, medians.
 
     The errors are standard errors of the mean over rounds; None where they are not known.
     """
@@ -44,7 +44,7 @@ class StepCost:
     prefill_ms: float  # of the target, and of the draft where there is one
     draft_ms: float  # of a step; the draft's passes
     verify_ms: float  # the target's pass and the verification
-    other_ms: float  # bookkeeping; of a server, the whole step: it does not say what it is made of
+    other_ms: float  # bookkeeping; of a server, the whole step, whose parts it does not report
     step_error_ms: float | None = None
     prefill_error_ms: float | None = None
 
@@ -59,11 +59,11 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class CostKey:
-    """What a cost surface is of: a pair under a verify rule, on an engine and a device.
+    """The setup of a cost surface: a pair under a verify rule, on an engine and a device.
 
-    It is what a config's fingerprint is made of, less the depth, which the surface ranges over, and what costs nothing.
-    Of servers no digest of weights is known: the pair is then what the configuration calls it (`SERVED` before it),
-    which is also how a config of another engine is found to be the same pair (`serves`).
+    It is a config's fingerprint without the depth, over which the surface ranges, and without parts that cost nothing.
+    A server's weights have no known digest: the pair is then named as in the configuration (`SERVED` before it), which
+    also identifies the same pair in a config of another engine (`serves`).
     """
 
     engine: str
@@ -98,7 +98,7 @@ class CostKey:
 
 
 def _name_served(config: SpeculationConfig) -> tuple[str, str]:
-    """Target and draft as the configuration calls them; the draft with what else its server was started with."""
+    """Target and draft as the configuration names them; the draft with the server's other start settings."""
     settings = {key: value for key, value in config.server_settings.items() if plain_key(key) not in DEPTH_KEYS}
     others = f" {settings_text(settings)}" if config.is_served_method else ""
     return f"{SERVED}{config.target}", f"{SERVED}{config.draft or ''}{others}"
@@ -132,10 +132,10 @@ def _places(points: Iterable[StepCost]) -> set[tuple[int, int]]:
 class BlockTime:
     """One measured block.  Times in seconds.
 
-    Of each arm, the baseline's and every candidate's, `least_s` adds up the longest request, which is the least that
-    the arm can have taken, and `arms_s` the longer of that and of what all its requests, fillers included, take of
-    the load's slots.  Prefill and decoding; neither parity nor audits, nor what lies between two blocks.
-    `next_started_at` is when the store's next block began, at whatever endpoint; None: there is none yet.
+    Of each arm, the baseline's and every candidate's, `least_s` sums the longest request, which is the least that the
+    arm can have taken.  `arms_s` sums the longer of that and of the time in which all its requests, fillers included,
+    occupy the load's slots.  Both include prefill and decoding, but neither parity nor audits, nor the gap between two
+    blocks.  `next_started_at` is when the store's next block began, at any endpoint; None: there is none yet.
     """
 
     slice_key: str

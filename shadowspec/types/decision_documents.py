@@ -1,4 +1,4 @@
-"""Decisions and test results as JSON documents: the one place that knows the names of what they hold.
+"""Decisions and test results as JSON documents: the one place that knows the names of their fields.
 
 A decision's document is flat.  Version 2 holds `watch`, `mix_reference` and `frozen_parameters` as objects; version 1,
 of documents without a number, held JSON strings there, and so do the documents of the command line (schema 1).  Both
@@ -65,7 +65,7 @@ _BETTING_NAMES = _TEST_NAMES | {field.name for field in fields(BettingFigures)}
 
 
 def stored_details(decision: Decision) -> dict[str, Any]:
-    """What the store keeps of a decision beside its columns."""
+    """The stored part of a decision beside its columns."""
     return {"version": VERSION, **decision_figures(decision)}
 
 
@@ -80,7 +80,7 @@ def shown_figure(value: Any) -> Figure:
 
 
 def stored_test_details(result: TestResult) -> dict[str, Figure]:
-    """What the store keeps of a test beside its columns."""
+    """The stored part of a test beside its columns."""
     return {"version": VERSION, **shown_test_details(result)}
 
 
@@ -109,7 +109,7 @@ def shown_test_details(result: TestResult) -> dict[str, Figure]:
 
 
 def read_decision(columns: Document, details: Document) -> Decision:
-    """The decision of its `columns` (DECISION_FIELDS) and its stored document; what is never stored is None.
+    """The decision of its `columns` (DECISION_FIELDS) and its stored document; parts that are never stored are None.
 
     Raises:
         InputError: a later version wrote the document.
@@ -179,14 +179,14 @@ def read_evidence(details: Document) -> EvidenceSummary:
 
 
 def read_supersession(details: Document) -> Supersession | None:
-    """What replaced a decision's fingerprint, of its document; None where nothing has."""
+    """The fingerprint that replaced a decision's, of its document; None without one."""
     document = _check_version(details)
     by = document.get("superseded_by")
     return None if by is None else Supersession(by, Verdict(document["superseded_verdict"]))
 
 
 def read_mix_change(details: Document) -> MixChange | None:
-    """What has changed of an endpoint's traffic since its ENABLE, of its document; None where nothing is compared."""
+    """The change of an endpoint's traffic since its ENABLE, of its document; None where nothing is compared."""
     document = _check_version(details)
     if "mix_log10_evidence" not in document:
         return None
@@ -199,7 +199,7 @@ def read_mix_change(details: Document) -> MixChange | None:
 
 
 def decision_figures(decision: Decision) -> dict[str, Any]:
-    """Every figure of a decision that is no column, by name; objects where several belong together."""
+    """Every figure of a decision that is not a column, by name; objects where several belong together."""
     evidence, run = decision.evidence, decision.run
     found: dict[str, Any] = {
         "level": decision.level,
@@ -377,7 +377,7 @@ def _read_composition(document: Document) -> Composition | None:
 
 
 def _object(document: Document, name: str) -> Mapping[str, Any] | None:
-    """A part that is an object of its own; version 1 has it as a string."""
+    """A part that is a separate object; version 1 has it as a string."""
     found = document.get(name)
     read: Mapping[str, Any] | None = json.loads(found) if isinstance(found, str) else found
     return read

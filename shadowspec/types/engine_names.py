@@ -1,10 +1,10 @@
-"""Engines by name: which one a figure's latency was measured on, and whether that is the one that was named.
+"""Engines by name: which one a figure's latency was measured on, and whether that is the named one.
 
-A config says what measured it in words of `name/version`: `vllm/0.32.0`, or several for the engine in this process
+A config records the measuring engine as `name/version`: `vllm/0.32.0`, or several for the engine in this process
 (`shadowspec-torch/0.1.0 torch/2.13.0 transformers/5.23.0`).  An operator names an engine by its name, or with a version
-behind a slash or a space: "vllm", "vllm/0.32", "vllm 0.32".  The name must be the same but for the case of its letters;
-of the version as many parts as are given, so that 0.32 is 0.32.0 and 0.32.1, and not 0.320.  Of several engines that
-are named together every one must be there.
+after a slash or a space: "vllm", "vllm/0.32", "vllm 0.32".  The name must be equal but for case; of the version as many
+parts as are given, so that 0.32 matches 0.32.0 and 0.32.1, but not 0.320.  Where several engines are named together,
+every one must match.
 
 A verdict is for one engine: the one that serves the endpoint where the configuration names it, else the one that
 measured.
@@ -19,9 +19,9 @@ from typing import Final
 _VERSION: Final = re.compile(r"v?\d\S*", re.IGNORECASE)
 _ENDS_OF_PARTS: Final = ".+-"
 IN_PROCESS: Final = "shadowspec-torch"  # the engine in this process, which measures and serves nobody
-UNKNOWN: Final = "unknown"  # of decisions that did not keep what measured
+UNKNOWN: Final = "unknown"  # of decisions without a stored engine
 SERVING_ENGINES: Final = ("vllm", "sglang", "llama.cpp", "tensorrt-llm", IN_PROCESS)  # named in questions and messages
-_ALIASES: Final = {"tensorrt_llm": "tensorrt-llm", "llamacpp": "llama.cpp"}  # what servers call themselves
+_ALIASES: Final = {"tensorrt_llm": "tensorrt-llm", "llamacpp": "llama.cpp"}  # servers' names of themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def is_measured_on(expected: str, measured: str) -> bool:
 
 
 def verdict_engine(serving: str | None, measured: str) -> str:
-    """The engine that a verdict is for: `serving` where the endpoint names it, else the name of what measured."""
+    """The engine that a verdict is for: `serving` if named, else the name of the measuring engine."""
     if serving is not None:
         return serving
     found = parse_engines(measured)

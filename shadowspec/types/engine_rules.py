@@ -2,15 +2,15 @@
 
 | engine | n-grams: of several occurrences it copies from | a draft's distribution follows |
 |---|---|---|
-| vLLM 0.32 | the earliest (`ngram_proposer.py`, and its GPU twin) | temperature alone (`llm_base_proposer.py`) |
-| SGLang | no such lookup: a trie of all requests' outputs | temperature alone (`sample_draft_proposal`) |
+| vLLM 0.32 | the earliest (`ngram_proposer.py`, and its GPU version) | only temperature (`llm_base_proposer.py`) |
+| SGLang | no such lookup: a trie of all requests' outputs | only temperature (`sample_draft_proposal`) |
 | TensorRT-LLM | no such lookup: a pool of all requests' n-grams | top-k and top-p too (`one_model_sampler.py`) |
 | llama.cpp | the latest, if as much follows (`common_ngram_simple_draft`) | arg-max of its logits (`draft-simple`) |
 | transformers 5.23 | the earliest (`PromptLookupCandidateGenerator`) | all parameters (`AssistedCandidateGenerator`) |
 
-None of them limits the lookup to the end of the text.  An endpoint's candidates take the rules of the engine that
-serves it (`serving_engine`), unless the operator sets them.  What is measured by another rule than an engine's says
-nothing of the acceptance there.
+None of them limits the lookup to the end of the text.  An endpoint's candidates take the rules of the serving engine
+(`serving_engine`), unless the operator sets them.  A measurement by another rule than an engine's does not predict the
+acceptance there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RuleDifference:
 
     @property
     def text(self) -> str:
-        """The difference and what follows from it, in one sentence."""
+        """The difference and its consequence, in one sentence."""
         where = f" for requests with {', '.join(self.concerns[:-1])} or {self.concerns[-1]}" if self.concerns else ""
         return (
             f"measured with {self.option} = {self.measured}, while {self.engine}'s rule is {self.engine_rule}: "
@@ -88,7 +88,7 @@ def rule_texts(config: SpeculationConfig) -> list[str]:
 
 
 def rule_differences(config: SpeculationConfig, engine: str | None) -> tuple[RuleDifference, ...]:
-    """Where a config drafts by another rule than an engine does; none where a server drafted, by its own rules."""
+    """Where a config drafts by another rule than an engine does; empty where a server drafted, by its rules."""
     rules, found = rules_of(engine), []
     for option in ENGINE_OPTIONS:
         theirs, measured = getattr(rules, option), getattr(config, option)

@@ -1,4 +1,4 @@
-"""What the gate reads of one endpoint: rows and watermark of one moment."""
+"""The gate's input about one endpoint: rows and watermark of one moment."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class WatermarkHolder:
         at = "at no event yet" if self.time is None else f"at {self.time.isoformat()}"
         moved = "" if self.moved_at is None else f", last moved at {self.moved_at.isoformat()}"
         place = f"{self.partition.source}[{self.partition.partition}]"
-        return f"consumer {self.consumer!r} in {place} stands {at}{moved}"
+        return f"consumer {self.consumer!r} in {place} is {at}{moved}"
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How far an endpoint's input is known: nothing older than `time` is still to come.
+    """The event time up to which an endpoint's input is known: nothing older than `time` is still to come.
 
-    `time` is None where no event time is known; `is_ended` says that no record will follow.  `held_by` is what keeps
-    it behind the newest event that is finished anywhere; None if nothing does.
+    `time` is None where no event time is known; `is_ended`: no record will follow.  `held_by` is the cause that keeps
+    it behind the newest event that is finished anywhere; None without one.
     """
 
     time: datetime | None
@@ -59,7 +59,7 @@ class EndpointRows:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceSnapshot:
-    """An endpoint's folded evidence as the last gate run left it; `progress` is None before the first."""
+    """An endpoint's folded evidence after the last gate run; `progress` is None before the first."""
 
     endpoint: str
     progress: EndpointProgress | None

@@ -1,14 +1,14 @@
 """Failures of requests: the flag of an early rejection, and the counts that each run adds to those of its slice.
 
-Counts alone, so that they add up over runs, hours and slices.  A count that is not there is 0.  Every share has a
-denominator among them, because a flag is not defined for every run: `looked_at` for the flags that every answered run
-has, `early_known` for early rejections, `looked_at` less `draft_context_unknown` for the draft's context, and an arm's
-own valid, invalid and unfinished outputs for contracts.
+Only counts, so that they add up over runs, hours and slices.  A missing count is 0.  Every share has a denominator
+among them, because a flag is not defined for every run: `looked_at` for the flags that every answered run has,
+`early_known` for early rejections, `looked_at` less `draft_context_unknown` for the draft's context, and an arm's
+valid, invalid and unfinished outputs for contracts.
 
-An early rejection is a request whose draft is rejected from the start: the draft does not speak the language of what is
-asked.  A request has few steps, which depend on each other: it takes nearly all of the first `EARLY_STEPS` to set the
-flag.  Were steps independent, a request at the gate's default floor of acceptance (.40 at the first position) would be
-flagged in 1.8% of cases, one at .10 in 79%, and one at .65, as chat has it, in 2 of 100,000.
+An early rejection is a request whose draft is rejected from the start: the draft does not model its language.  A
+request has few steps, which depend on each other: it takes nearly all of the first `EARLY_STEPS` to set the flag.  Were
+steps independent, a request at the gate's default floor of acceptance (.40 at the first position) would be flagged in
+1.8% of cases, one at .10 in 79%, and one at .65, as chat has it, in 2 of 100,000.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 from shadowspec.types import Arm, Contract, Intervention, Run, Validity
 
-EARLY_STEPS: Final = 16  # propose-and-verify steps; fewer tell a poor draft from an unlucky one no more
+EARLY_STEPS: Final = 16  # propose-and-verify steps; fewer do not distinguish a poor draft from an unlucky one
 MIN_EARLY_REJECTIONS: Final = 14  # of them, that accept nothing
 
 LOOKED_AT: Final = "looked_at"  # answered runs that were looked at for flags
@@ -55,7 +55,7 @@ def num_draft_context_known(counts: Mapping[str, int]) -> int:
 
 
 def failure_counts(runs: Iterable[Run]) -> Counter[str]:
-    """What these runs add up to."""
+    """The sums of these runs."""
     found: Counter[str] = Counter()
     for run in runs:
         add_run(found, run)
@@ -63,7 +63,7 @@ def failure_counts(runs: Iterable[Run]) -> Counter[str]:
 
 
 def add_run(counts: Counter[str], run: Run) -> None:
-    """Add what one run adds; nothing, where it failed or nobody looked."""
+    """Add one run's counts; nothing, where it failed or has no flags."""
     flags = run.flags
     if run.failure is not None or (flags.is_beyond_draft_context is None and run.served is None):
         return

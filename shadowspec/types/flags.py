@@ -1,6 +1,6 @@
-"""What may be wrong with one request: what its output was asked to be, what became of it, and the flags of its run.
+"""Possible faults of one request: the contract of its output, production's treatment of it, and the flags of its run.
 
-A flag is a number, a truth or one word of a fixed list; no text of a prompt or an output is ever part of one.
+A flag is a number, a truth or one word of a fixed list; it never contains text of a prompt or an output.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 
 
 class Contract(StrEnum):
-    """What the code that takes an endpoint's outputs takes them for."""
+    """The form in which an endpoint's client code reads its outputs."""
 
     JSON = "json"
     TOOL_CALL = "tool_call"
     SQL = "sql"
-    GRAMMAR = "grammar"  # the request's own: a regular expression or a choice
+    GRAMMAR = "grammar"  # the request's: a regular expression or a choice
 
 
 @dataclass(frozen=True, slots=True)
 class OutputContract:
-    """What one request's output has to be.
+    """The required form of one request's output.
 
-    `tools` are those that the request offers, in OpenAI's form; `is_required` says that an output which calls none
-    breaks a contract of tool calls, which it does not where the model was free to answer in words; `dialect` is that
-    of SQL, by sqlglot's name (None: whatever sqlglot reads).  `schema` is what JSON has to fit, `pattern` or `choices`
-    what the whole text has to be under a contract of a grammar.  `is_arguments`: the text may be the arguments of the
-    only tool by themselves, as servers write a call that the request forces.
+    `tools` are those that the request offers, in OpenAI's form.  `is_required`: an output without a call breaks a
+    contract of tool calls; otherwise the model was free to answer in plain text.  `dialect` is that of SQL, by
+    sqlglot's name (None: any that sqlglot reads).  `schema` is the JSON schema to satisfy; `pattern` or `choices`
+    restrict the whole text under a contract of a grammar.  `is_arguments`: the text may be only the arguments of the
+    single tool, as servers write a call that the request forces.
     """
 
     kind: Contract
@@ -55,7 +55,7 @@ class Validity(IntEnum):
 
 
 class Intervention(StrEnum):
-    """What a layer behind the model did with its output in production.  The shadow's own outputs pass no such layer."""
+    """The action of a layer behind the model on its output in production.  The shadow's outputs pass no such layer."""
 
     FILTERED = "filtered"  # withheld, in part or whole: finish_reason content_filter and its dialects
     REWRITTEN = "rewritten"  # delivered otherwise than it was generated
@@ -64,12 +64,12 @@ class Intervention(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunFlags:
-    """The flags of one run; None where a flag is not defined, and everywhere on runs measured before there were any.
+    """The flags of one run; None where a flag is not defined, and on runs measured before flags existed.
 
     `is_early_rejection`: the draft was rejected from the start (`shadowspec.types.failures`); None of too few steps.
     `is_beyond_draft_context`: prompt and output are longer than the draft model's context; False without a model.
-    `contract`: what the output had to be, where the contract applied to either arm's output, with the validity of
-    each (None: it did not apply to that arm's, which answered in words).
+    `contract`: the output's required form, where the contract applied to either arm's output, with the validity of each
+    (None: it did not apply to that arm's, which was a plain-text answer).
     """
 
     is_early_rejection: bool | None = None

@@ -1,4 +1,4 @@
-"""What is kept of evidence between looks: open clusters, states of hypotheses, and what each look took in."""
+"""The stored state of evidence between looks: open clusters, states of hypotheses, and the input of each look."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SliceKey = tuple[str, str]  # slice, key of a cluster in it
 
 @dataclass(frozen=True, slots=True)
 class OpenKey:
-    """What is remembered of one key within a slice: arrivals that are in no evidence yet, in event order.
+    """The state of one key within a slice: arrivals that are in no evidence yet, in event order.
 
     The first cluster that they make is described beside them, so that a store can find it.  `reopens_at` is when
     the key's last cluster in evidence lets a new one begin.
@@ -37,8 +37,8 @@ class OpenKey:
 
 @dataclass(frozen=True, slots=True)
 class OpenBlock:
-    """What is remembered of a block that is in no evidence yet: the records of the runs that came so far, one for
-    each run, and the newest of their event times.
+    """The state of a block that is in no evidence yet: the records of the runs that came so far, one for each run, and
+    the newest of their event times.
     """
 
     runs: tuple[RecordKey, ...]
@@ -57,10 +57,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What one step of a gate run took in, of one endpoint: enough to take it in again from the stored rows.
+    """The input of one step of a gate run, of one endpoint: enough to repeat it from the stored rows.
 
-    `parameters` are the policy's, by name.  `begins` holds what a fold that begins the evidence anew starts from
-    (None: it goes on from the one before).  Both are the gate's documents; without a version they are of the first.
+    `parameters` are the policy's, by name.  `begins` is the initial state of a fold that restarts the evidence (None:
+    it continues the one before).  Both are the gate's documents; without a version they are of the first.
     """
 
     spans: tuple[Span, ...]
@@ -75,7 +75,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvidence:
-    """A hypothesis's evidence as it is stored: `document` and `tables` are the gate's own encoding."""
+    """A hypothesis's evidence as it is stored: `document` and `tables` are the gate's encoding."""
 
     slice_key: str
     concurrency: int
@@ -86,8 +86,8 @@ class StoredEvidence:
 
 @dataclass(frozen=True, slots=True)
 class EndpointProgress:
-    """How far an endpoint's evidence has come: `document` is the gate's own encoding of everything but hypotheses."""
+    """The progress of an endpoint's evidence: `document` is the gate's encoding of everything but hypotheses."""
 
     fold_id: int  # of the last fold
     document: Mapping[str, Any]
-    cursors: tuple[Span, ...]  # what is folded: ranges of offsets that neither meet nor overlap, sorted
+    cursors: tuple[Span, ...]  # the folded records: ranges of offsets that neither meet nor overlap, sorted

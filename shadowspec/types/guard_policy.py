@@ -1,6 +1,6 @@
-"""The policy of the live guard, which reads what production engines say that they have counted.
+"""The policy of the live guard, which reads the counters of production engines.
 
-It stands in the configuration file, so it needs pydantic: `shadowspec.types` itself loads without.
+It is part of the configuration file, so it needs pydantic; `shadowspec.types` itself loads without.
 """
 
 from __future__ import annotations

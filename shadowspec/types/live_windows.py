@@ -1,4 +1,4 @@
-"""What production engines say that they have counted, scrape by scrape."""
+"""Counters of production engines, scrape by scrape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 FIRST_TOKEN: Final = "time_to_first_token_s"  # noqa: S105 - the name of a figure
 PER_TOKEN: Final = "time_per_output_token_s"  # noqa: S105 - the name of a figure
 END_TO_END: Final = "end_to_end_s"
-QUEUE: Final = "queue_s"  # of the end to end, what a request waited for its first turn
+QUEUE: Final = "queue_s"  # the part of the end-to-end time before a request's first turn
 COMPUTE: Final = "compute_s"  # and from then to its last token
 LATENCIES: Final = (END_TO_END, QUEUE, COMPUTE, FIRST_TOKEN, PER_TOKEN)
 
@@ -29,7 +29,7 @@ class Buckets:
         return sum(self.counts)
 
     def minus(self, other: Buckets) -> Buckets:
-        """What was counted after `other`, whose bounds are the same."""
+        """The counts after `other`, which has the same bounds."""
         pairs = zip(self.counts, other.counts, strict=True)
         return Buckets(self.bounds, tuple(number - before for number, before in pairs))
 
@@ -39,7 +39,7 @@ class LiveCounts:
     """Counters of one engine, summed over the ranks of its server.  None: the engine does not count it.
 
     Counted as the engine does, which may be before an output is cut at its end.  `num_accepted_tokens_per_pos` is
-    empty where the engine does not tell positions.
+    empty where the engine does not report positions.
     """
 
     num_drafts: int | None = None
@@ -61,7 +61,7 @@ class LiveCounts:
 
     @property
     def accepted_tokens(self) -> int | None:
-        """Of one window: as counted, else what neither prefill nor a verification's own token accounts for.
+        """Of one window: as counted, else the output tokens beyond those of prefill and of verification itself.
 
         The latter holds where every step drafts, as SGLang's counters mean it; None where it contradicts itself.
         """
@@ -74,10 +74,10 @@ class LiveCounts:
 
     @property
     def first_position(self) -> tuple[int, int] | None:
-        """Of one window: steps that accepted their first token, and all that drafted; None where nobody tells.
+        """Of one window: steps that accepted their first token, and all that drafted; None where neither is reported.
 
-        Where no position is told the former are at most those that there were, and at most the accepted tokens: the
-        lesser stands for them, which is never too low, so that it raises no alarm by itself.
+        Without positions the former are at most all steps, and at most the accepted tokens.  The smaller of these two
+        is used: it is never too low, so that it raises no alarm by itself.
         """
         if not self.num_drafts:
             return None
@@ -95,11 +95,11 @@ COUNTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LiveScrape:
-    """What one replica said at a moment.
+    """One replica's counters at a moment.
 
-    `series` names what was counted: engine, model, ranks, positions, bins.  Under another one the counters are other
-    counters.  `started_at` is when the server's process began, None where it does not say.  Counts with more than
-    `num_digits` digits are rounded to so many; 0: none is.
+    `series` identifies the counters: engine, model, ranks, positions, bins.  Under another one they are other counters.
+    `started_at` is when the server's process began, None where it is not reported.  Counts with more than `num_digits`
+    digits are rounded to that many; 0: none is.
     """
 
     replica: str
@@ -116,17 +116,17 @@ class LiveScrape:
 
 @dataclass(frozen=True, slots=True)
 class FailedScrape:
-    """A replica that said nothing usable: why, in a short code (`unreachable`, `http_500`, `no_counters`, ...)."""
+    """A scrape without usable counters: why, in a short code (`unreachable`, `http_500`, `no_counters`, ...)."""
 
     replica: str
     scraped_at: datetime
     code: str
-    message: str  # names the replica and what is wrong; never what the server sent
+    message: str  # names the replica and the error; never the server's text
 
 
 @dataclass(frozen=True, slots=True)
 class LiveReplica:
-    """How far the reading of one replica has come: its newest scrape, and what has failed since."""
+    """The scraping state of one replica: its newest scrape, and the failures since."""
 
     replica: str
     scrape: LiveScrape | None
@@ -137,10 +137,10 @@ class LiveReplica:
 
 @dataclass(frozen=True, slots=True)
 class LiveWindow:
-    """What a replica counted from `began_at` to `ended_at`: live evidence.
+    """A replica's counts from `began_at` to `ended_at`: live evidence.
 
-    `is_reset`: its counters had begun anew in between, so that what it counted before that, after the scrape before,
-    is not known.  `num_failed_scrapes` lie within it.
+    `is_reset`: its counters restarted in between, so the counts between the earlier scrape and the restart are unknown.
+    `num_failed_scrapes` lie within it.
     """
 
     replica: str
@@ -158,11 +158,11 @@ class LiveWindow:
 
 @dataclass(frozen=True, slots=True)
 class LiveHour:
-    """What the windows of one replica and series that ended within an hour add up to.
+    """The sums of the windows of one replica and series that ended within an hour.
 
-    Everything merges with others of its kind, and outlives the windows.  What is no plain sum of counts (a window's
-    bound at the first position, what it says of accepted tokens only together with other counts) was added up window
-    by window: the last four.
+    Everything merges with others of its kind, and outlives the windows.  The last four are no plain sums of counts (a
+    window's bound at the first position, and its accepted tokens, which may follow from several counts): they were
+    summed window by window.
     """
 
     replica: str
@@ -177,9 +177,9 @@ class LiveHour:
     counts: LiveCounts  # None where no window knows it, else of those that do
     requests_us: int  # time of the windows that know requests, microseconds
     output_tokens_us: int  # of those that know output tokens
-    num_first_accepted_tokens: int  # `first_position`, of the windows that tell it
+    num_first_accepted_tokens: int  # `first_position`, of the windows that report it
     num_first_drafts: int
-    num_known_accepted_tokens: int  # `accepted_tokens`, of the windows that tell it and drafted
+    num_known_accepted_tokens: int  # `accepted_tokens`, of the windows that report it and drafted
     num_known_drafts: int
 
     @property

@@ -1,4 +1,4 @@
-"""What is measured: blocks, the counters and timings of their runs, and parity."""
+"""Measurements: blocks, the counters and timings of their runs, and parity."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Arm(StrEnum):
 class Block(Struct, frozen=True):
     """Requests that go through both arms together, at one load.  `fillers` are untimed copies."""
 
-    block_id: str  # hash of endpoint, slice, load and its own requests' keys: the same on every pass over the input
+    block_id: str  # hash of endpoint, slice, load and measured requests' keys: the same on every pass over the input
     sequence: int  # start order within the endpoint and input
     endpoint: str
     slice_key: str
@@ -117,7 +117,7 @@ class ArmTiming:
     In rows that servers' blocks left before this was so, the queue is outside the prefill.
     """
 
-    queue_ms: float  # a part of the prefill, shown only: in the server's queue, and for attempts that came to nothing
+    queue_ms: float  # a part of the prefill, shown only: in the server's queue, and for failed attempts
     prefill_ms: float  # time to first token, from the first attempt on
     decode_ms: float
     draft_ms: float = 0.0  # wall time of drafting while this request was active, as are the next two
@@ -131,19 +131,19 @@ class ArmTiming:
 
     @property
     def end_to_end_ms(self) -> float:
-        """Prefill and decode of this arm; what a verdict judges."""
+        """Prefill and decode of this arm; verdicts judge this time."""
         return self.prefill_ms + self.decode_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """Whether the speculative output is the target's own.
+    """Whether the speculative output is the target's.
 
     Greedy requests: `first_divergence` is the output position at which the arms differ (None: equal),
     `divergence_gap` the target's top-2 logit gap there, `rerun_differs` whether the baseline at another
     batch shape differs from itself (only measured where the arms differ).
     Sampled requests: sums over emitted tokens of 1[y = argmax] - target(argmax), teacher-forced; `z_sum` may be off by
-    `z_error` either way where a server told too little for more (None: it is exact).
+    `z_error` either way where a server reported too few probabilities (None: it is exact).
     """
 
     first_divergence: int | None = None
@@ -166,13 +166,13 @@ class PairedScore:
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """What is known of a run only where servers answered it.
+    """Facts of a run that exist only where servers answered it.
 
-    `counts_source` says where the accepted tokens were read: "response" or, of SGLang, "meta_info", of the request that
-    was timed, or "counters", those of the server around the same request sent once more, alone; "response_unsure" or
-    "meta_info_unsure" where it is not known how much of the last step was cut.  Cached tokens are those of the prompt
-    that came from a server's prefix cache (None: it does not say).  Attempts that were thrown away are counted over
-    both arms.
+    `counts_source` names the source of the accepted tokens: "response" or, of SGLang, "meta_info", of the request that
+    was timed; or "counters", those of the server around the same request sent again by itself; "response_unsure" or
+    "meta_info_unsure" where it is unknown how much of the last step was cut.  Cached tokens are those of the prompt
+    that came from a server's prefix cache (None: not reported).  Attempts that were thrown away are counted over both
+    arms.
     """
 
     counts_source: str
@@ -214,7 +214,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class BlockResult:
-    """All runs of a block: one per own request and candidate config, with the memory of each candidate."""
+    """All runs of a block: one per measured request and candidate config, with the memory of each candidate."""
 
     block: Block
     started_at: datetime

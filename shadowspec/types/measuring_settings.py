@@ -17,7 +17,7 @@ class EngineSettings:
     """[engine]: how the engine in this process runs.
 
     "auto": a GPU if there is one; bfloat16 on a GPU, float32 on a CPU; on a GPU CUDA graphs of the models' steps, and
-    Triton's kernels where it can run them.  These two have not run on a GPU yet, and so are no defaults.
+    Triton's kernels where it can run them.  These two are not the default because they have not run on a GPU yet.
     """
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
@@ -41,13 +41,13 @@ class WorkerSettings:
     devices: tuple[Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")], ...] = ()
     max_queued_blocks: Positive = 8
     build_timeout_s: Seconds = 1_800.0  # to load and warm up the models; an engine that takes longer is ended
-    block_timeout_s: Seconds = 600.0  # an engine that takes longer is ended, and the block's requests tried alone
+    block_timeout_s: Seconds = 600.0  # an engine that takes longer is ended, and the block's requests tried singly
     max_attempts: Positive = 3  # of a request that ends the engine
     overload: Literal["pause", "shed"] = "pause"  # the partitions where the engine is behind, or requests
     max_unfinished_messages: Positive = 50_000  # consumed, and not measured and written yet
     flush_interval_s: Seconds = 1.0
     refresh_rates_s: Seconds = 30.0  # how often decisions are looked up that lower a slice's sampling rate
-    drain_timeout_s: Annotated[float, Field(ge=0)] = 60.0  # to finish what is begun, when asked to stop
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 60.0  # to finish started work after a stop signal
     health_address: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:/\s]+):\d{1,5}$")] = "127.0.0.1:8080"
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""How far a consumer or a backfill has come: what is stored of each partition and block, and what one write adds.
+"""The progress of a consumer or a backfill: the stored place of each partition and block, and one write's additions.
 
-The ledger in the database, not the broker's committed offset, says what is counted: rows, funnel counts and
-the new place of a partition are written in one transaction, and only from the place where the ledger stands.
+The ledger in the database, not the broker's committed offset, decides which records are counted.  Rows, funnel counts
+and the new place of a partition are written in one transaction, and only from the ledger's current place.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class PartitionId:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """Where one consumer stands in one partition: everything below `next_offset` is stored and counted.
+    """The place of one consumer in one partition: everything below `next_offset` is stored and counted.
 
-    `watermark` is the newest event time below `next_offset`; `is_behind` says that records beyond it are
-    known but not finished; `is_ended` that none will follow (a file read to its end).  `resume_offset` is where
-    to read from, if not at `next_offset`: a message below that makes one record with one at or beyond it.
+    `watermark` is the newest event time below `next_offset`; `is_behind`: records beyond it are known but not finished;
+    `is_ended`: none will follow (a file read to its end).  `resume_offset` is where to read from, if not at
+    `next_offset`: a message below that makes one record with one at or beyond it.
     """
 
     consumer: str
@@ -46,13 +46,13 @@ class LedgerEntry:
 
     @property
     def has_position(self) -> bool:
-        """Whether it is known where the consumer began.  A partition that it only has taken up stands at 0."""
+        """Whether it is known where the consumer began.  A partition that it has only started is at 0."""
         return self.next_offset > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """One partition's step forward; refused unless the ledger stands at `expected` (None: not begun)."""
+    """One partition's step forward; refused unless the ledger is at `expected` (None: not begun)."""
 
     partition: PartitionId
     expected: int | None
@@ -63,21 +63,21 @@ class Advance:
     is_behind: bool = False
     is_ended: bool = False
     resume_offset: int | None = None
-    first_offset: int = 0  # where the consumer began; kept of the step that leaves 0 alone
+    first_offset: int = 0  # where the consumer began; only the step that leaves 0 stores it
 
 
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
-    """What is written in one transaction: rows first, then the places that they allow."""
+    """The rows and places of one transaction: rows first, then the places that they allow."""
 
     records: tuple[StoredRecord, ...] = ()  # not measured, but needed for units
-    blocks: tuple[tuple[BlockResult, tuple[StoredRecord, ...]], ...] = ()  # each with its own requests' records
+    blocks: tuple[tuple[BlockResult, tuple[StoredRecord, ...]], ...] = ()  # each with its measured requests' records
     advances: tuple[Advance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """What one write added; what was stored before counts in none of it."""
+    """The additions of one write, without rows that were stored before."""
 
     num_new_runs: int
     num_new_records: int
@@ -93,7 +93,7 @@ class SessionRate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnitMemory:
-    """What the stored rows remember of one session, or of what stands for it."""
+    """The stored rows' memory of one session, or of its substitute."""
 
     position: int  # usable requests so far
     last_seen: datetime
@@ -109,10 +109,10 @@ class BlockPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BackfilledBlock:
-    """What became of the records of one block.
+    """The results of the records of one block.
 
-    `num_records` is `num_replayed` and the funnel's sum together; the same content cut by the same `work` (what was
-    asked for, see `work_id` of the backfill) has the same blocks.
+    `num_records` is the sum of `num_replayed` and the funnel; the same content cut by the same `work` (the job's
+    settings, see `work_id` of the backfill) has the same blocks.
     """
 
     place: BlockPlace

@@ -1,4 +1,4 @@
-"""What is asked: sampling parameters, the key of a record, and one request to measure."""
+"""Requests: sampling parameters, the key of a record, and one request to measure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class SamplingRegime(StrEnum):
     LOW = "low"
     HIGH = "high"
 
-    __hash__ = str.__hash__  # an enum's own is a call in Python, and labels are looked up under
+    __hash__ = str.__hash__  # an enum's is a call in Python, and labels are looked up under
 
 
 class SamplingParameters(Struct, frozen=True):
-    """How the production engine sampled; the field's own parameters with the field's own neutral values."""
+    """The production engine's sampling; the field's parameters with their neutral values."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -53,7 +53,7 @@ class SamplingParameters(Struct, frozen=True):
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def temperature_alone(self) -> SamplingParameters:
-        """The same request without what else changes a distribution: minimum length, penalties and truncation."""
+        """The same request with only its temperature: no minimum length, penalties and truncation."""
         return structs.replace(
             self,
             top_p=1.0,
@@ -71,9 +71,9 @@ class SamplingParameters(Struct, frozen=True):
 
 
 class RecordKey(NamedTuple):
-    """Identity of one consumed record: topic id or file sha256, partition, offset or line, own timestamp.
+    """Identity of one consumed record: topic id or file sha256, partition, offset or line, timestamp.
 
-    `offset` of a file is the 1-based line; `partition` is 0; `timestamp_ms` is the record's own (0 if none);
+    `offset` of a file is the 1-based line; `partition` is 0; `timestamp_ms` is the record's (0 if none);
     `item` is the place within a message that holds several records (0: the first or only one).
     A tuple, because records are looked up and sorted by it millions of times.
     """
@@ -90,7 +90,7 @@ class RecordKey(NamedTuple):
 
 
 class LoggedResponse(Struct, frozen=True):
-    """What production answered, where the record holds it."""
+    """Production's answer, where the record holds it."""
 
     token_ids: tuple[int, ...] | None = None
     token_logprobs: tuple[float, ...] | None = None
@@ -108,22 +108,22 @@ class ShadowPrompt(Struct, frozen=True):
     key: RecordKey
     endpoint: str
     event_time: datetime  # aware, UTC
-    labels: Mapping[str, str]  # prompt_class, sampling_regime, context_bucket and the user's own
+    labels: Mapping[str, str]  # prompt_class, sampling_regime, context_bucket and the user's labels
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParameters
     session_hash: str | None = None
     user_hash: str | None = None
     request_id_hash: str | None = None
     response: LoggedResponse | None = None
-    contract: OutputContract | None = None  # what its output has to be
-    intervention: Intervention | None = None  # what became of production's own output
-    constraint: OutputConstraint | None = None  # what a server has to enforce; the in-process engine takes none
+    contract: OutputContract | None = None  # the required form of its output
+    intervention: Intervention | None = None  # production's action on its output
+    constraint: OutputConstraint | None = None  # for a server to enforce; the in-process engine cannot
 
     def __repr__(self) -> str:  # without its text
         return f"ShadowPrompt({self.key!r}, endpoint={self.endpoint!r}, {self.sampling!r})"
 
     def seed_under(self, seed: int) -> int:
-        """What every arm draws its random numbers from: the request's own seed, or one made of its key and this one."""
+        """The source of every arm's random numbers: the request's seed, or one made of its key and this one."""
         if self.sampling.seed is not None:
             return self.sampling.seed
         digest = hashlib.sha256(f"{seed}\0{self.key}".encode()).digest()
@@ -133,8 +133,8 @@ class ShadowPrompt(Struct, frozen=True):
 def format_slice_key(labels: Mapping[str, str], slice_by: tuple[str, ...]) -> str:
     """The canonical name of a slice: `label=value` joined by commas in the order of `slice_by`.
 
-    Requests whose output is constrained are slices of their own, whatever `slice_by` names: a mask changes what the
-    target may say and what a step costs.  The names of all other slices do not depend on there being such requests.
+    Requests whose output is constrained are separate slices, for any `slice_by`: a mask changes the possible outputs
+    and the cost of a step.  The names of all other slices do not depend on the presence of such requests.
     """
     names = slice_by
     if OUTPUT_CONSTRAINT in labels and OUTPUT_CONSTRAINT not in slice_by:

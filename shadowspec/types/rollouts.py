@@ -1,4 +1,4 @@
-"""How far speculation is rolled out at an endpoint and load, and what an operator has ordered against the gate."""
+"""The stage of speculation at an endpoint and load, and an operator's orders against the gate."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One endpoint at one load: which config is rolled out, how far, and how deep it may draft.
+    """One endpoint at one load: which config is rolled out, to which stage, and how deep it may draft.
 
     `depth_caps` is the `num_speculative_tokens` to serve per context bucket ("": any context), each a proven depth; 0
-    where none is proven within the limits; empty in shadow.
-    `num_blocks` is what the endpoint's decision rested on when the stage began.  `reason_code` is a stable short
-    code, `reason` a sentence for people.
+    where none is proven within the limits; empty in shadow.  `num_blocks` is the evidence of the endpoint's decision
+    when the stage began.  `reason_code` is a stable short code, `reason` a sentence for people.
     """
 
     endpoint: str
@@ -46,8 +45,8 @@ class Rollout:
     share: float = 0.0  # of the enabled traffic that is to be served with speculation
 
 
-# ENABLE cannot be forced: nothing is switched on that was not proven, and an operator who wants it on all the
-# same sets it at the serving engine, where nobody takes it for the gate's word.
+# ENABLE cannot be forced: only proven speculation is enabled.  An operator who wants it without proof sets it at the
+# serving engine, where nobody takes it for the gate's verdict.
 FORCEABLE: Final = (Verdict.DISABLE, Verdict.HOLD)
 
 
@@ -56,7 +55,7 @@ class Override:
     """One order, in force until it is cleared or `expires_at` is reached, whichever comes first.
 
     It covers the decisions of `endpoint` whose slice has all the labels of `slice_key` ("": all of the endpoint's)
-    and, if `concurrency` is given, that load alone.  `override_id` is 0 until it is stored.
+    and, if `concurrency` is given, only that load.  `override_id` is 0 until it is stored.
 
     Raises:
         UsageError: a verdict that cannot be forced.
@@ -74,7 +73,7 @@ class Override:
 
     def __post_init__(self) -> None:
         if self.verdict not in FORCEABLE:
-            raise UsageError(f"{self.verdict} cannot be forced: what is not proven is not switched on")
+            raise UsageError(f"{self.verdict} cannot be forced: only the gate enables speculation")
 
     @property
     def slice_labels(self) -> dict[str, str]:
@@ -93,12 +92,12 @@ class Clearing:
 
 @dataclass(frozen=True, slots=True)
 class OverrideRecord:
-    """An override with what became of it: the whole of its history."""
+    """An override with its clearing: the whole of its history."""
 
     override: Override
     clearing: Clearing | None
 
     def is_active(self, now: datetime) -> bool:
-        """Whether it is in force.  It is from the moment it is stored, whatever the clock of who stored it says."""
+        """Whether it is in force.  It is from the moment it is stored, even if the storing machine's clock is ahead."""
         expires_at = self.override.expires_at
         return self.clearing is None and (expires_at is None or now < expires_at)

@@ -1,4 +1,4 @@
-"""What a scheduler has had to do, and what became of each report that it had to deliver."""
+"""A scheduler's periods, and the result of each report's delivery."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ class DeliveryState(StrEnum):
     """How far one report to one receiver has come."""
 
     PENDING = "pending"  # not sent yet, or to be tried again
-    SENDING = "sending"  # begun: if nobody is at it any more, nobody knows whether it arrived
+    SENDING = "sending"  # begun; after a crash it is unknown whether it arrived
     SENT = "sent"
     FAILED = "failed"  # given up
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """One time at which a job was due, and the time of which its report speaks.
+    """One time at which a job was due, and the period of its report.
 
-    The report speaks of `since` up to, but without, `until`, which is None while the job's gate has not run.  A
-    job's first row only says from when on it is scheduled: its `since` is its `until`.  `gate_outcome` is
-    "done", or the class of what failed; None where the job runs no gate or a later period of it did.
+    The report covers `since` up to, but without, `until`, which is None while the job's gate has not run.  A job's
+    first row only records when it was first scheduled: its `since` is its `until`.  `gate_outcome` is "done", or the
+    class of the error; None where the job runs no gate or a later period of it did.
     """
 
     job: str

@@ -1,4 +1,4 @@
-"""Methods by which servers draft: their names, and what settings under a server's keys say of them."""
+"""Methods by which servers draft: their names, and the meaning of settings under a server's keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def drafts_in_every_step(method: str) -> bool:
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings as canonical JSON: the same text whatever the order of their keys.
+    """Settings as canonical JSON: the same text for any order of their keys.
 
     Raises:
         ValueError: a number is not finite.
@@ -62,7 +62,7 @@ def setting(settings: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def contradiction(settings: Mapping[str, Any], method: str, num_speculative_tokens: int) -> str | None:
-    """What of a server's settings says another method or depth than these, both named; None where nothing does."""
+    """The server setting that contradicts this method or depth; None without one."""
     found = setting(settings, METHOD_KEYS)
     if found is not None and not is_same_method(str(found), method):
         return f"method is {method!r}, and {_name_of(settings, METHOD_KEYS)} {found!r}"

@@ -1,4 +1,4 @@
-"""Ways of speculating: a target with a draft, and what identifies the figures measured with it."""
+"""Speculation configs: a target with a draft, and the identity of the figures measured with it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class NgramOccurrence(StrEnum):
 
 
 class DraftSampling(StrEnum):
-    """Which of a request's sampling parameters a draft's own distribution follows.
+    """The request's sampling parameters that a draft's distribution follows.
 
-    The target's follows all of them either way, and so does what is emitted; how much is accepted differs.
+    The target's distribution follows all of them either way, and so does the output; only acceptance differs.
     """
 
     REQUEST = "request"  # all of them, as the target's
-    TEMPERATURE = "temperature"  # temperature alone: no minimum length, no penalties, no min-p, top-k and top-p
+    TEMPERATURE = "temperature"  # only temperature: no minimum length, no penalties, no min-p, top-k and top-p
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SpeculationConfig:
     target: str  # path or id
     draft: str | None  # folder of a model or of heads; None: the proposer needs none
     # "draft_model" | "heterogeneous_draft_model" | "ngram" | "suffix" | "medusa" | "mlp_speculator" | "eagle3"
-    proposer: str  # or, with a `speculative_config`, the server's own name of its method
+    proposer: str  # or, with a `speculative_config`, the server's name of its method
     num_speculative_tokens: int
     verify_rule: VerifyRule  # rule for sampled requests; a greedy request is always verified by `greedy`
     backend: str = "torch"
@@ -63,12 +63,12 @@ class SpeculationConfig:
     suffix_decoding_max_tree_depth: int = 24  # tokens of match and draft together
     suffix_decoding_max_spec_factor: float = 1.0  # drafted tokens for each matched one
     suffix_decoding_min_token_prob: float = 0.1  # estimated probability of a draft up to a token
-    suffix_memory_tokens: int = 100_000  # of recent outputs of the endpoint; 0: drafts from the request alone
-    draft_confidence_threshold: float = 0.0  # a draft model drafts no token that it gives less; 0: as many as it may
-    # What a server that drafts by its own method was started with, as canonical JSON, beside method, draft and depth;
+    suffix_memory_tokens: int = 100_000  # of recent outputs of the endpoint; 0: drafts only from the request
+    draft_confidence_threshold: float = 0.0  # a draft model drafts no token below this probability; 0: no threshold
+    # The start settings of a server that drafts by another method, as canonical JSON, beside method, draft and depth;
     # None: the proposer is one of those above.
     speculative_config: str | None = None
-    # What serving engines do differently (`engine_rules`).
+    # Rules that differ between serving engines (`engine_rules`).
     ngram_occurrence: NgramOccurrence = NgramOccurrence.LATEST
     draft_sampling: DraftSampling = DraftSampling.REQUEST
 
@@ -80,11 +80,11 @@ class SpeculationConfig:
 
     @property
     def is_served(self) -> bool:
-        """Whether a server drafts, by its own rules, and not the engine in this process."""
+        """Whether a server drafts, by its rules, and not the engine in this process."""
         return self.backend == SERVED_BACKEND
 
     def uses(self, option: str) -> bool:
-        """Whether what is drafted here depends on this option; a name that is no option is used."""
+        """Whether drafts depend on this option; a name that is no option counts as used."""
         if option in SUFFIX_OPTIONS:
             return self.proposer == "suffix"
         if option == "ngram_occurrence":
@@ -100,12 +100,12 @@ class SpeculationConfig:
 
     @property
     def is_served_method(self) -> bool:
-        """Whether a server drafts by its own method, of which no more is known than what it was started with."""
+        """Whether a server drafts by a method of which only the start settings are known."""
         return self.speculative_config is not None
 
     @property
     def server_settings(self) -> dict[str, Any]:
-        """What such a server was started with, beside method, draft and depth."""
+        """The start settings of such a server, beside method, draft and depth."""
         settings: dict[str, Any] = json.loads(self.speculative_config or "{}")
         return settings
 
@@ -116,17 +116,17 @@ class SpeculationConfig:
 
     @property
     def title(self) -> str:
-        """What drafts, in words: the proposer, or the server's own name of its method."""
+        """The drafting method as text: the proposer, or the server's name of its method."""
         return self.proposer if self.is_served_method else self.proposer.replace("_", " ")
 
     @property
     def remembers(self) -> bool:
-        """Whether what is drafted depends on outputs of other requests, and so on the order in which these came."""
+        """Whether drafts depend on outputs of other requests, and so on the order in which these came."""
         return self.proposer == "suffix" and not self.is_served_method and self.suffix_memory_tokens > 0
 
 
 def draft_key(config: SpeculationConfig) -> SpeculationConfig:
-    """The draft of a config: what a server can run only one of at a time; name, depth and backend may vary."""
+    """The draft of a config: a server runs only one at a time; name, depth and backend may vary."""
     return replace(config, name="", num_speculative_tokens=0, backend="")
 
 
@@ -152,7 +152,7 @@ class FingerprintedConfig:
     engine: str  # name and version of the engine that measures, e.g. "shadowspec-torch/0.1.0 torch/2.13.0"
     device: str
     dtype: str
-    details: Mapping[str, str]  # by name what else it depends on; code reads it through what is below alone
+    details: Mapping[str, str]  # further identity by name; code reads it only through the properties below
     fingerprint: str  # sha256 hex of all of the above
     recipe: int | None = None  # by which the fingerprint was taken; None: one that knew no sampling defaults
 
@@ -168,12 +168,12 @@ class FingerprintedConfig:
 
     @property
     def target_revisions(self) -> tuple[str, ...]:
-        """What names the target's weights: its revision and their digest, as far as they are known."""
+        """The names of the target's weights: its revision and their digest, as far as they are known."""
         return tuple(each for each in (self.details.get("target_revision"), self.target_weights) if each)
 
     @property
     def counts_source(self) -> str | None:
-        """How a server says what was accepted; None of the engine."""
+        """How a server reports the accepted tokens; None of the engine."""
         return self.details.get("counts_source")
 
     @property
@@ -183,11 +183,11 @@ class FingerprintedConfig:
 
     @property
     def data_note(self) -> str | None:
-        """What its data is where it is no mirrored traffic."""
+        """The origin of its data where it is not mirrored traffic."""
         return self.details.get("data_note")
 
     def digests(self, role: str) -> dict[str, str]:
-        """What is known of the `target` or the `draft`, by name."""
+        """The known digests of the `target` or the `draft`, by name."""
         return {name: value for name, value in self.details.items() if name.startswith(role)}
 
     def differing_details(self, other: FingerprintedConfig) -> list[str]:
@@ -197,12 +197,12 @@ class FingerprintedConfig:
 
     @property
     def default_sampling(self) -> str | None:
-        """How its endpoint samples what a request leaves open, where that differs from plain sampling."""
+        """The endpoint's defaults for parameters that a request leaves open, where they differ from plain sampling."""
         return self.details.get("default_sampling")
 
 
 # The options that both engines' fingerprints had from the beginning.  Taking one out, or a field of these at its
-# default, would change every stored fingerprint: standing ENABLEs would end, and their next runs start at half level.
+# default, would change every stored fingerprint: current ENABLEs would end, and their next runs start at half level.
 FIRST_OPTIONS: Final = frozenset(
     {"proposer", "num_speculative_tokens", "verify_rule", "backend", "ngram_min", "ngram_max"}
 )
@@ -232,14 +232,14 @@ def fingerprint_config(
     frozen_options: Collection[str],
     default_sampling: Mapping[str, float],
 ) -> FingerprintedConfig:
-    """The config with its fingerprint: the one recipe, whichever engine measures.
+    """The config with its fingerprint: the one recipe for every measuring engine.
 
     An option of the config is part of it if it is not at its default and the proposer uses it, so that a new option
-    changes no fingerprint until it is set.  `frozen_options` are those that the engine's stored fingerprints hold
-    whatever their values, because they were taken before this rule; no option is ever added to them.
+    changes no fingerprint until it is set.  `frozen_options` are those that the engine's stored fingerprints always
+    hold, because they were taken before this rule; no option is ever added to them.
 
     Args:
-        default_sampling: how a request is sampled that leaves it open; values that change nothing are no part of it.
+        default_sampling: defaults for parameters that a request leaves open; values without effect are no part of it.
     """
     sampling = sampling_defaults(default_sampling)
     details = dict(details) | ({"default_sampling": sampling} if sampling else {})

@@ -1,4 +1,4 @@
-"""What the gate decides: the required tests at one look, and the decision that rests on them.
+"""The gate's output: the required tests at one look, and the decision that rests on them.
 
 Every part that code reads is a typed field.  `shadowspec.types.decision_documents` writes and reads them as JSON.
 """
@@ -18,7 +18,7 @@ Figure = float | int | str | None
 
 
 class Verdict(StrEnum):
-    """What the gate recommends for one hypothesis."""
+    """The gate's recommendation for one hypothesis."""
 
     ENABLE = "ENABLE"
     DISABLE = "DISABLE"
@@ -39,9 +39,9 @@ class TestState:
 class Dependence:
     """How the units of a series depend on each other.
 
-    `r1` is their autocorrelation at lag 1 (None: too few units, or no spread); `state` is what restarts have left
-    (None: the series has no units to merge).  `batch_agreement` is by how many standard errors the means of
-    batches show the outcome, over those that are wanted: below 1 they do not (None: the outcome is open, or rules of
+    `r1` is their autocorrelation at lag 1 (None: too few units, or no spread); `state` is the state after restarts
+    (None: the series has no units to merge).  `batch_agreement` is by how many standard errors the means of batches
+    show the outcome, divided by the required number: below 1 they do not (None: the outcome is open, or rules of
     version 1).
     """
 
@@ -52,12 +52,12 @@ class Dependence:
 
 @dataclass(frozen=True, slots=True)
 class BettingFigures:
-    """What a betting test has beside its bounds.
+    """A betting test's figures beside its bounds.
 
     `mean` and `observed_weight` are of the observed units, on their scale; the capitals are those against the test's
     nulls, the smaller one for passing at `TestResult.alpha` and the larger one for failing at `fail_alpha`.
     `num_missing` values count at their worst.  `is_undecidable`: the bounds lie within the indifference zone.
-    `unprovable` says why nothing can prove the limit; None where something can.
+    `unprovable` is why no evidence can prove the limit; None where evidence can.
     """
 
     mean: float | None
@@ -74,11 +74,11 @@ class BettingFigures:
 class TestResult:
     """One required test of a hypothesis at one look.
 
-    `outcome` is "pass", "fail" or "open"; the bounds are simultaneous over all looks.  `unit` says what
-    `num_units` counts ("block", "cluster" or "request"); `min_units` is the smallest number at which this
-    test could pass; `units_needed` estimates how many more it takes (None: cannot be said, or decided).
-    A test that is not required is shown beside those that are.  `dependence` is None of what is no series, `betting` of
-    what is no betting test.  `figures` are for people alone: they are shown by their names, and no rule reads one.
+    `outcome` is "pass", "fail" or "open"; the bounds are simultaneous over all looks.  `unit` names the unit that
+    `num_units` counts ("block", "cluster" or "request"); `min_units` is the smallest number at which this test could
+    pass; `units_needed` estimates how many more it needs (None: no estimate, or decided).  A test that is not required
+    is shown beside those that are.  `dependence` is None unless the units are a series, `betting` unless it is a
+    betting test.  `figures` are only for people: they are shown by their names, and no rule reads one.
     """
 
     __test__ = False  # a value, not a pytest class
@@ -132,14 +132,14 @@ class LevelGraph:
 class Trial:
     """One run of a hypothesis's tests.
 
-    `share` is what the hypothesis was given of alpha at its entry, `level` what this run may use (None: the share is
-    used up).  Evidence counts from `start_blocks` blocks and `start_clusters` clusters of the fingerprint on, and from
-    `start_lost` lost records of the slice.  `supersedes` is the fingerprint whose verdict went with the run before
+    `share` is the hypothesis's part of alpha at its entry, `level` the level of this run (None: the share is used up).
+    Evidence counts from `start_blocks` blocks and `start_clusters` clusters of the fingerprint on, and from
+    `start_lost` lost records of the slice.  `supersedes` is the fingerprint whose verdict ended with the run before
     (None: the first run, or a restart with the same fingerprint).  `follows` is why the run before it ended, as a
     reason code (None: the first run).
 
-    `graph` is what the share is a part of, from restart `num_before` on (None: rules of version 1); `in_slot` says
-    whether it is a slice's part.  `has_passed`: the first run under the graph ended in ENABLE, and the level of that
+    `graph` is the whole of which the share is a part, from restart `num_before` on (None: rules of version 1);
+    `in_slot`: it is a slice's part.  `has_passed`: the first run under the graph ended in ENABLE, and the level of that
     run has gone to the slices that are left.
     """
 
@@ -159,17 +159,16 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceSummary:
-    """How much evidence a decision rests on.
+    """The evidence of a decision, in numbers.
 
     The run's requests (`num_failed` of them failed) and, beside them, `num_lost` records that left no request.  Of the
-    slice, whatever the run: closed clusters, their members, records that came too late for their cluster
-    (`num_left_out` of them out of order), keys cut for dominating.  `num_capped_clusters` came after `max_clusters`.
-    `num_days` are the UTC days on which measured clusters began; rules that do not ask for days leave it 0.
-    `num_arrived` are the slice's usable requests, `num_beyond` those of them that come later in their session than any
-    request that is timed (both since they have been counted).  `missing_share` and `late_share` are None of nothing.
-    `span_s` lies between the first and the last measured
-    cluster; `newest_evidence` is the time of the last.  `newest_record` is the watermark, which `watermark_held_by`
-    holds back (None: nothing does).
+    slice, for any run: closed clusters, their members, records that came too late for their cluster (`num_left_out` of
+    them out of order), keys cut for dominating.  `num_capped_clusters` came after `max_clusters`.  `num_days` are the
+    UTC days on which measured clusters began; rules without days leave it 0.  `num_arrived` are the slice's usable
+    requests, `num_beyond` those of them that come later in their session than any request that is timed (both since
+    they have been counted).  `missing_share` and `late_share` are None without records.  `span_s` lies between the
+    first and the last measured cluster; `newest_evidence` is the time of the last.  `newest_record` is the watermark,
+    which `watermark_held_by` holds back (None: nothing does).
     """
 
     num_requests: int = 0
@@ -202,7 +201,7 @@ class WatchedMean:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What an ENABLE fixes: the promises by detector, and how many blocks and clusters of the run came before it."""
+    """The fixed parameters of an ENABLE: the promises by detector, and the run's blocks and clusters before it."""
 
     num_blocks: int
     num_clusters: int
@@ -231,7 +230,7 @@ class DriftFigures:
 
 @dataclass(frozen=True, slots=True)
 class Supersession:
-    """The fingerprint that replaced a decision's own, and the verdict that went out of force with it."""
+    """The fingerprint that replaced a decision's, and the verdict that went out of force with it."""
 
     by: str
     verdict: Verdict
@@ -239,7 +238,7 @@ class Supersession:
 
 @dataclass(frozen=True, slots=True)
 class WeightedBounds:
-    """Bounds of an endpoint's mean under its current shares; `known_share` of the weight has bounds of its own."""
+    """Bounds of an endpoint's mean under its current shares; `known_share` of the weight has bounds."""
 
     lower: float
     upper: float
@@ -248,7 +247,7 @@ class WeightedBounds:
 
 @dataclass(frozen=True, slots=True)
 class SliceState:
-    """What is known of a slice up to a look: all of its closed clusters, and what its measured units add up to."""
+    """A slice up to a look: all of its closed clusters, and the sums of its measured units."""
 
     num_closed: float
     num_measured: float  # clusters
@@ -290,10 +289,10 @@ class SliceCover:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What only all decisions of a look together can say of one.
+    """The findings across all decisions of a look, for one of them.
 
     `is_named`: of all configs that are enabled here, this one has the best lower bound.  `cover` is of a slice, the
-    rest of the whole endpoint: `bounds` by test, as they are shown; the slices at its ENABLE; what has changed since.
+    rest of the whole endpoint: `bounds` by test, as they are shown; the slices at its ENABLE; the changes since.
     """
 
     is_named: bool
@@ -305,7 +304,7 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class OverriddenVerdict:
-    """The override over a decision (`expires_at` None: until it is cleared), and what was measured under it."""
+    """The override over a decision (`expires_at` None: until it is cleared), and the measured verdict under it."""
 
     override_id: int
     expires_at: datetime | None
@@ -315,8 +314,8 @@ class OverriddenVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Reservations:
-    """What a report finds that keeps a verdict from being acted on: a load that is not configured any more, and the
-    slices for which DISABLE stands (None: not asked).
+    """A report's reasons not to act on a verdict: a load that is no longer configured, and the slices for which DISABLE
+    is in force (None: not checked).
     """
 
     is_load_configured: bool = True
@@ -331,12 +330,12 @@ class Decision:
     short code ("all_tests_pass", "slowdown", "too_few_units", "no_level_left", "missing_data", ...).
     `decision_id` is the store's number for it, None until it has been appended.
 
-    `engine` is what its latency was measured on, by name and version ("unknown" where that was not kept),
-    `serving_engine` what serves the endpoint (None where the configuration named nothing).  `recording_only`: a trial
-    policy decided it, so that it speaks of its recording and promotes nothing.  `run` is None where the
-    hypothesis has no level, and `frozen_parameters` of the policy with it.  `watch` and `drift` are of an ENABLE and
-    of the alarm that ends it; `ends_run`: the next look begins a run.  `override` and `reservations` are never stored:
-    they are of decisions with the operator's overrides laid over them, and of those in a report.
+    `engine` is the engine on which its latency was measured, by name and version ("unknown" where not stored),
+    `serving_engine` the endpoint's (None where the configuration named none).  `recording_only`: a trial policy decided
+    it, so that it speaks of its recording and promotes nothing.  `run` is None where the hypothesis has no level, and
+    `frozen_parameters` of the policy with it.  `watch` and `drift` are of an ENABLE and of the alarm that ends it;
+    `ends_run`: the next look begins a run.  `override` and `reservations` are never stored: they are of decisions with
+    the operator's overrides applied, and of those in a report.
     """
 
     endpoint: str
@@ -379,7 +378,7 @@ class Decision:
 
     @property
     def since(self) -> datetime:
-        """Since when the verdict stands; where that was not kept, when it was decided."""
+        """Since when the verdict is in force; where that was not stored, when it was decided."""
         return self.verdict_since or self.decided_at
 
     @property

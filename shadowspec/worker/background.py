@@ -1,4 +1,4 @@
-"""Calls that may wait or fail for want of a service, made on a thread of their own and repeated while that may help."""
+"""Calls that may wait or fail while a service is away, made on a separate thread and repeated while that may help."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Call(Generic[T]):
         self._future = background.submit(function)
 
     def is_done(self) -> bool:
-        """Whether `result` has something to say; never waits.
+        """Whether `result` is available; never waits.
 
         Raises:
-            Exception: the call failed for good.
+            Exception: the call failed permanently.
         """
         if self._retry_at is not None:
             if time.monotonic() < self._retry_at:
@@ -73,5 +73,5 @@ class Call(Generic[T]):
         return True
 
     def result(self) -> T:
-        """What the call gave; its error, if that will not heal."""
+        """The call's result; its error, if a retry cannot help."""
         return self._future.result()

@@ -1,13 +1,13 @@
 """The engine in a process separate from the poll process, and the channel between the two.
 
-The child builds its engines from a picklable factory, so that torch and the models are loaded there alone, and measures
-blocks one by one in the order given.  It ignores SIGINT and SIGTERM, because the parent decides what is still measured,
-and dies with its parent.
+The child builds its engines from a picklable factory, so that only it loads torch and the models, and measures blocks
+one by one in the order given.  It ignores SIGINT and SIGTERM, because the parent decides what is still measured, and
+dies with its parent.
 
-The poll process's end of the channel never waits, neither to send nor to receive: an engine that holds its interpreter
-for minutes, is stopped or dies in the middle of a message leaves the poll loop as it was.  That is why the channel is a
-socket pair with frames and not `multiprocessing.Connection`, whose calls wait for whole messages.  Both ends run this
-code, so that the pickles are safe to load.
+The poll process's end of the channel never waits, neither to send nor to receive.  An engine that blocks its
+interpreter for minutes, is stopped or dies in the middle of a message therefore does not stop the poll loop.  That is
+why the channel is a socket pair with frames and not `multiprocessing.Connection`, whose calls wait for whole messages.
+Both ends run this code, so that the pickles are safe to load.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Died:
         return f"exit code {self.exit_code}"
 
 
-# What a child reports: its configs, a measured block, or why it ends.
+# A child's reports: its configs, a measured block, or why it ends.
 Event: TypeAlias = Ready | BlockResult | Failed | BuildFailed | Died
 
 
@@ -112,7 +112,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent now."""
+        """Send as much as the channel takes now."""
         try:
             while self._outgoing and not self.is_closed:
                 del self._outgoing[: self._socket.send(self._outgoing)]
@@ -122,7 +122,7 @@ class Channel:
             self.is_closed = True
 
     def receive(self) -> Any | None:
-        """The next message that has arrived whole; None if there is none yet, or none any more."""
+        """The next message that has arrived whole; None if there is none yet, or the channel has ended."""
         while not self.is_closed and self._missing_bytes() > 0:
             try:
                 chunk = self._socket.recv(_RECEIVE_BYTES)
@@ -138,7 +138,7 @@ class Channel:
         end = _LENGTH.size + length
         payload = bytes(self._incoming[_LENGTH.size : end])
         del self._incoming[:end]
-        return pickle.loads(payload)  # noqa: S301  (written by the other end of our own socket pair)
+        return pickle.loads(payload)  # noqa: S301  (written by the other end of our socket pair)
 
     def close(self) -> None:
         self._socket.close()
@@ -152,7 +152,7 @@ class Channel:
 
 
 class ConfiguredEngine(Protocol):
-    """What measures a block, and says with which configs."""
+    """An engine that measures blocks, with its configs."""
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]: ...
@@ -167,7 +167,7 @@ EngineFactory = Callable[[], Mapping[str, ConfiguredEngine]]
 class EngineProcess:
     """Owns one child process, from `start` until its `Died` is seen or it is killed.
 
-    The thread that calls `start` must live as long as the child is wanted: on Linux the child is tied to it.
+    The thread that calls `start` must live as long as the child is needed: on Linux the child is tied to it.
     """
 
     def __init__(self, factory: EngineFactory, name: str = "engine") -> None:
@@ -187,7 +187,7 @@ class EngineProcess:
         )
         with _block_signals(), its:
             self._process.start()
-        # Before multiprocessing's own hook, which would wait for a child that ignores its SIGTERM.
+        # Before multiprocessing's hook, which would wait for a child that ignores its SIGTERM.
         atexit.register(self.kill)
         self._channel = Channel(ours, blocks=False)
 
@@ -195,7 +195,7 @@ class EngineProcess:
         """Readable when something has happened; for select.  -1 where no process runs."""
         if self._process is None or self._channel is None or self._is_over:
             return -1
-        # A closed channel is readable for ever, so that then the process's own end is waited for.
+        # A closed channel is always readable, so then the sentinel of the process's end is waited for.
         return int(self._process.sentinel) if self._channel.is_closed else self._channel.fileno()
 
     def submit(self, block: Block) -> None:
@@ -204,10 +204,10 @@ class EngineProcess:
         self._channel.send(block)
 
     def poll(self) -> list[Event]:
-        """What has happened since the last call; never waits.  `Died` comes once, and last."""
+        """The events since the last call; never waits.  `Died` comes once, and last."""
         if self._process is None or self._channel is None or self._is_over:
             return []
-        # The exit code first: what was sent before the end is then surely there to be read.
+        # The exit code first: messages sent before the end are then surely readable.
         exit_code = self._process.exitcode
         self._channel.flush()
         events: list[Event] = []
@@ -223,7 +223,7 @@ class EngineProcess:
         return events
 
     def stop(self, timeout_s: float) -> list[Event]:
-        """Let the child finish what it has, then end it, by force after `timeout_s`; the last events."""
+        """Let the child finish its blocks, then end it, by force after `timeout_s`; returns the last events."""
         if self._channel is not None and not self._is_over:
             self._channel.send(None)
         events = self._poll_until_over(time.monotonic() + timeout_s)

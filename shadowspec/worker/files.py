@@ -1,8 +1,8 @@
-"""Measuring a file of mirrored traffic: the worker's pipeline, with the engine in this process or wherever it runs.
+"""Measuring a file of mirrored traffic: the worker's pipeline, with the engine in this process or elsewhere.
 
-A file is a partition that ends: its source is the content's digest, its offsets are lines.  Read again, lines
-that the ledger has passed only bring back what admission remembers of them, so a second pass goes on where
-the first one stopped and a full second pass changes nothing.
+A file is a partition that ends: its source is the content's digest, its offsets are lines.  In a second pass, lines
+that the ledger has passed only restore admission's memory.  So it continues where the first pass stopped, and a full
+second pass changes nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from shadowspec.tap.sources import RawRecord
 from shadowspec.types import Block, BlockResult, PartitionId
 from shadowspec.worker.pipeline import BlockEngine, Pipeline
 
-CONSUMER: Final = "file"  # whom the ledger names for files: any process that reads one, wherever it lies
+CONSUMER: Final = "file"  # the consumer of files in the ledger: any process that reads one, in any place
 FLUSH_MESSAGES = 500  # finished lines written at a time where nothing is measured
 
 
 class BlockRunner(Protocol):
-    """What has blocks measured, here or elsewhere."""
+    """Has blocks measured, here or elsewhere."""
 
     def submit(self, block: Block) -> None:
         """Take a block, after waiting for a place for it."""
 
     def take_finished(self) -> Sequence[BlockResult]:
-        """What was measured since, in no order; waits for nothing."""
+        """The blocks measured since the last call, in any order; never waits."""
 
     def drain(self) -> Iterator[BlockResult]:
         """All that is still measured, as it comes."""
@@ -77,7 +77,7 @@ class FileRun:
         """
         Args:
             runner: idle, and of all endpoints.
-            max_requests: stop reading once so many requests are to be measured (None: read to the end).
+            max_requests: stop reading once this number of requests is to be measured (None: read to the end).
             on_progress: called after every record and block.
         """
         self._pipeline, self._runner, self._store = pipeline, runner, store

@@ -1,7 +1,7 @@
-"""Whether the worker lives and is ready, and its metrics, over HTTP on the configured address alone.
+"""Whether the worker lives and is ready, and its metrics, over HTTP only on the configured address.
 
-    /livez    200 while the poll loop comes round; 503 tells an orchestrator to restart the worker
-    /readyz   200 while everything that it needs is there, else 503 and what is missing
+    /livez    200 while the poll loop runs; 503: an orchestrator should restart the worker
+    /readyz   200 while every service that it needs is there, else 503 and the missing ones
     /metrics  Prometheus
 
 A dead engine, broker or database is no reason to restart the worker: it waits for them and loses nothing.
@@ -34,7 +34,7 @@ JSON_TYPE = "application/json"
 
 
 class HealthServer:
-    """Answers in threads of its own, from `start` to `stop`."""
+    """Answers in separate threads, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class HealthServer:
         """
         Args:
             port: 0 takes a free one (see `port`).
-            conditions: what readiness needs, by name; asked at each request, from another thread.
+            conditions: the conditions of readiness, by name; evaluated at each request, from another thread.
         """
         self._host, self._wanted_port = host, port
         self._telemetry, self._conditions = telemetry, conditions

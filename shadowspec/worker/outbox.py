@@ -1,4 +1,4 @@
-"""What is finished and waits to be written: measured blocks, rows, and how far each partition's ledger may move.
+"""Finished work that waits to be written: measured blocks, rows, and the next place of each partition's ledger.
 
 A batch holds the blocks and the ledger's steps together, so a partition never passes a request whose rows are
 not in the same transaction or an earlier one.  The `Writer` of a worker writes the batches and commits offsets.
@@ -59,7 +59,7 @@ class Outbox:
         self._trackers[partition.source, partition.partition] = PartitionTracker(partition, entry, is_reread=is_reread)
 
     def forget(self, partition: PartitionId) -> None:
-        """Drop what is unfinished of a partition; what is measured is written all the same."""
+        """Drop a partition's unfinished messages; its measured blocks are still written."""
         self._trackers.pop((partition.source, partition.partition), None)
 
     def tracker(self, key: RecordKey) -> PartitionTracker | None:
@@ -67,7 +67,7 @@ class Outbox:
         return self._trackers.get(key[:2])
 
     def claim(self, partition: PartitionId) -> None:
-        """Let the ledger tell of the partition with the next batch, whatever is finished of it by then."""
+        """Write the partition's ledger entry with the next batch, finished messages or not."""
         self._trackers[partition.source, partition.partition].claim()
 
     @property
@@ -80,10 +80,10 @@ class Outbox:
         """Messages whose offsets are held."""
         return sum(tracker.num_held for tracker in self._trackers.values())
 
-    # what ends
+    # the ends of records and halves
 
     def end(self, record: StoredRecord, *, row: StoredRecord | None) -> None:
-        """A record ended in its counter; `row` is what is to be stored of it beside a block's own."""
+        """A record ended in its counter; `row` is its stored row if it is not a block's."""
         key = record.key
         tracker = self.tracker(key)
         if tracker is None:
@@ -102,7 +102,7 @@ class Outbox:
             self.counts[counted] += 1
 
     def end_half(self, key: RecordKey, whole: RecordKey) -> None:
-        """A message went into the record that is counted under another one's key."""
+        """A message became part of the record that is counted under another message's key."""
         tracker = self.tracker(key)
         if tracker is not None:
             if partition_of(key) == partition_of(whole):
@@ -130,7 +130,7 @@ class Outbox:
         return self._writing is not None or bool(self._measured) or any(t.has_step for t in self._trackers.values())
 
     def batch(self, *, behind: frozenset[PartitionId] = frozenset(), is_ended: bool = False) -> WriteBatch | None:
-        """What may be written now, in one transaction; None if nothing is, or while the last batch is unsettled."""
+        """The next batch, for one transaction; None if there is none, or while the last one is unsettled."""
         if self._writing is not None:
             return None
         for tracker in self._trackers.values():
@@ -164,14 +164,14 @@ class Outbox:
 
 
 class Writer:
-    """Writes what an outbox holds, one batch at a time, on the database's thread.
+    """Writes an outbox's batches, one at a time, on the database's thread.
 
     1. The dead letters of the batch's messages are flushed.
     2. Its rows and the ledger's steps are written in one transaction.
     3. Only then the offsets that the ledger has passed are committed to the broker.
 
-    Whatever ends between two of these loses nothing: messages that are not committed are delivered again, and meet the
-    rows and the ledger that were written.
+    A crash between two of these loses nothing: messages that are not committed are delivered again, and meet the rows
+    and the ledger that were written.
     """
 
     def __init__(
@@ -206,13 +206,13 @@ class Writer:
         return self._write is None and not self._outbox.has_writable
 
     def step(self, configs: Sequence[FingerprintedConfig], *, may_begin: bool, at_once: bool = False) -> None:
-        """Begin to write what is finished when it is due, and follow a write to its end; never waits.
+        """Begin to write the finished work when it is due, and follow a write to its end; never waits.
 
         Args:
-            configs: what the engines measure with.
+            configs: the engines' configs.
             may_begin: whether the ledger of every partition that is assigned here is known.  A batch that is being
                 written is followed anyway.
-            at_once: whatever is finished is due.
+            at_once: all finished work is due.
         """
         if self._write is None:
             is_due = at_once or time.monotonic() - self._ended_at >= self._flush_interval_s
@@ -225,8 +225,8 @@ class Writer:
         try:
             outcome = self._write.result()
         except FencedError as error:
-            # Another worker has moved this partition's ledger: what is unfinished of it here, that one has done.  If
-            # the partition is assigned here again by now, it is read from where that one left it.
+            # Another worker has moved this partition's ledger, and has done the work that is unfinished here.  If the
+            # partition is assigned here again by now, it is read from the new place.
             log.warning("%s", error)
             partition = PartitionId(error.source, error.partition)
             self._on_fenced(partition)

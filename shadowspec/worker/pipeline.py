@@ -1,9 +1,9 @@
-"""From consumed messages to blocks, and from measured blocks to what may be written.
+"""From consumed messages to blocks, and from measured blocks to batches.
 
-Everything that is decided before a block is measured (fates, sessions, blocks) is a function of the records
-and the ledger alone, so records that are delivered again after a crash meet the fates they met before, and
-those whose rows are already stored are not measured a second time.  No I/O but for dead letters: whoever owns
-a pipeline reads the source, has the blocks measured and writes the batches.
+Every decision before a block is measured (fates, sessions, blocks) depends only on the records and the ledger.  Records
+that are delivered again after a crash therefore get the same fates, and those whose rows are already stored are not
+measured a second time.  No I/O but for dead letters: the pipeline's owner reads the source, has the blocks measured and
+writes the batches.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ TICK = timedelta(seconds=1)  # of event time: how finely the waits of halves and
 
 
 class BlockEngine(Protocol):
-    """What measures a block."""
+    """Measures a block."""
 
     def measure(self, block: Block) -> BlockResult:
         """Run both arms on the block's requests."""
 
 
 class DeadLetters(Protocol):
-    """Where what cannot be read or measured goes."""
+    """Takes messages that cannot be read or measured."""
 
     def send(self, raw: RawRecord, stage: str, reason: str) -> None:
-        """Hand over a message; it is safe once whoever writes the batch has flushed."""
+        """Hand over a message; it is safe once the writer of the batch has flushed."""
 
 
 class _Waiting(Struct, frozen=True, gc=False):
@@ -110,11 +110,11 @@ class Pipeline:
         *,
         is_reread: bool = False,
     ) -> None:
-        """Take up a partition at its ledger's place.
+        """Start a partition at its ledger's place.
 
         Args:
             stored: the rows at and beyond that place: measured before a crash, their offsets not passed.
-            is_reread: it is read from its beginning, and what it has passed tells admission what to remember.
+            is_reread: it is read from its beginning, and the records before the place restore admission's memory.
         """
         self.outbox.start(partition, entry, is_reread=is_reread)
         self._stored[partition.source, partition.partition] = stored
@@ -122,7 +122,7 @@ class Pipeline:
     def forget(self, partition: PartitionId) -> None:
         """Drop everything unfinished of a partition that this process no longer reads: another one gets it again.
 
-        Blocks that are being measured go on; their rows are as good as anybody's.
+        Blocks in measurement continue; their rows are as good as another process's.
         """
         self.outbox.forget(partition)
         self._stored.pop((partition.source, partition.partition), None)
@@ -134,7 +134,7 @@ class Pipeline:
             self._waiting.pop(prompt.key, None)
 
     def reads(self, key: RecordKey) -> bool:
-        """Whether the partition is taken up; what it delivers before that is delivered again."""
+        """Whether the partition is started; messages before that are delivered again."""
         return self.outbox.tracker(key) is not None
 
     @property
@@ -170,7 +170,7 @@ class Pipeline:
         self._take_in(taken)
 
     def _take_in(self, taken: Sequence[_Taken]) -> None:
-        """Read what is to be read of messages, then decide them one after the other."""
+        """Read the messages' records, then decide them one after the other."""
         messages = [open_message(raw, self._format) for raw, _, early in taken if early is None]
         hints_of = [hints for _, hints, early in taken if early is None]
         readings = iter(
@@ -197,7 +197,7 @@ class Pipeline:
                     self._pass_time(each.half.event_time)
                     continue
                 reading = next(readings)
-                if is_new or tracker.is_reread:  # else the ledger has passed it, and only halves are wanted
+                if is_new or tracker.is_reread:  # else the ledger has passed it, and only halves matter
                     self._end(self._admission.decide(reading), raw)
 
     def _pass_over(self, tracker: PartitionTracker, key: RecordKey, counted: FunnelKey) -> None:
@@ -208,11 +208,11 @@ class Pipeline:
             self._pass_time(event_time)
 
     def drain(self) -> None:
-        """Start every block that is still open: this process ends, and what waits to be joined is read again."""
+        """Start every block that is still open: this process ends, and waiting halves are read again."""
         self.ready += self._former.drain()
 
     def end_waiting(self) -> None:
-        """Nothing follows, or not for long: halves go on without their other half, and open blocks start."""
+        """Nothing follows, or not for long: halves continue without their other half, and open blocks start."""
         self._admit_joined(self._joiner.drain())
         self.drain()
 
@@ -266,7 +266,7 @@ class Pipeline:
             self.ready += self._former.add(fate.prompt, fate.concurrency, slice_key)
 
     def _pass_time(self, event_time: datetime) -> None:
-        """Let what waits feel the time, of every endpoint: a quiet one's blocks do not wait for its next record."""
+        """Advance the time of every waiting block: a quiet endpoint's blocks do not wait for its next record."""
         if event_time >= self._next_tick:
             self._next_tick = event_time + TICK
             self._admit_joined(self._joiner.expire(event_time))

@@ -1,4 +1,4 @@
-"""What the worker's loop needs of the world around it, declared here by the one who needs it."""
+"""The services that the worker's loop uses, as protocols declared by their user."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Changes(Protocol):
 
 
 class Commit(Protocol):
-    """What became of a commit."""
+    """The result of a commit."""
 
     @property
     def is_complete(self) -> bool: ...

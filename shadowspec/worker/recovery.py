@@ -1,13 +1,12 @@
-"""A block on its way through an engine that may die of it: who is suspected, who is poisoned, what is stored.
+"""A block at which an engine may die: which request is suspected, which is poisoned, and which rows are stored.
 
-A block at which the engine died, stalled or raised is not measured again: a second measurement that goes well would
-hide that the first did not.  Which arm it was is not known, so that each of its requests fails in every config.  What
-is looked for is who did it, for the blocks to come: each request of the block, fillers that are not known to be good
-included, is tried alone, beside copies of prompts that were measured well.  One at which the engine fails too often is
-poisoned.
+A block at which the engine died, stalled or raised is not measured again: a successful second measurement would hide
+the failure of the first.  The failing arm is unknown, so each of its requests fails in every config.  For the blocks to
+come, recovery looks for the cause: each request of the block, fillers that are not known to be good included, is tried
+singly, beside copies of prompts that were measured well.  A request at which the engine fails too often is poisoned.
 
-How often a request was tried alone is written down before each try, outside the process: a restarted worker does not
-count from zero again for a request that kills whatever measures it.
+The number of single tries of a request is stored before each try, outside the process.  A restarted worker therefore
+does not count from zero again for a request that kills its engine.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class BlockOutcome:
 
 @dataclass(slots=True)
 class Case:
-    """What is known of one block.  `suspects`, yet to be tried alone, is None until the engine failed at it."""
+    """The state of one block.  `suspects`, yet to be tried singly, is None until the engine failed at it."""
 
     block: Block
     suspects: deque[ShadowPrompt] | None = None
@@ -81,7 +80,7 @@ class Case:
 
 
 class MeasuredPrompts:
-    """Prompts that were measured well lately, by endpoint and slice: what untimed places are filled with."""
+    """Prompts that were measured well lately, by endpoint and slice: they fill untimed places."""
 
     def __init__(self) -> None:
         self._prompts: dict[tuple[str, str], deque[ShadowPrompt]] = {}
@@ -111,7 +110,7 @@ class MeasuredPrompts:
         return structs.replace(block, requests=(suspect,), fillers=tuple(fillers))
 
     def _others(self, block: Block) -> Sequence[ShadowPrompt]:
-        """Good prompts that are not the block's own: of its slice, else of its endpoint."""
+        """Good prompts outside the block: of its slice, else of its endpoint."""
         timed_keys = {prompt.key for prompt in block.requests}
         place = (block.endpoint, block.slice_key)
         elsewhere = [kept for (endpoint, _), kept in self._prompts.items() if endpoint == block.endpoint]
@@ -136,11 +135,11 @@ class AttemptLog(Protocol):
         """Count one more attempt of each; how many each has had, this one included."""
 
     def clear_attempts(self, keys: Sequence[RecordKey]) -> None:
-        """Count from zero again: the request was measured alone and nothing happened."""
+        """Count from zero again: the request was measured singly without a failure."""
 
 
 class Attempts:
-    """Asks the log from a thread of its own: a database that is away must not hold the poll loop."""
+    """Queries the log on a separate thread: a database that is away must not stop the poll loop."""
 
     def __init__(self, attempt_log: AttemptLog) -> None:
         self._log = attempt_log

@@ -1,9 +1,8 @@
-"""The worker of a Kafka mirror: the loop that polls, and everything that must not hold it up.
+"""The worker of a Kafka mirror: the loop that polls, and separate processes and threads for all that could block it.
 
-The engine lives in processes of its own and the database behind a thread of its own, so that the loop polls
-on whatever they do.  A record's way: polled, taken into the pipeline, measured in a block, written together
-with the ledger's step, and only then committed to the broker (`outbox.Writer`).  What is not written is delivered
-again.
+The engine runs in separate processes and the database behind a separate thread, so that the loop always polls.  The way
+of a record: polled, admitted by the pipeline, measured in a block, written together with the ledger's step, and only
+then committed to the broker (`outbox.Writer`).  Unwritten records are delivered again.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from shadowspec.worker.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.05  # longest wait for messages: what the engine and the database give back is taken up at least as often
+POLL_S = 0.05  # longest wait for messages, and so the longest delay of results from engine and database
 
 
 class Service:
@@ -79,7 +78,7 @@ class Service:
 
     @property
     def conditions(self) -> dict[str, Callable[[], bool]]:
-        """What readiness needs, by name."""
+        """The conditions of readiness, by name."""
         return {
             "broker": lambda: self.source.is_connected,
             "database": lambda: self._database.error is None,
@@ -87,10 +86,10 @@ class Service:
         }
 
     def run(self) -> None:
-        """Poll until asked to stop, then drain: finish what is started, write it, commit it.
+        """Poll until asked to stop, then drain: finish started work, write it, commit it.
 
         Raises:
-            ServiceUnavailableError: broker or database refuse for good.
+            ServiceUnavailableError: broker or database refuse permanently.
             ModelError: the engine cannot be built.
         """
         try:
@@ -144,7 +143,7 @@ class Service:
         self.source.start(partition, past.resume_offset)
 
     def _take_messages(self) -> None:
-        """Poll; where no message comes to move event time, the wall clock ends what waits for company."""
+        """Poll; without messages to move event time, the wall clock ends the waits."""
         if taken := [raw for raw in self.source.poll(POLL_S) if self._pipeline.reads(raw.key)]:
             self._pipeline.take_all(taken, self.source.topic_of)
             self._taken_at = time.monotonic()
@@ -162,7 +161,7 @@ class Service:
 
     @property
     def _configs(self) -> list[FingerprintedConfig]:
-        """What the engines measure with, endpoint by endpoint."""
+        """The engines' configs, endpoint by endpoint."""
         return [config for configs in self._supervisor.configs_by_endpoint.values() for config in configs]
 
     def _refresh_rates(self) -> None:
@@ -179,8 +178,8 @@ class Service:
         return {rule.name: self._store.standing_verdicts(rule.name) for rule in self._rules}
 
     def _apply_backpressure(self) -> None:
-        """Pause every partition while there is more in hand than can be held; poll() goes on."""
-        is_engine_behind = bool(self._pipeline.ready)  # the engine's own queue is full
+        """Pause every partition while too much work is in hand; poll() continues."""
+        is_engine_behind = bool(self._pipeline.ready)  # the engine's queue is full
         is_held = self._outbox.num_unfinished >= self._settings.max_unfinished_messages
         self._pipeline.is_shedding = is_engine_behind and self._settings.overload == "shed"
         is_paused = is_held or (is_engine_behind and not self._pipeline.is_shedding)
@@ -202,7 +201,7 @@ class Service:
         self._outbox.counts.clear()
 
     def _drain(self) -> None:
-        """Take no more messages; start what is open, and end once it is written or the time is up."""
+        """Take no more messages; start open blocks, and end once everything is written or the time is up."""
         deadline = time.monotonic() + self._settings.drain_timeout_s
         self.source.pause_all()
         self._pipeline.drain()
@@ -224,7 +223,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class EndpointPast:
-    """What admission has to remember of one endpoint's records in the partition."""
+    """Admission's memory of one endpoint's records in the partition."""
 
     units: Mapping[str, UnitMemory]
     request_ids: Collection[str] = field(repr=False)
@@ -232,7 +231,7 @@ class EndpointPast:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPast:
-    """`stored` holds the rows at and beyond the ledger's place, `endpoints` what those before it amount to."""
+    """`stored` holds the rows at and beyond the ledger's place, `endpoints` the memory of those before it."""
 
     entry: LedgerEntry | None
     stored: Mapping[RecordKey, StoredRecord]
@@ -273,14 +272,14 @@ class Scope:
 
 
 class SliceRates:
-    """The rates as of the last decisions that were read; until the engines say what they measure, the full ones."""
+    """The rates as of the last decisions that were read; until the engines report their configs, the full ones."""
 
     def __init__(self, loads: Mapping[str, Collection[int]]) -> None:
         self._scopes = {endpoint: Scope((), item) for endpoint, item in loads.items()}
         self._decided: frozenset[tuple[str, str]] = frozenset()
 
     def measure_with(self, fingerprints: Mapping[str, Collection[str]]) -> None:
-        """The engines are built: what each endpoint is measured with."""
+        """The engines are built: the configs of each endpoint."""
         for endpoint, fingerprint in fingerprints.items():
             self._scopes[endpoint] = replace(self._scopes[endpoint], fingerprints=tuple(fingerprint))
 

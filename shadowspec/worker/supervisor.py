@@ -1,9 +1,9 @@
-"""The engines kept running: a bounded queue of blocks, one child process per device, and what follows a failure.
+"""Keeps the engines running: a bounded queue of blocks, one child process per device, and the recovery from failures.
 
 `step` is called from the poll loop and never waits.  A child that dies or stalls at a block is replaced and the block
-fails (see `recovery`).  One that dies or stalls while it builds, dies idle, or finds that a server is away, is replaced
-after a while, and the block is measured then: no arm has run.  What is in hand when the worker is asked to end is no
-failure either: it is not stored, and is delivered again.
+fails (see `recovery`).  A child that dies or stalls while it builds, dies idle, or finds that a server is away, is
+replaced after a while, and the block is measured then, because no arm has run.  Work in hand when the worker must end
+is no failure either: it is not stored, and is delivered again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLOSE_TIMEOUT_S = 5.0  # for an idle child to leave by itself
 
 @dataclass(slots=True)
 class _Slot:
-    """One device: its child, if one runs, and what it is at.  `case` is the block that it is recovering."""
+    """One device: its child, if one runs, and its work.  `case` is the block that it is recovering."""
 
     factory: EngineFactory
     name: str
@@ -62,11 +62,11 @@ class Supervisor:
     ) -> None:
         """
         Args:
-            factories: one for each child process; each runs on a device of its own.
+            factories: one for each child process; each runs on a separate device.
             settings: a child that is not built after `build_timeout_s` is killed; at its first start that is an error.
-                So is one that gives no result of a block for `block_timeout_s`.  `max_attempts` failures of a request
-                alone are its last.
-            on_restart: called with a short reason whenever a child has ended and another is to be started.
+                So is one that gives no result of a block for `block_timeout_s`.  A request is poisoned after
+                `max_attempts` failures of its single tries.
+            on_restart: called with a short reason whenever a child has ended and another will be started.
         """
         self._slots = [_Slot(factory, f"engine-{index}") for index, factory in enumerate(factories)]
         self._attempts = Attempts(attempt_log)
@@ -117,7 +117,7 @@ class Supervisor:
         return {endpoint: config for slot in self._slots for endpoint, config in slot.configs.items()}
 
     def start(self) -> None:
-        """Start the children; the calling thread must live as long as they are wanted."""
+        """Start the children; the calling thread must live as long as they are needed."""
         for slot in self._slots:
             self._start(slot)
 
@@ -151,7 +151,7 @@ class Supervisor:
         select.select([process for process in running if process.fileno() >= 0], [], [], timeout_s)
 
     def drain(self, timeout_s: float) -> list[BlockOutcome]:
-        """Measure all that was taken; what is not finished by then is left (see `is_idle`)."""
+        """Measure all blocks in hand; those not finished in time are left (see `is_idle`)."""
         deadline = time.monotonic() + timeout_s
         outcomes = self.step()
         while not self.is_idle and time.monotonic() < deadline:
@@ -160,7 +160,7 @@ class Supervisor:
         return outcomes
 
     def close(self) -> None:
-        """End the children, at once where they are measuring; what they had in hand is not measured."""
+        """End the children, at once where they are measuring; their blocks in hand are not measured."""
         self._attempts.close()
         for slot in self._slots:
             if slot.process is not None:
@@ -234,7 +234,7 @@ class Supervisor:
         self._on_restart(reason)
 
     def _blame(self, slot: _Slot, case: Case, reason: str) -> None:
-        """The engine failed at what was sent: a suspect alone, or a block."""
+        """The engine failed at the block that it was sent: a suspect by itself, or all of it."""
         slot.case = case
         if not case.attempt:
             case.suspect(self._measured.suspects(case.block), reason)
@@ -252,7 +252,7 @@ class Supervisor:
             self._send(slot, case, self._measured.without(case.block, self._poisoned))
 
     def _recover(self, slot: _Slot, case: Case) -> None:
-        """The next step of a recovery: a suspect alone, or, when all were tried, the block's end."""
+        """The next step of a recovery: a suspect by itself, or, when all were tried, the block's end."""
         while case.suspects:
             suspect = case.suspects[0]
             attempt = self._attempts.number(suspect.key)
@@ -271,7 +271,7 @@ class Supervisor:
         self._poisoned[key] = reason
 
     def _send(self, slot: _Slot, case: Case, block: Block, attempt: int = 0) -> None:
-        """Have the child measure this block for a case: its suspect alone at this attempt, or all of it (0)."""
+        """Have the child measure this block for a case: only its suspect at this attempt, or all of it (0)."""
         assert slot.process is not None
         if not slot.sent:
             slot.since = time.monotonic()

@@ -1,8 +1,8 @@
-"""The worker's own metrics, for Prometheus.  `docs/metrics.md` lists them as they are described here.
+"""The worker's metrics, for Prometheus.  `docs/metrics.md` describes each of them.
 
-They count what this process saw since it started: a record that is delivered again counts again here, and
-once in the database.  Labels hold names from the configuration, short codes and slice keys, never an id or
-text of a request; where a value comes from the data, only so many different ones are kept apart.
+They count this process's events since it started: a record that is delivered again counts again here, and once in the
+database.  Labels hold names from the configuration, short codes and slice keys, never an id or text of a request.  The
+number of different values that come from the data is limited.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from shadowspec.types import (
     WriteOutcome,
 )
 
-MAX_LABEL_VALUES = 100  # of one label; each is a time series of its own in somebody's database
+MAX_LABEL_VALUES = 100  # of one label; each is a separate time series in an operator's database
 OTHER = "other"  # replaces all further values
-CONFIG_CHARACTERS = 12  # of a fingerprint: enough to tell an operator's configs apart
+CONFIG_CHARACTERS = 12  # of a fingerprint: enough to distinguish an operator's configs
 
 _STEP_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _BLOCK_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, 600.0)
@@ -51,7 +51,7 @@ class MetricDescription:
 
 
 class Telemetry:
-    """The metrics of one worker, in a registry of their own.  Safe to call from any thread."""
+    """The metrics of one worker, in a separate registry.  Safe to call from any thread."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -170,7 +170,7 @@ class Telemetry:
             self._records.labels(endpoint or "", end.value, self._bound_label("reason", reason or "")).inc(count)
 
     def lag(self, messages: Mapping[tuple[str, int], int]) -> None:
-        """The lag of every partition assigned now, by topic and partition; others are no longer shown."""
+        """The lag of every partition assigned now, by topic and partition; others are removed."""
         shown = {(topic, str(partition)): lag for (topic, partition), lag in messages.items()}
         with self._lock:
             for gone in self._partitions - shown.keys():
@@ -191,7 +191,7 @@ class Telemetry:
         self._in_flight.set(num_in_flight)
 
     def record_configs(self, configs: Iterable[FingerprintedConfig]) -> None:
-        """What the engines measure with."""
+        """The engines' configs."""
         for config in configs:
             self._config.labels(
                 config.fingerprint[:CONFIG_CHARACTERS], config.config.name, config.engine, config.device

@@ -1,10 +1,9 @@
 """Which consumed messages are finished, and how far the ledger of each partition may therefore move.
 
-A message is finished when every record in it has ended in a funnel counter and what is to be stored of it is
-at hand.  The ledger moves over the finished messages at the front, in the order of delivery, which is what
-"contiguous" means where compaction and transaction markers leave gaps in the offsets.  Finished messages
-behind an unfinished one are added up, so memory grows with what is unfinished and with the rows to be
-written, not with the traffic.
+A message is finished when every record in it has ended in a funnel counter and its rows are at hand.  The ledger moves
+over the finished messages at the front, in the order of delivery; this is the meaning of "contiguous" where compaction
+and transaction markers leave gaps in the offsets.  Finished messages behind an unfinished one are summed, so memory
+grows with unfinished messages and unwritten rows, not with the traffic.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class PartitionTracker:
         self._claims = False
 
     def claim(self) -> None:
-        """Let the ledger tell of the partition before anything of it is finished, if it does not yet."""
+        """Write the partition's ledger entry before any of its messages is finished, if it has none yet."""
         self._claims = True
 
     @property
@@ -95,9 +94,9 @@ class PartitionTracker:
     def has_step(self) -> bool:
         """Whether the ledger could move, or is moving."""
         is_finished = bool(self._spans and self._spans[0].pending == 0)
-        return self._in_flight is not None or is_finished or self._must_tell(self._was_behind or bool(self._spans))
+        return self._in_flight is not None or is_finished or self._must_report(self._was_behind or bool(self._spans))
 
-    def _must_tell(self, is_behind: bool) -> bool:
+    def _must_report(self, is_behind: bool) -> bool:
         """Whether the ledger says otherwise, or nothing yet where the partition was claimed.
 
         It must not: where nothing is behind, the newest event anywhere is taken for known (see `Watermark`).
@@ -113,7 +112,7 @@ class PartitionTracker:
         return offset in self._pending
 
     def deliver(self, offset: int, num_records: int) -> bool:
-        """A message came, with so many records to end; False if the ledger has passed it already."""
+        """A message came, with this number of records to end; False if the ledger has passed it already."""
         if offset < self.position:
             return False
         self.position = offset + 1
@@ -144,7 +143,7 @@ class PartitionTracker:
     def end(self, offset: int, key: FunnelKey | None, event_time: datetime | None, row: StoredRecord | None) -> bool:
         """One of the message's records ended; `key` is None where it counts under another message (a join).
 
-        Records of messages that the ledger has passed, or that this tracker never saw, are ignored; False of those.
+        Records of messages that the ledger has passed, or that this tracker never saw, are ignored and give False.
         """
         span = self._pending.get(offset)
         if span is None:
@@ -163,15 +162,15 @@ class PartitionTracker:
         return True
 
     def tie(self, first: int, second: int) -> None:
-        """Two messages make one record: whoever reads the later one again must read the earlier one too."""
+        """Two messages make one record: a process that reads the later one again must read the earlier one too."""
         self._ties[max(first, second)] = min(first, second)
 
     def step(self, *, is_behind: bool = False, is_ended: bool = False) -> LedgerStep | None:
-        """What may be written now; None if nothing is, or while the last step is not settled.
+        """The next step to write; None without one, or while the last step is not settled.
 
         Args:
-            is_behind: more is known to follow, or not known not to, whatever is unfinished here.
-            is_ended: nothing follows; taken once nothing is unfinished.
+            is_behind: more is known to follow, or may follow, in addition to unfinished messages here.
+            is_ended: nothing follows; takes effect once nothing is unfinished.
         """
         if self._in_flight is not None:
             return None
@@ -186,7 +185,7 @@ class PartitionTracker:
         is_behind = is_behind or bool(self._spans)
         if done is None and ends and not self._was_ended:
             done = _Span(self.position - 1, 0, num_messages=0)
-        elif done is None and self._must_tell(is_behind):
+        elif done is None and self._must_report(is_behind):
             place = self._first or 0 if self._expected is None else self._expected
             done = _Span(place - 1, 0, num_messages=0)
         elif done is None:

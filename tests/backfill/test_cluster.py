@@ -75,7 +75,7 @@ def test_a_cluster_that_ended_is_told_and_not_waited_for() -> None:
         assert (process.returncode, out) == (3, ""), said
         assert wait_until_ended(folder) == {}
     assert said.endswith(
-        "the Ray cluster on this machine ended; what was finished is kept, run the same command again to go on"
+        "the Ray cluster on this machine ended; finished work is stored; run the same command again to resume"
     )
 
 

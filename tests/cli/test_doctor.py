@@ -126,7 +126,7 @@ def test_certificates_that_are_not_there(scheduled: Workspace) -> None:
 
 def test_a_folder_that_cannot_be(scheduled: Workspace) -> None:
     (scheduled.folder / "reports").write_text("a file")
-    assert "reports is no folder" in wrong(scheduled, 2)["receiver here"]
+    assert "reports is not a folder" in wrong(scheduled, 2)["receiver here"]
 
 
 def test_a_folder_that_may_not_be_written_to(scheduled: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

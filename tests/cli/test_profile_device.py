@@ -149,7 +149,12 @@ def test_adaptive_depth_is_left_out_and_told(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"draft_confidence_threshold": 0.4}, "k3: a step costs what the draft is sure of; not profiled")],
+    [
+        (
+            {"draft_confidence_threshold": 0.4},
+            "k3: the cost of its steps depends on the draft's confidence; not profiled",
+        )
+    ],
 )
 def test_a_step_that_depends_on_the_text_has_no_surface(
     tiny_pair: tuple[Path, Path], changes: dict[str, Any], says: str

@@ -135,7 +135,7 @@ def test_functions_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     for name, says in (
         ("own_package.quality:off", "own_package.quality has no off"),
-        ("own_package.quality:nothing", "this is no function"),
+        ("own_package.quality:nothing", "this is not a function"),
         ("no_such_package:of", "no_such_package cannot be imported"),
         ("broken_module:of", "importing broken_module failed: RuntimeError: at import"),
     ):

@@ -123,8 +123,8 @@ def test_an_operators_order_counts_at_once_and_is_cleared(configured: Configure,
     decided(blank)
     for wrong, says in (
         ({"confirmation": "Assistant"}, "type 'assistant' to confirm"),
-        ({"reason": " "}, "the reason must say something"),
-        ({"author": "two\nlines"}, "the author must say something"),
+        ({"reason": " "}, "the reason must be one line"),
+        ({"author": "two\nlines"}, "the author must be one line"),
         ({"endpoint": "leters", "confirmation": "leters"}, "there is no endpoint 'leters'"),
     ):
         with pytest.raises(UsageError, match=says):

@@ -206,7 +206,7 @@ def test_a_servers_method_goes_to_its_engine_alone() -> None:
     of = served("mtp", **MTP)
     values, document = exported_vllm([decision(of=of, engine=ON_SGLANG)])
     assert (values, document.remarks) == (
-        None, ("method mtp is what sglang calls it, and not vLLM's: exported as off",)
+        None, ("mtp is a method of sglang, not of vLLM: exported as off",)
     )  # fmt: skip
     assert exported_vllm([decision(of=of, engine="unknown")])[0] is None
     assert exported_sglang([decision(of=of, engine=ON_VLLM)])[0] == {}

@@ -184,7 +184,7 @@ def test_nothing_moves_forward_on_silence_or_on_the_past() -> None:
     assert unfed.rollout.stage is Stage.PARTIAL
     assert unfed.waits_for == f"a fresh decision: the last rests on evidence of {NOON - 2 * DAY:%Y-%m-%d %H:%M} UTC"
     young = next_step(standing(Stage.PARTIAL), look(decided(since=NOON - 6 * DAY)), POLICY)
-    assert young.waits_for == "ENABLE to stand for 86400 s more"
+    assert young.waits_for == "ENABLE to be in force for 86400 s more"
 
 
 def test_a_disabled_slice_with_much_traffic_keeps_it_where_it_is() -> None:

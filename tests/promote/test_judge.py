@@ -339,7 +339,7 @@ def test_of_fingerprints_measured_at_the_same_time_the_one_judged_last_counts() 
     rows = traffic({CODE: 50.0}, revision="a") + traffic({CODE: 1.0}, revision="b")
     found = answer(check_input(decisions, rows))
     assert (found.outcome, found.fingerprints) == (Outcome.HOLD, (fingerprint("draft", "b"),))
-    with pytest.raises(NoDataError, match="what is measured is not what is expected"):
+    with pytest.raises(NoDataError, match="no measured config matches the expected one"):
         answer(check_input(decisions, rows), question(expected_fingerprint=fingerprint("draft", "a")))
 
 

@@ -424,5 +424,5 @@ def test_an_answer_without_a_stream_is_one_or_says_why_not(server: FakeServer, b
 
 def test_an_answer_that_is_larger_than_can_be_is_not_read(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shadowspec.servers.client.MAX_ANSWER_BYTES", 200)
-    with pytest.raises(ServerError, match="larger than can be"):
+    with pytest.raises(ServerError, match="exceeds the size limit"):
         ask_for_logprobs(settings(server.url))

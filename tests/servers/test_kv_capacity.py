@@ -136,4 +136,4 @@ def test_doctor_says_why_the_difference_is_not_what_speculation_takes() -> None:
         servers[1].cache_labels = {"num_gpu_blocks_override": "64"}
         assert "num_gpu_blocks_override sets the size of the speculative server's KV cache" in told(servers)
         servers[1].kv_tokens = None
-        assert "what the KV caches hold is not reported" in told(servers)
+        assert "the capacity of the KV caches is not reported" in told(servers)

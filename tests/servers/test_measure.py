@@ -441,9 +441,9 @@ def test_the_fingerprint_names_the_servers_and_changes_with_them(servers: tuple[
     [
         (({"num_speculative_tokens": 2}, {}), "the baseline server speculates"),
         (({}, {"num_speculative_tokens": 0}), "the speculative server does not speculate"),
-        (({}, {"num_speculative_tokens": 0, "has_metrics": False}), "does not say that it speculates"),
+        (({}, {"num_speculative_tokens": 0, "has_metrics": False}), "does not report that it speculates"),
         (({}, {"num_speculative_tokens": 5}), "is 3, and the speculative server drafts 5"),
-        (({}, {"level": "none", "has_metrics": False}), "does not say that it speculates"),
+        (({}, {"level": "none", "has_metrics": False}), "does not report that it speculates"),
         (({}, {"level": "summary", "has_metrics": False}), DETAILED),
         (({}, {"level": "none", "returns_token_ids": False}), DETAILED),
     ],

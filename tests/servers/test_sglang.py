@@ -142,11 +142,11 @@ def test_an_older_server_is_asked_under_its_older_names(servers: Servers) -> Non
         ({"branches": 4}, "a tree"),
         ({"num_draft_tokens": 3}, "leave out --speculative-num-draft-tokens"),
         ({"is_adaptive": True}, "--speculative-adaptive"),
-        ({"algorithm": "NGRAM"}, "NGRAM is not known"),
+        ({"algorithm": "NGRAM"}, "NGRAM are not supported"),
         ({"histogram_name": None}, "too old"),
         ({"num_speculative_tokens": 0}, "SGLang with --speculative-algorithm"),
         ({"num_speculative_tokens": 4}, "is 3, and the speculative server drafts 4"),
-        ({"owner": "tensorrt_llm"}, "TensorRT-LLM does not say what each step accepted"),
+        ({"owner": "tensorrt_llm"}, "TensorRT-LLM does not report the accepted tokens of each step"),
     ],
 )
 def test_what_cannot_be_counted_is_refused_with_what_is_missing(

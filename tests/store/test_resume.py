@@ -138,7 +138,7 @@ def test_what_holds_the_watermark_is_named_until_it_is_forgotten(store: Store) -
     held_by = store.watermark("chat").held_by
     assert held_by is not None
     assert (held_by.consumer, held_by.partition) == ("retired", PartitionId("topic", 0))
-    assert str(held_by).startswith("consumer 'retired' in topic[0] stands at 2026-")
+    assert str(held_by).startswith("consumer 'retired' in topic[0] is at 2026-")
     with pytest.raises(UsageError, match="stop it first"):
         store.forget_consumer("retired")
     with pytest.raises(UsageError, match="no consumer 'retied'; it has 'group', 'retired'"):

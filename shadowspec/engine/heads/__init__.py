@@ -21,7 +21,7 @@ class StagedHeads(Protocol):
         """How many tokens can be drafted."""
 
     def start(self, hidden: torch.Tensor, count: int) -> torch.Tensor:
-        """What the first `count` heads go on from; hidden: the final norm's states, [rows, hidden]."""
+        """The initial state of the first `count` heads; hidden: the final norm's states, [rows, hidden]."""
 
     def stage(self, index: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One head.
@@ -29,7 +29,7 @@ class StagedHeads(Protocol):
         Args:
             index: of the head; they are run in order.
             state: from `start` or from the head before.
-            tokens: the latest token, then what the head before drafted, int64 [rows]; heads may not look at them.
+            tokens: the latest token, then the head before's draft, int64 [rows]; not every head reads them.
 
         Returns:
             Logits over the target's vocabulary, [rows, vocabulary], and the state for the next head.
@@ -48,11 +48,11 @@ class DraftVocabulary:
 
     @property
     def num_drafted(self) -> int:
-        """Entries of the heads' own logits."""
+        """Entries of the heads' logits."""
         return self.size if self.ids is None else len(self.ids)
 
     def spread(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [..., drafted] over the target's vocabulary, [..., size]; what cannot be drafted gets -inf."""
+        """Logits [..., drafted] over the target's vocabulary, [..., size]; tokens that cannot be drafted get -inf."""
         if self.ids is None:
             return logits
         every = logits.new_full((*logits.shape[:-1], self.size), float("-inf"))

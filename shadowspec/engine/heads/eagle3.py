@@ -1,16 +1,16 @@
 """EAGLE-3 drafts (2503.01840) in the format of the speculators package: one layer over the target's hidden states.
 
-Entry p of the draft is that of the target's position p and is made of its hidden states and of the token after it:
+Entry p of the draft is at the target's position p; its inputs are that position's hidden states and the next token:
 
     fused = fc(hidden states of some layers, mostly three, side by side)
     x = fused + attention(norm(embedding(token p + 1)), hidden_norm(fused));  x = x + mlp(norm(x))
     logits of token p + 2 = head(norm(x))
 
-The first drafted token comes of the target's own hidden states; further ones of the draft's x in place of `fused`.
-Flags of the config add norms: `norm_before_residual` (the first sum takes the normed `fused`), `norm_before_fc` and
-`fc_norm` (over all that is fused, or layer by layer), `norm_output` (norm(x) in place of x goes on).  The layer is
-Llama's or Qwen3's.  The vocabulary may be reduced (`d2t`: the target's id less the draft's).  Embeddings that the
-checkpoint leaves out are the target's.
+The first drafted token uses the target's hidden states; further ones use the draft's x in place of `fused`.  Flags of
+the config add norms: `norm_before_residual` (the first sum takes the normed `fused`), `norm_before_fc` and `fc_norm`
+(over all fused states, or layer by layer), `norm_output` (norm(x) continues in place of x).  The layer is Llama's or
+Qwen3's.  The vocabulary may be reduced (`d2t`: the target's id less the draft's).  Embeddings that the checkpoint
+leaves out are the target's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LAYER_KINDS: Final[Mapping[str, tuple[Any, Any]]] = {
 class Eagle3Draft:
     """The weights of one draft."""
 
-    hidden: HiddenStates  # what it reads of the target
+    hidden: HiddenStates  # those that it reads of the target
     embedding: torch.Tensor  # [vocabulary, hidden]
     owns_embedding: bool
     input_norm: Norm | None  # over all that is fused
@@ -80,12 +80,12 @@ class Eagle3Draft:
     def forward(
         self,
         tokens: torch.Tensor,  # int64 [rows, count]: the token after each position
-        states: torch.Tensor,  # [rows, count, hidden]: fused, or the draft's own
+        states: torch.Tensor,  # [rows, count, hidden]: fused, or the draft's
         angles: torch.Tensor,  # complex64 [rows, count, 1, head_dim / 2]
         mask: torch.Tensor,  # float [rows, 1, count, read]
         cache: RaggedCache,
     ) -> torch.Tensor:
-        """Append entries to the cache; their states, from which drafting goes on, [rows, count, hidden]."""
+        """Append entries to the cache; returns their states, which drafting continues, [rows, count, hidden]."""
         shape = states.shape
         embedded = F.embedding(tokens, self.embedding).reshape(-1, shape[-1])
         states = states.reshape(-1, shape[-1])
@@ -97,12 +97,12 @@ class Eagle3Draft:
         return (self.norm(result) if self.has_normed_output else result).view(shape)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Over the target's vocabulary, [rows, vocabulary], from what `forward` gave, [rows, hidden]."""
+        """Over the target's vocabulary, [rows, vocabulary], from `forward`'s states, [rows, hidden]."""
         normed = states if self.has_normed_output else self.norm(states)
         return self.vocabulary.spread(F.linear(normed, self.head))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that the draft holds beside what is the target's."""
+        """All tensors of the draft that are not the target's."""
         norms = (self.input_norm, *self.layer_norms, self.hidden_norm, self.norm)
         optional = (self.fuse_bias, self.vocabulary.ids, self.embedding if self.owns_embedding else None)
         return (
@@ -120,10 +120,10 @@ def eagle3_draft(folder: HeadFolder, target_config: Any, target_embedding: torch
     """The draft of a folder for a target of this config.
 
     Args:
-        target_embedding: used where the folder brings none, [vocabulary, hidden].
+        target_embedding: used where the folder has none, [vocabulary, hidden].
 
     Raises:
-        ModelError: a field or a weight does not fit, or is of a kind that is not run.
+        ModelError: a field or a weight does not fit, or is of an unsupported kind.
     """
     config = _layer_config(folder, target_config)
     size, vocabulary = int(config.hidden_size), int(target_config.vocab_size)
@@ -140,7 +140,7 @@ def eagle3_draft(folder: HeadFolder, target_config: Any, target_embedding: torch
         drafted = folder.vocabulary("d2t", num_drafted, vocabulary, are_offsets=True)
     elif num_drafted != vocabulary:
         raise folder.wrong(
-            "draft_vocab_size", f"{num_drafted} of the target's {vocabulary} tokens, and there is no d2t"
+            "draft_vocab_size", f"{num_drafted} of the target's {vocabulary} tokens, but the folder has no d2t"
         )
     folder.drop("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
     owns_embedding = folder.rows("embed_tokens.weight") > 0

@@ -41,7 +41,7 @@ class HeadFolder:
         """A whole number above 0, under one of its names.
 
         Raises:
-            ModelError: there is none.
+            ModelError: the number is missing or invalid.
         """
         name = next((name for name in names if name in self.config), names[0])
         value = self.config.get(name)
@@ -56,7 +56,7 @@ class HeadFolder:
             raise self.wrong(name, f"{value!r}: {why}")
 
     def flag(self, *names: str) -> bool:
-        """True or false under one of its names; false where there is none."""
+        """True or false under one of its names; false where it is missing."""
         name = next((name for name in names if name in self.config), names[0])
         value = self.config.get(name, False)
         if not isinstance(value, bool):
@@ -86,11 +86,11 @@ class HeadFolder:
         return weight.to(self._device, self._dtype if weight.is_floating_point() else None)
 
     def rows(self, name: str) -> int:
-        """Of a weight that has not been taken; 0 where there is none."""
+        """Rows of a weight that has not been taken; 0 without one."""
         return len(self._weights[name]) if name in self._weights else 0
 
     def drop(self, *names: str) -> None:
-        """Leave out weights that only repeat what others say."""
+        """Leave out weights that only repeat others."""
         for name in names:
             self._weights.pop(name, None)
 
@@ -162,10 +162,10 @@ def heads_kind(folder: HeadFolder) -> str:
         if config[SPECULATORS_FIELD] != "eagle3":
             raise folder.wrong(SPECULATORS_FIELD, f"{config[SPECULATORS_FIELD]!r} cannot be run: {known}")
         return "eagle3"
-    # Medusa's own checkpoints carry no model type, vLLM's do.
+    # Medusa's checkpoints have no model type, vLLM's do.
     model_type = config.get("model_type", "medusa" if "medusa_num_heads" in config else None)
     if model_type not in ("medusa", "mlp_speculator"):
-        raise folder.wrong("model_type", f"{model_type!r} is no kind of draft heads: {known}")
+        raise folder.wrong("model_type", f"{model_type!r} is not a supported kind of draft heads; supported: {known}")
     return str(model_type)
 
 

@@ -17,7 +17,7 @@ from shadowspec.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class LoadedHeads:
-    """Draft heads on the target's device, with what identifies them."""
+    """Draft heads on the target's device, with their identity."""
 
     path: str
     kind: str  # of `folder.KINDS`
@@ -36,7 +36,7 @@ class LoadedHeads:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that the heads hold whatever they run, beside what they share with the target."""
+        """Bytes that the heads always hold, without the tensors that they share with the target."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.heads.tensors())
 
     @property
@@ -52,10 +52,10 @@ def load_heads(path: str, kind: str, target: LoadedModel) -> LoadedHeads:
     """Load the heads of a folder.
 
     Args:
-        kind: what the folder must hold, of `folder.KINDS`.
+        kind: the folder's expected kind, one of `folder.KINDS`.
 
     Raises:
-        ModelError: it holds something else, or something that does not fit the target.
+            ModelError: it holds another kind, or weights that do not fit the target.
     """
     config = target.model.config
     folder = read_heads(path, target.model.device, target.model.dtype)

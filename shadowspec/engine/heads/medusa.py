@@ -1,11 +1,11 @@
-"""Medusa's heads (2401.10774): each a few residual layers and a head of its own over the target's last hidden state.
+"""Medusa's heads (2401.10774): each a few residual layers and a separate head over the target's last hidden state.
 
     logits_i = head_i(x),  x = hidden;  per layer: x = x + SiLU(layer(x))
 
-Head i drafts the token i + 1 places after the latest one, whatever the heads before it draft.  Two layouts are
-published and read: that of Medusa's own training (`0.0.linear.weight`, `0.1.weight`) and vLLM's
-(`blocks.0.layers.0.weight`, `lm_heads.0.weight`), which knows one head for all (`original_lm_head`) and a reduced
-vocabulary (`token_map`, `truncated_vocab_size`).
+Head i drafts the token i + 1 places after the latest one, independently of the heads before it.  Two published layouts
+are read: that of Medusa's training (`0.0.linear.weight`, `0.1.weight`) and vLLM's (`blocks.0.layers.0.weight`,
+`lm_heads.0.weight`), which supports one head for all (`original_lm_head`) and a reduced vocabulary (`token_map`,
+`truncated_vocab_size`).
 """
 
 from __future__ import annotations

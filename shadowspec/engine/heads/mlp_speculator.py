@@ -3,9 +3,9 @@
     state_0 = hidden (scale_input: its norm over the square root of 2)
     state_i+1 = GELU(norm_i(proj_i(state_i) + ratio * emb_i(token_i))),  logits_i = head_i(state_i+1)
 
-token_0 is the latest token, token_i what stage i - 1 drafted.  `ratio` is fixed by n_predict and inner_dim.  With
-`tie_weights` (`tie_wts` in IBM's own package) all stages share one set of weights; the first projection, which may
-have another size, stays apart.
+token_0 is the latest token, token_i is drafted by stage i - 1.  `ratio` is fixed by n_predict and inner_dim.  With
+`tie_weights` (`tie_wts` in IBM's package) all stages share one set of weights; the first projection, which may have
+another size, is separate.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def mlp_speculator(folder: HeadFolder, hidden_size: int, vocabulary: int) -> Mlp
             first = stages[-1]
             projection = first.projection if index > 1 else folder.take("proj.1.weight", inner, inner)
             stages.append(Stage(first.embedding, projection, first.head, first.norm_weight, first.norm_bias))
-            # Whoever saved the folder may have written what is tied once for every stage.
+            # The program that saved the folder may have written tied weights once for every stage.
             names = ("emb.{}.weight", "proj.{}.weight", "head.{}.weight", "ln.{}.weight", "ln.{}.bias")
             folder.drop(*(name.format(index) for name in names))
             continue

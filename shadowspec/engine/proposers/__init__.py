@@ -30,7 +30,7 @@ class Proposal:
 
 
 class Proposer(Protocol):
-    """What the decode loop asks of a way of drafting."""
+    """A proposer, as the decode loop uses it."""
 
     @property
     def hidden(self) -> HiddenStates | None:
@@ -49,4 +49,4 @@ class Proposer(Protocol):
         """Follow the batch in dropping all slots but these."""
 
     def cache_bytes(self) -> int:
-        """Bytes that the proposer's own state takes for the batch, beyond its weights."""
+        """Bytes of the proposer's state for the batch, beyond its weights."""

@@ -1,6 +1,6 @@
 """Drafting with a small language model that shares the target's vocabulary.
 
-`Draft` is what all proposers that run a model share: each drafted token is the arg-max, or a sample of the draft's
+All proposers that run a model share `Draft`: each drafted token is the arg-max, or a sample of the draft's
 distribution.
 """
 
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 class DraftModelProposer:
     """Up to K sequential passes of a draft model.
 
-    `is_sampling` drafts by sampling the draft's processed distribution (needed by the `rejection` rule);
-    otherwise the draft takes its arg-max, a one-hot draft.  `draft_sampling` says which of a request's parameters
-    process that distribution: verification takes the one that was sampled, so that either way the target's is
-    emitted.  A row that would leave the draft's context drafts nothing
-    and makes plain steps from there on.
+    `is_sampling` drafts by sampling the draft's processed distribution (needed by the `rejection` rule); otherwise the
+    draft takes its arg-max, a one-hot draft.  `draft_sampling` names the request's parameters that process that
+    distribution.  Verification uses the distribution that was sampled, so that the output is the target's in either
+    case.  A row that would leave the draft's context drafts nothing and makes plain steps from there on.
 
     With a `confidence_threshold` above 0 a row stops drafting before the first position at which no token has that
-    probability in the draft's distribution (`Draft`), and may draft none; the passes end when no row goes on.
+    probability in the draft's distribution (`Draft`), and may draft none; the passes end when no row continues.
     """
 
     hidden = None  # of the target: none are needed
@@ -55,7 +54,7 @@ class DraftModelProposer:
         Args:
             context_limit: tokens up to which the draft can follow its target (None: to the end).
             passes: the draft's, where they are recorded.
-            kernels: what its cache is appended to with (None: torch).
+            kernels: append to its cache (None: torch).
         """
         self._model, self._passes, self._kernels = model, passes, kernels
         self._num_speculative_tokens = num_speculative_tokens
@@ -85,9 +84,9 @@ class DraftModelProposer:
             begun=self._find_drafting_rows(batch),
             confidence_threshold=self._confidence_threshold,
         )
-        # The last two tokens go in together: after a fully accepted step the draft has not yet seen the
-        # last drafted token; elsewhere the first of them rewrites the same keys and values.  What the passes write
-        # for a row that drafts no more is rewritten too.
+        # The last two tokens go in together: after a fully accepted step the draft has not yet seen the last drafted
+        # token; elsewhere the first of them rewrites the same keys and values.  The states that the passes write for a
+        # row that drafts no more are rewritten too.
         tokens = torch.stack((batch.previous_tokens, batch.last_tokens), 1)  # [rows, 2]
         self._runner.begin(span)
         for _ in range(self._num_speculative_tokens):
@@ -121,12 +120,12 @@ class DraftModelProposer:
 
 
 class Draft:
-    """The tokens of one step as they are drafted, one per row and depth.
+    """The tokens of one step while they are drafted, one per row and depth.
 
     With a `confidence_threshold` above 0 a row stops drafting before the first position at which no token has that
-    probability in the draft's distribution.  That is decided before the token is drawn.  Decided by the drawn token's
-    own probability, the tokens that are proposed would not follow the draft's distribution, by which `rejection`
-    verifies them.
+    probability in the draft's distribution.  This is decided before the token is drawn.  If the drawn token's
+    probability decided it, the proposed tokens would not follow the draft's distribution, by which `rejection` verifies
+    them.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class Draft:
         """
         Args:
             is_sampling: sample the draft's processed distribution, which then joins the proposal.
-            draft_sampling: which of a row's parameters process it.
+            draft_sampling: the row's parameters that process it.
             begun: the rows that draft at all, bool [rows]; None: every row.
         """
         self._batch = batch
@@ -182,11 +181,11 @@ class Draft:
         return chosen
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
-        """Both, for a draft that always goes on."""
+        """Both, for a draft that always continues."""
         self.consider(logits)
         return self.take()
 
     def proposal(self) -> Proposal:
-        """What was drafted, as wide as the deepest row."""
+        """The drafted tokens, as wide as the deepest row."""
         tokens = self._tokens[:, : self._depth]
         return Proposal(tokens, self._num_drafted, torch.stack(self._probs, 1) if self._probs else None)

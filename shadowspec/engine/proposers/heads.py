@@ -65,11 +65,11 @@ class HeadsProposer:
 
 
 class Eagle3Proposer:
-    """K passes of the draft's layer with a cache of its own.
+    """K passes of the draft's layer with a separate cache.
 
-    `is_sampling` and `draft_sampling` as in `DraftModelProposer`.  Each step begins by taking in what was emitted since
-    the last one, with the hidden states that the target's own pass gave: the entries that drafting made of the draft's
-    states are written over.
+    `is_sampling` and `draft_sampling` as in `DraftModelProposer`.  Each step begins by appending the tokens emitted
+    since the last one, with the hidden states of the target's pass.  They overwrite the entries that drafting made of
+    the draft's states.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class Eagle3Proposer:
         return proposal
 
     def _take_in(self, batch: Batch) -> torch.Tensor:
-        """Write the entries of what was emitted; the draft's states at each row's last one, [rows, 1, hidden]."""
+        """Write the entries of the emitted tokens; the draft's states at each row's last one, [rows, 1, hidden]."""
         hidden = batch.hidden_states
         assert hidden is not None, "the target's pass handed out no hidden states"
         columns = hidden.shape[1]
         rows = torch.arange(batch.num_rows, device=batch.device)
         tokens = self._following[:, :columns].index_put((rows, batch.standing), batch.last_tokens)
         span = Span.after(self._lengths, self._longest, columns, hidden.dtype)
-        # Columns beyond a row's last emitted one hold what was rejected; they are written over before they are read.
+        # Columns beyond a row's last emitted one hold rejected tokens; they are overwritten before they are read.
         states = self._pass(span, 0, tokens, self._draft.fuse(hidden))
         return states[rows, batch.standing][:, None]
 

@@ -1,4 +1,4 @@
-"""Drafting by prompt lookup: what followed an earlier occurrence of the row's last n tokens, the latest or earliest."""
+"""Drafting by prompt lookup: the tokens after an earlier (latest or earliest) occurrence of the row's last n tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lookup(
     Args:
         tokens: the row's prompt and output so far, [length].
         shortest, longest: lengths of the suffixes looked up, longest first.
-        count: number of tokens wanted.
+        count: maximum number of tokens.
         occurrence: which one, where the suffix has several.
 
     Returns:
@@ -46,10 +46,10 @@ def lookup(
 
 
 def _followed(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count: int) -> npt.NDArray[np.int64]:
-    """By llama.cpp's `common_ngram_simple_draft`, which looks up one length and knows the text without its last token.
+    """As llama.cpp's `common_ngram_simple_draft`, which looks up one length and ignores the text's last token.
 
-    An occurrence at the very beginning does not count, nor one that a single token follows; of a text that is no longer
-    than suffix, draft and two tokens nothing is drafted.
+    An occurrence at the very beginning does not count, nor one that a single token follows.  A text that is no longer
+    than suffix, draft and two tokens gets no draft.
     """
     length, known = len(tokens), len(tokens) - 1
     for size in range(min(longest, known - 1), shortest - 1, -1):

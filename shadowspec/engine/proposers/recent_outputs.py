@@ -1,8 +1,8 @@
-"""The recent outputs of an endpoint: what a server with one replica would remember of what it has emitted itself.
+"""The recent outputs of an endpoint: the outputs that a server with one replica would remember.
 
-They belong to an endpoint and a candidate, whose own speculative arm feeds them, live in this process alone, and are
-neither stored nor logged.  At most so many tokens are kept; the oldest outputs go first, whole.  A request that is
-decoded again replaces its own output.
+They belong to an endpoint and a candidate, whose speculative arm adds them, exist only in this process, and are neither
+stored nor logged.  Their number of tokens is limited; the oldest outputs go first, whole.  A request that is decoded
+again replaces its output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RecentOutputs:
 
     @classmethod
     def of(cls, config: SpeculationConfig) -> Self | None:
-        """What the config's proposer remembers of an endpoint, still empty; None if it remembers nothing."""
+        """The empty memory of the config's proposer for an endpoint; None if the proposer has none."""
         if not config.remembers:
             return None
         return cls(config.suffix_decoding_max_tree_depth, config.suffix_memory_tokens)
@@ -64,21 +64,21 @@ class RecentOutputs:
 
 
 class OutputsByEndpoint:
-    """What each candidate that remembers has of each endpoint.  Lives as long as the engine that measures them."""
+    """Each candidate's memory of each endpoint.  Lives as long as the engine that measures them."""
 
     def __init__(self) -> None:
         self._recent: dict[tuple[str, str], RecentOutputs] = {}  # by endpoint and fingerprint
 
     def before(self, block: Block, candidate: FingerprintedConfig) -> SuffixAutomaton | None:
-        """What the candidate may draft from in a block: its outputs of blocks before; None if there are none.
+        """The outputs that the candidate may draft from in a block: those of earlier blocks; None without any.
 
-        Those of the block's own prompts are left out, of fillers too: no request finds its answer ready.
+        Outputs of the block's prompts, fillers included, are left out, so that no request finds its answer ready.
         """
         recent = self._recent.get((block.endpoint, candidate.fingerprint))
         return None if recent is None else recent.without({each.key for each in (*block.requests, *block.fillers)})
 
     def after(self, block: Block, candidate: FingerprintedConfig, outputs: Iterable[Sequence[int] | None]) -> None:
-        """Remember what the candidate emitted for the block's own requests, which come first (None: it failed)."""
+        """Add the candidate's outputs of the block's measured requests, which come first (None: it failed)."""
         place = block.endpoint, candidate.fingerprint
         recent = self._recent.get(place) or RecentOutputs.of(candidate.config)
         assert recent is not None, "the candidate remembers nothing"

@@ -1,14 +1,14 @@
-"""Drafting by suffix: what has followed, in this text and in recent outputs, wherever its end has occurred before.
+"""Drafting by suffix: the continuations of earlier occurrences of the text's end, in it and in recent outputs.
 
 The rule is that of SuffixDecoding (arXiv:2411.04975) as vLLM's `suffix` method runs it, with Arctic Inference's
 options: a chain, not the paper's tree.  For every length m at which the text's last m tokens have occurred before, the
 likeliest continuation is followed token by token; the estimated probability of a draft is the product of the shares of
-occurrences that went on so, and it ends before it falls below `min_token_prob`, after `max_spec_factor` * m tokens,
+occurrences that continued so, and it ends before it falls below `min_token_prob`, after `max_spec_factor` * m tokens,
 and where m and the draft together reach `max_tree_depth`.  The draft with the largest sum of estimated probabilities
-wins, which is the number of tokens that may be expected to be accepted; of equals that of the longer match, and the
-text's own before that of recent outputs.
+wins, which is the expected number of accepted tokens; among equals that of the longer match, and the
+text's before that of recent outputs.
 
-The occurrence that asks counts as one whose continuation is not known, there as here.  No model is needed.
+The current occurrence counts as one whose continuation is not known, as in vLLM.  No model is needed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from shadowspec.engine.proposers.suffix_automaton import NOTHING, ROOT, SuffixAu
 from shadowspec.engine.sampling import to_device
 from shadowspec.types import SpeculationConfig
 
-ROUNDING = 1e-6  # of a factor times a length; Arctic Inference's own
+ROUNDING = 1e-6  # of a factor times a length; Arctic Inference's value
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixOptions:
-    """What limits a draft; names and meaning are vLLM's, without their prefix `suffix_decoding_`."""
+    """The limits of a draft; names and meaning are vLLM's, without their prefix `suffix_decoding_`."""
 
     max_tree_depth: int = 24  # tokens of match and draft together
     max_spec_factor: float = 1.0  # drafted tokens for each matched one
@@ -57,7 +57,7 @@ class Budgets:
 
 @lru_cache(maxsize=1024)  # of the few depths and options that a process runs
 def budgets(options: SuffixOptions, count: int) -> Budgets:
-    """The budgets where at most `count` tokens are wanted."""
+    """The budgets for at most `count` tokens."""
     depth = options.max_tree_depth
     by_length = tuple(
         min(count, int(length * options.max_spec_factor + ROUNDING), depth - length) for length in range(depth)
@@ -71,7 +71,7 @@ class SuffixText:
     def __init__(self, options: SuffixOptions, recent: SuffixAutomaton | None, tokens: Sequence[int]) -> None:
         """
         Args:
-            recent: the recent outputs, which stay as they are while the text grows; None: there are none.
+            recent: the recent outputs, which do not change while the text grows; None: there are none.
             tokens: the text so far.
         """
         self._options, self._recent = options, recent
@@ -81,7 +81,7 @@ class SuffixText:
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Let the text go on with these tokens."""
+        """Append these tokens to the text."""
         for token in tokens:
             self._own.append(token)
             if self._recent is not None:
@@ -89,7 +89,7 @@ class SuffixText:
             self.num_tokens += 1
 
     def draft(self, count: int) -> list[int]:
-        """Up to `count` tokens that the text may go on with; none where its last token is new."""
+        """Up to `count` likely next tokens of the text; none where its last token is new."""
         allowed = budgets(self._options, count)
         drafted, own_score = self._draft(self._own, self._own.state, self._own.length, 0, allowed)
         if self._recent is None:
@@ -147,7 +147,7 @@ class SuffixProposer:
     ) -> None:
         """
         Args:
-            recent: recent outputs, none of them of a request in the batch; None: there are none.
+            recent: recent outputs, none of them of a request in the batch; None: without.
         """
         self._num_speculative_tokens = num_speculative_tokens
         self._options, self._recent = options, recent
@@ -176,4 +176,4 @@ class SuffixProposer:
         self._texts = {place: self._texts[slot] for place, slot in enumerate(slots)}
 
     def cache_bytes(self) -> int:
-        return 0  # texts and their indexes lie in the host's memory, beside the process's own
+        return 0  # texts and their indexes are in host memory, outside the device's

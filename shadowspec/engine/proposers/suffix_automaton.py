@@ -1,4 +1,4 @@
-"""How often every string of up to `depth` tokens occurs in some texts, and what follows it most often.
+"""How often every string of up to `depth` tokens occurs in some texts, and its most frequent next token.
 
 A suffix automaton (Blumer et al. 1985) over several texts, built token by token.  Its states are the sets of strings
 that occur at the same places; the links of a state lead to ever shorter suffixes.  Beside the automaton itself, which
@@ -6,8 +6,8 @@ costs amortised O(1) a token, each state keeps how often its strings occur, when
 next token: the most frequent one, of equals the one seen last.  These are kept for strings of up to `depth` tokens, at
 the cost of the links among the last `depth` tokens: at most `depth` a token, mostly a handful.
 
-The oldest text can be removed.  Its states stay behind with a count of 0, as if they were not there, so that whoever
-removes much rebuilds the automaton in time.
+The oldest text can be removed.  Its states stay with a count of 0, as if they did not exist, so a caller that removes
+much must rebuild the automaton in time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTHING = -1  # no likeliest token, no link
 class SuffixAutomaton:
     """The lists are indexed by state; `state` and `length` are of the longest suffix of the text that is growing.
 
-    That suffix has at most `depth` - 1 tokens, so that what follows it is still counted.
+    That suffix has at most `depth` - 1 tokens, so that its next token is still counted.
     """
 
     def __init__(self, depth: int) -> None:
@@ -36,7 +36,7 @@ class SuffixAutomaton:
         self.begin()
 
     def begin(self) -> None:
-        """Begin another text: no string goes on from the one before."""
+        """Begin another text: no string continues from the one before."""
         self._last = ROOT
         self.state, self.length = ROOT, 0
 
@@ -82,7 +82,7 @@ class SuffixAutomaton:
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
         """From the longest suffix of a text that occurs here to the longest one after another token of that text.
 
-        What occurred in a removed text alone still does; nothing is known to follow it.
+        A string that occurred only in a removed text still occurs; it has no known next token.
 
         Args:
             state, length: of that suffix; (ROOT, 0) of an empty text.
@@ -132,8 +132,8 @@ class SuffixAutomaton:
         return state
 
     def _split(self, before: int, known: int, token: int) -> int:
-        """Of `known`, the strings that `before` leads to, in a state of their own: they occur here, its longer ones
-        do not."""
+        """Move the strings of `known` that `before` leads to into a new state: they occur here, its longer ones do
+        not."""
         following, links = self.following, self.links
         state = self._new_state(self.longest[before] + 1, dict(following[known]))
         links[state] = links[known]

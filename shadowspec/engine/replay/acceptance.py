@@ -11,11 +11,11 @@ Given the response, of which y is the i-th token, it is accepted where it is dra
 
 for P(y emitted and accepted) is min(target(y), draft(y)), and target(y) times the chance that a draft certain of its
 token proposes y.  The target's distribution is that after penalties, temperature and truncation, the draft's too unless
-its `draft_sampling` is by temperature alone.
+token proposes y.  The target's distribution is that after penalties, temperature and truncation.  So is the draft's,
+unless its `draft_sampling` is only by temperature.
 
-What drafting by suffix proposes depends on where a step starts and, unlike what prompt lookup proposes, on how many
-tokens it may propose at most: fewer may come from another match.  So every number of speculative tokens is drafted for
-separately.
+The draft by suffix depends on where a step starts and, unlike prompt lookup, on the largest number of tokens that it
+may propose: a smaller number may come from another match.  So every number of speculative tokens is drafted separately.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Reals = npt.NDArray[np.float64]
 
 
 class LogprobsMode(StrEnum):
-    """What the server's logprobs are of; the names are vLLM's (`--logprobs-mode`)."""
+    """The distribution of the server's logprobs; the names are vLLM's (`--logprobs-mode`)."""
 
     RAW = "raw_logprobs"  # before penalties, temperature and truncation: vLLM's default
     PROCESSED = "processed_logprobs"  # of the distribution that was sampled
@@ -106,7 +106,7 @@ def logged_target_probs(response: Response, mode: LogprobsMode) -> Reals:
 
 
 def _is_unprocessed(sampling: SamplingParameters) -> bool:
-    """Whether what is sampled is the softmax of the model's own logits."""
+    """Whether the sampled distribution is the softmax of the model's logits."""
     return (
         sampling.temperature == 1.0
         and sampling.top_p >= 1.0
@@ -118,7 +118,7 @@ def _is_unprocessed(sampling: SamplingParameters) -> bool:
 
 
 def needs_probs(rule: VerifyRule, response: Response) -> bool:
-    """Whether the rule looks at probabilities of this response's tokens, and not at the draft's arg-max alone."""
+    """Whether the rule uses probabilities of this response's tokens, and not only the draft's arg-max."""
     return rule is VerifyRule.REJECTION and response.request.sampling.temperature > 0.0
 
 
@@ -146,7 +146,7 @@ def lookup_chances(
     depth: int,
     occurrence: NgramOccurrence = NgramOccurrence.LATEST,
 ) -> StepChances:
-    """Of prompt lookup: a step proposes what `proposers.ngram.lookup` finds at its start.
+    """Of prompt lookup: a step proposes the result of `proposers.ngram.lookup` at its start.
 
     Args:
         responses: the responses.
@@ -193,7 +193,7 @@ def _proposal_starts(
             sizes = range(min(longest, now - 1), shortest - 1, -1)
             found = ((places[size - shortest].get(tuple(tokens[now - size : now])), size) for size in sizes)
             starts.append(next(((start, size) for start, size in found if start is not None), None))
-        end = now - is_followed  # what a single token follows is found one position later
+        end = now - is_followed  # an occurrence that a single token follows is found one position later
         for size in range(shortest, min(longest, end - is_followed) + 1):
             run, noted = tuple(tokens[end - size : end]), places[size - shortest]
             if not is_first or run not in noted:
@@ -209,16 +209,16 @@ class SuffixSteps:
     """The step that may start at each token of one response, for each of the depths asked for."""
 
     proposed: Integers  # [depths, tokens]: tokens proposed
-    borne_out: Integers  # [depths, tokens]: how many of them, from the first on, the response goes on with
+    borne_out: Integers  # [depths, tokens]: how many of them, from the first on, agree with the response
 
 
 def suffix_steps(
     response: Response, options: SuffixOptions, recent: SuffixAutomaton | None, depths: Sequence[int]
 ) -> SuffixSteps:
-    """Draft at every token of a response as the loop does there.
+    """Draft at every token of a response as the engine does there.
 
     Args:
-        recent: the outputs before this one; None: there are none.
+            recent: the outputs before this one; None: without.
         depths: the most tokens that a step proposes.
     """
     output = response.output
@@ -234,13 +234,13 @@ def suffix_steps(
 
 
 def _num_equal(drafted: Sequence[int], tokens: Sequence[int]) -> int:
-    """Leading tokens that are the same; what lies past the shorter one is not."""
+    """Number of equal leading tokens; positions after the shorter one's end are unequal."""
     pairs = enumerate(zip(drafted, tokens, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(drafted), len(tokens)))
 
 
 def suffix_chances(steps: Sequence[SuffixSteps], index: int, depth: int) -> StepChances:
-    """The chances of responses at the depth with this index; what follows a token not borne out is not reached."""
+    """The chances of responses at the depth with this index; positions after a mismatched token are not reached."""
     lengths = np.array([step.proposed.shape[1] for step in steps], dtype=np.int64)
     proposed, borne_out = np.zeros((2, len(steps), int(lengths.max(initial=0))), dtype=np.int64)
     for row, step in enumerate(steps):

@@ -1,8 +1,8 @@
 """Teacher-forced scores of heads that draft from the target's hidden states, by the start of the step and the depth.
 
-What heads draft depends on where the step started.  Given the response, the drafted tokens that a later one of the same
-step builds on are the response's own, or the step would have ended before: so every start's chain is fed the response.
-The target is run over each response once more for its hidden states.
+The draft of heads depends on where the step started.  Given the response, a later token of a step is reached only if
+the earlier drafted tokens equal the response's: so every start's chain is fed the response.  The target is run over
+each response once more for its hidden states.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Reals = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StartScores:
-    """What heads make of the tokens of one response, [tokens, depth]: entry [s, m] is of y[s + m] in a step from s on.
+    """The heads' scores of the tokens of one response, [tokens, depth]: entry [s, m] is of y[s + m] in a step from s.
 
-    Entries past the end of the response, and the first row, whose token nothing drafts, are not filled.
+    Entries past the end of the response, and the first row, whose token no head drafts, are not filled.
     """
 
     probs: Reals | None  # of the distribution that is sampled; None: not asked for
@@ -55,7 +55,7 @@ def start_scores(
     Args:
         target: transformers' or a `DirectLlama`.
         depth: the most tokens that a step proposes; at most the number of heads.
-        with_probs: whether the probabilities of sampled responses are wanted; those of greedy ones never are.
+        with_probs: compute the probabilities of sampled responses; those of greedy ones are never computed.
 
     Returns:
         In the order of the responses.
@@ -152,7 +152,7 @@ class _StagedChains:
     """Medusa's and mlp_speculator's: from the hidden state that made the token before the start."""
 
     def __init__(self, heads: StagedHeads, final: torch.Tensor, following: torch.Tensor) -> None:
-        """`final`: [tokens, hidden], row i is what made y[i]; `following`: int64, entry i + 1 is y[i]."""
+        """`final`: [tokens, hidden], row i gave y[i]; `following`: int64, entry i + 1 is y[i]."""
         self._heads, self._final, self._following = heads, final, following
 
     def logits(self, starts: torch.Tensor, following: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -166,7 +166,7 @@ class _StagedChains:
 
 
 class _EagleChains:
-    """EAGLE's: each start goes on from a copy of the entries before it."""
+    """EAGLE's: each start continues from a copy of the entries before it."""
 
     def __init__(self, draft: Eagle3Draft, hidden: torch.Tensor, text: torch.Tensor, prompt_tokens: int) -> None:
         """`hidden`: [1, positions, size] of the target's; `text`: int64, the token of each position."""
@@ -182,7 +182,7 @@ class _EagleChains:
     def logits(self, starts: torch.Tensor, following: torch.Tensor) -> Iterator[torch.Tensor]:
         """As `_StagedChains.logits`."""
         draft, (rows, depth) = self._draft, following.shape
-        places = self._prompt_tokens + starts - 1  # the first entry of each chain that is the draft's own
+        places = self._prompt_tokens + starts - 1  # the first entry of each chain that has a draft's state
         states = self._states[0, places - 1][:, None]
         yield draft.logits(states[:, 0])
         cache = RaggedCache(1, rows, self._capacity, starts.device)

@@ -5,12 +5,12 @@ probability `accept[s, m]`, independently of everything before s.  So the positi
 chain, and the expected counters are sums over it.  They are those that `Row.note_step` counts:
 
 - a token drafted after the last emitted one counts in neither accepted nor drafted tokens;
-- a step that accepts the last token of the response adds to the histogram what it emitted, and is a cut step;
+- a step that accepts the last token of the response adds its emitted tokens to the histogram, and is a cut step;
 - a step for which nothing is proposed is a plain step, not a draft.
 
-The form with a single `accept[i]` per position is that of drafts that see the prefix alone (a draft model);
-`of_prefix` makes the other of it.  What is accepted beyond the end of a response cannot be known from it, so that
-there is no `num_cut_accepted_tokens` here.
+The form with a single `accept[i]` per position is that of drafts that depend only on the prefix (a draft model);
+`of_prefix` converts it to the general one.  Acceptance beyond the end of a response cannot be known from it, so there
+is no `num_cut_accepted_tokens` here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIRST_DRAFTED: Final = 1  # prefill emits the first token undrafted, in this eng
 
 @dataclass(frozen=True, slots=True)
 class StepChances:
-    """What decides the steps of responses, padded to the longest: what lies past a response's end is not looked at."""
+    """The chances that decide the steps of responses, padded to the longest; padding is ignored."""
 
     accept: Reals  # [responses, positions, depth]: chance of y[s + m] in a step that starts at s, given those before
     proposed: Integers  # [responses, positions]: tokens proposed in a step that starts at s, at most depth
@@ -42,7 +42,7 @@ class StepChances:
 
     @classmethod
     def of_prefix(cls, accept: Sequence[Reals], depth: int) -> StepChances:
-        """Of drafts that depend on the prefix alone and always propose all they may.
+        """Of drafts that depend only on the prefix and always propose the most that they may.
 
         Args:
             accept: for each response the chance of each of its tokens, [tokens].
@@ -59,9 +59,10 @@ class StepChances:
 
 @dataclass(frozen=True, slots=True)
 class StepLaw:
-    """Expected counters, [depths, responses] each, in the order in which the depths were asked for.
+    """Expected counters, [depths, responses] each, in the order of the given depths.
 
-    The last three are of the loop's own counts given the response: how far one run of the loop lies from the mean.
+    The last three are variances and covariance of the engine's counts given the response: how far one run of the engine
+    lies from the mean.
     """
 
     depths: tuple[int, ...]
@@ -165,7 +166,7 @@ class _Steps:
 def _moments(steps: _Steps) -> tuple[Reals, Reals, Reals]:
     """Variance of drafts, of accepted tokens, and their covariance; [depths, responses] each.
 
-    From the end of the responses on: the counts from a position on are a step's own and those from where it leads.
+    From the end of the responses on: the counts from a position on are a step's plus those from its end.
     """
     width = steps.widest + 1
     # [moment, positions, ...]: drafts, accepted, drafts^2, drafts * accepted, accepted^2 from there on
@@ -193,7 +194,7 @@ def _moments(steps: _Steps) -> tuple[Reals, Reals, Reals]:
 
 
 def expected_counts(law: StepLaw, response: int, num_prompt_tokens: int) -> tuple[ExpectedCounts, ...]:
-    """The counters of one response, for each depth; positions and histogram as long as the depth wants them."""
+    """The counters of one response, for each depth; positions and histogram as long as the depth needs."""
     drafts, accepted = law.drafts[:, response], law.accepted_tokens[:, response]
     counts = []
     for index, depth in enumerate(law.depths):

@@ -1,7 +1,7 @@
-"""Expected counters of many responses, pooled, with how surely the traffic's mean acceptance length is known.
+"""Expected counters of many responses, pooled, with an interval of the traffic's mean acceptance length.
 
-The interval is that of a ratio of sums over sessions, the units that may be taken as independent; requests of one
-session are alike.  It holds for one look at a fixed number of sessions: the gate's own sequences hold at every look.
+The interval is that of a ratio of sums over sessions, the independent units; requests of one session are alike.  It
+holds for one look at a fixed number of sessions, while the gate's sequences hold at every look.
 """
 
 from __future__ import annotations

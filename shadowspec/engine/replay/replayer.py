@@ -68,9 +68,10 @@ class _Judged:
 
 
 class Replayer:
-    """Replays responses of one target with each of its ways of drafting.
+    """Replays responses of one target with each of its candidates.
 
-    What drafts from recent outputs finds the responses replayed before, in their order, as far back as it remembers.
+    A candidate that drafts from recent outputs finds the responses replayed before, in their order, as far back as its
+    memory goes.
     """
 
     def __init__(
@@ -89,14 +90,14 @@ class Replayer:
         Args:
             depths: numbers of speculative tokens.
             end_token_ids: those that end the target's texts.
-            target: None: responses are believed to be the target's, and where its probabilities are needed they are
-                taken from the logprobs that the record holds; heads cannot be replayed without it.
-            logprobs_mode: what those are of.
+            target: None: responses are assumed to be the target's, and its probabilities, where needed, come from the
+                record's logprobs; heads cannot be replayed without it.
+            logprobs_mode: the distribution of those logprobs.
             near_tie_logit: see `check_target`.
-            kernels: what scores responses straight from hidden states (None: torch, from logits as the loop has them).
+            kernels: score responses directly from hidden states (None: torch, from logits as in the decode loop).
 
         Raises:
-            ConfigError: the depth of a way of drafting depends on more than a response shows.
+            ConfigError: the depth of a candidate depends on more than a response shows.
         """
         for drafting in draftings:
             require_replayable(drafting.config)
@@ -144,7 +145,7 @@ class Replayer:
         )
 
     def _judge(self, response: Response, scores: TokenScores | None) -> _Judged:
-        """With the target's own probabilities, else those of the record where some way of drafting needs them."""
+        """With the target's probabilities, else the record's where a candidate needs them."""
         if scores is not None:
             return _Judged(response, check_target(response, scores, self._near_tie_logit), scores.probs)
         if any(self._uses_probs(drafting, response) for drafting in self._draftings):
@@ -240,7 +241,7 @@ class Replayer:
 def require_replayable(config: SpeculationConfig) -> None:
     """
     Raises:
-        ConfigError: what it drafts depends on more than a response shows, or a server drafts it.
+        ConfigError: its drafts depend on more than a response shows, or a server makes them.
     """
     if config.is_served_method:
         raise ConfigError(

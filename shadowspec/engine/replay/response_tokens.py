@@ -1,8 +1,8 @@
-"""The tokens of a logged response, held against what the loop would have made of them.
+"""The tokens of a logged response, checked against the engine's rules for ends.
 
-A response can be replayed when its tokens are known, and with them where it ended: at a token that ends the request,
-at a stop string, or at a limit of length.  Servers may leave the token that ended a response out of what they log;
-where only one can have been it, it is put back.
+A response can be replayed when its tokens are known, and where it ended: at a token that ends the request, at a stop
+string, or at a limit of length.  Servers may leave the token that ended a response out of the log; where only one token
+is possible, it is added again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shadowspec.errors import RecordError
 from shadowspec.types import FunnelCounter, RecordKey, ShadowPrompt
 
 LENGTH = "length"
-# By what the response itself says it was ended at a token or a stop string.
+# The response's values for an end at a token or a stop string.
 STOPPED = frozenset({"stop", "tool_calls", "function_call", "eos_token", "end_turn", "stop_sequence"})
 
 
@@ -98,7 +98,7 @@ def _retokenise(
         )
     ids = tuple(tokenizer.encode_output(text))
     if not ids or tokenizer.decode(ids) != text:
-        raise refusal_error(key, "does_not_retokenise", "the response's text is not what its tokens decode to")
+        raise refusal_error(key, "does_not_retokenise", "the response's tokens do not decode to its text")
     return ids
 
 
@@ -138,7 +138,7 @@ def _check_end(
     )
     if is_late:
         raise refusal_error(
-            key, "goes_on_after_end", "the response goes on after a token or a length that ends the request"
+            key, "goes_on_after_end", "the response continues after a token or a length that ends the request"
         )
 
 

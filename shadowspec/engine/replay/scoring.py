@@ -1,12 +1,12 @@
-"""Teacher-forced scores of responses: what a model would have made of every token, given those before it.
+"""Teacher-forced scores of responses: a model's probability of every token, given those before it.
 
-Responses of like kind and length share a batch, of at most `TOKENS_PER_BATCH` padded tokens of prompt and response,
-and logits are made for so many positions at a time as fit into `LOGITS_PER_PASS`, so that memory depends on neither
+Responses of like kind and length share a batch, of at most `TOKENS_PER_BATCH` padded tokens of prompt and response.
+Logits are computed for as many positions at a time as fit into `LOGITS_PER_PASS`.  Memory therefore depends on neither
 the number of responses nor, but for one position a row, on the vocabulary.
 
 A `DirectLlama` reads prompts and responses in one pass, without a cache, and its head is then applied to the states
-that come before the tokens of the responses.  What can only be asked for logits reads the prompts into a cache and
-then so many columns of the responses at a time as logits may be made for.
+before the tokens of the responses.  A model that only returns logits reads the prompts into a cache, and then the
+responses in groups of columns.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from shadowspec.types import SamplingParameters
 if TYPE_CHECKING:
     from shadowspec_kernels.dispatch import Kernels
 
-TOKENS_PER_BATCH: Final = 16_384  # padded; what the key-value cache of a batch holds at most, one long row excepted
+TOKENS_PER_BATCH: Final = 16_384  # padded; the most that the key-value cache of a batch holds, except for one long row
 # On a CPU more tokens at once give nothing: fewer of more equal length, whose states stay in its caches, take 3/4 of
 # the time.
 TOKENS_PER_THREAD: Final = 1_024
 LOGITS_PER_PASS: Final = 2**25  # float32 entries, 128 MB; of sampled rows some three such tensors live at once
-# On a CPU: few, lest every pass over their logits read and write main memory, but the head's weights are read for each.
+# On a CPU: few, so that the passes over their logits stay in cache, but the head's weights are read for each.
 POSITIONS_PER_PASS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What a model makes of the tokens of one response under its sampling parameters; [tokens] each."""
+    """A model's scores of the tokens of one response under its sampling parameters; [tokens] each."""
 
     probs: npt.NDArray[np.float64] | None  # of the distribution that is sampled; None: not asked for
-    is_best: npt.NDArray[np.bool_]  # the token is the arg-max after penalties, what a greedy draft proposes
+    is_best: npt.NDArray[np.bool_]  # the token is the arg-max after penalties, as a greedy draft proposes
     gaps: npt.NDArray[np.float64]  # from the highest logit down to the token's, after penalties
 
 
@@ -56,7 +56,7 @@ class Budget:
 
     @classmethod
     def of(cls, device: torch.device, vocabulary: int) -> Budget:
-        """What is fastest on a device."""
+        """The fastest budget on a device."""
         if device.type != "cpu":
             return cls()
         return cls(
@@ -77,15 +77,15 @@ def token_scores(
 ) -> list[TokenScores]:
     """Score every token of every response.
 
-    With `kernels`, responses whose distribution is the softmax of the model's own logits are scored straight from the
-    hidden states, in float32 whatever the dtype of the logits, of models that can hand them out.
+    With `kernels`, responses whose distribution is the softmax of the model's logits are scored directly from the
+    hidden states, in float32 for any dtype of the logits, of models that return them.
 
     Args:
         model: transformers' or a `DirectLlama`.
         responses: with their requests, whose sampling parameters apply.
         end_token_ids: those that end the target's texts, which minimum length forbids.
-        with_probs: whether the probabilities of sampled responses are wanted; those of greedy ones never are.
-        budget: None: what is fastest on the model's device.
+        with_probs: compute the probabilities of sampled responses; those of greedy ones are never computed.
+        budget: None: the fastest on the model's device.
 
     Returns:
         In the order of the responses.
@@ -106,9 +106,9 @@ def token_scores(
 
 @torch.inference_mode()
 def response_logits(model: Any, responses: Sequence[Response]) -> torch.Tensor:
-    """The model's own logits before every token of every response, one after the other; [tokens, vocabulary].
+    """The model's logits before every token of every response, one after the other; [tokens, vocabulary].
 
-    All of them at once: how many are in memory is the caller's to choose.
+    All of them at once: the caller limits their number in memory.
     """
     if type(model) is DirectLlama:
         return model.logits(_states(model, responses))
@@ -203,7 +203,7 @@ def _states(model: DirectLlama, batch: Sequence[Response]) -> torch.Tensor:
 
 
 def group_by_length(lengths: Sequence[int], positions: int) -> Iterator[list[int]]:
-    """Indices of like lengths, so many that the padded positions of a group stay within `positions`."""
+    """Indices grouped by similar length, so that the padded positions of a group stay within `positions`."""
     rows: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
         if rows and lengths[row] * (len(rows) + 1) > positions:
@@ -242,7 +242,7 @@ def _logit_scores(
     with_probs: bool,
     logits_per_pass: int,
 ) -> list[TokenScores]:
-    """From logits, which are made for so many columns of the batch at a time."""
+    """From logits, computed for a group of the batch's columns at a time."""
     sampling = BatchSampling(
         [response.request.sampling for response in batch],
         [response.request.prompt for response in batch],

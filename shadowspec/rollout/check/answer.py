@@ -1,4 +1,4 @@
-"""The answer to a promotion check: per endpoint or slice, over its loads, with what it rests on."""
+"""The answer to a promotion check: per endpoint or slice, over its loads, with its evidence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Role(StrEnum):
 
     REQUIRED = "required"  # must be ENABLE
     WATCHED = "watched"  # must not be DISABLE
-    ORDERED = "ordered"  # an operator's override: speculation is off there, whatever is decided
+    ORDERED = "ordered"  # an operator's override: speculation is off there, regardless of decisions
     SHOWN = "shown"  # bears on nothing: too little traffic
 
 
@@ -39,7 +39,7 @@ class Bounds:
 class LoadFinding:
     """One load: its share of the endpoint's traffic and its latest decision, None where it has none.
 
-    `age` is that of the newest evidence (None: there is none as young as what was read); `problem` says why the
+    `age` is that of the newest evidence (None: all evidence is older than the read limit); `problem` is why the
     decision cannot be used.
     """
 
@@ -51,7 +51,7 @@ class LoadFinding:
 
     @property
     def outcome(self) -> Outcome:
-        """A DISABLE stands, however old; a load that nobody judged is held."""
+        """A DISABLE stays in force at any age; a load without a decision is HOLD."""
         if self.decision is None:
             return Outcome.HOLD
         outcome = Outcome(self.decision.verdict.value)
@@ -63,8 +63,8 @@ class Finding:
     """The endpoint as a whole (no `slice_key`) or one slice, over its loads.
 
     `since` is when its verdict began; `age` that of the oldest among its loads' newest evidence; `traffic_share` is
-    None where no traffic is known.  `override_id` is that of the order that it speaks of, where it speaks of one and
-    not of decisions: it then has no loads.
+    None where no traffic is known.  `override_id` is set where the finding is about an order and not about decisions;
+    it then has no loads.
     """
 
     slice_key: str
@@ -93,11 +93,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the decisions say of one speculation config, the best of the endpoint's candidates.
+    """The decisions' answer for one speculation config, the best of the endpoint's candidates.
 
-    `engines` measured, `serving_engine` serves (None: none is named).  `others` are the candidates that it was
-    chosen from, with their outcomes; `remarks` what else whoever serves by the answer must know, which changes no
-    outcome.  A refusal has a `problem` and neither config nor findings.
+    `engines` measured, `serving_engine` serves (None: none is named).  `others` are the candidates that it was chosen
+    from, with their outcomes; `remarks` are further facts for the deployer, which change no outcome.  A refusal has a
+    `problem` and neither config nor findings.
     """
 
     question: Question
@@ -132,7 +132,7 @@ class Answer:
 
     @property
     def blocking(self) -> Sequence[Finding]:
-        """What keeps the answer from ENABLE, worst first."""
+        """The findings that keep the answer from ENABLE, worst first."""
         found = (finding for finding in self.findings if finding.is_blocking)
         return sorted(found, key=lambda finding: WORST_FIRST.index(finding.outcome))
 
@@ -146,9 +146,9 @@ def refusal(question: Question, problem: str, now: datetime) -> Answer:
 class Question:
     """May speculation be on here?
 
-    Without `slice_labels` the endpoint as a whole is meant, else every slice that has all these labels; without
-    `concurrency` all of the endpoint's loads, by their shares.  What is expected (None: anything) is compared with
-    the speculation configs that are measured now, as `Expectation` says.
+    Without `slice_labels` it is about the whole endpoint, else about every slice with all these labels; without
+    `concurrency` about all of the endpoint's loads, by their shares.  The expected deployment (None: any) is compared
+    with the speculation configs that are measured now, by `Expectation`.
     """
 
     endpoint: str
@@ -166,7 +166,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class CheckInput:
-    """What a check is answered from: the decisions in force at an endpoint, and what they are weighted with.
+    """The input of a check: the decisions in force at an endpoint, and their weights.
 
     `configs` are every measured one by fingerprint; `load_shares` and `candidates` the operator's (none: as measured).
     A load without a bound counts as a speedup at plus or minus `log_speedup_clip`, the end of the range.

@@ -48,7 +48,7 @@ def step_summary(answer: Answer) -> str:
         )
         parts.append(_table(head, rows))
     if (left := len(answer.findings) - MAX_SUMMARY_ROWS) > 0:
-        parts.append(f"{left} more slices with less traffic are in the command's own output.")
+        parts.append(f"{left} more slices with less traffic are in the command's output.")
     parts += [markdown_text(line) for line in subject_lines(answer)]
     parts.append(f"Checked at {moment(answer.checked_at)}. Bounds hold at every look at once.")
     return "\n\n".join(parts) + "\n"
@@ -105,7 +105,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _command(name: str, title: str, message: str) -> str:
-    """A workflow command, escaped as GitHub's own toolkit does."""
+    """A workflow command, escaped as GitHub's toolkit does."""
     return f"::{name} title={_data(title).replace(':', '%3A').replace(',', '%2C')}::{_data(message)}"
 
 

@@ -28,8 +28,8 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
     """The answer for the best of the endpoint's candidates: ENABLE first, then by speedup's lower bound.
 
     Raises:
-        UsageError: there is no such load or label; the message names those that there are.
-        NoDataError: nothing was decided, nothing on such slices or of what is expected, or only by a trial policy.
+        UsageError: there is no such load or label; the message names the existing ones.
+        NoDataError: nothing was decided, or not on such slices or such a deployment, or only by a trial policy.
     """
     decisions = [each.decision for each in inputs.decisions.latest]
     if not decisions:
@@ -129,10 +129,10 @@ def _slices(question: Question, decisions: Iterable[Decision]) -> list[str]:
 
 
 def _find_expected(question: Question, decisions: Sequence[Decision], inputs: CheckInput) -> dict[str, str]:
-    """The current fingerprint of each candidate that is what the question expects, by the candidate's name.
+    """The current fingerprint of each candidate that matches the question, by the candidate's name.
 
     Raises:
-        NoDataError: none is, or none was decided; the message says in what each differs.
+        NoDataError: none matches, or none was decided; the message names the difference of each.
     """
     decided = {decision.config.name for decision in decisions}
     names = decided.intersection(inputs.candidates) if inputs.candidates else decided
@@ -151,7 +151,7 @@ def _find_expected(question: Question, decisions: Sequence[Decision], inputs: Ch
             differences.append(f"{name}: {difference}")
     if not kept:
         raise NoDataError(
-            f"endpoint {question.endpoint!r}: what is measured is not what is expected; {'; '.join(differences)}"
+            f"endpoint {question.endpoint!r}: no measured config matches the expected one; {'; '.join(differences)}"
         )
     return kept
 

@@ -1,4 +1,4 @@
-"""The answer as JUnit XML: what blocks with DISABLE is a failure, HOLD is skipped, unusable data is an error.
+"""The answer as JUnit XML: a blocking DISABLE is a failure, HOLD is skipped, unusable data is an error.
 
 Valid against the schema of the Jenkins xUnit plugin (junit-10.xsd) and against that of the Ant task (JUnit.xsd);
 the second is the stricter one on attributes and order.
@@ -15,7 +15,7 @@ from shadowspec.rollout.check.answer import Answer, Finding
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.rollout.check.plain_text import answer_lines, finding_title
 
-HOSTNAME: Final = "localhost"  # the schema wants one; which machine asked is no part of the answer
+HOSTNAME: Final = "localhost"  # the schema requires one; the answer does not depend on the machine
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -70,7 +70,7 @@ def _case(endpoint: str, finding: Finding) -> Element:
         _add(case, "failure", finding.outcome.value, finding.reason)
     elif finding.is_blocking and finding.outcome is Outcome.UNUSABLE:
         _add(case, "error", finding.outcome.value, finding.reason)
-    else:  # HOLD, and what a slice of little traffic has come to
+    else:  # HOLD, and any outcome of a slice with little traffic
         SubElement(case, "skipped", {"message": _clean(f"{finding.outcome}: {finding.reason}")})
     return case
 
@@ -84,5 +84,5 @@ def _add(case: Element, kind: str, type_: str, message: str) -> None:
 
 
 def _clean(text: str) -> str:
-    """The text without what XML has no way to write."""
+    """The text without characters that XML cannot represent."""
     return _NOT_XML.sub("\ufffd", text)

@@ -82,7 +82,7 @@ def _load(
 
 
 def _explain_unjudged(here: Sequence[LatestDecision], fingerprint: str, inputs: CheckInput) -> str | None:
-    """What there is to say where only another fingerprint of the same candidate was judged; None where none was."""
+    """A note where only another fingerprint of the same candidate was decided; None without one."""
     config = inputs.configs.get(fingerprint)
     if config is None or config.config.name not in {each.decision.config.name for each in here}:
         return None
@@ -94,7 +94,7 @@ def _staleness(decision: Decision, age: timedelta | None, limit: timedelta | Non
     """Why a decision is too old to be used."""
     if age is None:
         return f"stale: there is no evidence as young as {age_text(limit)}"
-    if age == now - decision.decided_at:  # what was measured since is not in evidence
+    if age == now - decision.decided_at:  # later measurements are not in evidence
         return f"stale: decided {age_text(age)} ago, the limit is {age_text(limit)}"
     return f"stale: the newest evidence is {age_text(age)} old, the limit {age_text(limit)}"
 

@@ -8,7 +8,7 @@ from shadowspec.errors import ExitCode
 
 
 class Outcome(StrEnum):
-    """A verdict, or that there is none that could be used."""
+    """A verdict, or that no usable one exists."""
 
     ENABLE = "ENABLE"
     DISABLE = "DISABLE"
@@ -17,7 +17,7 @@ class Outcome(StrEnum):
 
 
 class OnHold(StrEnum):
-    """What HOLD does to the exit code."""
+    """The effect of HOLD on the exit code."""
 
     FAIL = "fail"
     PASS = "pass"  # noqa: S105 - not a password

@@ -1,7 +1,7 @@
 """Findings on an operator's orders, which hold also where nothing was decided or measured yet.
 
-A decision under an override carries its verdict already.  What an order covers beside those decisions is told here, by
-the order itself: slices that are too new to be decided, and such as have not been seen.
+A decision under an override carries its verdict already.  Slices that an order covers without a decision (too new, or
+not seen yet) get a finding from the order itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answer in plain text, a line at a time: what a log and a JUnit report show."""
+"""The answer in plain text, line by line, for a log and a JUnit report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROLE = {
 
 
 def answer_lines(answer: Answer) -> list[str]:
-    """The answer, what it speaks of, and every finding with what it rests on."""
+    """The answer, its subject, and every finding with its evidence."""
     lines = [headline(answer), *subject_lines(answer)]
     for finding in answer.findings:
         lines += [
@@ -45,13 +45,13 @@ def headline(answer: Answer) -> str:
     meaning = {
         Outcome.DISABLE: f"speculation with {answer.config_name} must stay off",
         Outcome.HOLD: f"speculation with {answer.config_name} is not proven yet",
-        Outcome.UNUSABLE: "there is no verdict that can be used",
+        Outcome.UNUSABLE: "there is no usable verdict",
     }
     return f"{answer.outcome} {asked}: {meaning[answer.outcome]} ({named})"
 
 
 def subject_lines(answer: Answer) -> list[str]:
-    """Which config and engine the answer speaks of, the candidates that it was chosen from, and its remarks."""
+    """The answer's config and engine, the candidates that it was chosen from, and its remarks."""
     if answer.config_name is None:
         return []
     fingerprints = ", ".join(fingerprint[:SHOWN_CHARACTERS] for fingerprint in answer.fingerprints)
@@ -63,7 +63,7 @@ def subject_lines(answer: Answer) -> list[str]:
 
 
 def engines_text(answer: Answer) -> str:
-    """What its latency was measured on, by name and version."""
+    """The engines on which its latency was measured, by name and version."""
     return plain_text("; ".join(answer.engines) or "unknown")
 
 

@@ -1,7 +1,7 @@
-"""Which decisions switch something on, and why the others do not.
+"""Which decisions enable speculation in an export, and why the others do not.
 
-On is an ENABLE that is fresh and not overridden, of the engine that was asked for, of the fingerprint that its
-candidate stands for now, and rolled out where stages are used.  All else is off, with its reason.
+On is an ENABLE that is fresh and not overridden, of the requested engine, of its candidate's current fingerprint, and
+rolled out where stages are used.  All else is off, with its reason.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Off(StrEnum):
     OVERRIDDEN = "overridden"
     STALE = "stale"  # no evidence younger than the largest age
     OTHER_ENGINE = "other_engine"  # measured with another engine than the one asked for
-    SUPERSEDED = "superseded"  # its candidate stands for another fingerprint now
+    SUPERSEDED = "superseded"  # its candidate has another fingerprint now
     NOT_ROLLED_OUT = "not_rolled_out"  # the endpoint's stage is shadow, or another config is rolled out
     TOO_DEEP = "too_deep"  # the rollout serves a smaller depth, at which this decision proves nothing
 
 
 @dataclass(frozen=True, slots=True)
 class ServedDecision:
-    """What one decision exports as.
+    """The export of one decision.
 
-    `expires_at` is when its evidence becomes stale; `off` is None where it is on; `share` is how much of the traffic
-    the rollout lets through.  On means the depth that was measured, and no other.
+    `expires_at` is when its evidence becomes stale; `off` is None where it is on; `share` is the rollout's share of the
+    traffic.  On means the measured depth, and no other.
     """
 
     decision: Decision
@@ -64,7 +64,7 @@ class ServedDecision:
 
     @property
     def speedup_lower(self) -> float:
-        """Lower bound of the speedup; 0 where there is none."""
+        """Lower bound of the speedup; 0 without one."""
         bounds = [test.lower for test in self.decision.tests if test.name == "speedup"]
         return bounds[0] if bounds and bounds[0] is not None else 0.0
 
@@ -78,10 +78,10 @@ def judge_decisions(
     expected: Expectation = NOTHING_EXPECTED,
     rollouts: Iterable[Rollout] = (),
 ) -> list[ServedDecision]:
-    """Every latest decision of one endpoint with what it exports as.
+    """Every latest decision of one endpoint with its export.
 
-    What is not `expected` is off; `configs` are every measured one by fingerprint.  Where the endpoint has a rollout at
-    a load, that says what is served of it; where it has none, stages are not used.
+    A decision that is not `expected` is off; `configs` are every measured one by fingerprint.  Where the endpoint has a
+    rollout at a load, the rollout decides what is served there; without a rollout, stages are not used.
     """
     configs = configs or {}
     latest = list(latest)
@@ -113,7 +113,7 @@ def is_disabled(served: ServedDecision) -> bool:
 
 
 def describe(served_decisions: Sequence[ServedDecision]) -> list[str]:
-    """One line for each: what it is about, what it exports as, and the decision that says so."""
+    """One line for each decision: its subject, its export, and its id."""
     return [_line(served) for served in served_decisions]
 
 
@@ -123,7 +123,7 @@ def describe_orders(overrides: Iterable[Override]) -> list[str]:
     for order in (each for each in overrides if each.slice_key):
         load = "every load" if order.concurrency is None else f"concurrency {order.concurrency}"
         covered = f"{order.endpoint}, {order.slice_key}, {load}"
-        lines.append(f"{covered}: off, and what cannot tell these slices apart (override {order.override_id})")
+        lines.append(f"{covered}: off, also on servers that cannot distinguish slices (override {order.override_id})")
     return lines
 
 
@@ -144,7 +144,7 @@ def _rolled_out(
     rollout = stages.get((decision.endpoint, decision.concurrency))
     if rollout is None or not served.is_on:
         return served
-    # A context that the slice does not tell apart may be any: the smallest cap of all holds.
+    # Where the slice does not fix the context it may be any: the smallest cap of all holds.
     smallest = min(rollout.depth_caps.values(), default=0)
     cap = rollout.depth_caps.get(decision.slice_labels.get("context_bucket", ""), smallest)
     cap = cap if "context_bucket" in decision.slice_labels else smallest

@@ -1,8 +1,8 @@
-"""Whether what an export switches on was decided for the engine that will read it.
+"""Whether the decisions behind an export are for the engine that will read it.
 
-Latency says nothing of another engine.  An export for an engine needs verdicts for that engine.  One that names none
-(a flag system, a planner) serves whatever serves the endpoint: it needs verdicts for an engine that serves anybody.
-A method by which the measured server drafted goes out as it came in, to that engine alone.
+Latency of one engine does not apply to another.  An export for an engine needs verdicts for that engine.  An export
+without an engine (a flag system, a planner) serves the endpoint's engine: it needs verdicts for some serving engine.
+A server's drafting method is exported unchanged, and only to the same engine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def require_engine(form: ExportFormat, schedules: Iterable[Schedule], *, is_acce
 
 
 def _mismatches(form: ExportFormat, schedule: Schedule) -> list[str]:
-    """What is wrong with each decision behind a schedule that is on."""
+    """The mismatch of each decision behind a schedule that is on."""
     ids = set(schedule.decision_ids)
     behind = [each.decision for each in schedule.served_decisions if each.decision.decision_id in ids]
     return [text for decision in behind if (text := _mismatch(form, decision)) is not None]
@@ -85,7 +85,7 @@ class ServedSettings:
 
 
 def served_settings(peer: str, schedule: Schedule, config: SpeculationConfig, keys: MethodKeys) -> ServedSettings:
-    """What a server of the engine is started with, so that it drafts as was measured.
+    """The start settings of a server of the engine that drafts as measured.
 
     Args:
         peer: the engine's name in remarks.
@@ -93,7 +93,7 @@ def served_settings(peer: str, schedule: Schedule, config: SpeculationConfig, ke
     engines = {each.name for text in schedule.engines for each in parse_engines(text)}
     if engines != {keys.engine}:
         measured = ", ".join(sorted(engines)) or "an unknown engine"
-        return _off(f"method {config.proposer} is what {measured} calls it, and not {peer}'s: exported as off")
+        return _off(f"{config.proposer} is a method of {measured}, not of {peer}: exported as off")
     leading = schedule.leading_ranges()
     if not leading:
         return _off(BATCH_SIZE_1)
@@ -109,7 +109,7 @@ def served_settings(peer: str, schedule: Schedule, config: SpeculationConfig, ke
         values[keys.draft] = config.draft
     remarks = []
     if any(each.num_speculative_tokens and each.first > last for each in schedule.ranges):
-        remarks.append(f"what is on above batch size {last} cannot be expressed and is left out")
+        remarks.append(f"speculation above batch size {last} cannot be expressed and is left out")
     return ServedSettings(values, last, tuple(remarks))
 
 

@@ -1,4 +1,4 @@
-"""What an export is: a text, files beside it, and remarks for whoever deploys it."""
+"""The parts of an export: a text, files beside it, and remarks for the deployer."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """flagd: a flag configuration with two flags per endpoint, off unless a rule says otherwise.
 
 `ENDPOINT.speculation` is a boolean, `ENDPOINT.num_speculative_tokens` a number (0: off).  A rule is the labels of a
-slice, a range of `concurrency` and the time at which its evidence becomes stale, so that an export that nobody
-renews switches itself off.  What an operator's override covers is off before any other rule is asked, whether that
-slice was ever decided or not.  A context without any of the slices' labels asks about the whole endpoint.  A context
-without `concurrency` gets the smallest depth of all measured loads, which is off if any of them is.  A rollout's
-share is drawn by `targetingKey`, alike for both flags; a context without one is off while the share is partial.
+slice, a range of `concurrency` and the time at which its evidence becomes stale, so that an export that nobody renews
+turns itself off.  Rules for an operator's overrides come before any other, whether the slice was decided or not, and
+turn it off.  A context without any of the slices' labels asks about the whole endpoint.  A context without
+`concurrency` gets the smallest depth of all measured loads, which is off if any of them is.  A rollout's share is drawn
+by `targetingKey`, alike for both flags; a context without one is off while the share is partial.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _rules(schedule: Schedule, conditions: Sequence[Logic]) -> list[Rule]:
 
 
 def _ordered_off(order: Override, loads: Sequence[int]) -> Rule:
-    """An operator's order, before all else: contexts with its labels, whatever other labels they have.
+    """An operator's order, before all else: contexts with its labels, with any other labels.
 
     An order for one load reaches up and down to the next loads that were decided, and to contexts that name none.
     """
@@ -116,7 +116,7 @@ def _is_slice(slice_key: str) -> list[Logic]:
 
 
 def _is_unconstrained(slice_key: str, labels: Sequence[str]) -> list[Logic]:
-    """Constrained requests are slices of their own beside slices without that label, whose rules are not theirs."""
+    """Constrained requests are separate slices beside slices without that label, whose rules do not apply to them."""
     if OUTPUT_CONSTRAINT not in labels or OUTPUT_CONSTRAINT in parse_slice_key(slice_key):
         return []
     value: Logic = {"var": OUTPUT_CONSTRAINT}

@@ -1,10 +1,10 @@
 """llama.cpp: the arguments of `llama-server` that concern speculation, on one line, quoted for a shell.
 
 Read in llama.cpp's source (names, version and licence: tests/data/peers/llamacpp.json), and relied upon here:
-- a draft model always drafts its arg-max, and the target's own token is compared with it: rejection has no counterpart;
-- it drafts as many tokens at every batch size: `--parallel` keeps the server within what was measured;
-- `ngram-simple` looks up one length of n-grams, copies from the latest occurrence, and drafts nothing that is shorter
-  than what it looked up;
+- a draft model always drafts its arg-max, and the target's token is compared with it: rejection has no counterpart;
+- it drafts as many tokens at every batch size: `--parallel` keeps the server within the measured loads;
+- `ngram-simple` looks up one length of n-grams, copies from the latest occurrence, and drafts nothing shorter than the
+  n-gram;
 - a number of arguments have changed their names (`--draft-max` is refused now): those of build 0c1e570 are written;
 - without arguments a draft model that is given speculates, so that off says `--spec-type none`.
 """
@@ -38,7 +38,7 @@ REJECTION_MEASURED = "llama.cpp drafts the arg-max and compares, and rejection w
 def choose(
     endpoint: str, served_decisions: Sequence[ServedDecision], *, overrides: Collection[Override] = ()
 ) -> Schedule:
-    """What a server of the endpoint runs: the one depth that reaches furthest."""
+    """The one depth that a server of the endpoint runs: the one that reaches the largest batch."""
     schedule = endpoint_schedule(endpoint, served_decisions, overrides=overrides)
     return single_depth_schedule(schedule, served_decisions, overrides=overrides)
 
@@ -57,7 +57,7 @@ def render(schedule: Schedule) -> Document:
         return _off(schedule, [lacking])
     remarks = rule_remarks(PEER, config)
     if any(each.is_on and each.decision.concurrency > last for each in schedule.served_decisions):
-        remarks.append(f"what is on above batch size {last} cannot be expressed and is left out")
+        remarks.append(f"speculation above batch size {last} cannot be expressed and is left out")
     arguments = ["--spec-type", kind]
     if config.proposer == "ngram":
         arguments += ["--spec-ngram-simple-size-n", str(config.ngram_max), "--spec-ngram-simple-size-m", str(depth)]

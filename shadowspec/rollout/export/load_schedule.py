@@ -35,9 +35,9 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What an endpoint or a slice runs.  `ranges` cover every batch size from 1 on, in order.
+    """The depths of an endpoint or a slice.  `ranges` cover every batch size from 1 on, in order.
 
-    `config` is the draft (its own depth is not to be used: the ranges hold it); None where nothing is on.
+    `config` is the draft (its depth is not to be used: the ranges hold it); None where nothing is on.
     `expires_at` is when the first of the decisions behind it becomes stale, `share` the smallest share of the
     traffic that their rollouts let through.  `orders` are the operator's overrides of any part of it.
     """
@@ -69,7 +69,7 @@ class Schedule:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """What the latency was measured on of the decisions that are on."""
+        """The engines on which the latency of the decisions that are on was measured."""
         ids = set(self.decision_ids)
         return tuple(
             sorted({each.decision.engine for each in self.served_decisions if each.decision.decision_id in ids})
@@ -77,7 +77,7 @@ class Schedule:
 
     @property
     def basis(self) -> str:
-        """The decisions that switch something on and the engines that their latency was measured on, in words."""
+        """The decisions that are on and the engines on which their latency was measured, as text."""
         ids = ", ".join(map(str, self.decision_ids)) or "none"
         return f"{self.endpoint}: decisions {ids}" + (
             f"; measured on {'; '.join(self.engines)}" if self.engines else ""
@@ -106,13 +106,13 @@ def endpoint_schedule(
     depth: int | None = None,
     overrides: Iterable[Override] = (),
 ) -> Schedule:
-    """What a server of the whole endpoint runs: what its own hypotheses say, where no slice forbids it.
+    """The schedule of a server of the whole endpoint: by its hypotheses, where no slice forbids it.
 
-    With a `depth` only what is on at just that depth counts, for engines that can run but one.
+    With a `depth` only decisions at just that depth count, for engines that can run but one.
 
-    A server cannot treat slices apart, so that a slice that is disabled or overridden, with ANY_SHARE of the traffic,
-    switches its load and fingerprint off for all.  An override in force (`overrides`) on any slice does so too, and
-    with every fingerprint, whether that slice was ever decided or seen or not.
+    A server cannot distinguish slices, so that a slice that is disabled or overridden, with ANY_SHARE of the traffic,
+    turns its load and fingerprint off for all.  An override in force (`overrides`) on any slice does so too, and for
+    every fingerprint, whether that slice was ever decided or seen or not.
     """
     at_endpoint = [each for each in served_decisions if each.decision.endpoint == endpoint]
     slices = [each for each in at_endpoint if each.decision.slice_key and is_disabled(each)]
@@ -126,7 +126,7 @@ def endpoint_schedule(
 def slice_schedules(
     endpoint: str, served_decisions: Sequence[ServedDecision], *, overrides: Collection[Override] = ()
 ) -> list[Schedule]:
-    """One schedule for each slice of the endpoint, by its own decisions and orders alone; sorted by slice."""
+    """One schedule for each slice of the endpoint, only by its decisions and orders; sorted by slice."""
     by_slice: dict[str, list[ServedDecision]] = defaultdict(list)
     for each in served_decisions:
         if each.decision.endpoint == endpoint and each.decision.slice_key:
@@ -146,7 +146,7 @@ def slice_schedules(
 def single_depth_schedule(
     schedule: Schedule, served_decisions: Sequence[ServedDecision], *, overrides: Collection[Override] = ()
 ) -> Schedule:
-    """What an engine runs that drafts to one depth at every batch size: the depth that reaches furthest.
+    """The schedule for an engine with one depth at every batch size: the depth that reaches the largest batch.
 
     Args:
         schedule: of the endpoint, by any number of depths.
@@ -255,12 +255,12 @@ def _merit(served: ServedDecision) -> tuple[float, int, str, str]:
 
 
 def counterpart(config: SpeculationConfig | None, names: Mapping[str, str]) -> str | None:
-    """A peer's own name for the measured way of drafting; None where it has none, or nothing is on."""
+    """A peer's name for the measured drafting method; None where it has none, or nothing is on."""
     return None if config is None or config.is_adaptive or config.is_served_method else names.get(config.proposer)
 
 
 def rule_remarks(peer: str, config: SpeculationConfig) -> list[str]:
-    """Where what is exported was drafted by another rule than the peer's, so that its acceptance says nothing there."""
+    """Remarks where the exported config drafted by another rule than the peer's, so that its acceptance may differ."""
     return [difference.text for difference in rule_differences(config, peer)]
 
 

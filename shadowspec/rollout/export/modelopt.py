@@ -5,9 +5,9 @@ Read in Model-Optimizer's source (fields, version and licence: tests/data/peers/
   which is one more than were accepted;
 - the mean is per step, equals 1 + the sum of the marginal rates, and the marginal rates never rise;
 - a checkpoint is named by the last two parts of its path;
-- `measured: false`, with rates of 0 and no mean, stands for "nothing to rely on": where nothing was counted, where
-  outputs were not the target's, and under an operator's override.  The profile switches nothing on, so that what was
-  measured is exported whatever the verdict, which stands in `measurement_conditions`.
+- `measured: false`, with rates of 0 and no mean, means "nothing to rely on": where nothing was counted, where outputs
+  were not the target's, and under an operator's override.  The profile enables nothing, so that measured rates are
+  exported for any verdict, which is in `measurement_conditions`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shadowspec.types import FingerprintedConfig, ReasonCode, SpeculationConfig,
 from shadowspec.types.engine_rules import used_rules
 
 SCHEMA_VERSION = "1.0"
-TOLERANCE = 0.02  # ModelOpt's own, of the mean's consistency with the rates
+TOLERANCE = 0.02  # ModelOpt's, of the mean's consistency with the rates
 DIGITS = 6
 PARITY_CODES = (
     ReasonCode.PARITY_FAULT,
@@ -71,7 +71,7 @@ def _is_chain(config: SpeculationConfig) -> bool:
 
 
 def _choose(schedule: Schedule) -> ServedDecision:
-    """The decision that the profile speaks of: the deepest of those that are on, else the first looked at."""
+    """The decision of the profile: the deepest of those that are on, else the first."""
     if not schedule.served_decisions:
         raise NoDataError(f"nothing has been decided on endpoint {schedule.endpoint}: run `shadowspec gate` first")
     ids = set(schedule.decision_ids)
@@ -82,7 +82,7 @@ def _choose(schedule: Schedule) -> ServedDecision:
 
 
 def _is_reliable(schedule: Schedule, served: ServedDecision) -> bool:
-    """Whether acceptance that was measured may be relied on, whatever became of speed and memory."""
+    """Whether the measured acceptance is reliable, regardless of speed and memory."""
     is_ordered_off = bool(schedule.orders) or served.off is Off.OVERRIDDEN
     return schedule.is_on or not (is_ordered_off or served.decision.reason_code in PARITY_CODES)
 
@@ -123,7 +123,7 @@ def _profile(
 
 
 def _rates(rates: Sequence[float | None]) -> list[float]:
-    """Undefined is 0 here: ModelOpt's own convention for a position that was never reached."""
+    """Undefined is 0 here: ModelOpt's convention for a position that was never reached."""
     return [round(rate or 0.0, DIGITS) for rate in rates]
 
 

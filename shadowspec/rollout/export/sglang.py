@@ -2,11 +2,11 @@
 
 Read in SGLang's source (fields, version and licence: tests/data/peers/sglang.json), and relied upon here:
 - a key of the adaptive config is the smallest batch size at which its entry applies, and batch sizes are first
-  rounded up to a captured CUDA graph: so only what is on without a gap from batch size 1 is exported;
+  rounded up to a captured CUDA graph: so only speculation without a gap from batch size 1 is exported;
 - an entry with one candidate step is fixed; `[0]` is off; keys that are no numbers are ignored, and so may name
   decisions;
 - only EAGLE and EAGLE3 adapt.  Given to another algorithm the adaptive config is dropped with a warning and the
-  full depth runs at every batch size.  There `max-running-requests` keeps the server within what was measured;
+  full depth runs at every batch size.  There `max-running-requests` keeps the server within the measured loads;
 - without it SGLang sets 48 requests when speculation is on.
 """
 
@@ -38,7 +38,7 @@ ADAPTIVE_SUFFIX = ".adaptive.json"
 def choose(
     endpoint: str, served_decisions: Sequence[ServedDecision], *, overrides: Collection[Override] = ()
 ) -> Schedule:
-    """What a server of the endpoint runs; where the algorithm cannot adapt, the one depth that reaches furthest."""
+    """A server's schedule for the endpoint; where the algorithm cannot adapt, the depth that reaches furthest."""
     schedule = endpoint_schedule(endpoint, served_decisions, overrides=overrides)
     if schedule.config is None or _is_adaptive(schedule.config):
         return schedule
@@ -62,7 +62,7 @@ def render(schedule: Schedule, adaptive_path: str) -> Document:
     last = leading[-1].last
     assert last is not None, "no schedule is on without end"
     if any(each.is_on and each.decision.concurrency > last for each in schedule.served_decisions):
-        remarks.append(f"what is on above batch size {last} cannot be expressed and is left out")
+        remarks.append(f"speculation above batch size {last} cannot be expressed and is left out")
     depth = max(each.num_speculative_tokens for each in leading)
     flags: dict[str, object] = {
         "speculative-algorithm": algorithm,
@@ -101,7 +101,7 @@ def _served_method(schedule: Schedule, config: SpeculationConfig, head: list[str
 
 def _off(schedule: Schedule, head: list[str]) -> Document:
     remarks = off_remarks(PEER, schedule, ALGORITHMS)
-    # No flag at all is what switches speculation off.
+    # Speculation is off where no flag is given.
     return Document("\n".join([*head, *comment_lines(["speculation is off"]), "{}"]) + "\n", tuple(remarks))
 
 

@@ -5,10 +5,10 @@ Read in TensorRT-LLM's source (fields, version and licence: tests/data/peers/ten
   largest.  Every range is therefore written with both ends and the first batch size that is off with a 0, which
   reads the same either way;
 - its smallest key must have `max_draft_len`, which must be the largest depth;
-- it excludes `max_concurrency`, which says the same of a single depth and is preferred for it;
+- it excludes `max_concurrency`, which has the same effect for a single depth and is preferred for it;
 - a draft model cannot be switched off at run time in every version (a depth of 0 is raised to 1), so that
-  `max_batch_size` keeps the server within what was measured;
-- its acceptance gate switches speculation off for ever on a rolling mean; none is asked for.
+  `max_batch_size` keeps the server within the measured loads;
+- its acceptance gate turns speculation off forever on a rolling mean; none is exported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def render(schedule: Schedule) -> Document:
     last = kept[-1].last
     assert last is not None, "no schedule is on without end"
     if any(each.num_speculative_tokens and each.first > last for each in schedule.ranges):
-        remarks.append(f"what is on above batch size {last} cannot be expressed and is left out")
+        remarks.append(f"speculation above batch size {last} cannot be expressed and is left out")
     values: dict[str, object] = {
         "decoding_type": decoding_type,
         "max_draft_len": depth,

@@ -7,15 +7,15 @@ Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json)
 - depths are cut to `num_speculative_tokens`;
 - with data parallelism the ranges are dropped with a warning and the full depth runs at every batch size;
 - the suffix method asserts that every step has the full depth and so ends the server at a range with another one
-  (vllm-project/vllm#46399): none is written for it, and it runs at every batch size that the server lets be;
-- a draft model drafts as many tokens as it may, whatever its confidence;
+  (vllm-project/vllm#46399): none is written for it, and it runs at every batch size that the server allows;
+- a draft model drafts as many tokens as it may, at any confidence;
 - an unknown key is refused, so that no decision id can be written;
 - a draft model of another vocabulary drafts the arg-max of the shared tokens (`use_heterogeneous_vocab`), no samples;
-- Medusa drafts the arg-max of every head that the checkpoint holds, whatever the sampling;
+- Medusa drafts the arg-max of every head that the checkpoint holds, for any sampling;
 - `mlp_speculator` passes the configuration, and the engine then does not start (vllm-project/vllm issue 47825).
 
-What a vLLM server drafted by its own `method` is written as its configuration was, with no ranges of batch sizes: not
-every method takes them.
+The config of a vLLM server that drafted by its `method` is written unchanged, with no ranges of batch sizes: not every
+method takes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, off_re
 from shadowspec.types import SpeculationConfig, VerifyRule
 
 PEER = "vLLM"
-MAX_BATCH_SIZE = 2**31 - 1  # stands for a range without end
+MAX_BATCH_SIZE = 2**31 - 1  # means a range without end
 DATA_PARALLEL = (
     "with --data-parallel-size above 1 vLLM drops the batch-size ranges and speculates at every batch size: "
     "do not use this there"
@@ -108,7 +108,7 @@ def _suffix(schedule: Schedule, config: SpeculationConfig, leading: Sequence[Bat
         SUFFIX,
     ]
     if any(each.num_speculative_tokens and each.first > last for each in schedule.ranges):
-        remarks.append(f"what is on above batch size {last} cannot be expressed and is left out")
+        remarks.append(f"speculation above batch size {last} cannot be expressed and is left out")
     return Document(json.dumps(values) + "\n", tuple(remarks))
 
 

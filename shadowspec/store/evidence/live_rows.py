@@ -49,7 +49,7 @@ def read_windows(
 ) -> list[LiveWindow]:
     """The endpoint's windows that ended from `since` up to, but without, `until`, in the order of their ends.
 
-    With a `limit` only the newest N, without their latencies: what a detector often reads.
+    With a `limit` only the newest N, without their latencies, because a detector reads them often.
     """
     window_columns = live_windows.c
     columns = (

@@ -32,7 +32,7 @@ def envelope(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The entry as our envelope.  Disqualifications become annotations there, so that its endpoint is still known.
 
     Raises:
-        RecordError: malformed; a payload is no JSON object.
+        RecordError: malformed; a payload is not a JSON object.
     """
     ai = _object(entry.get("ai"))
     plugin = next((_object(ai[name]) for name in PLUGINS if isinstance(ai.get(name), dict)), {})

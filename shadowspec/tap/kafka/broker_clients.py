@@ -1,4 +1,4 @@
-"""Clients of the brokers: how each is opened, and what a failure means.
+"""Clients of the brokers: how each is opened, and the meaning of a failure.
 
 This module, `batches` and `membership` correct kafka-python's behaviour for each client and never for the process, but
 for its log level.  A missing topic is never created: the library's option does not reach the request.  A refused login

@@ -137,13 +137,13 @@ class Partitions:
         """Fetch nothing until `release`."""
         self._is_held = True
         for partition in self._ours.values():
-            self._tell(self._consumer.pause, partition)
+            self._apply(self._consumer.pause, partition)
 
     def release(self) -> None:
         self._is_held = False
         for partition in self._ours.values():
             if partition.is_started and not partition.is_offset_invalid:
-                self._tell(self._consumer.resume, partition)
+                self._apply(self._consumer.resume, partition)
 
     def find(self, partition: PartitionId) -> Partition | None:
         """A partition of ours by its id."""
@@ -171,7 +171,7 @@ class Partitions:
         for place in places:
             if (partition := self._ours.get(place)) is not None and partition.is_started:
                 partition.is_offset_invalid = True
-                self._tell(self._consumer.pause, partition)
+                self._apply(self._consumer.pause, partition)
         # The topic may have been recreated; that is to be known before anything else.
         self._refreshed = self._client.cluster.request_update()
 
@@ -216,7 +216,7 @@ class Partitions:
                         topic,
                         place.partition,
                     )
-                    self._tell(self._consumer.pause, partition)
+                    self._apply(self._consumer.pause, partition)
                     self._revoked.append(self._ours.pop(place).id)
                     self._came.append((place, partition.number, True))
 
@@ -244,9 +244,9 @@ class Partitions:
             return
         partition.position = offset
         if not self._is_held:
-            self._tell(self._consumer.resume, partition)
+            self._apply(self._consumer.resume, partition)
 
-    def _tell(self, method: Callable[[TopicPartition], None], partition: Partition) -> None:
+    def _apply(self, method: Callable[[TopicPartition], None], partition: Partition) -> None:
         """Pause or resume, unless the partition has gone since: `take_changes` reports that."""
         try:
             method(partition.place)

@@ -45,8 +45,8 @@ def change(folder: Path, **fields: Any) -> None:
     ("kind", "fields", "message"),
     [
         ("eagle3", {"speculators_model_type": "dflash"}, "config.json: speculators_model_type: 'dflash' cannot be run"),
-        ("medusa", {"model_type": "llama"}, "config.json: model_type: 'llama' is no kind of draft heads"),
-        ("medusa", {"model_type": None}, "config.json: model_type: None is no kind of draft heads"),
+        ("medusa", {"model_type": "llama"}, "config.json: model_type: 'llama' is not a supported kind of draft heads"),
+        ("medusa", {"model_type": None}, "config.json: model_type: None is not a supported kind of draft heads"),
         ("medusa", {"num_heads": None}, "config.json: num_heads: is missing"),
         ("medusa", {"num_heads": True}, "config.json: num_heads: True is not a whole number"),
         ("medusa", {"num_heads": 4}, "weight blocks.3.layers.0.weight is missing"),
@@ -94,7 +94,7 @@ def test_fields_that_cannot_be_run(
     [
         ("eagle3", {"d2t": torch.tensor([0, 0, 20])}, "d2t does not name 3 distinct tokens"),
         ("eagle3", {"d2t": torch.tensor([1, 0, 4])}, "d2t does not name 3 distinct tokens"),
-        ("eagle3", {"d2t": None}, "draft_vocab_size: 3 of the target's 12 tokens, and there is no d2t"),
+        ("eagle3", {"d2t": None}, "draft_vocab_size: 3 of the target's 12 tokens, but the folder has no d2t"),
         ("eagle3", {"fc.weight": torch.zeros(32, 64)}, r"fc.weight has the shape \[32, 64\] and not \[32, 96\]"),
         ("eagle3", {"layers.1.mlp.up_proj.weight": torch.zeros(2)}, "layers.1.mlp.up_proj.weight is not known"),
         ("mlp_speculator", {"speculator.head.2.weight": None}, "head.2.weight is missing"),
