@@ -76,13 +76,14 @@ hash_secret_file = "shadowspec.secret"
 
 # The engine in this process.
 [engine]
-# device = ~            # "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1"
-# dtype = ~             # "auto": bfloat16 on a GPU, float32 on a CPU; "int8" only on a CPU
-# passes = ~            # "graphs": steps as CUDA graphs (not tried on a GPU yet); "auto": graphs where possible
-# kernels = ~           # "triton" (docs/kernels.md; not tried on a GPU yet); "auto": Triton where a GPU can run it
-# seed = ~              # of requests without a seed
-# warmup_blocks = ~     # blocks that run before the first one that counts
-# audit_share = ~       # share of the measured requests whose outputs are replayed, to compare the engine's counts
+# device = ~              # "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1"
+# dtype = ~               # "auto": bfloat16 on a GPU, float32 on a CPU; "int8" only on a CPU
+# passes = ~              # "graphs": steps as CUDA graphs (not tried on a GPU yet); "auto": graphs where possible
+# kernels = ~             # "triton" (docs/kernels.md; not tried on a GPU yet); "auto": Triton where a GPU can run it
+# share_prefixes = ~      # compute a prefix that prompts of a block share once, as a prefix cache does; in both arms
+# seed = ~                # of requests without a seed
+# warmup_blocks = ~       # blocks that run before the first one that counts
+# audit_share = ~         # share of the measured requests whose outputs are replayed, to compare the engine's counts
 
 # How `shadowspec worker` consumes the mirror and runs engines.
 [worker]

@@ -93,6 +93,7 @@ class ArmRunner:
                     num_slots=slots,
                     passes=self._target.passes,
                     kernels=self._target.kernels,
+                    shares_prefixes=self._target.shares_prefixes,
                 )
             if result is not None:
                 decoded += [_delay(each, waited_ms) for each in result.decoded]

@@ -64,6 +64,7 @@ class Candidate:
                 context_limit=self.context_limit,
                 passes=self.draft.passes,
                 kernels=self.draft.kernels,
+                shares_prefixes=self.draft.shares_prefixes,
             )
         if self.draft is not None:
             heads, draft_sampling = self.draft.heads, wanted.draft_sampling
@@ -93,6 +94,7 @@ class Models:
         self.device = choose_device(settings.device)
         self.dtype = choose_dtype(settings.dtype, self.device)
         self._passes = settings.passes
+        self._shares_prefixes = settings.share_prefixes
         self._new_recorder = choose_recorder(settings.passes, self.device)
         self.kernels = choose_kernels(settings.kernels, self.device)
         self._loaded: dict[str, LoadedModel] = {}
@@ -108,7 +110,8 @@ class Models:
         """
         if path not in self._loaded:
             loaded = load_model(path, self.device, self.dtype)
-            self._loaded[path] = self._record_passes(replace(loaded, kernels=self.kernels))
+            loaded = replace(loaded, kernels=self.kernels, shares_prefixes=self._shares_prefixes)
+            self._loaded[path] = self._record_passes(loaded)
         return self._loaded[path]
 
     def _record_passes(self, loaded: LoadedModel) -> LoadedModel:
@@ -239,6 +242,8 @@ def fingerprint_candidate(
         "draft_forward": draft.forward_name if draft is not None else "",
     }
     # Details that older fingerprints lack are left out at their defaults.
+    if target.shares_prefixes:
+        details["shared_prefixes"] = "within a block"
     for name, model in (("target_weights_dtype", target), ("draft_weights_dtype", draft)):
         if isinstance(model, LoadedModel) and model.weights_dtype != model.model.dtype:
             details[name] = str(model.weights_dtype).removeprefix("torch.")

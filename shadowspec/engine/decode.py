@@ -63,6 +63,7 @@ def decode_batch(
     releases_slots: bool = False,
     passes: StaticPasses | None = None,
     kernels: Kernels | None = None,
+    shares_prefixes: bool = False,
 ) -> ArmResult[Decoded]:
     """Decode `requests` with the target, `num_slots` at a time (None: all together); without a `proposer` this is the
     baseline arm.
@@ -71,6 +72,7 @@ def decode_batch(
     waiting request takes a finished row's slot.  Once none waits, a finished row keeps its slot, so that the load stays
     the labelled one.  With `releases_slots` such rows are dropped along the way, which gives the same outputs sooner;
     this excludes `passes`, the target's recorded passes.  `kernels` verify and append (None: torch).
+    `shares_prefixes`: see `Runner`.
     """
     device: torch.device = target.device
     timeline = Timeline(device)
@@ -86,7 +88,15 @@ def decode_batch(
         device=device,
     )
     hidden = proposer.hidden if proposer is not None else None
-    runner = runner_for(target, batch.num_rows, batch.capacity, hidden=hidden, passes=passes, kernels=kernels)
+    runner = runner_for(
+        target,
+        batch.num_rows,
+        batch.capacity,
+        hidden=hidden,
+        passes=passes,
+        kernels=kernels,
+        shares_prefixes=shares_prefixes,
+    )
     clock = StepClock(timeline, batch, start)
     if proposer is not None:
         proposer.begin(batch)

@@ -225,6 +225,11 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self._place_layers((self._rows, columns), order.shape[0])
         return look_back(columns, order, dtype)
 
+    def copy_columns(self, source: int, place: int, count: int) -> None:
+        """Copy the first columns of one slot to another."""
+        for layer in self.layers:
+            layer.states[place, :, :count] = layer.states[source, :, :count]
+
     def _place_layers(
         self, place: tuple[torch.Tensor, torch.Tensor], read_width: int, read_rows: torch.Tensor | None = None
     ) -> None:

@@ -53,6 +53,7 @@ class LoadedModel:
     num_shared_tokens: int | None = None  # of a draft of another vocabulary than its target's, which drafts only these
     passes: StaticPasses | None = None  # its recorded passes; None: every step launches its operations
     kernels: Kernels | None = None  # for verifying its steps and appending to its cache; None: torch
+    shares_prefixes: bool = False  # whether prompts that are prefilled together compute a shared prefix once
 
     @property
     def context_length(self) -> int:

@@ -116,6 +116,7 @@ def _measure(
         end_token_ids=target.end_token_ids,
         passes=target.passes,
         kernels=target.kernels,
+        shares_prefixes=target.shares_prefixes,
     )
     return _step_cost(result, load, depth, context, 0.0 if proposer is None else proposer.prefill_ms())
 

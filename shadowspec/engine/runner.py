@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MAX_PADDING_SHARE = 0.25
 # Columns of a longer prompt that one pass of a prefill takes: its memory does not grow with the prompt.
 CHUNK = 512
+# Tokens of a prefix from which on sharing it saves more than copying its keys and values costs.
+LEAST_SHARED = 32
 
 
 class Runner:
@@ -36,11 +38,14 @@ class Runner:
         hidden: HiddenStates | None = None,
         cache: RaggedCache | None = None,
         kernels: Kernels | None = None,
+        *,
+        shares_prefixes: bool = False,
     ) -> None:
         """
         Args:
             cache: with at least this number of slots and columns, of any content; None: a new one.
             kernels: append to a new one (None: torch).
+            shares_prefixes: whether prompts that are prefilled together compute a long prefix that they share once.
         """
         self.device: torch.device = model.device
         if cache is None:
@@ -51,6 +56,7 @@ class Runner:
         self._last_position = int(model.config.max_position_embeddings) - 1
         self._layers = hidden.layers if hidden is not None else ()
         self._of_prompt = hidden is not None and hidden.of_prompt
+        self._shares_prefixes = shares_prefixes
         self.hidden_states: torch.Tensor | None = None
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int] | None = None) -> torch.Tensor:
@@ -59,38 +65,70 @@ class Runner:
         Returns:
             Logits after the last token of each prompt, float [prompts, vocabulary].
         """
-        logits: torch.Tensor | None = None
-        self.hidden_states = None
-        for group in prefill_groups([len(prompt) for prompt in prompts]):
-            rows = torch.tensor(group, device=self.device)
-            places = rows if slots is None else torch.tensor([slots[row] for row in group], device=self.device)
-            longest = max(len(prompts[row]) for row in group)
-            # Left padding aligns the last tokens, so that one column of logits serves every row.
-            padded = [[0] * (longest - len(prompts[row])) + list(prompts[row]) for row in group]
-            tokens = torch.tensor(padded, device=self.device)  # [group, longest]
-            lengths = torch.tensor([len(prompts[row]) for row in group], device=self.device)
-            positions = torch.arange(longest, device=self.device)[None] - (longest - lengths)[:, None]
-            for start in range(0, longest, CHUNK):
-                chunk = slice(start, min(start + CHUNK, longest))
-                here = positions[:, chunk].clamp(min=-1)
-                if longest <= CHUNK:
-                    mask = self.cache.begin_prefill(places, here, self._dtype)
-                else:
-                    mask = self.cache.begin_chunk(places, here, chunk.stop, self._dtype)
-                # Past the context of a draft that is shorter than its target's nothing is drafted: any angle will do.
-                angles = self._forward.angles(here.clamp(0, self._last_position))
-                every, states = self._forward.forward(tokens[:, chunk], angles, mask, self.cache, 1, self._layers)
-                if states is not None and (self._of_prompt or chunk.stop == longest):
-                    self._place(states, rows, here, prompts)
-            group_logits = every[:, 0]
-            if logits is None:
-                logits = group_logits.new_empty((len(prompts), group_logits.shape[-1]))
-            logits[rows] = group_logits
-        if logits is None:
+        if not prompts:
             raise ValueError("nothing to prefill")
+        self.hidden_states = None
+        places = range(len(prompts)) if slots is None else slots
+        # Hidden states of whole prompts need a pass over all their columns.
+        prefixes = shared_prefixes(prompts) if self._shares_prefixes and not self._of_prompt else {}
+        leaders = [row for row in range(len(prompts)) if row not in prefixes]
+        logits = self._prefill_rows(prompts, places, leaders, {})
+        if prefixes:
+            for row, (leader, length) in prefixes.items():
+                self.cache.copy_columns(places[leader], places[row], length)
+            begins = {row: length for row, (_, length) in prefixes.items()}
+            logits[[*prefixes]] = self._prefill_rows(prompts, places, [*prefixes], begins)[[*prefixes]]
         if self.hidden_states is not None and self._of_prompt:
             self.hidden_states = self.hidden_states[:, :-1]
         return logits
+
+    def _prefill_rows(
+        self, prompts: Sequence[Sequence[int]], places: Sequence[int], rows: Sequence[int], begins: Mapping[int, int]
+    ) -> torch.Tensor:
+        """Prefill some of the prompts, each from its column `begins` (or 0) on.
+
+        Returns:
+            Logits after their last tokens, float [prompts, vocabulary]; rows of other prompts hold anything.
+        """
+        logits: torch.Tensor | None = None
+        for group in prefill_groups([len(prompts[row]) - begins.get(row, 0) for row in rows]):
+            chosen = [rows[each] for each in group]
+            last = self._prefill_group(prompts, places, chosen, [begins.get(row, 0) for row in chosen])
+            if logits is None:
+                logits = last.new_empty((len(prompts), last.shape[-1]))
+            logits[chosen] = last
+        assert logits is not None, "there are rows"
+        return logits
+
+    def _prefill_group(
+        self, prompts: Sequence[Sequence[int]], places: Sequence[int], rows: Sequence[int], begins: Sequence[int]
+    ) -> torch.Tensor:
+        """Prefill these prompts together; logits after their last tokens, float [rows, vocabulary]."""
+        texts = [prompts[row][begin:] for row, begin in zip(rows, begins, strict=True)]
+        longest = max(len(text) for text in texts)
+        slots = torch.tensor([places[row] for row in rows], device=self.device)
+        # Left padding aligns the last tokens, so that one column of logits serves every row.
+        tokens = torch.tensor([[0] * (longest - len(text)) + list(text) for text in texts], device=self.device)
+        first = torch.tensor([[longest - len(text)] for text in texts], device=self.device)
+        column = torch.arange(longest, device=self.device)[None]
+        begun = torch.tensor(begins, device=self.device)[:, None]
+        positions = torch.where(column >= first, column - first + begun, -1)  # [rows, longest]
+        is_whole = longest <= CHUNK and not any(begins)
+        for start in range(0, longest, CHUNK):
+            chunk = slice(start, min(start + CHUNK, longest))
+            here = positions[:, chunk]
+            if is_whole:
+                mask = self.cache.begin_prefill(slots, here, self._dtype)
+            else:
+                missing = longest - chunk.stop  # of every row, after this chunk
+                width = max(1, *(begin + len(text) - missing for text, begin in zip(texts, begins, strict=True)))
+                mask = self.cache.begin_chunk(slots, here, width, self._dtype)
+            # Past the context of a draft that is shorter than its target's nothing is drafted: any angle will do.
+            angles = self._forward.angles(here.clamp(0, self._last_position))
+            logits, states = self._forward.forward(tokens[:, chunk], angles, mask, self.cache, 1, self._layers)
+            if states is not None and (self._of_prompt or chunk.stop == longest):
+                self._place(states, torch.tensor(rows, device=self.device), here, prompts)
+        return logits[:, 0]
 
     def _place(
         self, states: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, prompts: Sequence[Sequence[int]]
@@ -152,11 +190,35 @@ def runner_for(
     hidden: HiddenStates | None = None,
     passes: StaticPasses | None,
     kernels: Kernels | None,
+    shares_prefixes: bool = False,
 ) -> Runner:
     """The runner of a model over this number of rows of up to `capacity` tokens, by its static passes if any."""
     if passes is not None:
-        return passes.runner(slots, capacity, hidden)
-    return Runner(model, slots, capacity, hidden, kernels=kernels)
+        return passes.runner(slots, capacity, hidden, shares_prefixes=shares_prefixes)
+    return Runner(model, slots, capacity, hidden, kernels=kernels, shares_prefixes=shares_prefixes)
+
+
+def shared_prefixes(prompts: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+    """By prompt which other one has computed its prefix, and how many tokens that is.
+
+    The other one shares no prefix itself.  The last token of a prompt is left to compute: its logits are wanted.
+    """
+    leaders: list[int] = []
+    found: dict[int, tuple[int, int]] = {}
+    for row, prompt in enumerate(prompts):
+        lengths = [(min(_common(prompts[leader], prompt), len(prompt) - 1), -leader) for leader in leaders]
+        longest, leader = max(lengths, default=(0, 0))
+        if longest >= LEAST_SHARED:
+            found[row] = (-leader, longest)
+        else:
+            leaders.append(row)
+    return found
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Tokens that two texts have in common at their beginning."""
+    together = zip(first, second, strict=False)
+    return next((place for place, (a, b) in enumerate(together) if a != b), min(len(first), len(second)))
 
 
 def prefill_groups(lengths: Sequence[int]) -> list[list[int]]:

@@ -136,9 +136,11 @@ class StaticPasses:
             self._cache = cache
         return self._cache.first(slots)
 
-    def runner(self, slots: int, capacity: int, hidden: HiddenStates | None = None) -> StaticRunner:
+    def runner(
+        self, slots: int, capacity: int, hidden: HiddenStates | None = None, *, shares_prefixes: bool = False
+    ) -> StaticRunner:
         """The runner of the model over this number of rows of up to `capacity` tokens."""
-        return StaticRunner(self, self._model, slots, capacity, hidden)
+        return StaticRunner(self, self._model, slots, capacity, hidden, shares_prefixes=shares_prefixes)
 
     def run(
         self, tokens: torch.Tensor, columns: torch.Tensor, keep: int, read: int, layers: tuple[int, ...]
@@ -232,9 +234,16 @@ class StaticRunner(Runner):
     """A `Runner` whose steps are static passes; its rows keep their slots."""
 
     def __init__(
-        self, passes: StaticPasses, model: DirectLlama, slots: int, capacity: int, hidden: HiddenStates | None
+        self,
+        passes: StaticPasses,
+        model: DirectLlama,
+        slots: int,
+        capacity: int,
+        hidden: HiddenStates | None,
+        *,
+        shares_prefixes: bool,
     ) -> None:
-        super().__init__(model, slots, capacity, hidden, passes.cache(slots, capacity))
+        super().__init__(model, slots, capacity, hidden, passes.cache(slots, capacity), shares_prefixes=shares_prefixes)
         self._passes = passes
         self._bytes_per_column = self.cache.allocated_bytes() // (self.cache.capacity + 1)
         self._used_columns = rounded_up(capacity) + 1

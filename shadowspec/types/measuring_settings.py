@@ -24,6 +24,7 @@ class EngineSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     passes: Literal["auto", "dynamic", "graphs"] = "dynamic"
     kernels: Literal["auto", "torch", "triton"] = "torch"
+    share_prefixes: bool = False  # compute a prefix that prompts of a block share once, in both arms
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     warmup_blocks: Annotated[int, Field(ge=0)] = 2  # blocks run and thrown away before the first that counts
     audit_share: Share = 0.05  # of the measured requests whose outputs are replayed after their block; 0: none

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
@@ -22,7 +21,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from shadowspec.engine import runner as runner_module
 from shadowspec.engine.candidate import fingerprint_candidate
 from shadowspec.engine.llama import DirectLlama, why_not_direct
 from shadowspec.engine.models import load_model
@@ -119,55 +117,6 @@ def test_logits_are_those_of_transformers(kind: str) -> None:
         wanted = [expected[row][end - keep : end] for row, end in enumerate(lengths.tolist())]
         torch.testing.assert_close(logits, torch.stack(wanted), atol=1e-4, rtol=1e-4)
     assert int(lengths.max()) == CONTEXT
-
-
-@pytest.mark.parametrize("kind", ["llama", "llama_grouped", "qwen3_head_norms"])
-@pytest.mark.parametrize("is_direct", [True, False])
-@torch.inference_mode()
-def test_long_prompts_are_prefilled_in_chunks(kind: str, is_direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ragged rows, then other ones in the slots of two of them; a chunk may hold nothing but padding of a row."""
-    monkeypatch.setattr(runner_module, "CHUNK", 7)
-    monkeypatch.setattr(runner_module, "MAX_PADDING_SHARE", 1.0)
-    model = KINDS[kind]()
-    texts = torch.randint(0, VOCABULARY, (5, 40), generator=torch.Generator().manual_seed(1)).tolist()
-    expected = [plain_logits(model, text) for text in texts]
-    runner = Runner(DirectLlama(copy.deepcopy(model)) if is_direct else model, 3, CONTEXT)
-    for rows, slots, lengths in (([0, 1, 2], [0, 1, 2], [23, 2, 9]), ([4, 3], [2, 0], [15, 28])):
-        found = runner.prefill([texts[row][:length] for row, length in zip(rows, lengths, strict=True)], slots)
-        wanted = torch.stack([expected[row][length - 1] for row, length in zip(rows, lengths, strict=True)])
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
-    # Slot 0 holds text 3 up to 28, slot 1 text 1 up to 2, slot 2 text 4 up to 15.
-    places = [(3, 28), (1, 2), (4, 15)]
-    tokens = torch.tensor([texts[row][length : length + 4] for row, length in places])
-    step = runner.step(tokens, torch.tensor([length for _, length in places]), 28, 4)
-    wanted = torch.stack([expected[row][length : length + 4] for row, length in places])
-    torch.testing.assert_close(step, wanted, atol=1e-4, rtol=1e-4)
-
-
-class _Largest(TorchDispatchMode):
-    """Keeps the size of the largest tensor that an operation makes."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = operation(*args, **(kwargs or {}))
-        for each in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(each, torch.Tensor) and not each._is_view():
-                self.entries = max(self.entries, each.untyped_storage().nbytes() // each.element_size())
-        return made
-
-
-@torch.inference_mode()
-def test_the_memory_of_a_prefill_grows_with_the_prompt_only_as_its_cache() -> None:
-    """Beyond a chunk no tensor has an entry for each pair of tokens, or several for each token."""
-    model = model_of(LlamaForCausalLM, LlamaConfig, max_position_embeddings=4_096)
-    direct = DirectLlama(model)
-    for length in (2_048, 4_000):
-        runner = Runner(direct, 1, 4_096)
-        runner.prefill([[1]])  # which allocates the cache
-        with _Largest() as largest:
-            runner.prefill([[1] * length])
-        assert largest.entries <= max(length * 512, 2 * 4 * 16 * 4_097)  # mask, cache
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -49,13 +49,16 @@ class DraftModelProposer:
         context_limit: int | None = None,
         passes: StaticPasses | None = None,
         kernels: Kernels | None = None,
+        shares_prefixes: bool = False,
     ) -> None:
         """
         Args:
             context_limit: tokens up to which the draft can follow its target (None: to the end).
             passes: the draft's, where they are recorded.
             kernels: append to its cache (None: torch).
+            shares_prefixes: see `Runner`.
         """
+        self._shares_prefixes = shares_prefixes
         self._model, self._passes, self._kernels = model, passes, kernels
         self._num_speculative_tokens = num_speculative_tokens
         self._is_sampling = is_sampling
@@ -65,7 +68,12 @@ class DraftModelProposer:
 
     def begin(self, batch: Batch) -> None:
         self._runner = runner_for(
-            self._model, batch.num_rows, batch.capacity, passes=self._passes, kernels=self._kernels
+            self._model,
+            batch.num_rows,
+            batch.capacity,
+            passes=self._passes,
+            kernels=self._kernels,
+            shares_prefixes=self._shares_prefixes,
         )
 
     def admit(self, batch: Batch, slots: Sequence[int]) -> None:
