@@ -31,7 +31,7 @@ FAILED_STATUS = 400  # HTTP
 MAX_REMEMBERED_PATHS = 1_000  # they hardly vary, but for those with ids in them
 ENDPOINT_HEADER = "x-endpoint"
 # Findings of the adapters, or of the mirror, that make a record unmeasurable; the reason code has the same name.
-DISQUALIFYING_ANNOTATIONS: Final = ("truncated", "redacted", "no_payload", "provider_dialect")
+DISQUALIFYING_ANNOTATIONS: Final = ("truncated", "redacted", "no_payload", "no_tool_definitions", "provider_dialect")
 
 MAX_BRACKETS = 200  # the depth to which documents are read: with fewer brackets than that, none is deeper
 
@@ -150,7 +150,7 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         Raises:
             RecordError: unsupported; the call failed, came from a cache, was cut or is a shadow itself.
         """
-        is_failed = _is_failure(self.status) or self.in_response("error") is not None
+        is_failed = is_failure(self.status) or self.in_response("error") is not None
         if is_failed and self.annotation("intervention") != Intervention.REJECTED:
             raise unsupported_error("failed_request")
         if _is_set(self.cache_hit) or _is_set(self.annotation("cache_hit")):
@@ -167,12 +167,14 @@ class _FromDocument(MirroredRecord, gc=False, kw_only=True):
 
 
 class _FromBytes(MirroredRecord, gc=False, kw_only=True):
-    """A message with one of the last three fields, of any value, may be in another format."""
+    """A message with one of the last four fields, of any value, may be in another format."""
 
     response: ResponseBody | None = None
     call_type: UnsetType = UNSET
     specversion: UnsetType = UNSET
     started_at: UnsetType = UNSET
+    resource_logs: UnsetType = field(default=UNSET, name="resourceLogs")
+    resource_spans: UnsetType = field(default=UNSET, name="resourceSpans")
 
 
 _DECODER: Final = Decoder(_FromBytes)
@@ -247,7 +249,8 @@ def _is_set(flag: Any) -> bool:
     return flag is True or (isinstance(flag, str) and flag.lower() in {"true", "1", "yes"})
 
 
-def _is_failure(status: int | str | None) -> bool:
+def is_failure(status: int | str | None) -> bool:
+    """Whether a status, HTTP's or a mirror's, is that of a call that failed."""
     if isinstance(status, str):
         if not (status.isascii() and status.isdigit()):
             return status.lower() in {"failure", "failed", "error"}

@@ -17,6 +17,7 @@ from tests.tap.formats import samples
 from tests.tap.mirror import chat, messages, responses
 
 CORPUS = Path(__file__).with_name("corpus")
+RECORDED = Path(__file__).parents[1] / "tap" / "capture" / "recorded"
 PLAIN, STRUCTURED, BATCH, BINARY_REQUEST, BINARY_RESPONSE = (bytes([number]) for number in (0, 2, 3, 4, 5))
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
@@ -58,6 +59,13 @@ def seeds(payloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, bytes]]:
             "items": PLAIN + json.dumps(responses(input=ITEMS)).encode(),
             "messages": PLAIN + json.dumps(messages(messages=TURNS, system="Be brief.", tools=[TOOL])).encode(),
             "schema": PLAIN + json.dumps(chat(request_response_format=FORMAT)).encode(),
+            "wire": PLAIN + _first_line("nginx"),
+            "wire_stream": PLAIN
+            + b'{"timestamp":1.7e9,"status":200,"request_body":'
+            + json.dumps(json.dumps(chat()["request"])).encode()
+            + b',"response_body":'
+            + json.dumps(stream).encode()
+            + b"}",
             "headers": b"\x01" + json.dumps(chat(session_id=None, metadata={"tier": "pro"})).encode(),
         },
         "litellm": {
@@ -77,7 +85,25 @@ def seeds(payloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, bytes]]:
             "old": PLAIN + json.dumps(samples.kong_entry(ai=old)).encode(),
             "batch": PLAIN + json.dumps([samples.kong_entry(ai=None), samples.kong_entry()]).encode(),
         },
+        "otlp": {
+            "event": PLAIN + _shortened("otlp-events", "resourceLogs", "scopeLogs", "logRecords", 0, 1),
+            "tool": PLAIN + _shortened("otlp-events", "resourceLogs", "scopeLogs", "logRecords", 2, 3),
+            "spans": PLAIN + _shortened("otlp-spans", "resourceSpans", "scopeSpans", "spans", 0, 2),
+            "tool_span": PLAIN + _shortened("otlp-spans", "resourceSpans", "scopeSpans", "spans", 2, 3),
+        },
     }
+
+
+def _first_line(name: str) -> bytes:
+    return (RECORDED / f"{name}.jsonl").read_bytes().splitlines()[0]
+
+
+def _shortened(name: str, resources: str, scopes: str, records: str, first: int, end: int) -> bytes:
+    """The recorded document with some of its records."""
+    document = json.loads(_first_line(name))
+    scope = document[resources][0][scopes][0]
+    scope[records] = scope[records][first:end]
+    return json.dumps(document).encode()
 
 
 def main() -> None:

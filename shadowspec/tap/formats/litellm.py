@@ -68,6 +68,7 @@ def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
         "path": PATHS.get(call, "/other") if isinstance(call, str) else None,
         "status": payload.get("status"),
         "cache_hit": payload.get("cache_hit"),
+        "headers": _object(metadata.pop("headers", None)),  # the client's, without those that LiteLLM holds secret
         "metadata": metadata,
     }
 

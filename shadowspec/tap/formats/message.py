@@ -8,19 +8,22 @@
 an object with `specversion`, `id`, `source` and `type` |
 | litellm | an object with `call_type` and one of `startTime`, `litellm_call_id`, `model_map_information` |
 | kong | an object with `started_at` and one of `latencies`, `ai`, `tries` |
-| openai | an object whose `request` is an object with `model`, `messages`, `prompt`, `prompt_token_ids` or `input` |
+| otlp | an object whose `resourceLogs` or `resourceSpans` is a list |
+| openai | an object whose `request` is an object with `model`, `messages`, `prompt`, `prompt_token_ids` or `input`, \
+or that has `request_body` and no `request` |
 
 A message that matches no format, or more than one, is malformed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.documents import split_message
-from shadowspec.tap.formats import cloudevents, kong, litellm
+from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE, split_message
+from shadowspec.tap.formats import cloudevents, kong, litellm, otlp, wire
 from shadowspec.tap.formats.cloudevents import EVENT_SUFFIXES, EventSuffixes
 from shadowspec.tap.formats.opened import EventHalf, MessageFormat, Opened
 from shadowspec.tap.parameters import malformed_error, unsupported_error
@@ -29,7 +32,7 @@ from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
 
 # One of these is in every object of another format than ours.
-_FOREIGN_FIELDS: Final = frozenset({"call_type", "specversion", "started_at"})
+_FOREIGN_FIELDS: Final = frozenset({"call_type", "specversion", "started_at", "resourceLogs", "resourceSpans"})
 _BODY_FIELDS: Final = frozenset({"model", "messages", "prompt", "prompt_token_ids", "input"})
 
 
@@ -38,7 +41,7 @@ def open_message(
 ) -> list[Opened]:
     """The records of one message, at least one.  Never raises for the message's content.
 
-    Several records (a JSON array, or ndjson) are numbered by `key.item` in their order, and one that cannot be read
+    Several records (a JSON array, ndjson, or an OpenTelemetry document) are numbered by `key.item` in their order, and one that cannot be read
     does not affect others.  The transport's headers fill fields that the body lacks: undecodable ones are ignored, and
     of several of one name the last wins.
 
@@ -68,14 +71,38 @@ def open_message(
     except RecordError as error:
         return [Opened(raw.key, error=error.without_traceback())]
     size = len(raw.value) // len(documents)
-    opened = []
-    for item, document in enumerate(documents):
+    opened: list[Opened] = []
+    parts = chain.from_iterable(_parts(document, format) for document in documents)
+    for item, (part, part_format) in enumerate(parts):
+        if item >= MAX_RECORDS_PER_MESSAGE:
+            return [Opened(raw.key, error=malformed_error("too_many_records"))]
         key = raw.key._replace(item=item) if item else raw.key
         try:
-            opened.append(_open(key, _read(key, document, format, headers, event_suffixes, size)))
+            opened.append(_open(key, _read(key, part, part_format, headers, event_suffixes, size)))
         except RecordError as error:
             opened.append(Opened(key, error=error.without_traceback()))
     return opened
+
+
+def _parts(document: Any, format: MessageFormat) -> Iterator[tuple[Any, MessageFormat]]:
+    """The records of a document, each with its format: of OpenTelemetry's any number, of the others one."""
+    is_otlp = isinstance(document, dict) and (
+        format is MessageFormat.OTLP or (format is MessageFormat.AUTO and _is_only_otlp(document))
+    )
+    if not is_otlp:
+        yield document, format
+        return
+    try:
+        if not otlp.is_document(document):
+            raise malformed_error("not_otlp")
+        for envelope in otlp.envelopes(document):
+            yield envelope, MessageFormat.OPENAI
+    except RecordError as error:
+        yield error.without_traceback(), format
+
+
+def _is_only_otlp(document: Mapping[str, Any]) -> bool:
+    return otlp.is_document(document) and not any(matches(document) for _, matches in _RECOGNISERS[:-1])
 
 
 def recognise(document: Mapping[str, Any]) -> MessageFormat:
@@ -117,6 +144,8 @@ def _read(
         if not kong.is_log_entry(document):
             raise malformed_error("not_kong")
         document = kong.envelope(document)
+    elif wire.is_envelope(document):
+        document = wire.envelope(document)
     return read_record(document, headers)
 
 
@@ -125,6 +154,8 @@ def _open(key: RecordKey, read: MirroredRecord | EventHalf) -> Opened:
 
 
 def _is_openai(document: Mapping[str, Any]) -> bool:
+    if wire.is_envelope(document):
+        return True
     request = document.get("request")
     return isinstance(request, dict) and not _BODY_FIELDS.isdisjoint(request)
 
@@ -134,4 +165,5 @@ _RECOGNISERS: Final = (
     (MessageFormat.LITELLM, litellm.is_payload),
     (MessageFormat.CLOUDEVENTS, cloudevents.is_event),
     (MessageFormat.KONG, kong.is_log_entry),
+    (MessageFormat.OTLP, otlp.is_document),  # the last
 )

@@ -23,6 +23,7 @@ class MessageFormat(StrEnum):
     LITELLM = "litellm"  # StandardLoggingPayload
     CLOUDEVENTS = "cloudevents"  # KServe's inference logger, and others that write request and response apart
     KONG = "kong"  # a log plugin's entry with ai-proxy's fields
+    OTLP = "otlp"  # OpenTelemetry's GenAI events and spans, as JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class KafkaSettings:
     # Where a partition begins that neither database nor group knows.
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     max_record_bytes: Positive = DEFAULT_MAX_RECORD_BYTES
-    format: Literal["auto", "openai", "litellm", "cloudevents", "kong"] = "auto"
+    format: Literal["auto", "openai", "litellm", "cloudevents", "kong", "otlp"] = "auto"
     routing: Annotated[Routing, Field(alias="(routing)")] = field(default_factory=Routing)
     security: Annotated[KafkaSecurity, Field(alias="(security)")] = field(default_factory=KafkaSecurity)
 
