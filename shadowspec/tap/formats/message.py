@@ -41,9 +41,9 @@ def open_message(
 ) -> list[Opened]:
     """The records of one message, at least one.  Never raises for the message's content.
 
-    Several records (a JSON array, ndjson, or an OpenTelemetry document) are numbered by `key.item` in their order, and one that cannot be read
-    does not affect others.  The transport's headers fill fields that the body lacks: undecodable ones are ignored, and
-    of several of one name the last wins.
+    Several records (a JSON array, ndjson, or an OpenTelemetry document) are numbered by `key.item` in their order, and
+    one that cannot be read does not affect others.  The transport's headers fill fields that the body lacks:
+    undecodable ones are ignored, and of several of one name the last wins.
 
     Args:
         raw: the message.

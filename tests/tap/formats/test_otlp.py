@@ -72,7 +72,10 @@ def test_what_a_collector_wrote(name: str) -> None:
     opened = [each for line in (RECORDED / f"{name}.jsonl").read_bytes().splitlines() for each in all_of(line)]
     assert [each.key.item for each in opened] == [0, 1, 2, 3]
     first, streamed, called, constrained = (each.record for each in opened)
-    assert first is not None and streamed is not None and called is not None and constrained is not None
+    assert first is not None
+    assert streamed is not None
+    assert called is not None
+    assert constrained is not None
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Why is the sky blue?"},
@@ -86,7 +89,8 @@ def test_what_a_collector_wrote(name: str) -> None:
     assert logged is not None
     assert (logged.finish_reason, logged.num_output_tokens) == ("stop", 6)
     parsed = parse_request(called)
-    assert parsed.tools is not None and parsed.tools[0]["function"]["name"] == "look_up"
+    assert parsed.tools is not None
+    assert parsed.tools[0]["function"]["name"] == "look_up"
     assert [each["role"] for each in parsed.messages] == ["user", "assistant", "tool"]
     assert parsed.messages[1]["tool_calls"][0]["function"]["arguments"] == {"place": "Paris"}
     with pytest.raises(RecordError, match="grammar"):
