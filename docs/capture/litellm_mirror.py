@@ -12,15 +12,9 @@ from litellm.integrations.custom_logger import CustomLogger
 
 # Fields of a request that `model_parameters` lacks, although they change what is generated.
 PASSED_ON = (
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "chat_template_kwargs",
-)
-PASSED_ON += ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "chat_template_kwargs",
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
 
 
 class Mirror(CustomLogger):
