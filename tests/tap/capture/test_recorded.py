@@ -60,7 +60,11 @@ def test_no_recording_holds_a_key() -> None:
         assert not re.search(r"sk-|bearer", path.read_text(), re.IGNORECASE)
 
 
-def test_the_page_links_every_example() -> None:
+def test_the_page_links_and_quotes_the_examples() -> None:
     page = (ROOT / "docs" / "capture.md").read_text()
-    links = set(re.findall(r"\]\((capture/[^)]+)\)", page))
-    assert links == {f"capture/{path.name}" for path in EXAMPLES.iterdir() if path.is_file()}
+    examples = [path for path in EXAMPLES.iterdir() if path.is_file()]
+    assert set(re.findall(r"\]\((capture/[^)]+)\)", page)) == {f"capture/{path.name}" for path in examples}
+    lines = {line.strip() for path in examples for line in path.read_text().splitlines()}
+    quoted = re.findall(r"```(?:yaml|nginx)\n(.*?)```", page, re.DOTALL)
+    assert len(quoted) == 3
+    assert [line for block in quoted for line in block.splitlines() if line.strip() not in lines] == []

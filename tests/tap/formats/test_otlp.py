@@ -82,7 +82,7 @@ def test_what_a_collector_wrote(name: str) -> None:
     ]
     parameters = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 20, "stop": ["\n\n"], "seed": 3}
     assert first.request == {"model": "chat", "messages": messages, **parameters}
-    assert (first.tenant_id(), first.session(), first.request_path) == ("my-app", None, "/v1/chat/completions")
+    assert (first.tenant_id(), first.session(), first.request_path) == ("my-app", "s-1", "/v1/chat/completions")
     assert "/" in (first.request_identity() or "")
     assert first.event_time(0).year >= 2026
     logged = parse_response(streamed).logged
