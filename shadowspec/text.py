@@ -34,8 +34,9 @@ def markdown_text(value: str) -> str:
 
 
 def slice_title(slice_key: str) -> str:
-    """The values of a slice's labels, for people; the whole endpoint has none."""
-    return " \u00b7 ".join(parse_slice_key(slice_key).values()) if slice_key else "whole endpoint"
+    """A slice as every text output writes it: `prompt_class=code, sampling_regime=high`; "" is the whole endpoint."""
+    labels = parse_slice_key(slice_key).items()
+    return ", ".join(f"{name}={value}" for name, value in labels) or "whole endpoint"
 
 
 def plural(number: int, noun: str) -> str:
@@ -133,5 +134,5 @@ def parse_duration(text: str) -> timedelta:
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found else 0.0
     if not 0.0 < seconds <= _LONGEST_S:
-        raise UsageError(f"{text!r} is no time: expected a number with a unit, such as 90s, 30m, 24h, 7d or 2w")
+        raise UsageError(f"invalid duration {text!r}: give a number with a unit, such as 90s, 30m, 24h, 7d or 2w")
     return timedelta(seconds=seconds)

@@ -157,7 +157,7 @@ def test_less_capacity_takes_longer_and_starts_at_lower_rates() -> None:
 def test_a_hypothesis_that_has_not_entered_waits_for_its_entry() -> None:
     evidence = cut(World(160, make_run=noisy_run()).evidence(), 2)
     hypothesis = planned(evidence).hypotheses[0]
-    assert hypothesis.note.startswith("enters with ")
+    assert hypothesis.note.startswith("testing starts after ")
     assert hypothesis.clusters_median is not None
     assert hypothesis.clusters_median >= 20 - 2 * 4
     assert all(math.isfinite(test.passes_share) for test in hypothesis.tests)

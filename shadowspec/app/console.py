@@ -1,4 +1,4 @@
-"""What every command shares: where results and progress go, and how errors end the process."""
+"""Output of every command: where results, files, progress and logs go."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from shadowspec.errors import InputError
+
 SCHEMA_VERSION = 1
+STANDARD_OUTPUT = "-"
 
 SECONDS_BETWEEN_LINES = 15.0  # of progress, where there is no terminal to draw a bar on
 WIDTH_OF_NO_TERMINAL = 120  # columns, where stdout is a file or a pipe
@@ -25,7 +29,7 @@ notes = Console(stderr=True)  # progress and logs
 
 
 def is_verbose() -> bool:
-    """Whether everything of ours is logged."""
+    """Whether --verbose is set."""
     return logging.getLogger("shadowspec").isEnabledFor(logging.DEBUG)
 
 
@@ -34,11 +38,34 @@ def print_json(document: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2, ensure_ascii=False) + "\n")
 
 
-def set_up_logging(verbose: bool) -> None:
-    """Log to stderr; our own warnings always, everything of ours with --verbose.
+def require_folder_of(path: Path | None) -> None:
+    """Raise InputError unless a file (None: no file is asked for) can be created there: before long work, not after."""
+    if path is not None and str(path) != STANDARD_OUTPUT:
+        if not path.parent.is_dir():
+            raise InputError(f"{path}: there is no folder {path.parent}; create it, or give another path")
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; give the path of a file")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise InputError(f"{path}: cannot be written (Permission denied); give another path")
 
-    Other libraries' progress bars and advice are switched off: stdout and stderr are ours.
+
+def write_file(path: Path, text: str, *, makes_folder: bool = False) -> None:
+    """Write a result file.
+
+    Raises:
+        InputError: the folder does not exist, or the file cannot be written.
     """
+    try:
+        if makes_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        require_folder_of(path)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def set_up_logging(verbose: bool) -> None:
+    """Log to stderr: warnings of shadowspec, with --verbose all of its log; no progress bars of other libraries."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -24,7 +24,7 @@ from shadowspec.config.sections import BUILT_IN_LABELS
 from shadowspec.distill.answers import sample_answers
 from shadowspec.distill.card import Origin, card
 from shadowspec.distill.comparison import Comparison, compare
-from shadowspec.distill.draft_folder import load_trainable, require_free, write, write_card
+from shadowspec.distill.draft_folder import load_trainable, write, write_card
 from shadowspec.distill.examples import Example, Split, split, times
 from shadowspec.distill.first_layers import num_layers, require_fewer_layers, write_first_layers
 from shadowspec.distill.training import Course, Look, Trainer
@@ -88,13 +88,11 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
     take part, with the same target alone where there is no draft yet: what one gains is not to be another's loss.
 
     Raises:
-        UsageError: there is something where the draft is to be written, no record can have a wanted label, or the
-            target does not have more layers than the draft is to have.
+        UsageError: no record can have a wanted label, or the target has too few layers.
         ConfigError: no such endpoint or candidate, or one that drafts with no model of its target's vocabulary.
         ModelError: a model cannot be loaded, or the pair does not fit.
         NoDataError: too few sessions have a response that can be used.
     """
-    require_free(wanted.out)
     transformers_logging.disable_progress_bar()  # stderr is ours
     if wanted.from_layers is None:
         candidate = candidate_of(config, wanted.endpoint, wanted.candidate)
@@ -225,16 +223,15 @@ def candidate_of(config: Config, endpoint: str, name: str | None) -> Speculation
         )
     if len({each.draft for each in drafting}) > 1:
         known = ", ".join(each.name for each in drafting)
-        raise ConfigError(f"{config.path}: endpoints.{endpoint} has several drafts: say which by --candidate ({known})")
+        raise ConfigError(
+            f"{config.path}: endpoints.{endpoint} has several drafts; choose one with --candidate ({known})"
+        )
     return drafting[0]
 
 
 def _endpoint_candidates(config: Config, endpoint: str) -> Sequence[SpeculationConfig]:
     require_endpoints(config)
-    if endpoint not in config.endpoints:
-        known = ", ".join(config.endpoints)
-        raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
-    return config.endpoints[endpoint].candidates
+    return config.chosen(endpoint)[endpoint].candidates
 
 
 def sharing(config: Config, speculation_config: SpeculationConfig) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from shadowspec.config import Config
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, max_depth, profile
-from shadowspec.errors import NoDataError, UsageError
+from shadowspec.errors import NoDataError
 from shadowspec.planning.cost_model import CostSurface
 from shadowspec.types import CostKey, FingerprintedConfig, ProfiledCosts
 
@@ -38,18 +38,16 @@ def profile_pairs(
 ) -> list[Profile]:
     """Profile each pair once on each grid, with a progress bar on stderr.
 
-    Candidates whose depth is adaptive are left out, and told; so are depths that a candidate's heads do not reach.
+    Candidates with adaptive depth are left out, with a warning; so are depths that a candidate's heads do not reach.
 
     Args:
         on_profile: called with every profile once it is complete.
 
     Raises:
-        UsageError: there is no such endpoint.
+        ConfigError: there is no such endpoint.
         NoDataError: no candidate drafts to a fixed depth.
     """
     require_endpoints(config)
-    if endpoint is not None and endpoint not in config.endpoints:
-        raise UsageError(f"--endpoint {endpoint}: not one of {', '.join(config.endpoints)}")
     pairs: dict[tuple[str, str | None, str, str], _Pair] = {}
     for name, target, candidate in _candidates(config, endpoint):
         speculation_config = candidate.config.config
@@ -104,23 +102,22 @@ def _limit_depths(grid: Grid, candidate: Candidate) -> Grid | None:
 def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, LoadedModel, Candidate]]:
     transformers_logging.disable_progress_bar()  # stderr is ours
     models = new_models(config)
-    for name, endpoint_config in config.endpoints.items():
-        if endpoint in (None, name):
-            rule = endpoint_config.rule
-            ours = tuple(each for each in endpoint_config.candidates if not each.is_served_method)
-            for each in set(endpoint_config.candidates).difference(ours):
-                log.warning(
-                    "%s: a server drafts %s by its method %s: profile it with `shadowspec profile-server`",
-                    *(name, each.name, each.proposer),
-                )
-            if not ours:
-                continue
-            target, candidates = models.candidates(
-                endpoint_config.target,
-                ours,
-                log.warning,
-                rule.requests_per_slot,
-                rule.default_sampling,
+    for name, endpoint_config in config.chosen(endpoint).items():
+        rule = endpoint_config.rule
+        ours = tuple(each for each in endpoint_config.candidates if not each.is_served_method)
+        for each in set(endpoint_config.candidates).difference(ours):
+            log.warning(
+                "%s: a server drafts %s by its method %s: profile it with `shadowspec profile-server`",
+                *(name, each.name, each.proposer),
             )
-            for candidate in candidates:
-                yield name, target, candidate
+        if not ours:
+            continue
+        target, candidates = models.candidates(
+            endpoint_config.target,
+            ours,
+            log.warning,
+            rule.requests_per_slot,
+            rule.default_sampling,
+        )
+        for candidate in candidates:
+            yield name, target, candidate

@@ -16,11 +16,10 @@ from shadowspec.engine import Models
 from shadowspec.engine.heads.folder import KINDS
 from shadowspec.engine.heads.loading import LoadedHeads
 from shadowspec.engine.models import LoadedModel, load_end_token_ids
-from shadowspec.engine.replay.acceptance import LogprobsMode
 from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayer, require_replayable
 from shadowspec.engine.tokenizer import FolderTokenizer, check_contexts, check_tokenizers
 from shadowspec.errors import ConfigError, ModelError, ShadowSpecError, UsageError
-from shadowspec.types import FingerprintedConfig, SpeculationConfig, VerifyRule
+from shadowspec.types import FingerprintedConfig, LogprobsMode, SpeculationConfig, VerifyRule
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +63,7 @@ def chosen_endpoints(config: Config, endpoint: str | None) -> Mapping[str, Endpo
         ConfigError: there is none, or none of that name.
     """
     require_endpoints(config)
-    if endpoint is None:
-        return config.endpoints
-    if endpoint not in config.endpoints:
-        raise ConfigError(
-            f"{config.path}: no endpoint {endpoint!r} is configured (configured: {', '.join(config.endpoints)})"
-        )
-    return {endpoint: config.endpoints[endpoint]}
+    return config.chosen(endpoint)
 
 
 def load_endpoint(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,14 +16,17 @@ from rich.table import Table
 from shadowspec.app.console import is_verbose, notes, print_json, results
 from shadowspec.cli.options import (
     ConfigOption,
-    EndpointAloneOption,
+    DepthsOption,
+    EndpointOption,
     JsonOption,
+    MaxRequestsOption,
     NearTieOption,
     VerifyRulesOption,
     chosen_rules,
 )
-from shadowspec.cli.replay import DEPTHS_ACROSS, length_text, parse_depths
+from shadowspec.cli.replay import DEFAULT_DEPTHS, DEPTHS_ACROSS, length_text, parse_depths
 from shadowspec.cli.run import funnel_document, print_funnel, show_measured
+from shadowspec.text import slice_title
 
 if TYPE_CHECKING:
     from shadowspec.app.backfill_replay import Backfilled
@@ -32,21 +36,15 @@ if TYPE_CHECKING:
 
 
 def backfill(
-    places: Annotated[
+    files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILES...",
-            help="Files of JSON lines (gzip or not) or Parquet, and folders of them: local, s3://, gs://, https:// ...",
+            help="Files of JSON lines (gzip or not) or Parquet, or folders of them: local, s3://, gs://, https:// ...",
         ),
     ],
     config_path: ConfigOption = None,
-    depths: Annotated[
-        str | None,
-        typer.Option(
-            "--k", help="Numbers of speculative tokens: a range such as 1..8 (the default), or a list such as 1,2,4."
-        ),
-    ] = None,
-    endpoint: EndpointAloneOption = None,
+    depths: DepthsOption = None,
+    endpoint: EndpointOption = None,
     verify_rules: VerifyRulesOption = None,
     near_tie_logit: NearTieOption = None,
     ray_address: Annotated[
@@ -54,33 +52,33 @@ def backfill(
         typer.Option(
             "--ray-address",
             envvar="RAY_ADDRESS",
-            help="A Ray cluster that is there (HOST:PORT, or auto); default: one on this machine, for this run.",
+            help="An existing Ray cluster: HOST:PORT, or auto. Default: start one on this machine for this run.",
         ),
     ] = None,
     actors: Annotated[
-        int | None, typer.Option("--actors", min=1, help="Replaying at a time; default: one a GPU, else one a CPU.")
+        int | None, typer.Option("--actors", min=1, help="Number of actors; default: one per GPU, else one per CPU.")
     ] = None,
     gpus_per_actor: Annotated[
-        float | None, typer.Option("--gpus-per-actor", min=0.0, help="Default: 1 where the cluster has GPUs, else 0.")
+        float | None, typer.Option("--gpus-per-actor", min=0.0, help="Default: 1 if the cluster has GPUs, else 0.")
     ] = None,
     cpus_per_actor: Annotated[
-        float, typer.Option("--cpus-per-actor", min=0.0, help="CPUs that each has; as many threads compute.")
+        float, typer.Option("--cpus-per-actor", min=0.0, help="CPUs of each actor, and its compute threads.")
     ] = 1.0,
     is_loop: Annotated[
         bool,
-        typer.Option("--loop", help="Decode with both arms, as `run` does, in place of replaying what was answered."),
+        typer.Option(
+            "--loop", help="Decode with and without speculation, as `run` does, instead of replaying responses."
+        ),
     ] = False,
-    max_requests: Annotated[
-        int | None,
-        typer.Option("--max-requests", min=1, help="With --loop: stop reading once so many requests are measured."),
-    ] = None,
+    max_requests: MaxRequestsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay logged responses on a Ray cluster: what `replay` tells, of as many files as there are.
+    """Replay logged responses on a Ray cluster: `replay` for many files.
 
-    Goes into the database, block by block. Safe to interrupt: the same command goes on where it stopped, and a
-    second full run changes nothing.
+    The results go into the database, block by block. Interrupt it at any time; run the same command again to resume. A
+    second full run changes nothing. --max-requests needs --loop.
     """
+    from shadowspec.app.before_loading import require_inputs
     from shadowspec.app.replayers import Asked
     from shadowspec.config import find_config, load_config
     from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
@@ -95,30 +93,31 @@ def backfill(
         raise UsageError("backfill needs the extra `backfill`: pip install '.[backfill]' in the checkout") from error
 
     config = load_config(find_config(config_path))
+    require_inputs(config, [file for file in files if "://" not in file and not Path(file).is_dir()], endpoint)
     cluster = partial(_cluster, ray_address, actors, gpus_per_actor, cpus_per_actor)
     if is_loop:
         _refuse_for_loop(
             {"--k": depths, "--endpoint": endpoint, "--verify-rule": verify_rules, "--near-tie": near_tie_logit}
         )
         require_measurable(config)
-        files = find_files(places)
+        found = find_files(files)
         with cluster() as (resources, pool):
-            measured = loop_files(config, files, resources, pool, max_requests=max_requests)
-        show_measured(measured, places, as_json=as_json)
+            measured = loop_files(config, found, resources, pool, max_requests=max_requests)
+        show_measured(measured, files, as_json=as_json)
         return
     if max_requests is not None:
-        raise UsageError("--max-requests is of --loop: what was replayed in blocks is whole blocks")
+        raise UsageError("--max-requests needs --loop: a replay reads whole blocks")
     asked = Asked(
-        parse_depths(depths or "1..8"),
+        parse_depths(depths or DEFAULT_DEPTHS),
         endpoint,
         chosen_rules(verify_rules),
         near_tie_logit=NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
     )
-    chosen_parallel(config, endpoint)  # what is refused is refused before a cluster is asked for
-    files = find_files(places)
+    chosen_parallel(config, endpoint)  # refuses wrong input before a cluster starts
+    found = find_files(files)
     began = time.monotonic()
     with cluster() as (resources, pool):
-        done = backfill_files(config, files, asked, resources, pool)
+        done = backfill_files(config, found, asked, resources, pool)
     seconds = time.monotonic() - began
     if as_json:
         print_json(_document(done, asked.depths, seconds))
@@ -138,14 +137,14 @@ def _refuse_for_loop(options: Mapping[str, object]) -> None:
 
     given = [name for name, value in options.items() if value]
     if given:
-        raise UsageError(f"{', '.join(given)}: of replay alone; --loop measures what the configuration says")
+        raise UsageError(f"{', '.join(given)}: only for a replay; leave them out with --loop")
 
 
 @contextmanager
 def _cluster(
     address: str | None, number: int | None, gpus: float | None, cpus: float
 ) -> Iterator[tuple[Resources, Actors]]:
-    """What there is, and the actors that it is to have."""
+    """The cluster's resources, and the actors that it runs."""
     from shadowspec.backfill.connection import connect
 
     notes.print(f"starting Ray {'on this machine' if address is None else f'at {address}'}", highlight=False)
@@ -154,10 +153,10 @@ def _cluster(
 
 
 def _pool(resources: Resources, number: int | None, gpus: float | None, cpus: float) -> Actors:
-    """What was asked for, or one actor for each GPU, or each CPU.
+    """The number of actors that was given, else one for each GPU, or each CPU.
 
     Raises:
-        UsageError: the cluster has not what one actor wants.
+        UsageError: the cluster has less than one actor needs.
     """
     from shadowspec.backfill.cluster import Actors
     from shadowspec.errors import UsageError
@@ -165,7 +164,8 @@ def _pool(resources: Resources, number: int | None, gpus: float | None, cpus: fl
     each = gpus if gpus is not None else float(resources.gpus > 0)
     if each > resources.gpus or cpus > resources.cpus:
         raise UsageError(
-            f"an actor wants {cpus:g} CPUs and {each:g} GPUs, and the cluster has {resources.cpus} and {resources.gpus}"
+            f"an actor needs {cpus:g} CPUs and {each:g} GPUs, and the cluster has {resources.cpus} and "
+            f"{resources.gpus}; give fewer with --cpus-per-actor or --gpus-per-actor"
         )
     most = int(resources.gpus / each) if each else int(resources.cpus / cpus) if cpus else 1
     return Actors(max(1, most if number is None else number), each, cpus)
@@ -174,7 +174,7 @@ def _pool(resources: Resources, number: int | None, gpus: float | None, cpus: fl
 def _raise_what_is_missing(done: Backfilled) -> None:
     """
     Raises:
-        InputError: files could not be read, or blocks were not finished; what was is kept.
+        InputError: files could not be read, or blocks were not finished.
     """
     from shadowspec.backfill.places import describe_place
     from shadowspec.errors import InputError, NoDataError
@@ -182,7 +182,7 @@ def _raise_what_is_missing(done: Backfilled) -> None:
     broken = [file for file in done.files if file.error is not None and not isinstance(file.error, NoDataError)]
     for file in done.files:
         if isinstance(file.error, NoDataError):
-            notes.print(f"passed over: {file.error}", markup=False, highlight=False, soft_wrap=True)
+            notes.print(f"skipped: {file.error}", markup=False, highlight=False, soft_wrap=True)
     for file_read in broken[1:]:
         notes.print(f"not read: {file_read.error}", markup=False, highlight=False, soft_wrap=True)
     if broken:
@@ -194,7 +194,7 @@ def _raise_what_is_missing(done: Backfilled) -> None:
         why = ", ".join(f"{number} ended in {kind}" for kind, number in sorted(done.failures.items()))
         raise InputError(
             f"{len(lost)} files are not finished, first {describe_place(lost[0])}: of their "
-            f"blocks {why or 'some were lost'}; what is finished is kept, run the same command again to go on"
+            f"blocks {why or 'some were lost'}; finished blocks are stored, run the same command again to resume"
         )
 
 
@@ -202,7 +202,7 @@ Cells = list[tuple["AcceptanceSums", "FingerprintedConfig"]]
 
 
 def _group_cells(done: Backfilled, endpoint: str) -> list[tuple[str, Cells]]:
-    """By slice, candidate and rule: what each depth adds up to."""
+    """By slice, candidate and rule: the sums of each depth."""
     by_fingerprint = {(sums.slice_key, sums.fingerprint): sums for sums in done.sums[endpoint]}
     slices = list(dict.fromkeys(sums.slice_key for sums in done.sums[endpoint]))
     groups = []
@@ -300,9 +300,7 @@ def _table(endpoint: str, groups: Sequence[tuple[str, Cells]], depths: Sequence[
         table.add_column(name, justify="right", no_wrap=True)
     for slice_key, cells in groups:
         first_sums, config = cells[0]
-        label = (
-            f"{slice_key.replace(',', ', ') or '(whole endpoint)'}, {config.config.name}, {config.config.verify_rule}"
-        )
+        label = f"{slice_title(slice_key)}, {config.config.name}, {config.config.verify_rule}"
         first = metrics.first_position_acceptance_rate(first_sums)
         by_depth = {each.config.num_speculative_tokens: sums for sums, each in cells}
         table.add_row(

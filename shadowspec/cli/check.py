@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shadowspec.app.console import notes, print_json, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.app.console import notes, print_json, results, write_file
+from shadowspec.cli.options import (
+    MAX_AGE_HELP,
+    ConfigOption,
+    ExpectEngineOption,
+    JsonOption,
+    LoadOption,
+    OneEndpointOption,
+    SliceOption,
+)
 from shadowspec.rollout.check.outcome import OnHold
 
 if TYPE_CHECKING:
@@ -20,43 +28,38 @@ if TYPE_CHECKING:
 
 
 def check(
-    endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="The endpoint to check.")],
-    slices: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slice", help="A label of the slices to check, as label=value; may be repeated. Default: the endpoint."
-        ),
-    ] = None,
-    load: Annotated[
-        int | None, typer.Option("--load", min=1, help="Check this concurrency alone. Default: all, by their shares.")
-    ] = None,
+    endpoint: OneEndpointOption,
+    slices: SliceOption = None,
+    load: LoadOption = None,
     on_hold: Annotated[
-        OnHold, typer.Option("--on-hold", help="HOLD: fail with 3, or pass with 0, with a warning or without.")
+        OnHold, typer.Option("--on-hold", help="Exit code of HOLD: 3 (fail), 0 (pass), or 0 with a warning (warn).")
     ] = OnHold.FAIL,
     max_age: Annotated[
-        str | None, typer.Option("--max-age", help="Refuse evidence and decisions older than this, such as 24h or 7d.")
+        str | None, typer.Option("--max-age", metavar="TIME", help=f"{MAX_AGE_HELP} Default: any age.")
     ] = None,
     expect_fingerprint: Annotated[
-        str | None, typer.Option("--expect-fingerprint", help="Refuse any other speculation config.")
+        str | None, typer.Option("--expect-fingerprint", metavar="SHA256", help="Accept only this speculation config.")
     ] = None,
     model_revision: Annotated[
-        str | None, typer.Option("--model-revision", help="Refuse any other revision of the target's weights.")
+        str | None,
+        typer.Option("--model-revision", metavar="REVISION", help="Accept only this revision of the target's weights."),
     ] = None,
-    expect_engine: Annotated[
-        str | None, typer.Option("--expect-engine", help="Refuse verdicts measured with any other engine.")
+    expect_engine: ExpectEngineOption = None,
+    junit: Annotated[
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Also write JUnit XML to this file; its folder is created."),
     ] = None,
-    junit: Annotated[Path | None, typer.Option("--junit", help="Also write JUnit XML to this file.")] = None,
     github: Annotated[
-        bool, typer.Option("--github", help="Also write GitHub's step summary, and at most 10 annotations.")
+        bool, typer.Option("--github", help="Also write GitHub's step summary and at most 10 annotations.")
     ] = False,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Exit 0 if speculation is proven here (ENABLE), 1 if it does harm (DISABLE), 3 if neither is proven (HOLD).
+    """Exit with 0 if speculation is proven here (ENABLE), 1 if it is harmful (DISABLE), 3 if neither is proven (HOLD).
 
-    Without --slice the endpoint as a whole must be ENABLE, no slice with 5% of its traffic may be DISABLE, and no
-    override may cover 5% of it. An override counts as its verdict, also where nothing was decided yet.
-    Evidence that cannot be used (too old, of another config) exits with 4.
+    Without --slice the whole endpoint must be ENABLE; no slice with 5% of its traffic may be DISABLE, and no override
+    may cover 5% of it. Loads count by their shares. An override counts as its verdict, also without a decision. Exit
+    code 4: the evidence is unusable, being too old or of another config.
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ShadowSpecError
@@ -87,13 +90,15 @@ def check(
 
 
 def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
-    """What stands at the endpoint.
+    """The current decisions on the endpoint.
 
     Raises:
         UsageError: neither the configuration nor the database knows the endpoint.
         NoDataError: nothing has been decided about it.
     """
-    from shadowspec.errors import NoDataError, UsageError
+    from shadowspec.app.stored_evidence import no_decision
+    from shadowspec.config.template import suggestion
+    from shadowspec.errors import UsageError
     from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
     from shadowspec.rollout.check.answer import CheckInput
     from shadowspec.store import Store
@@ -104,12 +109,12 @@ def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
         found = read_endpoint_decisions(store, question.endpoint, policy, now)
         if not found.latest:
             known = sorted({*config.endpoints, *store.endpoints()})
-            named = f"(known: {', '.join(known) or 'none'})"
             if question.endpoint not in known:
-                raise UsageError(f"there is no endpoint {question.endpoint!r} {named}")
-            raise NoDataError(
-                f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate` {named}"
-            )
+                alike = suggestion(question.endpoint, known)
+                raise UsageError(
+                    f"there is no endpoint {question.endpoint!r}{alike} (known: {', '.join(known) or 'none'})"
+                )
+            raise no_decision(store, [question.endpoint])
         return CheckInput(
             decisions=found,
             configs=store.fingerprints(),
@@ -131,7 +136,7 @@ def _summary_file() -> Path:
 
     named = os.environ.get(SUMMARY_VARIABLE)
     if not named:
-        raise UsageError(f"--github is for a step of GitHub Actions: {SUMMARY_VARIABLE} is not set")
+        raise UsageError(f"--github works only in a step of GitHub Actions: {SUMMARY_VARIABLE} is not set")
     return Path(named)
 
 
@@ -152,11 +157,11 @@ def _print(answer: Answer, on_hold: OnHold, *, is_github: bool, as_json: bool) -
             lines = without_commands(lines, secrets.token_hex(16))
         results.out("\n".join(lines), highlight=False)
     if answer.outcome is Outcome.HOLD and on_hold is OnHold.WARN:
-        notes.print("warning: HOLD, which passes here (--on-hold warn)", markup=False, highlight=False)
+        notes.print("warning: HOLD, accepted by --on-hold warn", markup=False, highlight=False)
     if answer.outcome is Outcome.ENABLE and not answer.is_for_serving:
         notes.print(
             f"warning: this ENABLE is for {answer.verdict_engine} only, because endpoints.{answer.question.endpoint} "
-            "names no serving_engine: name what serves, or give --expect-engine",
+            "names no serving_engine; set it, or give --expect-engine",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -168,13 +173,12 @@ def _write_reports(answer: Answer, on_hold: OnHold, junit: Path | None, summary:
 
     Annotations go to stderr where stdout holds a document; GitHub reads both.
     """
-    from shadowspec.cli.report import write_file
     from shadowspec.errors import InputError
     from shadowspec.rollout.check.github import OUTPUT_VARIABLE, step_annotations, step_summary
     from shadowspec.rollout.check.junit import junit_xml
 
     if junit is not None:
-        write_file(junit, junit_xml(answer))
+        write_file(junit, junit_xml(answer), makes_folder=True)
     if summary is not None:
         appended = [(summary, step_summary(answer))]
         if outputs := os.environ.get(OUTPUT_VARIABLE):

@@ -24,16 +24,18 @@ STOP_TIMEOUT_S = 5.0  # what open pages get before the process is ended
 
 
 def dashboard(
-    port: Annotated[int | None, typer.Option("--port", min=1, max=65_535, help="Instead of dashboard.port.")] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to bind, instead of dashboard.host.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65_535, help="Port; default: dashboard.port.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to bind; default: dashboard.host.")] = None,
     without_login: Annotated[
-        bool, typer.Option("--without-login", help="Bind an address that others reach, though no login is configured.")
+        bool, typer.Option("--without-login", help="Bind an address that others can reach, without a login.")
     ] = False,
     config_path: ConfigOption = None,
 ) -> None:
-    """Serve the rollout dashboard until stopped: what is on, how sure that is, and what is still needed.
+    """Serve the rollout dashboard until stopped: verdicts, their evidence, and the evidence still needed.
 
-    It reads the database alone; a database that is away is said on the page, which goes on by itself when it is back.
+    It reads only the database. While the database is unreachable the page says so, and recovers by itself.
     """
     from shadowspec.config import CONFIG_VARIABLE, find_config, load_config
 
@@ -75,7 +77,7 @@ def dashboards_folder() -> Path:
 
 
 def _serve(child: subprocess.Popen[bytes], host: str, port: int) -> int | None:
-    """Wait until the child ends; the signal that asked for it, None if it ended by itself.
+    """Wait until the child ends; the signal that stopped it.
 
     Raises:
         ServiceUnavailableError: it ended by itself, or does not answer.
@@ -141,11 +143,11 @@ def _require_access(auth_file: Path | None, host: str, *, without_login: bool) -
             raise ConfigError("a login needs authlib: pip install '.[dashboard]' in the checkout")
     elif host not in LOOPBACK and not without_login:
         raise UsageError(
-            f"{host}: others reach this address and no login is configured: set dashboard.auth_file, or say "
-            "--without-login where something else keeps them out"
+            f"{host}: others can reach this address and no login is configured; set dashboard.auth_file, or give "
+            "--without-login if another layer controls access"
         )
     elif host not in LOOPBACK:
-        notes.print(f"no login is configured: whoever reaches {host} sees every figure", highlight=False)
+        notes.print(f"no login is configured: anyone who can reach {host} can see all data", highlight=False)
 
 
 def _require_free(host: str, port: int) -> None:

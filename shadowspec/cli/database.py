@@ -10,9 +10,10 @@ import typer
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.errors import ExitCode
+from shadowspec.types import RoleKind
 
 app = typer.Typer(
-    help="Migrate the database, check its schema, keep it small, and grant rights on it.", no_args_is_help=True
+    help="Migrate the database, check its schema, remove old rows, and grant rights.", no_args_is_help=True
 )
 
 
@@ -24,7 +25,7 @@ def _url(config_path: ConfigOption) -> str:
 
 @app.command()
 def upgrade(config_path: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Bring the database to this version's schema; creates it where there is none."""
+    """Create the database, or migrate it to this version's schema."""
     from shadowspec import store
 
     url = _url(config_path)
@@ -49,14 +50,14 @@ def current(config_path: ConfigOption = None, as_json: JsonOption = False) -> No
 
 @app.command()
 def check(config_path: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Compare the database's tables with the code's; exit 2 if they differ."""
+    """Compare the database's tables with this version's; exit code 2 if they differ."""
     from shadowspec import store
 
     differences = store.check(_url(config_path))
     if as_json:
         print_json({"differences": differences})
     else:
-        for difference in differences or ["the database's tables are as the code expects them"]:
+        for difference in differences or ["the database's tables are those of this version"]:
             results.print(difference, highlight=False)
     if differences:
         raise typer.Exit(ExitCode.USAGE)
@@ -64,13 +65,15 @@ def check(config_path: ConfigOption = None, as_json: JsonOption = False) -> None
 
 @app.command()
 def retain(
-    days: Annotated[int, typer.Option("--days", min=1, help="Keep what is younger than this.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also where undecided hypotheses rest on it.")] = False,
+    days: Annotated[int, typer.Option("--days", min=1, help="Keep rows younger than this.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the command would remove, and remove nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also remove evidence of undecided hypotheses.")] = False,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove records, runs and blocks of old traffic; rollups, funnel and decisions are kept for ever."""
+    """Remove records, runs and blocks of old traffic; rollups, record counts and decisions stay."""
     from shadowspec.store import Store
 
     with Store.open(_url(config_path)) as store:
@@ -95,17 +98,17 @@ def retain(
         results.print(f"whole partitions: {', '.join(removal.partitions)}", highlight=False)
     if removal.undecided_endpoints:
         names = ", ".join(removal.undecided_endpoints)
-        notes.print(f"undecided hypotheses rest on such runs: {names}", markup=False, highlight=False)
+        notes.print(f"evidence of undecided hypotheses is among it: {names}", markup=False, highlight=False)
 
 
 @app.command("forget-consumer")
 def forget_consumer(
-    name: Annotated[str, typer.Argument(help="The consumer group, as the ledger has it.")],
-    force: Annotated[bool, typer.Option("--force", help="Also where it moved within the last 10 minutes.")] = False,
+    name: Annotated[str, typer.Argument(help="The consumer group.")],
+    force: Annotated[bool, typer.Option("--force", help="Also if it was active within the last 10 minutes.")] = False,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a consumer that was retired in the midst of its input hold back the evidence no longer."""
+    """Stop a retired consumer from blocking new evidence."""
     from shadowspec.store import Store
 
     with Store.open(_url(config_path)) as store:
@@ -113,24 +116,21 @@ def forget_consumer(
     if as_json:
         print_json({"consumer": name, "num_partitions": number})
         return
-    results.print(f"consumer {name} held back {number} partitions and does so no longer", markup=False, highlight=False)
+    results.print(f"consumer {name} no longer blocks {number} partitions", markup=False, highlight=False)
 
 
 @app.command()
 def grant(
-    role_kind: Annotated[str, typer.Argument(help="writer, gate, reader, operator or scheduler.")],
+    role_kind: Annotated[RoleKind, typer.Argument(help="What the role does.")],
     role_name: Annotated[str, typer.Argument(help="An existing role of the Postgres server.")],
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a Postgres role what its kind needs, and no more; run it again after every `db upgrade`."""
-    from shadowspec.errors import UsageError
-    from shadowspec.store import RoleKind, Store
+    """Give a Postgres role the rights of its kind, and no others; run it again after every `db upgrade`."""
+    from shadowspec.store import Store
 
-    if role_kind not in set(RoleKind):
-        raise UsageError(f"no kind of role {role_kind!r}; there are {', '.join(RoleKind)}")
     with Store.open(_url(config_path)) as store:
-        statements = store.grant(RoleKind(role_kind), role_name)
+        statements = store.grant(role_kind, role_name)
     if as_json:
         print_json({"role": role_name, "kind": role_kind, "statements": statements})
         return

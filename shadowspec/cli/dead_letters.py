@@ -1,4 +1,4 @@
-"""`shadowspec dead-letters`: see what could not be measured, and put it back to be tried again."""
+"""`shadowspec dead-letters`: list records that could not be measured, and send them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.options import ConfigOption, JsonOption, MaxMessagesOption
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 REPLAY_BATCH = 500  # messages in hand at a time
 
-app = typer.Typer(help="List dead letters, and replay them.", no_args_is_help=True)
+app = typer.Typer(help="List dead letters, and send them again.", no_args_is_help=True)
 
-StageOption = Annotated[str | None, typer.Option("--stage", help="Only those that failed at this stage.")]
-ReasonOption = Annotated[str | None, typer.Option("--reason", help="Only those that failed for this reason.")]
-TopicOption = Annotated[str | None, typer.Option("--topic", help="Only those that came from this topic.")]
+StageOption = Annotated[str | None, typer.Option("--stage", help="Only failures at this stage.")]
+ReasonOption = Annotated[str | None, typer.Option("--reason", help="Only failures for this reason.")]
+TopicOption = Annotated[str | None, typer.Option("--topic", help="Only records of this topic.")]
 
 
 @app.command("list")
@@ -33,24 +33,24 @@ def list_(
     topic: TopicOption = None,
     stage: StageOption = None,
     reason: ReasonOption = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="The newest so many.")] = 50,
+    max_messages: Annotated[int, typer.Option("--max-messages", metavar="N", min=1, help="Show the newest N.")] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where dead letters came from and why; never what they hold."""
+    """Show source and reason of dead letters, never their content."""
     from shadowspec.tap.dead_letter_topic import read_dead_letters
 
     settings = _settings(config_path)
     is_filtered = any((topic, stage, reason))
-    found = read_dead_letters(settings, limit=None if is_filtered else limit)
+    found = read_dead_letters(settings, limit=None if is_filtered else max_messages)
     chosen = [letter for letter in found if _matches(letter, topic, stage, reason)]
-    chosen = sorted(chosen, key=_age)[-limit:]
+    chosen = sorted(chosen, key=_age)[-max_messages:]
     if as_json:
         print_json({"topic": settings.dead_letter_topic, "dead_letters": [_document(letter) for letter in chosen]})
         return
     if not chosen:
         notes.print(f"no {'such ' if is_filtered else ''}dead letter on {settings.dead_letter_topic}", highlight=False)
         return
-    table = Table("time", "came from", "stage", "reason", "lies at", box=None)
+    table = Table("time", "source", "stage", "reason", "dead letter", box=None)
     for letter in chosen:
         came = f"{letter.topic}[{letter.source_partition}]@{letter.source_offset}"
         lies = f"[{letter.partition}]@{letter.offset}"
@@ -61,17 +61,17 @@ def list_(
 
 @app.command()
 def replay(
-    to: Annotated[str, typer.Option("--to", help="Topic to put them on, one of kafka.retry_topics.")],
+    to: Annotated[str, typer.Option("--to", help="Topic to send them to, one of kafka.retry_topics.")],
     config_path: ConfigOption = None,
     topic: TopicOption = None,
     stage: StageOption = None,
     reason: ReasonOption = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="The oldest so many of those.")] = None,
+    max_messages: MaxMessagesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put dead letters on a retry topic, as they came, to be measured again.
+    """Send dead letters to a retry topic, unchanged, to be measured again.
 
-    The dead letters stay where they are: a second replay puts them there a second time.
+    The dead letters stay on their topic: a second replay sends them a second time.
     """
     from shadowspec.cli.produce import flush_patiently
     from shadowspec.errors import UsageError
@@ -82,12 +82,12 @@ def replay(
     if to not in settings.retry_topics:
         topics = ", ".join(settings.retry_topics) or "none"
         unknown = f"is not one of kafka.retry_topics (configured: {topics})"
-        why = "is mirrored: nothing is ever put there" if to in settings.topics else unknown
+        why = "is a mirrored topic; shadowspec never writes to one" if to in settings.topics else unknown
         raise UsageError(f"--to {to}: {why}")
     num_replayed = 0
     with TopicWriter(settings, to, name="shadowspec-replay") as writer:
         for letter in read_dead_letters(settings):
-            if limit is not None and num_replayed >= limit:
+            if max_messages is not None and num_replayed >= max_messages:
                 break
             if _matches(letter, topic, stage, reason):
                 writer.send(make_retry_message(letter))
@@ -125,7 +125,7 @@ def _time(time: datetime | None) -> str | None:
 
 
 def _plain(cell: str) -> str:
-    """What a header says, without what a terminal or rich would act on."""
+    """A header without characters that a terminal or rich would act on."""
     return escape("".join(character if character.isprintable() else "?" for character in cell))
 
 

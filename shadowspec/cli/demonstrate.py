@@ -9,33 +9,32 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results, write_file
 from shadowspec.cli.options import JsonOption
 
 DEFAULT_OUT = Path("shadowspec-demo")
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for database, configuration and report.")] = (
-        DEFAULT_OUT
-    ),
-    requests: Annotated[
-        int | None, typer.Option("--requests", "-n", min=4, help="Measure at most so many more requests in both arms.")
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for database, configuration and report.")
+    ] = (DEFAULT_OUT),
+    max_requests: Annotated[
+        int | None, typer.Option("--max-requests", metavar="N", min=4, help="Stop after N requests; default: all.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the requests that bring none.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of requests without one.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Tap recorded traffic, measure it in both arms, decide, and write report.html.  About two minutes on two cores.
+    """Measure bundled traffic with and without speculation, decide, and write report.html, in a few minutes.
 
-    The traffic is a replay built from public text and a public trace; the models are small and trained for it.
+    The traffic combines public text with a public trace; the models are small and trained for it.
     """
     from shadowspec import demo as bundled
     from shadowspec.app.before_loading import name_loads
-    from shadowspec.cli.report import write_file
     from shadowspec.config import load_config, load_hash_secret
 
     config_path, report_path = out / "shadowspec.toml", out / "report.html"
-    write_file(config_path, bundled.demo_config(out.resolve(), seed))
+    write_file(config_path, bundled.demo_config(out.resolve(), seed), makes_folder=True)
     # The demo's traffic is public, so its secret protects nobody; a real one never has a default.
     write_file(out / "demo.secret", bundled.DEMO_SECRET)
     config = load_config(config_path, environment={})
@@ -59,7 +58,7 @@ def demo(
         with MeasuringView() as view:
             shown = Rehearsals(config, opened, sum(1 for _ in read_records(traffic)), view.show)
             measured = measure_with(
-                config, secret, engines, opened, [traffic], max_requests=requests, on_progress=shown.take_progress
+                config, secret, engines, opened, [traffic], max_requests=max_requests, on_progress=shown.take_progress
             )
         progress = measured.progress[0]
         with notes.status("deciding"):

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxRequestsOption, OneEndpointOption
 from shadowspec.cli.run import funnel_document, print_funnel
 from shadowspec.distill.training_settings import TOLERANCE, Settings, Shares
-from shadowspec.text import plural
+from shadowspec.text import plural, slice_title
 
 if TYPE_CHECKING:
     from shadowspec.app.distill_draft import Distilled
@@ -24,76 +24,80 @@ _DEFAULTS, _DEFAULT_SHARES = Settings(), Shares()
 
 
 def distill(
-    files: Annotated[list[str], typer.Argument(help="Files of JSON lines with responses (gzip or not); - is stdin.")],
-    endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="Whose candidate's draft is trained.")],
+    files: FilesArgument,
+    endpoint: OneEndpointOption,
     consent: Annotated[
-        str, typer.Option("--consent", help="On what ground this traffic may be trained on; the model card states it.")
+        str,
+        typer.Option("--consent", metavar="TEXT", help="Why you may train on this traffic; the model card quotes it."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the draft.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder for the draft.")],
     candidate: Annotated[
-        str | None, typer.Option("--candidate", help="Which one, where the endpoint has several draft models.")
+        str | None,
+        typer.Option("--candidate", metavar="NAME", help="The candidate to train, if several have a draft model."),
     ] = None,
     from_layers: Annotated[
         int | None,
         typer.Option(
             "--from-layers",
             min=1,
-            help="Begin as the target's first layers, this many, with its embeddings and head, instead of a "
-            "candidate's draft.",
+            metavar="N",
+            help="Start from the target's first N layers, embeddings and head instead of a candidate's draft.",
         ),
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option("--where", help="Only records with this label, such as consent=yes; may be given repeatedly."),
+        typer.Option("--where", metavar="LABEL=VALUE", help="Only records with this label; repeat it for several."),
     ] = None,
     epochs: Annotated[
-        int, typer.Option("--epochs", min=1, help="At most; training stops when it gets no better.")
+        int, typer.Option("--epochs", min=1, help="Largest number of epochs; training stops earlier without progress.")
     ] = _DEFAULTS.epochs,
     learning_rate: Annotated[
-        float, typer.Option("--learning-rate", min=0.0, help="At its highest.")
+        float, typer.Option("--learning-rate", min=0.0, help="The peak learning rate.")
     ] = _DEFAULTS.learning_rate,
     tokens_per_step: Annotated[
-        int, typer.Option("--tokens-per-step", min=1, help="Output tokens that each step of the training learns from.")
+        int, typer.Option("--tokens-per-step", min=1, help="Output tokens per training step.")
     ] = _DEFAULTS.tokens_per_step,
     held_out: Annotated[
-        float, typer.Option("--held-out", min=0.0, max=1.0, help="Share of sessions to judge the result by.")
+        float, typer.Option("--held-out", min=0.0, max=1.0, help="Share of sessions for the final comparison.")
     ] = _DEFAULT_SHARES.held_out,
     validation: Annotated[
-        float, typer.Option("--validation", min=0.0, max=1.0, help="Share of sessions that say when to stop.")
+        float, typer.Option("--validation", min=0.0, max=1.0, help="Share of sessions for early stopping.")
     ] = _DEFAULT_SHARES.validation,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Draws the parts and the order of training.")
+        int, typer.Option("--seed", min=0, help="Seed of the split and of the training order.")
     ] = _DEFAULTS.seed,
-    max_requests: Annotated[
-        int | None, typer.Option("--max-requests", min=1, help="Use so many responses at most.")
-    ] = None,
+    max_requests: MaxRequestsOption = None,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a draft on the target's distribution over logged responses, and say what that gained.
+    """Train a draft model on logged responses, and compare its acceptance before and after.
 
-    It begins as the draft of a candidate, or with --from-layers as the first layers of the target, where there is no
-    draft to begin from.
-
-    The new draft is a folder of its own, with a model card; nothing that is configured changes. Acceptance before and
-    after is that of sessions held out, by exact replay, for every slice of every endpoint with the same pair.
+    Training starts from a candidate's draft, or with --from-layers from the first layers of the target. The draft goes
+    to a new folder, with a model card; the configuration does not change. The comparison replays held-out sessions for
+    every slice of every endpoint with the same models.
     """
-    from shadowspec.app.distill_draft import Wanted, distill_files
+    from shadowspec.app.before_loading import require_inputs
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import UsageError
 
     if not consent.strip():
-        raise UsageError("--consent must say on what ground this traffic may be trained on")
+        raise UsageError("--consent is empty; write why you may train on this traffic")
     if learning_rate == 0.0:
-        raise UsageError("--learning-rate must be above 0: a draft that does not move learns nothing")
+        raise UsageError("--learning-rate must be above 0")
     try:
         shares = Shares(validation, held_out)
     except ValueError as error:
         raise UsageError(f"--held-out {held_out} and --validation {validation}: {error}") from error
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out {out}: exists already and is not empty; choose another folder for the draft")
     labels = parse_labels(where or [])
+    config = load_config(find_config(config_path))
+    require_inputs(config, files, endpoint)
+    from shadowspec.app.distill_draft import Wanted, distill_files
+
     wanted = Wanted(endpoint, candidate, consent.strip(), out, shares, labels, max_requests, from_layers)
     settings = Settings(epochs=epochs, learning_rate=learning_rate, tokens_per_step=tokens_per_step, seed=seed)
-    done = distill_files(load_config(find_config(config_path)), files, wanted, settings)
+    done = distill_files(config, files, wanted, settings)
     if as_json:
         print_json(_document(done, files, from_layers))
     else:
@@ -104,7 +108,7 @@ def parse_labels(given: list[str]) -> dict[str, str]:
     """The labels of `name=value`s.
 
     Raises:
-        UsageError: one is none, or a name comes twice.
+        UsageError: one has another form, or a name comes twice.
     """
     from shadowspec.errors import UsageError
 
@@ -112,9 +116,9 @@ def parse_labels(given: list[str]) -> dict[str, str]:
     for text in given:
         name, is_pair, value = text.partition("=")
         if not (is_pair and name and value):
-            raise UsageError(f"--where {text}: must be NAME=VALUE, such as consent=yes")
+            raise UsageError(f"--where {text}: must be LABEL=VALUE, such as consent=yes")
         if name in labels:
-            raise UsageError(f"--where {text}: {name!r} was asked for before, and a record has a label once")
+            raise UsageError(f"--where {text}: label {name!r} is given twice")
         labels[name] = value
     return labels
 
@@ -177,7 +181,7 @@ def _print(done: Distilled) -> None:
     for name in ("sessions", "before", "after", "points", f"tokens per step, K={done.config.num_speculative_tokens}"):
         table.add_column(name, justify="right", no_wrap=True)
     for gain in _select_gains(done):
-        label = f"{gain.endpoint}, {gain.slice_key.replace(',', ', ') or '(whole endpoint)'}"
+        label = f"{gain.endpoint}, {slice_title(gain.slice_key)}"
         table.add_row(
             escape(label),
             f"{gain.num_sessions:,}",
@@ -198,13 +202,15 @@ def _print(done: Distilled) -> None:
     print_funnel(done.funnel, {})
     results.print(f"the draft and its card are in {done.out}", markup=False, highlight=False, soft_wrap=True)
     if course.blend.share == 0.0:
-        why = "gained nothing" if course.best == 0 else "cost a slice too much, however little of it was kept,"
-        notes.print(f"[bold]no better:[/] training {why} on validation sessions; the weights are the base's")
+        why = "gained nothing" if course.best == 0 else "cost one slice too much at every share kept"
+        notes.print(
+            f"[bold]no better:[/] training {why} on validation sessions; the weights are those that it started from"
+        )
     for gain in _select_gains(done):
         if gain.difference is not None and gain.difference < -TOLERANCE:
             notes.print(
-                f"worse: {gain.endpoint}, {gain.slice_key or '(whole endpoint)'} lost "
-                f"{-100.0 * gain.difference:.1f} points; more of its traffic, or a lower --learning-rate, may keep it",
+                f"worse: {gain.endpoint}, {slice_title(gain.slice_key)} lost "
+                f"{-100.0 * gain.difference:.1f} points; train on more of its traffic, or with a lower --learning-rate",
                 markup=False, highlight=False, soft_wrap=True,
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`shadowspec doctor`: what keeps a configuration from working, and what it would make of a recording."""
+"""`shadowspec doctor`: check a configuration, and count what it would measure of a recording."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found; `mend` says what to do where it failed."""
+    """The result of one check; a failure's text says how to fix it."""
 
     check: str
     is_ok: bool
@@ -35,14 +35,16 @@ def doctor(
     config_path: ConfigOption = None,
     traffic: Annotated[
         str | None,
-        typer.Option("--traffic", metavar="FILE", help="Also say what endpoints make of this recording."),
+        typer.Option(
+            "--traffic", metavar="FILE", help="Also count what the endpoints would measure of this recording."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check configuration, secret, database, broker, schedule, receivers, scores, device, models and servers.
 
-    Say how to mend what is wrong. Nothing is sent to a receiver; each server is asked one tiny request. With --traffic,
-    count which records of the file each endpoint takes, why the others are refused, and how many would be timed.
+    A failed check says how to fix it. Receivers get no message; each server gets one short request. With --traffic it
+    also counts the records that each endpoint takes, those it refuses and why, and the requests to be timed.
     """
     findings = examine(config_path, traffic)
     if as_json:
@@ -59,7 +61,7 @@ def doctor(
 
 
 def examine(config_path: Path | None, traffic: str | None = None) -> list[Finding]:
-    """Every check in turn; without a configuration there is nothing further to check."""
+    """Every check in turn; only the first one if the configuration cannot be read."""
     from shadowspec.app.before_loading import name_loads
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ShadowSpecError
@@ -68,7 +70,7 @@ def examine(config_path: Path | None, traffic: str | None = None) -> list[Findin
         config = load_config(find_config(config_path))
     except ShadowSpecError as error:
         return [Finding("configuration", False, str(error), error.exit_code)]
-    name_loads({})  # said at the start: the checks before it may wait for a broker
+    name_loads({})  # first: the checks before it may wait for a broker
     names = ", ".join(config.endpoints) or "no endpoint yet"
     policy = "" if config.policy_path == config.path else f"; policy: {config.policy_path}"
     findings = [Finding("configuration", True, f"{config.path}: {names}{policy}")]
@@ -161,7 +163,7 @@ def _schedule(config: Config) -> str:
 
     crons = crons_of(config.path, config.schedule.jobs)
     if not crons:
-        return "no job is configured ([schedule]); reports are made by hand"
+        return "no job is configured ([schedule]); run `shadowspec report` by hand"
     now = datetime.now(UTC)
     due = min(moment for cron in crons.values() if (moment := cron.next_after(now)) is not None)
     return f"{plural(len(crons), 'job')}; next due {due:%Y-%m-%d %H:%M:%S} UTC"
@@ -176,7 +178,7 @@ def _receiver(receiver: ReceiverSettings) -> Callable[[Config], str]:
         require_secret(receiver)
         require_place(receiver)
         jobs = [job.name for job in config.schedule.jobs.values() if receiver.name in job.receivers]
-        return f"of {', '.join(jobs)}" if jobs else "of no job: nothing is sent to it"
+        return f"of {', '.join(jobs)}" if jobs else "no job uses it"
 
     return check
 
@@ -192,15 +194,15 @@ def _scores(config: Config) -> str:
         for margin, score in SCORES.items():
             if getattr(endpoint.policy, margin) is not None and score not in scored:
                 raise ConfigError(
-                    f"{config.path}: endpoints.{name}.scores: needs {wanted[score]}, for the policy sets {margin}: "
-                    "without it the test never sees an output and the endpoint stays on HOLD"
+                    f"{config.path}: endpoints.{name}.scores: add {wanted[score]}, because the policy sets {margin}; "
+                    "without it the endpoint stays on HOLD"
                 )
     names = sorted({each for endpoint in config.endpoints.values() for each in endpoint.scores})
     return ", ".join(names) or "no output is scored; no policy asks for it"
 
 
 def _serving_engines(config: Config) -> str:
-    """What the verdicts on each endpoint are for; nothing is wrong with one that names no engine, but it is said."""
+    """The engine that the verdicts on each endpoint are for; naming none is no failure."""
     from shadowspec.types.engine_names import IN_PROCESS, verdict_engine
 
     found = []
@@ -218,7 +220,7 @@ def _serving_engines(config: Config) -> str:
 
 
 def _audits(config: Config) -> str:
-    """Of which endpoints outputs are replayed after they were measured, and of which not."""
+    """The endpoints whose outputs are replayed after measuring, and the others."""
     share = config.engine.audit_share
     audited = [name for name, endpoint in config.endpoints.items() if endpoint.servers is None]
     served = [name for name in config.endpoints if name not in audited]
@@ -240,19 +242,19 @@ def _device(config: Config) -> str:
 
 
 def _models(config: Config) -> str:
-    """What is measured in this process; models are loaded only where their files leave a doubt."""
+    """The models of this process; they are loaded only if their files leave a doubt."""
     from dataclasses import replace
 
-    from shadowspec.app.before_loading import load_scorers, name_loads, require_endpoints
+    from shadowspec.app.before_loading import load_scorers, name_loads, require_inputs
     from shadowspec.engine.device import choose_device
     from shadowspec.engine.ordinary import are_settled
 
-    require_endpoints(config)
+    require_inputs(config, ())
     in_process = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}
     if not in_process:
         return "no endpoint is measured in this process"
     load_scorers(replace(config, endpoints=in_process))
-    _device(config)  # nothing can be loaded onto one that is not there
+    _device(config)  # raises if it is missing
     is_on_cpu = choose_device(config.engine.device).type == "cpu"
     pairs = {(endpoint.target, endpoint.candidates) for endpoint in in_process.values()}
     is_usual = config.engine.passes == "dynamic" and config.engine.dtype != "int8"
@@ -271,7 +273,7 @@ def _models(config: Config) -> str:
 
 
 def _traffic(config: Config, path: str) -> list[Finding]:
-    """What each endpoint would make of a recording, by its first lines."""
+    """What each endpoint would measure of a recording, by its first lines."""
     from shadowspec.app.measure_files import load_tokenizers
     from shadowspec.app.try_out.sample import read_sample
     from shadowspec.app.try_out.survey import refusals, remedy_for, survey_endpoints
@@ -303,7 +305,7 @@ def _traffic(config: Config, path: str) -> list[Finding]:
 
 
 def _matched(endpoint: EndpointConfig, survey: Survey | None, refused: Counter[str]) -> str:
-    """What one endpoint takes of a recording, what it refuses, and what the policy wants beyond it."""
+    """What one endpoint takes of a recording, what it refuses, and what the policy still needs."""
     from shadowspec.app.try_out.survey import refusals
     from shadowspec.text import plural, span_text
 
@@ -330,7 +332,7 @@ def _servers(name: str) -> Callable[[Config], str]:
         from shadowspec.servers.probing import counts_source, probe_both, remarks, require_length, slot_remarks
 
         endpoint = config.endpoints[name]
-        assert endpoint.servers is not None, "an endpoint without servers has none to check"
+        assert endpoint.servers is not None, "only endpoints with servers are checked"
         baseline, speculative = probe_both(endpoint.servers)
         source = counts_source(endpoint.candidates[0], baseline, speculative)
         length = load_tokenizers(config)[name].context_length

@@ -1,4 +1,4 @@
-"""`shadowspec export`: what the standing decisions mean in the words of a serving engine or of a flag system."""
+"""`shadowspec export`: current decisions as the configuration of a serving engine or of a flag system."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shadowspec.app.console import notes, print_json
-from shadowspec.cli.options import ConfigOption
+from shadowspec.app.console import notes, print_json, require_folder_of, write_file
+from shadowspec.cli.options import MAX_AGE_HELP, ConfigOption, ExpectEngineOption
 from shadowspec.rollout.export.export_document import ExportFormat
 
 if TYPE_CHECKING:
@@ -40,35 +40,33 @@ def export(
     form: Annotated[ExportFormat, typer.Option("--format", "-f", help="What to write.")],
     endpoint: Annotated[
         str | None,
-        typer.Option("--endpoint", "-e", help="The endpoint. Default: the only one; for flagd, all of them."),
+        typer.Option("--endpoint", "-e", metavar="NAME", help="The endpoint; default: the only one, for flagd all."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")] = None,
-    max_age: Annotated[
-        str, typer.Option("--max-age", help="What has no evidence younger than this, such as 24h or 7d, is off.")
-    ] = DEFAULT_MAX_AGE,
-    expect_engine: Annotated[
-        str | None, typer.Option("--expect-engine", help="What any other engine measured is off.")
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write; default: standard output.")
     ] = None,
+    max_age: Annotated[str, typer.Option("--max-age", metavar="TIME", help=MAX_AGE_HELP)] = DEFAULT_MAX_AGE,
+    expect_engine: ExpectEngineOption = None,
     accept_other_engine: Annotated[
-        bool,
-        typer.Option(
-            "--accept-other-engine", help="Export verdicts for another engine than the one that will read them."
-        ),
+        bool, typer.Option("--accept-other-engine", help="Also export verdicts for another engine.")
     ] = False,
     config_path: ConfigOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document: the export, and why it is so.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document: the export and its reasons.")
+    ] = False,
 ) -> None:
-    """Write serving configuration from the decisions that stand.
+    """Write serving configuration from current ENABLE verdicts.
 
-    Speculation is on only where an ENABLE is fresh and not overridden. Why each decision counts or not goes to
-    standard error. Verdicts for another engine are refused (exit code 2): latency says nothing of it.
+    Speculation is on only where an ENABLE is fresh and no override covers it. The reason of each decision goes to
+    standard error. The command refuses verdicts for another engine (exit code 2): their latency was measured elsewhere.
     """
-    from shadowspec.cli.report import write_file
     from shadowspec.config import find_config, load_config
     from shadowspec.rollout.export.endpoint_state import describe, describe_orders
+    from shadowspec.rollout.export.vllm import NOTHING
     from shadowspec.store import Store
     from shadowspec.text import parse_duration
 
+    require_folder_of(out)
     age = parse_duration(max_age)
     config = load_config(find_config(config_path))
     names = _endpoints(form, endpoint, config)
@@ -85,8 +83,10 @@ def export(
             "decisions": [_entry(served_decision) for served_decision in served.decisions],
             "overrides": [_order(order) for order in served.orders],
         })  # fmt: skip
-    elif out is None:
+    elif out is None and document.text != NOTHING:
         typer.echo(document.text, nl=False)
+    if document.text == NOTHING:
+        notes.print("speculation is off: start vLLM without --speculative-config", markup=False, highlight=False)
     for line in (*describe(served.decisions), *describe_orders(served.orders), *document.remarks):
         notes.print(line, markup=False, highlight=False, soft_wrap=True)
     if out is not None:
@@ -96,27 +96,25 @@ def export(
 
 
 def _endpoints(form: ExportFormat, endpoint: str | None, config: Config) -> list[str]:
-    from shadowspec.errors import ConfigError, UsageError
+    from shadowspec.errors import UsageError
 
-    known = ", ".join(config.endpoints) or "none"
-    if endpoint is not None:
-        if endpoint not in config.endpoints:
-            raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
-        return [endpoint]
-    if form is not ExportFormat.FLAGD and len(config.endpoints) != 1:
-        raise UsageError(f"--endpoint is needed: {form} is about one server (configured: {known})")
-    return list(config.endpoints)
+    found = list(config.chosen(endpoint))
+    if form is not ExportFormat.FLAGD and len(found) != 1:
+        raise UsageError(
+            f"--endpoint NAME is needed: {form} configures one server (configured: {', '.join(found) or 'none'})"
+        )
+    return found
 
 
 def _load_served(
     store: Store, policies: Mapping[str, GatePolicy], max_age: timedelta, engine: str | None
 ) -> ServedDecisions:
-    """What stands on these endpoints.
+    """The current decisions on these endpoints.
 
     Raises:
         NoDataError: nothing has been decided on any of them, or by a trial policy on one.
     """
-    from shadowspec.errors import NoDataError
+    from shadowspec.app.stored_evidence import no_decision
     from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions, require_promotable
     from shadowspec.rollout.export.endpoint_state import judge_decisions
 
@@ -137,7 +135,7 @@ def _load_served(
             rollouts=store.rollouts(name),
         )
     if not served:
-        raise NoDataError(f"nothing has been decided on {', '.join(policies)} yet: run `shadowspec gate` first")
+        raise no_decision(store, policies)
     return ServedDecisions(tuple(served), tuple(orders))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,8 +14,7 @@ from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.decisions import decision_document
-from shadowspec.cli.options import ConfigOption, JsonOption
-from shadowspec.errors import NoDataError
+from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.text import plural
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ MAX_SHOWN = 20  # figures that differ; --json has all of them
 
 @dataclass(frozen=True, slots=True)
 class GateRun:
-    """What one gate run came to, over all its endpoints; `standing` is what overrides leave of the decisions."""
+    """The results of one gate run over its endpoints; `standing` is the decisions after overrides."""
 
     decisions: list[Decision]
     standing: list[Decision]
@@ -42,7 +41,7 @@ class GateRun:
 
 
 def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
-    """Decide the configured endpoints (or one of them), audit the loop, and move the rollouts by what stands."""
+    """Decide the configured endpoints (or one of them), audit the engine, and move the rollouts."""
     from shadowspec.rollout.endpoint_run import GatePolicies, run_gates
 
     policies = GatePolicies(
@@ -52,11 +51,11 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
         runs, errors = run_gates(store, policies, input_ended=input_ended)
         if errors:
             raise next(iter(errors.values()))
-        return _gather(store, runs)
+        return _require_decided(_gather(store, runs), store, policies.gate)
 
 
 def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
-    """What `decide` would come to, by the same steps; all of it is undone."""
+    """The results that `decide` would have, by the same steps; all of it is undone."""
     from shadowspec.rollout.endpoint_run import run_endpoint_gate
 
     found = []
@@ -66,16 +65,29 @@ def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) 
             with store.rehearsal(name) as undone:
                 run = run_endpoint_gate(undone, name, policy, rollout_policy, input_ended=input_ended)
                 found.append(_gather(undone, {name: run}))
-    return GateRun(
-        [decision for run in found for decision in run.decisions],
-        [decision for run in found for decision in run.standing],
-        {name: rows for run in found for name, rows in run.audits.items()},
-        [],  # no rollout moves
-    )
+        together = GateRun(
+            [decision for run in found for decision in run.decisions],
+            [decision for run in found for decision in run.standing],
+            {name: rows for run in found for name, rows in run.audits.items()},
+            [],  # no rollout moves
+        )
+        return _require_decided(together, store, _policies(config, endpoint))
+
+
+def _require_decided(run: GateRun, store: Store, endpoints: Collection[str]) -> GateRun:
+    """
+    Raises:
+        NoDataError: it has no decision; the message says why.
+    """
+    from shadowspec.app.stored_evidence import no_decision
+
+    if not run.decisions:
+        raise no_decision(store, endpoints)
+    return run
 
 
 def _gather(store: Store, runs: Mapping[str, EndpointGateRun]) -> GateRun:
-    """What the runs of these endpoints came to, with the audits and overrides after them."""
+    """The results of these endpoints' runs, with the audits and overrides after them."""
     from shadowspec.gate.verdict.effective_decisions import effective_decisions
     from shadowspec.reports.replay_rows import audit_rows
 
@@ -85,56 +97,49 @@ def _gather(store: Store, runs: Mapping[str, EndpointGateRun]) -> GateRun:
 
 
 def _policies(config: Config, endpoint: str | None) -> dict[str, GatePolicy]:
-    from shadowspec.errors import ConfigError
-
-    policies = {name: settings.policy for name, settings in config.endpoints.items()}
-    if endpoint is not None and endpoint not in policies:
-        known = ", ".join(policies) or "none"
-        raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
-    return {name: policies[name] for name in ([endpoint] if endpoint else policies)}
+    return {name: settings.policy for name, settings in config.chosen(endpoint).items()}
 
 
 @contextmanager
 def _measured_store(config: Config) -> Iterator[Store]:
+    from shadowspec.app.stored_evidence import require_measured
     from shadowspec.store import Store
 
     with Store.open(config.database_url) as store:
-        if not store.endpoints():
-            raise NoDataError("nothing has been measured yet: run `shadowspec run FILE.jsonl` first")
+        require_measured(store)
         yield store
 
 
 def gate(
-    endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Decide this endpoint alone.")] = None,
+    endpoint: EndpointOption = None,
     input_continues: Annotated[
         bool,
         typer.Option(
-            "--input-continues", help="More records of the same sessions will follow: leave the newest sessions open."
+            "--input-continues", help="More records of the same sessions follow: keep the newest sessions open."
         ),
     ] = False,
     explain: Annotated[
         int | None,
         typer.Option(
-            "--explain", metavar="ID", min=1, help="Recompute the decision of this id from the stored rows instead."
+            "--explain", metavar="ID", min=1, help="Recompute this past decision from the stored rows instead."
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Decide and print, but keep nothing: to try a policy.")
+        bool, typer.Option("--dry-run", help="Decide and print, but store nothing: to try a policy.")
     ] = False,
     tests: Annotated[
-        bool, typer.Option("--tests", help="Also print every test, and what is watched for drift since ENABLE.")
+        bool, typer.Option("--tests", help="Also print every test, and every drift detector since ENABLE.")
     ] = False,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fold what is new, decide ENABLE, DISABLE or HOLD per endpoint and slice, and keep the decisions.
+    """Process new measurements, decide ENABLE, DISABLE or HOLD per endpoint and slice, and store the decisions.
 
-    Outputs of the loop that were replayed are audited; an alarm sets an override HOLD, which an operator clears.
-    By all of it the rollout of each endpoint and load moves on or back (policy, [default.rollout]).
-    Printed are the verdicts that stand, with an operator's overrides laid over what was decided.
+    Prints current verdicts, operators' overrides included, and the next step of each endpoint. The gate also audits
+    replayed outputs and moves rollouts; an audit's alert sets an override HOLD, which an operator clears.
 
-    With --explain nothing is folded or kept: a past decision is computed again from the rows that it rested on,
-    and every number compared.  It exits with 4 if rows are gone, or if a number differs.
+    With --explain it stores nothing: it recomputes a past decision from its rows and compares every number. Exit code 4
+    means that rows are gone or a number differs.
     """
     from shadowspec.config import find_config, load_config
 
@@ -145,11 +150,6 @@ def gate(
     input_ended = False if input_continues else None
     run = (rehearse if dry_run else decide)(config, endpoint, input_ended=input_ended)
     decisions, standing, steps = run.decisions, run.standing, run.steps
-    if not decisions:
-        whose = "any configured endpoint" if endpoint is None else endpoint
-        raise NoDataError(
-            f"no request of {whose} was measured yet, or none of its sessions is over: finish `shadowspec run` first"
-        )
     if as_json:
         document: dict[str, Any] = {
             "decisions": [
@@ -164,6 +164,7 @@ def gate(
             document["audits"] = _audit_documents(run)
         print_json(document)
         return
+    from shadowspec.reports.next_steps import best_decision, next_step
     from shadowspec.reports.report.terminal import tables_of_tests, verdict_tables
 
     for table in (*verdict_tables(standing), *(tables_of_tests(standing) if tests else ())):
@@ -171,8 +172,11 @@ def gate(
     if steps:
         results.print(rollout_table(steps))
     _print_audits(run, with_all=tests)
+    for endpoint_name in dict.fromkeys(each.endpoint for each in standing):
+        if best := best_decision(each for each in standing if each.endpoint == endpoint_name):
+            results.print(f"next: {next_step(best)}", markup=False, highlight=False, soft_wrap=True)
     if dry_run:
-        notes.print("dry run: nothing was folded, decided or moved")
+        notes.print("dry run: nothing was stored")
 
 
 def _audit_documents(run: GateRun) -> list[dict[str, Any]]:
@@ -207,7 +211,7 @@ def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
     if explanation.differences:
         raise NoDataError(
             f"decision {decision_id} cannot be trusted: {len(explanation.differences)} of "
-            f"{explanation.num_figures} figures come out otherwise"
+            f"{explanation.num_figures} figures differ from the recomputed ones"
         )
 
 
@@ -232,12 +236,12 @@ def _print_explanation(explanation: Explanation) -> None:
     for table in (*verdict_tables([explanation.stored]), *tables_of_tests([explanation.stored])):
         results.print(table)
     results.print(
-        f"Folded again: {explanation.num_records:,} records with {explanation.num_runs:,} runs, "
-        f"in {plural(explanation.num_folds, 'fold')}.",
+        f"Recomputed: {explanation.num_records:,} records with {explanation.num_runs:,} runs, "
+        f"in {plural(explanation.num_folds, 'gate run')}.",
         markup=False,
     )
     if not explanation.differences:
-        results.print(f"All {explanation.num_figures} figures come out the same.", markup=False)
+        results.print(f"All {explanation.num_figures} figures are the same.", markup=False)
         return
     for each in explanation.differences[:MAX_SHOWN]:
         results.print(f"{each.name}: stored {each.stored}, recomputed {each.recomputed}", markup=False)
@@ -267,7 +271,7 @@ def rollout_table(steps: Sequence[RolloutStep]) -> Table:
     for step in steps:
         rollout = step.rollout
         depths = ", ".join(
-            f"{name or 'any context'}: {cap or 'none is proven'}" for name, cap in sorted(rollout.depth_caps.items())
+            f"{name or 'any context'}: {cap or 'no depth proven'}" for name, cap in sorted(rollout.depth_caps.items())
         )
         cells = (rollout.endpoint, str(rollout.concurrency), rollout.stage.value, f"{rollout.share:.0%}", depths)
         table.add_row(*map(escape, (*cells, f"{rollout.since:%Y-%m-%d %H:%M}", step.waits_for or "")))

@@ -1,4 +1,4 @@
-"""`shadowspec init`: write a configuration to begin from."""
+"""`shadowspec init`: write a starting configuration."""
 
 from __future__ import annotations
 
@@ -7,43 +7,42 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.app.console import notes
+from shadowspec.app.console import notes, write_file
 from shadowspec.cli.options import ServedNamesOption
 
 
 def init(
     path: Annotated[Path, typer.Argument(help="File to write, or a folder to write it to.")] = Path("shadowspec.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     target: Annotated[
         Path | None,
         typer.Option("--target", metavar="DIR", help="Folder of the model that serves."),
     ] = None,
     traffic: Annotated[
         str | None,
-        typer.Option("--traffic", metavar="FILE", help="A recording from which served names and slices are inferred."),
+        typer.Option("--traffic", metavar="FILE", help="A recording; served names and slices are inferred from it."),
     ] = None,
     draft: Annotated[
-        Path | None, typer.Option("--draft", metavar="DIR", help="Folder of a draft model, a candidate beside lookups.")
+        Path | None,
+        typer.Option("--draft", metavar="DIR", help="Folder of a draft model; n-gram and suffix need none."),
     ] = None,
     models: ServedNamesOption = None,
-    full: Annotated[bool, typer.Option("--full", help="Write every key, with its default and what it means.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Write every key with its default and meaning.")] = False,
     serving_engine: Annotated[
         str | None,
         typer.Option(
-            help="What serves: vllm, sglang, llama.cpp, ...; shadowspec-torch is the engine in this process. "
-            "Default: asked for at a terminal, else shadowspec-torch."
+            metavar="ENGINE",
+            help="The serving engine: vllm, sglang, llama.cpp, ... Default: init asks on a terminal, else "
+            "shadowspec-torch, the engine in this process.",
         ),
     ] = None,
-    server: Annotated[
-        str | None, typer.Option(metavar="URL", help="Take the serving engine from this server, by what it reports.")
-    ] = None,
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Read the serving engine from this server.")] = None,
 ) -> None:
-    """Write a configuration to begin from. Verdicts are for the serving engine that it names.
+    """Write a starting configuration. Its verdicts are for the serving engine that it names.
 
-    With --target and --traffic it is short and complete, and a secret and a database are made beside it; without them
-    every key is written with its default and what it means, and a policy beside it.
+    With --target and --traffic the file is short and complete, and init creates a secret and a database beside it.
+    Without them init writes every key with its default and meaning, and a policy file.
     """
-    from shadowspec.cli.report import write_file
     from shadowspec.config import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
     from shadowspec.config.file import DEFAULT_CONFIG_NAME
     from shadowspec.errors import UsageError
@@ -63,9 +62,9 @@ def init(
             raise UsageError(f"{each} exists already; --force overwrites it")
     engine = choose_serving_engine(serving_engine, server)
     if target is None or traffic is None:
-        write_file(path, config_template(str(policy_path), engine))
+        write_file(path, config_template(str(policy_path), engine), makes_folder=True)
         lines = [
-            f"{path} and {policy_path}; make them your own, then run:",
+            f"{path} and {policy_path}; edit them, then run:",
             "shadowspec db upgrade && shadowspec doctor",
         ]
     else:
@@ -81,7 +80,7 @@ def init(
         database, secret = path.parent / DATABASE, path.parent / SECRET
         text = starting_config(inputs, survey_inputs(inputs, sample).slicing(), database, secret)
         write_secret(secret)
-        write_file(path, filled_template(text, str(policy_path), engine) if full else text)
+        write_file(path, filled_template(text, str(policy_path), engine) if full else text, makes_folder=True)
         lines = [
             ", ".join(map(str, (*written, secret, database))),
             f"endpoint {inputs.endpoint}: model {', '.join(inputs.served_models)}"
@@ -96,10 +95,10 @@ def init(
 
 
 def choose_serving_engine(named: str | None, server: str | None) -> str:
-    """What serves: as it is named, as a server reports it, as it is answered at a terminal, or the engine in process.
+    """The serving engine: as named, as a server reports it, as answered at a terminal, or the engine in process.
 
     Raises:
-        UsageError: two ways are given, or the name is none.
+        UsageError: both options are given, or the name is not an engine's.
         ServiceUnavailableError: the server cannot be reached, or does not say what it is.
     """
     import sys
@@ -111,12 +110,12 @@ def choose_serving_engine(named: str | None, server: str | None) -> str:
         from shadowspec.servers.identity import engine_name
 
         if named is not None:
-            raise UsageError("--serving-engine or --server: give one of them")
+            raise UsageError("--serving-engine and --server exclude each other; give one")
         return engine_name(server)
     if named is None and not sys.stdin.isatty():
         return IN_PROCESS
     if named is None:
-        question = f"What serves your endpoint ({', '.join(SERVING_ENGINES)}: the engine in this process)"
+        question = f"Serving engine of your endpoint ({', '.join(SERVING_ENGINES)}: the engine in this process)"
         named = str(typer.prompt(question, default=IN_PROCESS, err=True))
     if len(parse_engines(named)) != 1:
         raise UsageError(f'--serving-engine {named!r}: expected one engine, such as vllm, or "vllm 0.32"')
@@ -124,9 +123,9 @@ def choose_serving_engine(named: str | None, server: str | None) -> str:
 
 
 def verdicts_for(engine: str) -> str:
-    """What an engine's name in a configuration means for an endpoint that is measured in this process."""
+    """The meaning of an engine's name for an endpoint that is measured in this process."""
     from shadowspec.types.engine_names import IN_PROCESS, parse_engines
 
     if parse_engines(engine)[0].name == IN_PROCESS:
-        return f"verdicts are for {engine}, which serves nobody; `export` for another engine refuses them"
+        return f"verdicts are for {engine}, which serves no clients; `export` for another engine refuses them"
     return f"verdicts are for {engine}; latency must be measured on it, through two servers (docs/servers.md)"

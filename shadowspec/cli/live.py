@@ -1,16 +1,15 @@
-"""`shadowspec live`: read production's own counters once, and hold them against what the shadow promised."""
+"""`shadowspec live`: read production's counters once, and compare them with the shadow's promise."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import print_json, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
@@ -22,18 +21,15 @@ if TYPE_CHECKING:
 
 
 def live(
-    endpoint: Annotated[
-        str | None, typer.Option("--endpoint", "-e", help="Read this endpoint's engines alone.")
-    ] = None,
+    endpoint: EndpointOption = None,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read the counters of production's engines once, keep what they counted since last time, and compare.
+    """Read the counters of production's engines once, store the difference, and compare it with the shadow's promise.
 
-    Where a replica accepts less than what was promised when speculation was enabled, an override DISABLE is set:
-    `check` fails and exported flags are off until it is cleared. `shadowspec schedule` does the same every
-    interval_s seconds.
-    It exits with 5 if no replica could be read.
+    If a replica accepts less than promised at ENABLE, the command sets an override DISABLE: `check` fails and exported
+    flags are off until it is cleared. `shadowspec schedule` does the same every interval_s seconds. Exit code 5: no
+    replica could be read.
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ConfigError, ServiceUnavailableError
@@ -44,7 +40,7 @@ def live(
     jobs = live_jobs(config, endpoint)
     if not jobs:
         where = f"endpoints.{endpoint}.live" if endpoint else "endpoints.NAME.live"
-        raise ConfigError(f"{config.path}: {where}: is missing: no engine's metrics are named; see docs/live.md")
+        raise ConfigError(f"{config.path}: {where}: is missing; add metrics_urls of the serving engines (docs/live.md)")
     with Store.open(config.database_url) as store:
         runs = [run_live(store, name, config.endpoints[name].policy, live_) for name, live_ in jobs.items()]
     if as_json:
@@ -57,18 +53,12 @@ def live(
 
 
 def live_jobs(config: Config, endpoint: str | None = None) -> dict[str, LiveSettings]:
-    """How the production of each endpoint (or of one) is read; those that are not read are left out.
+    """The live settings of each endpoint (or of one) that has them.
 
     Raises:
         ConfigError: there is no such endpoint.
     """
-    from shadowspec.errors import ConfigError
-
-    if endpoint is not None and endpoint not in config.endpoints:
-        known = ", ".join(config.endpoints) or "none"
-        raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
-    each = config.endpoints.items()
-    return {name: found.live for name, found in each if found.live is not None and endpoint in (None, name)}
+    return {name: found.live for name, found in config.chosen(endpoint).items() if found.live is not None}
 
 
 def live_document(run: LiveRun) -> dict[str, Any]:
@@ -125,7 +115,7 @@ def _replica_document(taken: Taken, guarded: Guarded | None) -> dict[str, Any]:
 
 
 def outcome(taken: Taken) -> str:
-    """What a scrape came to, in a word: `window`, `reset`, `first` (where counting begins), or why it failed."""
+    """The outcome of a scrape: `window`, `reset`, `first` (where counting begins), or the code of its failure."""
     from shadowspec.types import FailedScrape
 
     if isinstance(taken.scraped, FailedScrape):
@@ -193,7 +183,7 @@ def _print(runs: list[LiveRun]) -> None:
 
 
 def _nearness(guarded: Guarded) -> str:
-    """How near the detector is to its alarm."""
+    """How near the detector is to its alert."""
     if guarded.alarmed_at is not None:
         return ", ALARM"
     return (

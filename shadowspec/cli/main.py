@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -37,10 +37,15 @@ from shadowspec.cli import (
     try_out,
     worker,
 )
+from shadowspec.cli.arguments import Group, arrange, command_word, use_commands
 from shadowspec.errors import ExitCode, ShadowSpecError
+
+# What typer raises for a wrong command line, by the one of its errors that it exports.
+CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
     name="shadowspec",
+    cls=Group,
     help="Shadow-mode analyzer and rollout gate for speculative decoding.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -65,6 +70,7 @@ for group, commands in GROUPS.items():
 app.add_typer(database.app, name="db", rich_help_panel="Operate")
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Operate")
 app.add_typer(override.app, name="override", rich_help_panel="Promote")
+use_commands(app)
 
 GO_ON: Final = frozenset({"run", "backfill", "demo", "try"})  # where they were interrupted
 
@@ -82,7 +88,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is being done, to stderr.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log progress to stderr; also after the command.")
+    ] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -92,26 +100,39 @@ def _options(
 
 def main() -> None:
     """Run the command line; every failure ends in one message on stderr and an exit code of the contract."""
+    arguments = arrange(sys.argv[1:])
     try:
-        app()
+        code = app(arguments, prog_name="shadowspec", standalone_mode=False)
     except ShadowSpecError as error:
         _fail(str(error), error.exit_code)
-    except SystemExit as ended:
-        if ended.code == ExitCode.INTERRUPTED:  # typer's own answer to Ctrl-C, which says nothing
-            goes_on = next((word for word in sys.argv[1:] if not word.startswith("-")), "") in GO_ON
-            more = "; what was finished is stored, run the same command again to go on" if goes_on else ""
-            notes.print(f"interrupted{more}")
-        raise
+    except CommandLineError as error:
+        if not error.format_message():  # the help was printed in its place
+            sys.exit(error.exit_code)
+        _fail(_describe(error, arguments), error.exit_code)
+    except typer.Abort:
+        code = ExitCode.INTERRUPTED
     except Exception as error:
-        if "-v" in sys.argv or "--verbose" in sys.argv or os.environ.get("SHADOWSPEC_DEBUG"):
+        if "--verbose" in arguments or os.environ.get("SHADOWSPEC_DEBUG"):
             traceback.print_exc()
             sys.exit(ExitCode.INTERNAL)
         # The text of an unforeseen error may quote a prompt: its type is all that is shown unasked.
         _fail(
-            f"internal error ({type(error).__name__}); this is a fault of shadowspec. "
-            "Run again with --verbose before the command for the traceback (it may quote input).",
+            f"internal error ({type(error).__name__}). Run the command again with --verbose for the traceback, which "
+            "may quote input, and report it.",
             ExitCode.INTERNAL,
         )
+    if code == ExitCode.INTERRUPTED:
+        more = "; finished work is stored, run the same command again to resume"
+        notes.print(f"interrupted{more if command_word(arguments) in GO_ON else ''}", highlight=False)
+    sys.exit(code or 0)
+
+
+def _describe(error: Any, arguments: Sequence[str]) -> str:
+    """A wrong command line in one line, and where its help is."""
+    message = " ".join(str(error.format_message()).replace("Value error, ", "").split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else f"shadowspec {command_word(arguments)}".strip()
+    return f"{message[:1].lower()}{message[1:]}; see `{command} --help`"
 
 
 def _fail(message: str, exit_code: int) -> None:

@@ -22,7 +22,9 @@ class ReplayedRule(StrEnum):
 
 ConfigOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="Configuration file; default: SHADOWSPEC_CONFIG, else ./shadowspec.toml."),
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="Configuration file; default: SHADOWSPEC_CONFIG, else ./shadowspec.toml."
+    ),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
@@ -32,46 +34,80 @@ ServedNamesOption: TypeAlias = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="A name under which the target is served; may be repeated. Default: the one most records ask for.",
+        help="A name under which the target is served; repeat it for several. Default: the most frequent in the file.",
     ),
 ]
 
+EndpointOption: TypeAlias = Annotated[
+    str | None, typer.Option("--endpoint", "-e", metavar="NAME", help="Only this endpoint; default: every one.")
+]
+OneEndpointOption: TypeAlias = Annotated[str, typer.Option("--endpoint", "-e", metavar="NAME", help="The endpoint.")]
+SliceOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slice", metavar="LABEL=VALUE", help="Only slices with this label; repeat it for several. Default: every one."
+    ),
+]
+LoadOption: TypeAlias = Annotated[
+    int | None, typer.Option("--load", min=1, help="Only this concurrency; default: every load.")
+]
+FilesArgument: TypeAlias = Annotated[
+    list[str], typer.Argument(help="Files of JSON lines (gzip or not); - is standard input.")
+]
+MaxRequestsOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--max-requests", metavar="N", min=1, help="Stop after N requests; default: read everything."),
+]
+MaxMessagesOption: TypeAlias = Annotated[
+    int | None, typer.Option("--max-messages", metavar="N", min=1, help="Stop after N messages; default: send all.")
+]
+MAX_AGE_HELP = "Accept only verdicts whose newest measured traffic is younger than this, such as 24h or 7d."
+ExpectEngineOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--expect-engine", metavar="ENGINE", help="Accept only verdicts measured on this engine."),
+]
+
 # Of a replay, in one process or on a cluster.
-EndpointAloneOption: TypeAlias = Annotated[
-    str | None, typer.Option("--endpoint", "-e", help="Replay this endpoint alone.")
+DepthsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--k", metavar="K", help="Numbers of speculative tokens: a range 1..8 or a list 1,2,4. Default: 1..8."
+    ),
 ]
 VerifyRulesOption: TypeAlias = Annotated[
     list[ReplayedRule] | None,
     typer.Option(
-        "--verify-rule", help="In place of the candidates' own rule for sampled requests; may be given repeatedly."
+        "--verify-rule", help="Replaces the candidates' rule for sampled requests; repeat it for several rules."
     ),
 ]
 
 
 def chosen_rules(rules: list[ReplayedRule] | None) -> tuple[VerifyRule, ...]:
-    """The rules that an option names; none: each candidate's."""
+    """The rules that the option names; empty: each candidate's."""
     return tuple(VerifyRule(rule.value) for rule in rules or ())
 
 
 NearTieOption: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        "--near-tie", min=0.0, help="How far below the arg-max a greedy token may lie, in logits (default 0.25)."
+        "--near-tie", min=0.0, help="Accept greedy tokens up to this many logits below the arg-max. Default: 0.25."
     ),
 ]
 
 # Of both profiles, of this device and of servers.
-ContextsOption: TypeAlias = Annotated[str, typer.Option("--contexts", help="Prompt tokens: a list such as 128,1024.")]
+ContextsOption: TypeAlias = Annotated[
+    str, typer.Option("--contexts", metavar="LIST", help="Prompt lengths in tokens, such as 128,1024.")
+]
 IsGreedyOption: TypeAlias = Annotated[
     bool | None,
-    typer.Option("--greedy/--sampled", help="Requests at temperature 0 alone, or at 0.8 alone; default: both."),
+    typer.Option("--greedy/--sampled", help="Only requests at temperature 0, or only at 0.8; default: both."),
 ]
 SurfaceOption: TypeAlias = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Write the cost surface there, as JSON.")
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also write the cost surface to this file, as JSON.")
 ]
-KeptOption: TypeAlias = Annotated[
+StoreOption: TypeAlias = Annotated[
     bool | None,
     typer.Option(
-        "--store/--no-store", help="Keep it in the database, for report and dashboard; default: if there is one."
+        "--store/--no-store", help="Store the result for report and dashboard; default: if the database exists."
     ),
 ]

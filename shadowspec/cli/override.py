@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,39 +11,54 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption, LoadOption, OneEndpointOption, SliceOption
+from shadowspec.types import Verdict
 
 if TYPE_CHECKING:
     from shadowspec.types import OverrideRecord
 
-app = typer.Typer(help="Keep speculation off over the gate's head, and see who did.", no_args_is_help=True)
+app = typer.Typer(help="Turn speculation off, overriding the gate, and list who did.", no_args_is_help=True)
 
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept for ever.")]
-AuthorOption = Annotated[str, typer.Option("--author", help="Who orders it; kept for ever.")]
+
+class ForcedVerdict(StrEnum):
+    """The verdicts that can be forced."""
+
+    DISABLE = Verdict.DISABLE
+    HOLD = Verdict.HOLD
+
+
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; stored permanently.")]
+AuthorOption = Annotated[str, typer.Option("--author", metavar="NAME", help="Who orders it; stored permanently.")]
 
 
 @app.command("set")
 def set_(
-    endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="The endpoint, all of its slices and loads.")],
+    endpoint: OneEndpointOption,
     reason: ReasonOption,
     author: AuthorOption,
-    slices: Annotated[
-        list[str] | None,
-        typer.Option("--slice", help="label=value: only slices that have this label. May be given several times."),
-    ] = None,
-    load: Annotated[int | None, typer.Option("--load", min=1, help="Only at this concurrency.")] = None,
+    slices: SliceOption = None,
+    load: LoadOption = None,
     verdict: Annotated[
-        str, typer.Option("--verdict", help="DISABLE, or HOLD: off too, but no failure in CI by itself.")
-    ] = "DISABLE",
+        ForcedVerdict,
+        typer.Option(
+            "--verdict", metavar="<DISABLE|HOLD>", case_sensitive=False, help="HOLD is off too, but does not fail CI."
+        ),
+    ] = ForcedVerdict.DISABLE,
     expires_in: Annotated[
-        str | None, typer.Option("--expires-in", help="30m, 12h or 7d; without it until it is cleared.")
+        str | None,
+        typer.Option(
+            "--expires-in", metavar="TIME", help="End it after this time, such as 12h; default: when cleared."
+        ),
     ] = None,
+    allow_unseen: Annotated[
+        bool, typer.Option("--allow-unseen", help="Also accept a slice that no record has had.")
+    ] = False,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Force a verdict on everything that matches, from now on. ENABLE cannot be forced.
+    """Force a verdict on every slice and load that matches, from now on. ENABLE cannot be forced.
 
-    What was decided is not changed, and evidence goes on being collected: cleared, the gate's own word counts again.
+    Decisions stay as they are and evidence is still collected; once cleared, the gate's verdict applies again.
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.rollout import orders
@@ -57,14 +73,14 @@ def set_(
         endpoint=endpoint,
         slice_key=orders.ordered_slice(slices or [], "--slice"),
         concurrency=load,
-        verdict=orders.ordered_verdict(verdict, "--verdict"),
+        verdict=Verdict(verdict.value),
         reason=orders.ordered_text(reason, "--reason"),
         author=orders.ordered_text(author, "--author"),
         created_at=now,
         expires_at=None if expires_in is None else now + parse_duration(expires_in),
     )
     with Store.open(config.database_url) as store:
-        done = orders.set_override(store, override, config.slice_by)
+        done = orders.set_override(store, override, config.slice_by, allow_unseen=allow_unseen)
     new_override = done.record.override
     if as_json:
         document = override_document(done.record, now)
@@ -80,7 +96,7 @@ def set_(
         **_PLAIN,
     )
     if not done.num_decisions_covered:
-        notes.print("no decision is covered by it yet; it will cover those to come", **_PLAIN)
+        notes.print("it covers no decision yet, only future ones", **_PLAIN)
 
 
 @app.command()
@@ -91,7 +107,7 @@ def clear(
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End an override: the gate's own word counts again."""
+    """End an override; the gate's verdict applies again."""
     from shadowspec.config import find_config, load_config
     from shadowspec.rollout import orders
     from shadowspec.store import Store
@@ -109,12 +125,12 @@ def clear(
 
 @app.command("list")
 def list_(
-    endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Only this endpoint's.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Also those that are cleared or expired.")] = False,
+    endpoint: EndpointOption = None,
+    all_: Annotated[bool, typer.Option("--all", help="Also cleared and expired ones.")] = False,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the overrides in force, or the whole history of them."""
+    """Show the overrides in force, or all of them."""
     from shadowspec.config import find_config, load_config
     from shadowspec.rollout import orders
     from shadowspec.store import Store
@@ -126,7 +142,7 @@ def list_(
         print_json({"overrides": [override_document(record, now) for record in found]})
         return
     if not found:
-        results.print("no override was ever set" if all_ else "no override is in force")
+        results.print("no override has been set" if all_ else "no override is in force")
         return
     table = Table("id", "covers", "verdict", "set", "by", "reason", "state", box=None)
     for record in found:

@@ -1,4 +1,4 @@
-"""What reports on a span of time need of the configuration, and which span is meant."""
+"""The settings and the span of reports on a span of time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from shadowspec.reports.period.period_build import PeriodSettings
     from shadowspec.store import Store
 
-DATA_NOTE = "Mirrored traffic, measured in shadow: nothing was returned to anyone."
+DATA_NOTE = "Mirrored traffic, measured in shadow: no response reached a client."
 
 
 def data_disclaimer(config: Config) -> str:
-    """What the configuration says that its data is and is not; else what holds of every mirror."""
+    """The configuration's note on its data, else the one for every mirror."""
     return config.dashboard.data_note or DATA_NOTE
 
 
@@ -35,7 +35,7 @@ def period_settings(config: Config) -> PeriodSettings:
 def span_of(
     config: Config, store: Store, since: str | None, until: str | None, period: str | None
 ) -> tuple[datetime, datetime, str | None] | None:
-    """The span that the options name, with what became of the gate run before it; None if they name none.
+    """The span that the options name, with the outcome of the gate run before it; None without options.
 
     Raises:
         UsageError: they contradict each other, or cannot be read.
@@ -48,20 +48,20 @@ def span_of(
         if since is None and until is None:
             return None
         if since is None:
-            raise UsageError("--until needs --since")
+            raise UsageError("--until needs --since; give both")
         start = moment_of(since, zone, "--since")
         end = now if until is None else moment_of(until, zone, "--until")
         if not start < end <= now:
-            raise UsageError("--since must be before --until, and --until not in the future")
+            raise UsageError("--since must be before --until, and --until must not be in the future")
         return start, end, None
     if since is not None or until is not None:
-        raise UsageError("--period names the whole span: it goes without --since and --until")
+        raise UsageError("--period excludes --since and --until; give one or the other")
     if period in NAMED:
         return *last_whole(period, now, zone), None
     jobs = list(config.schedule.jobs)
     if period not in jobs:
-        raise UsageError(f"--period must be {', '.join([*NAMED, *jobs])}, not {period!r}")
+        raise UsageError(f"--period {period}: is not known; give {', '.join([*NAMED, *jobs])}")
     found = store.last_period(period)
     if found is None or found.until is None or found.since >= found.until:
-        raise UsageError(f"job {period} has reported on nothing yet")
+        raise UsageError(f"job {period} has sent no report yet; it does so when it is due")
     return found.since, found.until, found.gate_outcome

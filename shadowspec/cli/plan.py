@@ -1,4 +1,4 @@
-"""`shadowspec plan`: how much longer, with which sampling rate, and on how large a shadow."""
+"""`shadowspec plan`: the time to a verdict, the sampling rate, and the size of the shadow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import print_json, progress_bar, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
+from shadowspec.text import slice_title, span_text
 from shadowspec.types import parse_slice_key
 
 if TYPE_CHECKING:
@@ -20,49 +21,51 @@ if TYPE_CHECKING:
 
 Pair = tuple["Sizing", "Sizing"]  # by the median of the futures, by 90% of them
 
-UNKNOWN = "unknown: no session is in evidence yet"
+UNKNOWN = "unknown before the first session"
 
 
 def plan(
-    endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Plan this endpoint alone.")] = None,
+    endpoint: EndpointOption = None,
     capacity: Annotated[
         float | None,
-        typer.Option("--capacity", min=0.0, help="Requests that the shadow measures per second; default: it keeps up."),
+        typer.Option("--capacity", min=0.0, help="Requests per second that the shadow can measure; default: no limit."),
     ] = None,
     decide_within: Annotated[
         str | None,
-        typer.Option("--decide-within", help="Say how large a shadow decides within this time, such as 36h or 7d."),
+        typer.Option(
+            "--decide-within", metavar="TIME", help="Also size a shadow that decides in this time, such as 36h."
+        ),
     ] = None,
     traffic: Annotated[
         float | None,
-        typer.Option("--traffic", min=0.0, help="Requests per second to size for; default: those that were mirrored."),
+        typer.Option("--traffic", min=0.0, help="Requests per second to size for; default: the mirrored rate."),
     ] = None,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how much evidence open tests still want, what is decided by when, what it costs, and how to sample.
+    """Show how much evidence is still needed, when slices are decided, what that costs, and how to sample.
 
-    Nothing is decided and nothing is written. What is to come is drawn from what was seen so far.
+    The plan decides and writes nothing. It simulates future traffic from the evidence so far.
     """
+    from shadowspec.app.stored_evidence import no_decision, require_measured
     from shadowspec.config import find_config, load_config
-    from shadowspec.errors import ConfigError, NoDataError, UsageError
+    from shadowspec.errors import UsageError
     from shadowspec.planning.plans import plan_stored
     from shadowspec.planning.sizing import size_endpoint, stored_costs, stored_traffic
     from shadowspec.store import Store
     from shadowspec.text import parse_duration
 
     config = load_config(find_config(config_path))
-    if endpoint is not None and endpoint not in config.endpoints:
-        known = ", ".join(config.endpoints) or "none"
-        raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
+    chosen = config.chosen(endpoint)
     if capacity == 0.0:
-        raise UsageError("--capacity must be above 0: a shadow that measures nothing decides nothing")
+        raise UsageError("--capacity must be above 0: a shadow without capacity decides nothing")
     if traffic is not None and (decide_within is None or endpoint is None or traffic == 0.0):
-        raise UsageError("--traffic is that of one endpoint, above 0: it goes with --endpoint and --decide-within")
+        raise UsageError("--traffic must be above 0 and needs --endpoint and --decide-within")
     within_s = None if decide_within is None else parse_duration(decide_within).total_seconds()
     with Store.open(config.database_url) as store:
+        require_measured(store)
         measured = store.endpoints()
-        names = [name for name in config.endpoints if name in measured and endpoint in (None, name)]
+        names = [name for name in chosen if name in measured]
         costs = stored_costs(store, names)
         plans = []
         with progress_bar() as bar:
@@ -76,9 +79,9 @@ def plan(
                         sample_rate=rule.sample_rate, capacity_per_s=capacity, costs=costs[name],
                     )
                 )  # fmt: skip
+        if not any(endpoint_plan.hypotheses for endpoint_plan in plans):
+            raise no_decision(store, chosen)
         mirrored = {endpoint_plan.endpoint: stored_traffic(store, endpoint_plan.endpoint) for endpoint_plan in plans}
-    if not plans:
-        raise NoDataError("nothing has been measured yet: run `shadowspec run FILE.jsonl` first")
     document: dict[str, Any] = {
         "plans": [plan_document(endpoint_plan, mirrored[endpoint_plan.endpoint]) for endpoint_plan in plans]
     }
@@ -101,7 +104,7 @@ def plan(
 
 
 def plan_document(plan: EndpointPlan, requests_per_s: float | None) -> dict[str, Any]:
-    """A plan as --json shows it; null is "not within max_clusters" or "cannot be said"."""
+    """A plan as --json shows it; null: not within max_clusters, or unknown."""
     return {
         "endpoint": plan.endpoint,
         "capacity_per_s": plan.capacity_per_s,
@@ -182,6 +185,8 @@ def _hypothesis_document(plan: HypothesisPlan) -> dict[str, Any]:
         "verdict": plan.verdict.value,
         "is_open": plan.is_open,
         "note": plan.note,
+        "clusters_needed": None if plan.needed is None else plan.needed.sessions,
+        "seconds_needed": None if plan.needed is None else plan.needed.seconds,
         "clusters_median": plan.clusters_median,
         "clusters_p90": plan.clusters_late,
         "clusters_per_s": plan.clusters_per_s,
@@ -206,63 +211,52 @@ def _hypothesis_document(plan: HypothesisPlan) -> dict[str, Any]:
 
 
 def _print(plan: EndpointPlan) -> None:
-    table = Table(
-        "slice", "load", "config", "verdict", "sessions wanted", "at today's rate", "ends in", "waits longest for",
-        title=f"{plan.endpoint}: what open questions still want (median / 90% of futures)", box=None,
-    )  # fmt: skip
+    several = len({(each.hypothesis.concurrency, each.hypothesis.config.fingerprint) for each in plan.hypotheses}) > 1
+    table = Table("slice", "verdict", "still needed", "in simulated futures", title=plan.endpoint, box=None)
     for each in plan.hypotheses:
-        row = (
-            each.hypothesis.slice_key or "(whole endpoint)",
-            str(each.hypothesis.concurrency),
-            each.hypothesis.config.config.name,
-            each.verdict.value,
-            _pair(each.clusters_median, each.clusters_late) if each.is_open else "",
-            _at_rate(each) if each.is_open else "",
-            f"ENABLE {each.enable_share:.0%}, DISABLE {each.disable_share:.0%}" if each.is_open else each.note,
-            _slowest(each),
-        )
-        table.add_row(*map(escape, row))
+        hypothesis = each.hypothesis
+        candidate = f" ({hypothesis.config.config.name}, load {hypothesis.concurrency})" if several else ""
+        name = f"{slice_title(hypothesis.slice_key)}{candidate}"
+        table.add_row(*map(escape, (name, each.verdict.value, _needed(each), _futures(each))))
     results.print(table)
-    capacity = (
-        "a shadow that keeps up" if plan.capacity_per_s is None else f"{plan.capacity_per_s:g} requests per second"
-    )
+    capacity = "" if plan.capacity_per_s is None else f", at {plan.capacity_per_s:g} requests per second"
     slices = Table(
-        "slice", "load", "decided in", "device time spent", "to come", "start sampling at",
-        title=f"with {capacity}", box=None,
+        "slice", "load", "decided in", "device time so far", "still to come", "first sample_rate",
+        title=f"{plan.endpoint}: time and cost{capacity}", box=None,
     )  # fmt: skip
     for part in plan.slices:
+        spent = "" if part.shadow_time is None else span_text(part.shadow_time.so_far_s)
         cells = (
-            *(part.slice_key or "(whole endpoint)", str(part.concurrency), _describe_wait(part)),
-            *("" if part.shadow_time is None else _span(part.shadow_time.so_far_s), _to_come(part.shadow_time)),
-            _rate(part.starting_rate),
+            *(slice_title(part.slice_key), str(part.concurrency), _describe_wait(part), spent),
+            *(_to_come(part.shadow_time), _rate(part.starting_rate)),
         )
         slices.add_row(*map(escape, cells))
     results.print(slices)
     if plan.costs is not None and plan.shadow_time is not None:
         cost = plan.costs.overall
-        what = "every arm, parity and audits" if cost.source.value == "blocks" else "the arms alone"
+        what = "all of their work" if cost.source.value == "blocks" else "baseline and speculative decoding only"
         results.print(
-            f"device time of {plan.endpoint}: {cost.seconds:.3g} s a session by {cost.num_blocks} blocks ({what}), "
-            f"{_span(plan.shadow_time.so_far_s)} spent, {_to_come(plan.shadow_time)} until all is decided that can be",
+            f"device time of {plan.endpoint}: {cost.seconds:.3g} s per session by {cost.num_blocks} blocks ({what}); "
+            f"{span_text(plan.shadow_time.so_far_s)} so far, still to come: {_to_come(plan.shadow_time)}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     if plan.recommended_sample_rate is not None:
         now, start = plan.sample_rate, plan.recommended_sample_rate
-        text = f"sample_rate of {plan.endpoint}: {now:g} now, {start:.2g} to start with"
-        results.print(f"{text}; a rate does not change while a question that it feeds is open", highlight=False)
+        text = f"sample_rate of {plan.endpoint}: {now:g} now, {start:.2g} recommended at the start"
+        results.print(f"{text}; it does not change while a slice is undecided", highlight=False, soft_wrap=True)
 
 
 def _print_sizing(sizings: Sequence[Pair], within_s: float) -> None:
     from shadowspec.planning.sizing import MAX_BUSY, devices_needed
 
     table = Table(
-        "endpoint", "requests per second", "sample_rate", "devices busy", "not in that time",
-        title=f"to decide within {_span(within_s)} (median / 90% of futures)", box=None,
+        "endpoint", "requests per second", "sample_rate", "busy devices", "slices too slow",
+        title=f"to decide within {span_text(within_s)} (median / 90% of simulated futures)", box=None,
     )  # fmt: skip
     for median, late in sizings:
         pairs = (f"{_size(median.sample_rate)} / {_size(late.sample_rate)}",
                  f"{_size(median.busy_devices)} / {_size(late.busy_devices)}",
-                 f"{len(median.too_slow)} / {len(late.too_slow)} questions")  # fmt: skip
+                 f"{len(median.too_slow)} / {len(late.too_slow)}")  # fmt: skip
         table.add_row(*map(escape, (median.endpoint, f"{median.requests_per_s:.3g}", *pairs)))
     results.print(table)
     devices = [devices_needed(item) for item in zip(*sizings, strict=True)]
@@ -273,50 +267,48 @@ def _print_sizing(sizings: Sequence[Pair], within_s: float) -> None:
 
 
 def _size(value: float | None) -> str:
-    return "none does" if value is None else f"{value:.2g}"
+    return "impossible" if value is None else f"{value:.2g}"
+
+
+def _needed(plan: HypothesisPlan) -> str:
+    """The gate's estimate, and the test that takes longest."""
+    if not plan.is_open:
+        return plan.note
+    estimate = (plan.note or "no estimate yet") if plan.needed is None else plan.needed.text
+    waiting = [test for test in plan.tests if test.is_required and test.median != 0.0]
+    if not waiting:
+        return estimate
+    slowest = max(waiting, key=lambda test: float("inf") if test.median is None else test.median)
+    return f"{estimate}; slowest test: {slowest.name}" + (", assuming typical variance" if slowest.is_assumed else "")
+
+
+def _futures(plan: HypothesisPlan) -> str:
+    """How the simulated futures of an open hypothesis end, and by when."""
+    if not plan.is_open:
+        return ""
+    ends = f"ENABLE {plan.enable_share:.0%}, DISABLE {plan.disable_share:.0%}"
+    if plan.clusters_late is None:
+        return f"{ends}, else undecided"
+    time = "" if plan.seconds_late is None else f" ({span_text(plan.seconds_late)})"
+    return f"{ends}; 90% within {plan.clusters_late:,.0f} sessions{time}"
 
 
 def _to_come(shadow: ShadowTime | None) -> str:
-    return "" if shadow is None else _spans(shadow.median_s, shadow.late_s)
-
-
-def _slowest(plan: HypothesisPlan) -> str:
-    """The required test that takes longest, and how much it wants."""
-    waiting = [test for test in plan.tests if test.is_required and test.median != 0.0]
-    if not waiting:
-        return plan.note if plan.is_open else ""
-    slowest = max(waiting, key=lambda test: float("inf") if test.median is None else test.median)
-    assumed = ", by what is typical" if slowest.is_assumed else ""
-    return f"{slowest.name}: {_pair(slowest.median, slowest.late)} {slowest.unit}s{assumed}"
-
-
-def _pair(median: float | None, late: float | None) -> str:
-    return f"{_count(median)} / {_count(late)}"
-
-
-def _count(value: float | None) -> str:
-    return "never" if value is None else f"{value:,.0f}"
-
-
-def _at_rate(plan: HypothesisPlan) -> str:
-    return UNKNOWN if plan.clusters_per_s is None else _spans(plan.seconds_median, plan.seconds_late)
+    return "" if shadow is None else _range(shadow.median_s, shadow.late_s)
 
 
 def _describe_wait(part: SlicePlan) -> str:
     if part.clusters_late == 0.0:
-        return "is decided"
+        return "decided"
     is_unknown = part.clusters_per_s == 0.0 and part.clusters_median is not None
-    return UNKNOWN if is_unknown else _spans(part.seconds_median, part.seconds_late)
+    return UNKNOWN if is_unknown else _range(part.seconds_median, part.seconds_late)
 
 
-def _spans(median: float | None, late: float | None) -> str:
-    return f"{_span(median)} / {_span(late)}"
-
-
-def _span(seconds: float | None) -> str:
-    from shadowspec.text import span_text
-
-    return "never" if seconds is None else span_text(seconds)
+def _range(median: float | None, late: float | None) -> str:
+    """The median time and that of 90% of the futures; None: the futures do not end."""
+    if median is None:
+        return "not foreseeable"
+    return f"{span_text(median)}; 90%: {'not foreseeable' if late is None else span_text(late)}"
 
 
 def _rate(rate: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shadowspec.app.console import print_json, progress_bar, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxMessagesOption
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,40 +22,43 @@ if TYPE_CHECKING:
 MAX_BATCH_MESSAGES = 2_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 TICK_S = 0.02  # messages that are due within it go together
-PATIENCE_S = 120.0  # how long a broker that is gone is waited for
+PATIENCE_S = 120.0  # of waiting for a broker that is gone
 
 
 def produce(
-    files: Annotated[list[str], typer.Argument(help="Files of JSON lines (gzip or not); - is standard input.")],
-    topic: Annotated[str, typer.Option("--topic", "-t", help="Topic to write to; it must be there.")],
+    files: FilesArgument,
+    topic: Annotated[str, typer.Option("--topic", "-t", help="Topic to write to; it must exist.")],
     config_path: ConfigOption = None,
     bootstrap_servers: Annotated[
         str | None,
-        typer.Option("--bootstrap-servers", help="HOST:PORT,... instead of the configured brokers; no login."),
+        typer.Option(
+            "--bootstrap-servers", metavar="HOST:PORT,...", help="Brokers to use without login instead of [kafka]."
+        ),
     ] = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="Messages per second.")] = None,
     trace_speed: Annotated[
-        float | None, typer.Option("--trace-speed", min=0.001, help="Keep the recorded times, so many times as fast.")
+        float | None,
+        typer.Option("--trace-speed", min=0.001, help="Keep the recorded times, at this multiple of their speed."),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Stop after so many messages.")] = None,
+    max_messages: MaxMessagesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put files of mirrored traffic on a topic, for trying things out and for load tests.
+    """Send files of mirrored traffic to a topic, for trials and load tests.
 
-    Every line becomes one message as it stands, keyed by its session (else user, else request id), stamped with the
-    time of sending. All replicas acknowledge; a broker that is gone is waited for.
+    Every line becomes one message, unchanged. Its key is its session, else its user, else its request id; its time is
+    that of sending. All replicas acknowledge. The command waits two minutes for a broker that is gone.
     """
     from shadowspec.errors import UsageError
     from shadowspec.tap.kafka.producer import TopicWriter
     from shadowspec.tap.producing import Pace, batches
 
     if rate is not None and trace_speed is not None:
-        raise UsageError("--rate and --trace-speed: give one or none")
+        raise UsageError("--rate and --trace-speed exclude each other; give one")
     settings = _settings(config_path, bootstrap_servers, topic)
-    arrivals = islice(_arrivals(files), limit)
+    arrivals = islice(_arrivals(files), max_messages)
     num_messages = num_bytes = num_without_key = 0
     with TopicWriter(settings, topic, name="shadowspec-produce") as writer, progress_bar() as bar:
-        task = bar.add_task(f"producing to {topic}", total=limit, detail="")
+        task = bar.add_task(f"producing to {topic}", total=max_messages, detail="")
         began = time.monotonic()
         due_batches = batches(
             arrivals,
@@ -121,7 +124,7 @@ def _arrivals(files: list[str]) -> Iterator[Arrival]:
 
 
 def _settings(config_path: Path | None, bootstrap_servers: str | None, topic: str) -> KafkaSettings:
-    """The configured mirror; or brokers that were named, and nothing else."""
+    """The configured mirror, or the brokers that an option names."""
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ConfigError
     from shadowspec.tap.kafka import KafkaSettings
@@ -131,5 +134,5 @@ def _settings(config_path: Path | None, bootstrap_servers: str | None, topic: st
         return KafkaSettings(servers, (topic,), dead_letter_topic=f"{topic}.dead-letters")
     config = load_config(find_config(config_path))
     if config.kafka is None:
-        raise ConfigError(f"{config.path}: no mirror is configured; add [kafka], or name --bootstrap-servers")
+        raise ConfigError(f"{config.path}: no mirror is configured; add [kafka], or give --bootstrap-servers")
     return config.kafka

@@ -1,4 +1,4 @@
-"""`shadowspec profile-device`: what a step costs on this device, by load, depth and context."""
+"""`shadowspec profile-device`: the cost of a step on this device, by load, depth and context."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import SCHEMA_VERSION, notes, print_json, results
-from shadowspec.cli.options import ConfigOption, ContextsOption, IsGreedyOption, JsonOption, KeptOption, SurfaceOption
+from shadowspec.app.console import SCHEMA_VERSION, notes, print_json, require_folder_of, results, write_file
+from shadowspec.cli.options import (
+    ConfigOption,
+    ContextsOption,
+    EndpointOption,
+    IsGreedyOption,
+    JsonOption,
+    StoreOption,
+    SurfaceOption,
+)
 
 if TYPE_CHECKING:
     from shadowspec.app.profile_engine import Profile
@@ -25,42 +33,53 @@ MAX_LOAD, MAX_CONTEXT = 1_024, 1_000_000
 
 def profile_device(
     config_path: ConfigOption = None,
-    endpoint: Annotated[
-        str | None, typer.Option("--endpoint", "-e", help="Profile this endpoint's pairs alone.")
-    ] = None,
-    loads: Annotated[str, typer.Option("--loads", help="Requests at once: a list such as 1,4,16.")] = "1,2,4,8,16",
-    depths: Annotated[str, typer.Option("--k", help="Numbers of speculative tokens: 1..8, or 1,2,4.")] = "1,2,4,8",
+    endpoint: EndpointOption = None,
+    loads: Annotated[
+        str, typer.Option("--loads", metavar="LIST", help="Concurrencies, such as 1,4,16.")
+    ] = "1,2,4,8,16",
+    depths: Annotated[
+        str, typer.Option("--k", metavar="K", help="Numbers of speculative tokens: a range 1..8 or a list 1,2,4.")
+    ] = "1,2,4,8",
     contexts: ContextsOption = "64,512",
     is_greedy: IsGreedyOption = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measurements of each point; medians count.")] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measurements per point; the median counts.")] = 3,
     out: SurfaceOption = None,
-    is_wanted: KeptOption = None,
+    is_wanted: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what a step of either arm costs on this device, and from how many tokens per step on speculation pays.
+    """Measure the cost of a step with and without speculation on this device, and the acceptance that pays for it.
 
-    Nothing else should run meanwhile. Reports and dashboard show what the costs predict; nothing is decided on it.
+    Run nothing else meanwhile. Report and dashboard show predictions from these costs; no verdict uses them.
     """
-    from shadowspec.app.profile_engine import profile_pairs
+    from shadowspec.app.before_loading import require_inputs
     from shadowspec.cli.replay import parse_depths
     from shadowspec.config import find_config, load_config
+
+    require_folder_of(out)
+    config = load_config(find_config(config_path))
+    require_inputs(config, (), endpoint)
+    wanted = (
+        parse_numbers("--loads", loads, MAX_LOAD),
+        parse_depths(depths),
+        parse_numbers("--contexts", contexts, MAX_CONTEXT),
+    )
+    from shadowspec.app.profile_engine import profile_pairs
     from shadowspec.engine.profiling import Grid
     from shadowspec.store import Store, current
 
     grids = [
         Grid(
-            loads=parse_numbers("--loads", loads, MAX_LOAD),
-            depths=parse_depths(depths),
-            contexts=parse_numbers("--contexts", contexts, MAX_CONTEXT),
+            loads=wanted[0],
+            depths=wanted[1],
+            contexts=wanted[2],
             is_greedy=literal,
             rounds=rounds,
         )
         for literal in ((True, False) if is_greedy is None else (is_greedy,))
     ]
-    config = load_config(find_config(config_path))
     is_stored = current(config.database_url) is not None if is_wanted is None else is_wanted
     with ExitStack() as stack:
-        # Opened first: a profile takes minutes, and a database that is not there is told at once.
+        # Opened first: a profile takes minutes, and a missing database is reported at once.
         store = stack.enter_context(Store.open(config.database_url)) if is_stored else None
 
         def keep(found: Profile) -> None:
@@ -83,13 +102,12 @@ def show_profiles(
     """Write the profiles to `out`, say where their costs are, and print each by `show` (None: all as one document)."""
     document = {"profiles": [document_of(each) for each in profiles]}
     if out is not None:
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n"
-        out.write_text(text, encoding="utf-8")
+        write_file(out, json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n")
         notes.print(f"cost surface written to {escape(str(out))}")
     if is_stored:
-        notes.print("cost surface stored: `shadowspec report` and the dashboard show what it predicts", markup=False)
+        notes.print("cost surface stored; `shadowspec report` and the dashboard show its predictions", markup=False)
     elif is_wanted is None:
-        notes.print("not stored: there is no database yet (`shadowspec db upgrade` makes it)", markup=False)
+        notes.print("not stored: there is no database yet; create it with `shadowspec db upgrade`", markup=False)
     if show is None:
         print_json(document)
     else:
@@ -101,7 +119,7 @@ def parse_numbers(option: str, text: str, largest: int) -> tuple[int, ...]:
     """The numbers of a list, in order.
 
     Raises:
-        UsageError: it is none, or a number is not from 1 to the largest.
+        UsageError: it has another form, or a number is not from 1 to the largest.
     """
     from shadowspec.errors import UsageError
 
@@ -155,8 +173,8 @@ def _print(profile: Profile) -> None:
             )
     results.print(table)
     results.print(
-        f"A step of the loop on {escape(config.device)} ({config.dtype}), and the tokens per step from which on it is "
-        f"faster than without speculation; {'greedy' if profile.costs.key.is_greedy else 'sampled'} requests, medians. "
-        "The engine in this process alone: another engine has costs of its own.",
+        f"Medians of a step on {escape(config.device)} ({config.dtype}), and the tokens per step above which "
+        f"speculation is faster; {'greedy' if profile.costs.key.is_greedy else 'sampled'} requests, engine in this "
+        "process. Other engines have other costs.",
         style="dim",
     )

@@ -1,4 +1,4 @@
-"""`shadowspec profile-server`: what a step of the servers costs, by load and context, for the depth that they run."""
+"""`shadowspec profile-server`: the cost of a step of the servers, by load and context, for the depth that they run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import notes, progress_bar, results
-from shadowspec.cli.options import ConfigOption, ContextsOption, IsGreedyOption, JsonOption, KeptOption, SurfaceOption
+from shadowspec.app.console import notes, progress_bar, require_folder_of, results
+from shadowspec.cli.options import (
+    ConfigOption,
+    ContextsOption,
+    EndpointOption,
+    IsGreedyOption,
+    JsonOption,
+    StoreOption,
+    SurfaceOption,
+)
 from shadowspec.cli.profile_device import MAX_CONTEXT, MAX_LOAD, parse_numbers, show_profiles
 
 if TYPE_CHECKING:
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What one endpoint's servers cost; `costs` are kept, with the depths that were profiled there before."""
+    """The costs of one endpoint's servers; `costs` holds the depths that were profiled there before, too."""
 
     endpoint: str
     measured: ServerProfile
@@ -35,28 +43,28 @@ class Profile:
 
 def profile_server(
     config_path: ConfigOption = None,
-    endpoint: Annotated[
-        str | None, typer.Option("--endpoint", "-e", help="Profile this endpoint's servers alone.")
-    ] = None,
+    endpoint: EndpointOption = None,
     loads: Annotated[
-        str | None, typer.Option("--loads", help="Requests at once: a list such as 1,4,16. Default: the endpoint's.")
+        str | None,
+        typer.Option("--loads", metavar="LIST", help="Concurrencies, such as 1,4,16; default: the endpoint's."),
     ] = None,
     contexts: ContextsOption = "64,512",
     is_greedy: IsGreedyOption = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=2, help="Measurements of each point; medians count.")] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help="Measurements per point; the median counts.")] = 3,
     out: SurfaceOption = None,
-    is_wanted: KeptOption = None,
+    is_wanted: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what a step of an endpoint's two servers costs, and from how many tokens per step on speculation pays.
+    """Measure the cost of a step of an endpoint's two servers, and the acceptance that pays for speculation.
 
-    The endpoint has engine = "openai". The servers should serve nobody else meanwhile. A server runs one number of
-    speculative tokens; others are kept beside it as its configuration is changed and it is profiled again at the same
-    loads and contexts. Reports and dashboard show what the costs predict; nothing is decided on it.
+    The endpoint needs engine = "openai", and its servers no other clients meanwhile. A server runs one number of
+    speculative tokens. To profile several, change its configuration and run the command again with the same loads and
+    contexts. Report and dashboard show predictions from these costs; no verdict uses them.
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.store import Store, current
 
+    require_folder_of(out)
     config = load_config(find_config(config_path))
     served = _select_served(config, endpoint)
     wanted = _numbers_of(loads, served)
@@ -79,17 +87,16 @@ def _select_served(config: Config, endpoint: str | None) -> dict[str, EndpointCo
     """The endpoints that are measured through servers.
 
     Raises:
-        UsageError: there is no such endpoint, or none that is.
+        UsageError: none is.
     """
     from shadowspec.errors import UsageError
 
-    if endpoint is not None and endpoint not in config.endpoints:
-        raise UsageError(f"--endpoint {endpoint}: not one of {', '.join(config.endpoints) or 'none'}")
-    named = config.endpoints if endpoint is None else {endpoint: config.endpoints[endpoint]}
-    found = {name: endpoint_config for name, endpoint_config in named.items() if endpoint_config.servers is not None}
+    found = {name: settings for name, settings in config.chosen(endpoint).items() if settings.servers is not None}
     if not found:
-        who = "no endpoint has" if endpoint is None else f"endpoint {endpoint!r} has not"
-        raise UsageError(f'{who} engine = "openai": there is no server to profile (docs/servers.md)')
+        who = "no endpoint has" if endpoint is None else f"endpoint {endpoint!r} does not have"
+        raise UsageError(
+            f'{who} engine = "openai": add its servers (docs/servers.md), or use `shadowspec profile-device`'
+        )
     return found
 
 
@@ -155,13 +162,13 @@ def _profile(
 
 
 def _warn(profile: Profile) -> None:
-    """What a reader of the figures must know of the servers."""
+    """Warn of servers whose acceptance is not real."""
     measured = profile.measured
     if measured.num_compared and not measured.num_same:
         notes.print(
-            f"{profile.endpoint}: none of {measured.num_compared} greedy answers was the same from both servers: the "
-            "speculative one draws what it accepts (rejection_sample_method synthetic, --spec-synth-len), or serves "
-            "another target. Its steps cost what they cost; measure nothing else through it",
+            f"{profile.endpoint}: none of {measured.num_compared} greedy answers is the same from both servers. The "
+            "speculative one simulates acceptance (rejection_sample_method synthetic, --spec-synth-len), or serves "
+            "another target. Its costs are valid; do not measure acceptance or verdicts through it",
             markup=False,
         )
 

@@ -11,16 +11,22 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import print_json, results
+from shadowspec.app.console import print_json, require_folder_of, results
 from shadowspec.cli.options import (
     ConfigOption,
-    EndpointAloneOption,
+    DepthsOption,
+    EndpointOption,
+    FilesArgument,
     JsonOption,
+    MaxRequestsOption,
     NearTieOption,
+    StoreOption,
     VerifyRulesOption,
     chosen_rules,
 )
 from shadowspec.cli.run import funnel_document, print_funnel
+from shadowspec.text import slice_title
+from shadowspec.types import LogprobsMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,63 +35,58 @@ if TYPE_CHECKING:
     from shadowspec.engine.replay.pooling import PooledCounts
     from shadowspec.types import SpeculationConfig
 
+DEFAULT_DEPTHS = "1..8"
 MAX_DEPTH = 32
 DEPTHS_ACROSS = 8  # columns of a table that fit where there is no terminal
 
 
 def replay(
-    files: Annotated[list[str], typer.Argument(help="Files of JSON lines (gzip or not); - is standard input.")],
+    files: FilesArgument,
     config_path: ConfigOption = None,
-    depths: Annotated[
-        str, typer.Option("--k", help="Numbers of speculative tokens: a range such as 1..8, or a list such as 1,2,4.")
-    ] = "1..8",
-    endpoint: EndpointAloneOption = None,
+    depths: DepthsOption = None,
+    endpoint: EndpointOption = None,
     verify_rules: VerifyRulesOption = None,
     draft_only: Annotated[
-        bool, typer.Option("--draft-only", help="Load no target: take its probabilities from the records' logprobs.")
+        bool, typer.Option("--draft-only", help="Load no target: read its probabilities from the records' logprobs.")
     ] = False,
     logprobs_mode: Annotated[
-        str,
-        typer.Option("--logprobs-mode", help="What those are: raw_logprobs (vLLM's default) or processed_logprobs."),
-    ] = "raw_logprobs",
+        LogprobsMode, typer.Option("--logprobs-mode", help="Which logprobs the records hold; vLLM logs raw ones.")
+    ] = LogprobsMode.RAW,
     near_tie_logit: NearTieOption = None,
-    max_requests: Annotated[
-        int | None, typer.Option("--max-requests", min=1, help="Stop reading once so many requests are replayed.")
-    ] = None,
+    max_requests: MaxRequestsOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write one JSON line for every request: counters, or why not.")
-    ] = None,
-    store: Annotated[
-        bool | None,
+        Path | None,
         typer.Option(
-            "--store/--no-store", help="Keep the counts in the database, marked as replay; default: if there is one."
+            "--out", "-o", metavar="FILE", help="Also write one JSON line per request: counters, or the reason."
         ),
     ] = None,
+    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell from logged responses what every candidate would accept, at every number of speculative tokens at once.
+    """Compute from logged responses what every candidate accepts, for every number of speculative tokens at once.
 
-    Nothing is decoded, timed or decided: two forward passes over each response give the exact expectation of all
-    counters. They are kept beside the loop's, never among them.
+    Two forward passes over each response give the exact expectation of all counters. Nothing is decoded, timed or
+    decided; the counters are stored apart from measured ones.
     """
+    from shadowspec.app.before_loading import require_inputs
+    from shadowspec.config import find_config, load_config
+    from shadowspec.errors import NoDataError
+
+    wanted = parse_depths(depths or DEFAULT_DEPTHS)
+    require_folder_of(out)
+    config = load_config(find_config(config_path))
+    require_inputs(config, files, endpoint)
     from shadowspec.app.replay_records import replay_files
     from shadowspec.app.replay_store import replay_writer
     from shadowspec.app.replayers import Asked
-    from shadowspec.config import find_config, load_config
-    from shadowspec.engine.replay.acceptance import LogprobsMode
     from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
-    from shadowspec.errors import NoDataError, UsageError
 
-    wanted = parse_depths(depths)
-    if logprobs_mode not in set(LogprobsMode):
-        raise UsageError(f"--logprobs-mode must be {' or '.join(LogprobsMode)}, not {logprobs_mode!r}")
-    config = load_config(find_config(config_path))
     asked = Asked(
         wanted,
         endpoint,
         chosen_rules(verify_rules),
         draft_only,
-        LogprobsMode(logprobs_mode),
+        logprobs_mode,
         NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
     )
     lines = out.open("w", encoding="utf-8") if out is not None else None
@@ -124,7 +125,7 @@ def parse_depths(text: str) -> tuple[int, ...]:
     """The numbers of a range `1..8` or of a list `1,2,4`, in order.
 
     Raises:
-        UsageError: it is neither, or a number is not from 1 to 32.
+        UsageError: it has another form, or a number is not from 1 to 32.
     """
     from shadowspec.errors import UsageError
 
@@ -194,7 +195,7 @@ def _table(
         table.add_column(name, justify="right", no_wrap=True)
     for key in keys:
         config, pooled = configs[key[2]], done.pools[key].pool()
-        label = f"{key[1].replace(',', ', ') or '(whole endpoint)'}, {config.name}, {config.verify_rule.value}"
+        label = f"{slice_title(key[1])}, {config.name}, {config.verify_rule.value}"
         first = metrics.first_position_acceptance_rate(pooled[0].counts)
         table.add_row(
             escape(label),

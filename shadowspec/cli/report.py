@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shadowspec.app.console import notes, results
+from shadowspec.app.console import STANDARD_OUTPUT, notes, require_folder_of, results, write_file
 from shadowspec.cli.options import ConfigOption
 from shadowspec.cli.periods import data_disclaimer, period_settings, span_of
 
@@ -21,26 +21,11 @@ DEFAULT_OUT, DEFAULT_CHANGES_OUT = Path("report.html"), Path("report-changes.htm
 
 
 class ReportFormat(StrEnum):
-    """What a report is written as."""
+    """The formats of a report."""
 
     HTML = "html"
     MD = "md"
     JSON = "json"
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a result file.
-
-    Raises:
-        InputError: the place cannot be written to.
-    """
-    from shadowspec.errors import InputError
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def report(
@@ -49,39 +34,45 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            help="File to write, - for standard output; default: report.html (of a span: report-changes.html), else -.",
+            metavar="FILE",
+            help="File to write, - for standard output. Default: report.html or report-changes.html for HTML, else -.",
         ),
     ] = None,
     form: Annotated[ReportFormat, typer.Option("--format", "-f", help="What to write.")] = ReportFormat.HTML,
     since: Annotated[
-        str | None, typer.Option("--since", help="What changed from this date or time on (ISO 8601).")
+        str | None, typer.Option("--since", metavar="TIME", help="Report changes from this date or time on (ISO 8601).")
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", help="... up to, but without, this one; default: now.")
+        str | None, typer.Option("--until", metavar="TIME", help="End of the changes, exclusive; default: now.")
     ] = None,
     period: Annotated[
         str | None,
         typer.Option(
-            "--period", help="What changed in the last whole day or week, or in the last period of a scheduled job."
+            "--period",
+            metavar="<day|week|JOB>",
+            help="Report changes of the last whole day or week, or of a scheduled job's last period.",
         ),
     ] = None,
     config_path: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Write the gating report: verdicts, their evidence, latency, acceptance, parity, memory and the funnel.
+    """Write the gating report: verdicts, their evidence, latency, acceptance, output equivalence, memory and records.
 
-    With --since or --period it is the report that `schedule` sends: what changed in that time, verdicts as they stood
-    at its end, what is undecided and what it waits for. A date without an offset is of the schedule's time zone.
+    With --since or --period it is the report that `schedule` sends: changes in that time, verdicts at its end, and the
+    evidence still needed. A date without an offset is in the schedule's time zone.
     """
+    from shadowspec.app.stored_evidence import require_measured
     from shadowspec.config import find_config, load_config
     from shadowspec.store import Store
 
+    require_folder_of(out)
     form = ReportFormat.JSON if as_json else form
     config = load_config(find_config(config_path))
     with Store.open(config.database_url) as store:
+        require_measured(store)
         span = span_of(config, store, since, until, period)
         text = _full(config, store, form) if span is None else _changes(config, store, form, *span)
-    if (out is None and form is not ReportFormat.HTML) or (out is not None and str(out) == "-"):
+    if (out is None and form is not ReportFormat.HTML) or str(out) == STANDARD_OUTPUT:
         results.out(text, highlight=False)
         return
     path = out or (DEFAULT_OUT if span is None else DEFAULT_CHANGES_OUT)

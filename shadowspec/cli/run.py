@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxRequestsOption
 from shadowspec.errors import NoDataError
 from shadowspec.types import FunnelCounter, FunnelKey
 
@@ -21,22 +20,20 @@ _UNUSABLE = frozenset({FunnelCounter.MALFORMED, FunnelCounter.UNSUPPORTED})  # w
 
 
 def run(
-    files: Annotated[list[str], typer.Argument(help="Files of JSON lines (gzip or not); - is standard input.")],
+    files: FilesArgument,
     config_path: ConfigOption = None,
-    max_requests: Annotated[
-        int | None, typer.Option("--max-requests", min=1, help="Stop reading once so many requests are measured.")
-    ] = None,
+    max_requests: MaxRequestsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure mirrored traffic: both arms on every timed request, rows into the database.
+    """Measure mirrored traffic with and without speculation, and store the results in the database.
 
-    Safe to interrupt: the same command goes on where it stopped, and a second full run changes nothing.
+    Interrupt it at any time; run the same command again to resume. A second full run changes nothing.
     """
-    from shadowspec.app.before_loading import name_loads, require_endpoints
+    from shadowspec.app.before_loading import name_loads, require_inputs
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))
-    require_endpoints(config)
+    require_inputs(config, files)
     name_loads(config.endpoints)
     from shadowspec.app.measure_files import measure_files
 
@@ -44,18 +41,18 @@ def run(
     show_measured(done, files, as_json=as_json)
     if max_requests is not None and sum(each.requests_measured for each in done.progress) >= max_requests:
         notes.print(
-            "stopped by --max-requests: sessions may go on in what was not read, so that few or none are evidence yet; "
-            "without it the same command reads on",
+            "stopped by --max-requests: sessions may continue in the unread part, so the gate may count few or none of "
+            "them; run the same command without it to read on",
             highlight=False,
         )
     if any(each.requests_measured or each.requests_found for each in done.progress):
         notes.print("next: shadowspec gate, then shadowspec report", highlight=False)
     else:
-        notes.print("no request of what was read was measured", highlight=False)
+        notes.print("no requests were measured", highlight=False)
 
 
 def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool) -> None:
-    """What measuring files came to, on stdout.
+    """The results of measuring files, on stdout.
 
     Raises:
         NoDataError: no record could be used.
@@ -74,18 +71,24 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
         results.print(
             f"{totals['records_read']} records read, {totals['requests_measured']} requests measured in "
             f"{totals['blocks_measured']} blocks"
-            + (f" ({totals['requests_found']} requests were measured already)" if totals["requests_found"] else ""),
+            + (f" ({totals['requests_found']} were measured before)" if totals["requests_found"] else ""),
             highlight=False,
         )
         print_funnel(done.funnel, {})
         for reason in sorted({reason for _, _, reason in done.funnel if reason is not None} & REMEDIES.keys()):
             notes.print(f"{reason}: {REMEDIES[reason]}", markup=False, highlight=False, soft_wrap=True)
     if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals["requests_found"]:
+        malformed = any(counter is FunnelCounter.MALFORMED for _, counter, _ in done.funnel)
         unmatched = any(reason == "no_endpoint" for _, _, reason in done.funnel)
         raise NoDataError(
             "no record could be used"
             + ("" if as_json else "; the table says why")
-            + ("; no endpoint's `match` fits what is counted as no_endpoint" if unmatched else "")
+            + ("; malformed: give JSON lines of mirrored requests (docs/formats.md)" if malformed else "")
+            + (
+                "; no_endpoint: change an endpoint's `match`, then try it with `shadowspec doctor --traffic FILE`"
+                if unmatched
+                else ""
+            )
         )
 
 

@@ -28,19 +28,18 @@ NUM_LISTED = 50
 
 def schedule(
     once: Annotated[
-        bool, typer.Option("--once", help="Do what is due now and end; for a machine that has a cron of its own.")
+        bool, typer.Option("--once", help="Run the jobs that are due now, then exit; for use from cron.")
     ] = False,
     list_: Annotated[
-        bool, typer.Option("--list", help="Show the jobs, when they are due next, and the newest deliveries.")
+        bool, typer.Option("--list", help="Show jobs, their next due times, and the newest deliveries.")
     ] = False,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run gates and send reports when they are due, as the section schedule of the configuration says.
+    """Run gates and send reports when they are due, by the section schedule of the configuration.
 
-    Production's engines are read meanwhile, where an endpoint names them (live).
-
-    Of several at once one leads and the others stand by. What was missed while none ran is caught up.
+    It also reads production's engines, where an endpoint names them (live). Several schedulers elect one leader. Jobs
+    missed while none ran are run late.
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError
@@ -48,7 +47,7 @@ def schedule(
     from shadowspec.store import Store
 
     if once and list_:
-        raise UsageError("--once and --list are two commands")
+        raise UsageError("--once and --list exclude each other; give one")
     config = load_config(find_config(config_path))
     crons = crons_of(config.path, config.schedule.jobs)
     if list_:
@@ -56,7 +55,7 @@ def schedule(
             _list(config, crons, store, as_json=as_json)
         return
     if not crons and not live_jobs(config):
-        raise ConfigError(f"{config.path}: schedule.jobs: there is no job; see docs/schedule.md")
+        raise ConfigError(f"{config.path}: schedule.jobs: is missing; add a job (docs/schedule.md)")
     _require_receivers(config)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -72,11 +71,11 @@ def schedule(
             scheduler.run(stopped)
             return
         if not scheduler.run_once():
-            notes.print("another scheduler leads and does what is due")
+            notes.print("another scheduler leads and runs the due jobs")
         waiting = [each for each in store.deliveries(limit=1_000) if each.state in ("pending", "sending")]
     _print_deliveries(waiting, as_json=as_json)
     if waiting:
-        raise ServiceUnavailableError(f"{len(waiting)} deliveries have not been made; they are tried again")
+        raise ServiceUnavailableError(f"{len(waiting)} deliveries failed; the next run tries them again")
 
 
 def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
@@ -91,7 +90,7 @@ def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
 
 
 def _require_receivers(config: Config) -> None:
-    """Secrets that are not there are found now, not at night."""
+    """Report missing secrets at the start, before a job needs them."""
     from shadowspec.errors import ConfigError
     from shadowspec.scheduler.receivers import require_secret
 

@@ -1,4 +1,4 @@
-"""`shadowspec simulate`: the gate's own error rates, beside those of gates that others use."""
+"""`shadowspec simulate`: the gate's error rates, beside those of other gates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.app.console import notes, print_json, progress_bar, results
+from shadowspec.app.console import notes, print_json, progress_bar, require_folder_of, results
 from shadowspec.cli.options import JsonOption
 
 FULL_REPETITIONS, QUICK_REPETITIONS = 2_000, 60
@@ -16,42 +16,46 @@ FULL_REPETITIONS, QUICK_REPETITIONS = 2_000, 60
 
 def simulate(
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few worlds, few repetitions: under a minute on two cores.")
+        bool, typer.Option("--quick", help="A few worlds and repetitions: under a minute on two cores.")
     ] = False,
     world: Annotated[
-        list[str] | None, typer.Option("--world", "-w", help="Only this world; may be given more than once.")
+        list[str] | None, typer.Option("--world", "-w", metavar="NAME", help="Only this world; repeat it for several.")
     ] = None,
     repetitions: Annotated[
         int | None, typer.Option("--repetitions", "-n", min=1, help="Repetitions of each world (2,000; quick: 60).")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of every draw.")] = 1,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: one to a processor.")
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: one per processor.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Keep results in this JSON file; repetitions that it already holds are not run again."
+            "--out", "-o", metavar="FILE", help="Store results in this JSON file; repetitions in it are not run again."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Try the gate in simulated worlds whose truth is known, looking after every unit, and count its errors.
+    """Run the gate in simulated worlds whose truth is known, after every unit, and count its errors.
 
-    The rows go through the gate's own folding and tests.  Exits with 4 if a rate contradicts the gate's promise.
+    The rows pass through the gate's ingestion and tests. Exit code 4: an error rate contradicts the gate's promise.
     """
     from rich.table import Table
 
+    from shadowspec.config.template import suggestion
     from shadowspec.errors import NoDataError, UsageError
     from shadowspec.simulate.run_worlds import environment, run_worlds
     from shadowspec.simulate.summary import broken_promises
     from shadowspec.simulate.tables import BLIND, tables_of
     from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
 
+    require_folder_of(out)
     names = world or (QUICK_WORLDS if quick else tuple(WORLDS))
     unknown = [name for name in names if name not in WORLDS]
     if unknown:
-        raise UsageError(f"no world {', '.join(unknown)}; there are {', '.join(WORLDS)}")
+        raise UsageError(
+            f"--world {unknown[0]}: is not a known world{suggestion(unknown[0], WORLDS)}; known: {', '.join(WORLDS)}"
+        )
     total = repetitions or (QUICK_REPETITIONS if quick else FULL_REPETITIONS)
     with progress_bar() as bar:
         task = bar.add_task("simulating", total=total * len(names), detail="")
@@ -77,7 +81,7 @@ def simulate(
             for head in table.heads:
                 drawn.add_column(head, overflow="fold")
             if any(cell.endswith(BLIND) for row in table.rows for cell in row):
-                drawn.caption = "* that gate does not look at what is wrong in that world"
+                drawn.caption = "* that gate does not test what is wrong in that world"
             for row in table.rows:
                 drawn.add_row(*row)
             results.print(drawn)

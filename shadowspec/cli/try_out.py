@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results, write_file
 from shadowspec.cli.options import JsonOption, ServedNamesOption
 from shadowspec.errors import ExitCode
 
@@ -25,41 +24,42 @@ DEFAULT_LOAD = 4
 
 def try_out(
     target: Annotated[
-        Path, typer.Option("--target", metavar="DIR", help="Folder of the model that serves, with its tokenizer.")
+        Path, typer.Option("--target", metavar="DIR", help="Folder of the served model, with its tokenizer.")
     ],
     traffic: Annotated[
         str, typer.Option("--traffic", metavar="FILE", help="A recording: JSON lines of requests (gzip or not).")
     ],
     draft: Annotated[
         Path | None,
-        typer.Option("--draft", metavar="DIR", help="Folder of a draft model. Lookups are measured without one."),
+        typer.Option("--draft", metavar="DIR", help="Folder of a draft model; n-gram and suffix need none."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", metavar="N", help="Measure for at most this long; default: all of it.")
+        float | None,
+        typer.Option("--minutes", metavar="N", help="Measure for at most N minutes; default: the whole recording."),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for configuration, database and report.")
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for configuration, database and report.")
     ] = DEFAULT_OUT,
     models: ServedNamesOption = None,
-    load: Annotated[int, typer.Option("--load", min=1, help="Requests at once.")] = DEFAULT_LOAD,
+    load: Annotated[int, typer.Option("--load", min=1, help="Concurrency.")] = DEFAULT_LOAD,
     serving_engine: Annotated[
         str | None,
         typer.Option(
             metavar="ENGINE",
-            help="What serves: vllm, sglang, llama.cpp, ... Default: asked for at a terminal, else shadowspec-torch.",
+            help="The serving engine: vllm, sglang, llama.cpp, ... Default: try asks on a terminal, else "
+            "shadowspec-torch.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a recording on a model, and say whether speculation pays there: no configuration file is needed.
+    """Measure a recording on a model without a configuration file, and decide whether speculation pays.
 
-    Endpoint, slices and candidates are inferred; n-gram and suffix lookup are always measured. Ctrl-C ends it with the
-    verdict so far, and the same command continues. Its policy is a trial policy: verdicts speak of this recording only,
-    and `export` and `check` refuse them.
+    Endpoint, slices and candidates are inferred; n-gram and suffix are always candidates. Ctrl-C ends with the verdict
+    so far; run the same command again to resume. The policy is a trial policy: its verdicts are valid for this
+    recording only, and `export` and `check` refuse them.
     """
     from shadowspec.app.try_out.preparation import prepare
     from shadowspec.cli.init import choose_serving_engine
-    from shadowspec.cli.report import write_file
     from shadowspec.errors import NoDataError, UsageError
 
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0.0):
@@ -86,11 +86,13 @@ def try_out(
     if outcome.ended_by == "interrupt":
         raise typer.Exit(ExitCode.INTERRUPTED)
     if not has_figures:
-        raise NoDataError(f"{traffic}: no request was measured; the first lines can be, but none of them was timed")
+        raise NoDataError(
+            f"{traffic}: no request was measured, because no usable one was drawn for timing; record more sessions"
+        )
 
 
 def _print_plan(trial: Trial) -> None:
-    """What was inferred, and what it means."""
+    """The inferred settings."""
     from shadowspec.app.try_out.survey import refusals
     from shadowspec.cli.init import verdicts_for
     from shadowspec.text import plain_text, plural, span_text
@@ -137,13 +139,14 @@ def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
 
 
 def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
-    """The verdicts, what production would still want, and what to do next."""
+    """The verdicts, what production still needs, and the next step."""
     from shadowspec.cli.decisions import decision_document
     from shadowspec.cli.measuring_view import shown_decisions
+    from shadowspec.reports.next_steps import best_decision
     from shadowspec.reports.report import verdict_tables
     from shadowspec.text import span_text
 
-    best = _best_candidate(outcome.decisions)
+    best = best_decision(outcome.decisions)
     progress, wanted = outcome.progress, _still_wanted(trial, best)
     of_best = "" if best is None else f" of {best.config.name}"
     if as_json:
@@ -171,34 +174,27 @@ def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json
         f"{span_text(progress.seconds)}"
         + (f", {progress.done.requests_found:,} before" if progress.done.requests_found else "")
         + ".",
-        f"A production policy would still want{of_best}: {'; '.join(wanted)}.",
+        f"A production policy still needs{of_best}: {'; '.join(wanted)}.",
         f"Next: open {report}; "
-        + ("record more traffic and try it with another --out." if is_whole else "the same command continues."),
+        + (
+            "record more traffic and try it with another --out."
+            if is_whole
+            else "run the same command again to resume."
+        ),
         f"For production: shadowspec init, then measure the mirror of your gateway; this trial is {trial.config_path}.",
     ]
     for line in lines:
         results.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _best_candidate(decisions: Sequence[Decision]) -> Decision | None:
-    """The decision on the whole endpoint with the best lower bound of speedup."""
-    from shadowspec.reports.definitions import find_test
-
-    def lower(decision: Decision) -> float:
-        speedup = find_test(decision, "speedup")
-        return (speedup.lower or 0.0) if speedup is not None else 0.0
-
-    return max((decision for decision in decisions if not decision.slice_key), key=lower, default=None)
-
-
 def _still_wanted(trial: Trial, best: Decision | None) -> list[str]:
-    """What the best candidate lacks of an ENABLE that may be promoted."""
-    from shadowspec.gate.verdict.hold_reasons import still_wanted
+    """What the best candidate still needs for an ENABLE that may be promoted."""
+    from shadowspec.planning.still_needed import needed_for_promotion
     from shadowspec.types.engine_names import IN_PROCESS, parse_engines
 
     policy, engine = trial.config.endpoints[trial.inputs.endpoint].policy, trial.inputs.serving_engine
     serves = "the engine that serves" if parse_engines(engine)[0].name == IN_PROCESS else engine
     return [
-        *([] if best is None else still_wanted(best, policy)),
+        *([] if best is None else needed_for_promotion(best, policy)),
         f"latency measured on {serves}, through two servers (docs/servers.md)",
     ]

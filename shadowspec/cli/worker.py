@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def worker(config_path: ConfigOption = None) -> None:
-    """Consume mirrored prompts from Kafka, measure them, and store what was measured, until stopped.
+    """Consume mirrored prompts from Kafka, measure them and store the results, until stopped.
 
-    SIGTERM drains: what is begun is finished, written and committed.  Ctrl-C does the same; pressed twice it ends at
-    once.  Nothing is lost either way: what was not written is delivered again.
+    SIGTERM and Ctrl-C drain: the worker finishes, stores and commits its blocks, then exits. A second Ctrl-C exits at
+    once; Kafka delivers unfinished messages again.
     """
-    from shadowspec.app.before_loading import require_endpoints
+    from shadowspec.app.before_loading import require_inputs
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))
-    require_endpoints(config)
+    require_inputs(config, ())
     from shadowspec.app.measure_files import load_tokenizers
     from shadowspec.app.serve_worker import ConfiguredEngines, serving
 

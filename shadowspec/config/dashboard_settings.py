@@ -19,7 +19,7 @@ OVERRIDE_VARIABLE: Final = "SHADOWSPEC_OVERRIDE_URL"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _SHARED = ("redirect_uri", "cookie_secret")
 _PROVIDER = ("client_id", "client_secret", "server_metadata_url")
-_MIN_SECRET = 32  # characters: whoever guesses it signs himself any login
+_MIN_SECRET = 32  # characters: anyone who guesses it can forge a login
 
 
 class Role(StrEnum):
@@ -80,10 +80,10 @@ def require_auth_file(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"dashboard.auth_file: {path} cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"dashboard.auth_file: {path} is not TOML") from error
+        raise ConfigError(f"dashboard.auth_file: {path} is not valid TOML; fix it (docs/dashboard.md)") from error
     auth = document.get("auth")
     if not isinstance(auth, dict):
-        raise ConfigError(f"dashboard.auth_file: {path} has no section [auth]")
+        raise ConfigError(f"dashboard.auth_file: {path} has no section [auth]; add it (docs/dashboard.md)")
     _require_keys(path, auth, (*_SHARED, *_PROVIDER))
     if len(auth["cookie_secret"]) < _MIN_SECRET:
         raise ConfigError(f"dashboard.auth_file: {path}: auth.cookie_secret must have {_MIN_SECRET} characters or more")
@@ -92,4 +92,4 @@ def require_auth_file(path: Path) -> None:
 def _require_keys(path: Path, auth: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in names:
         if not isinstance(auth.get(name), str) or not auth[name]:
-            raise ConfigError(f"dashboard.auth_file: {path}: auth.{name} is missing")
+            raise ConfigError(f"dashboard.auth_file: {path}: auth.{name} is missing; add it (docs/dashboard.md)")

@@ -1,7 +1,7 @@
 """The configuration: one TOML file, read strictly and turned into the values of the inner layers.
 
-A key that is not known is an error, wherever it stands.  Nothing is read when this module is imported; the
-environment is an argument.  Paths in the file are relative to the working directory.
+An unknown key is an error in every table.  Nothing is read when this module is imported; the environment is an
+argument.  Paths in the file are relative to the working directory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -54,14 +54,14 @@ MAKE_A_SECRET: Final = "head -c 32 /dev/urandom | base64"  # noqa: S105 - how to
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """One endpoint: what the tap, the engine and the gate each take of it."""
+    """One endpoint: the settings of tap, engine, gate, rollout and live guard."""
 
     rule: EndpointRule
-    target: str  # path or id of the target model
+    target: str  # folder of the target model
     candidates: tuple[SpeculationConfig, ...]
     policy: GatePolicy
     rollout: RolloutPolicy = field(default_factory=RolloutPolicy)
-    scores: tuple[str, ...] = ()  # what both arms' outputs are scored by: "json_valid", "package.module:function"
+    scores: tuple[str, ...] = ()  # scorers of both outputs: "json_valid", "package.module:function"
     servers: ServerSettings | None = None  # through which it is measured; None: by the engine in this process
     live: LiveSettings | None = None  # None: production is not read
 
@@ -93,6 +93,20 @@ class Config:
             for name, endpoint in self.endpoints.items()
         }
 
+    def chosen(self, endpoint: str | None) -> Mapping[str, EndpointConfig]:
+        """The endpoint of this name, or every one.
+
+        Raises:
+            ConfigError: no endpoint has the name.
+        """
+        if endpoint is None:
+            return self.endpoints
+        if endpoint not in self.endpoints:
+            known = ", ".join(self.endpoints) or "none"
+            alike = suggestion(endpoint, self.endpoints)
+            raise ConfigError(f"{self.path}: no endpoint {endpoint!r} is configured{alike} (configured: {known})")
+        return {endpoint: self.endpoints[endpoint]}
+
 
 def find_config(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:
     """The configuration file: the one given, else SHADOWSPEC_CONFIG, else ./shadowspec.toml.
@@ -107,10 +121,10 @@ def find_config(explicit: Path | None, environment: Mapping[str, str] | None = N
         return path
     if explicit is None and not named:
         raise ConfigError(
-            f"no configuration: there is no {DEFAULT_CONFIG_NAME} here; write one with `shadowspec init`, "
-            f"or name one with --config or {CONFIG_VARIABLE}"
+            f"there is no {DEFAULT_CONFIG_NAME} in this folder; write one with `shadowspec init`, or give one with "
+            f"--config FILE or {CONFIG_VARIABLE}"
         )
-    raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
+    raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a configuration file")
 
 
 def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Config:
@@ -126,14 +140,14 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
         # dates become what no key takes.
         sections = FileSection.model_validate_json(json.dumps(_nest_document(document), default=lambda _: [None]))
     except ValidationError as error:
-        raise ConfigError(_explain(path, error)) from None
+        raise ConfigError(_explain(path, error, document)) from None
     except ConfigError as error:  # parts that do not fit together
         raise ConfigError(f"{path}: {error}") from error
     served = [name for name, section in sections.endpoints.items() if section.servers is not None]
     if served and len(sections.worker.devices) > 1:
         raise ConfigError(
-            f"{path}: worker.devices: endpoints.{served[0]} is measured through servers, on which blocks of several "
-            "devices would lie at once"
+            f"{path}: worker.devices: name one device, because the servers of endpoints.{served[0]} take one block at "
+            "a time"
         )
     tables = _policy_tables(path, sections)
     default = default_policy(tables)
@@ -176,7 +190,7 @@ def load_hash_secret(config: Config, environment: Mapping[str, str] | None = Non
             ) from error
     else:
         raise ConfigError(
-            f"no secret to hash session ids with: set {SECRET_VARIABLE}, or privacy.hash_secret_file in "
+            f"there is no secret to hash session ids with: set {SECRET_VARIABLE}, or privacy.hash_secret_file in "
             f"{config.path}; make one with: {MAKE_A_SECRET}"
         )
     if len(secret) < MIN_SECRET_BYTES:
@@ -187,7 +201,7 @@ def load_hash_secret(config: Config, environment: Mapping[str, str] | None = Non
 
 
 def _with_password(settings: KafkaSettings, environment: Mapping[str, str]) -> KafkaSettings:
-    """With the environment's password, if it has one; that of the file stays there until somebody connects."""
+    """With the environment's password, if it has one; that of the file is read when a client connects."""
     return replace(settings, security=replace(settings.security, password=environment.get(PASSWORD_VARIABLE) or None))
 
 
@@ -208,7 +222,7 @@ def _policy_tables(path: Path, sections: FileSection) -> PolicyTables:
         )
     policy_path = Path(sections.policy)
     if not policy_path.is_file():
-        raise ConfigError(f"{path}: policy: {policy_path}: no such file")
+        raise ConfigError(f"{path}: policy: {policy_path}: no such file; create it, or remove the key `policy`")
     return read_policy_file(policy_path, list(sections.endpoints))
 
 
@@ -239,7 +253,7 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
     if rule.max_turns > policy.max_requests_per_cluster:
         raise ConfigError(
             f'endpoint {name!r}: with servers.prefix_cache = "on" timed_positions ({rule.timed_positions}) must not '
-            f"exceed max_requests_per_cluster ({policy.max_requests_per_cluster}): later turns would be in no cluster"
+            f"exceed max_requests_per_cluster ({policy.max_requests_per_cluster}); lower it in the policy"
         )
     backend = "torch" if section.servers is None else "openai"
     candidates = tuple(_speculation_config(section, candidate, backend) for candidate in section.candidates)
@@ -285,7 +299,7 @@ def _speculation_config(section: EndpointSection, candidate: CandidateSection, b
 
 
 def _nest_document(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document as the settings have it: nested as they are, and with the names that stand outside a table."""
+    """The document as the settings nest it, with the names of tables in them."""
     found = dict(document)
     for name, kind in (("kafka", KafkaSettings), ("dashboard", DashboardSettings), ("schedule", ScheduleSettings)):
         if name in found:
@@ -315,19 +329,28 @@ def _each_table(parent: dict[str, Any], key: str, arranged: Callable[[str, dict[
         }
 
 
-def _explain(path: Path, error: ValidationError) -> str:
-    """Every fault of the file, one line each, by the key's full name."""
+# Examples for keys that are missing or hold another kind of value, by the key's last name.
+EXAMPLES: Final = {
+    "candidates": '{ name = "ngram-k4", proposer = "ngram", num_speculative_tokens = 4 }',
+    "loads": "loads = [{ concurrency = 4 }]",
+    "match": 'match = { model = "my-model" }',
+    "served_models": 'served_models = ["my-model"]',
+    "target": 'target = "models/target"',
+}
+TOML_TYPES: Final = {bool: "a boolean", int: "an integer", float: "a float", str: "a string", list: "an array"}
+
+
+def _explain(path: Path, error: ValidationError, document: Mapping[str, Any]) -> str:
+    """Every fault of the file, one line each, by the key's full name.  Values are left out: they may be secret."""
+    faults = error.errors(include_url=False, include_context=False)
     lines = []
-    for fault in error.errors(include_url=False, include_context=False, include_input=False):
-        message = {
-            **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "is not a known key"),
-            **dict.fromkeys(("missing", "missing_argument", "union_tag_not_found"), "is missing"),
-            **dict.fromkeys(("dict_type", "dataclass_type", "model_type"), "must be a table"),
-            "string_pattern_mismatch": "must be one of the known values, or a name of letters, digits, _ . -",
-            "union_tag_invalid": f"must be one of {', '.join(RECEIVERS)}",
-        }.get(fault["type"], re.sub(r"^(Value error, |Input )", "", fault["msg"]))
-        message = re.sub(r"^invalid timezone: (.*)$", r"there is no time zone '\1'", message)
-        parts = [str(part) for part in fault["loc"] if part != "[key]" and not str(part).startswith("(")]
+    for fault in faults:
+        place = fault["loc"]
+        if fault["type"] == "too_short" and any(
+            each is not fault and each["loc"][: len(place)] == place for each in faults
+        ):
+            continue  # pydantic leaves out faulty entries, then misses them
+        message, parts = _describe(fault), _key_parts(fault["loc"], document)
         if parts[:2] == ["schedule", "receivers"] and len(parts) > 2:
             if fault["type"].startswith("union_tag"):
                 parts.append("kind")
@@ -335,6 +358,44 @@ def _explain(path: Path, error: ValidationError) -> str:
                 message += f" of a receiver of kind {kind!r}"
         if message.endswith("is not a known key") and parts:
             message += suggestion(parts[-1])
+        example = next((EXAMPLES[part] for part in reversed(parts[-2:]) if part in EXAMPLES), None)
+        if example is not None and (message == "is missing" or ", not a" in message):
+            message += f"; for example {example}"
         key = ".".join(parts)
         lines.append(f"{path}: {key}: {message}" if key else f"{path}: {message}")
     return "\n".join(lines)
+
+
+def _describe(fault: Mapping[str, Any]) -> str:
+    """One fault in TOML's terms."""
+    given = TOML_TYPES.get(type(fault["input"]), "a table")
+    messages = {
+        **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "is not a known key"),
+        **dict.fromkeys(("missing", "missing_argument", "union_tag_not_found"), "is missing"),
+        **dict.fromkeys(("dict_type", "dataclass_type", "model_type"), f"must be a table, not {given}"),
+        **dict.fromkeys(("tuple_type", "list_type", "frozen_set_type"), f"must be an array, not {given}"),
+        **dict.fromkeys(("int_type", "int_from_float"), f"must be an integer, not {given}"),
+        "bool_type": f"must be true or false, not {given}",
+        "float_type": f"must be a number, not {given}",
+        "string_type": f"must be a string, not {given}",
+        "string_pattern_mismatch": "must be one of the known values, or a name of letters, digits, _ . -",
+        "union_tag_invalid": f"must be one of {', '.join(RECEIVERS)}",
+    }
+    text = re.sub(r"^(Value error, )?(\w+ should )?", lambda found: "must " if found[2] else "", fault["msg"])
+    message = messages.get(fault["type"], text.replace(" after validation", ""))
+    return re.sub(r"^invalid timezone: (.*)$", r"there is no time zone '\1'", message)
+
+
+def _key_parts(place: Sequence[int | str], document: Mapping[str, Any]) -> list[str]:
+    """The names of a key; an entry of an array goes by its name if it has one, else by its number."""
+    parts: list[str] = []
+    value: Any = document
+    for part in place:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            value = None
+        if part != "[key]" and not str(part).startswith("("):
+            name = value.get("name") if isinstance(part, int) and isinstance(value, dict) else None
+            parts.append(name if isinstance(name, str) else str(part))
+    return parts

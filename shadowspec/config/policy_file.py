@@ -1,4 +1,4 @@
-"""The policy: what must be proven and how it is rolled out, from a file of its own or from the [gate] tables.
+"""The policy: what must be proven and how it is rolled out, from a separate file or from the [gate] tables.
 
 The file is TOML with `version`, `[default]` and `[endpoints.NAME]`; an endpoint's keys override the default's one by
 one, `[default.rollout]` and `[endpoints.NAME.rollout]` likewise.  Without `policy` in the configuration the tables
@@ -62,14 +62,15 @@ def read_policy_file(path: Path, configured: Collection[str]) -> PolicyTables:
         raise ConfigError(f"{path}: {said}; write version = {POLICY_VERSION}")
     default, endpoints = document.pop("default", {}), document.pop("endpoints", {})
     for name in document:
-        raise ConfigError(f"{path}: {name}: is not a known key; there are version, default and endpoints")
+        raise ConfigError(f"{path}: {name}: is not a known key; the keys are version, default and endpoints")
     for table, values in (("default", default), ("endpoints", endpoints)):
         if not isinstance(values, dict):
             raise ConfigError(f"{path}: {table}: must be a table")
     for name, values in endpoints.items():
         if name not in configured:
             known = ", ".join(sorted(configured)) or "none"
-            raise ConfigError(f"{path}: endpoints.{name}: no such endpoint is configured (configured: {known})")
+            alike = suggestion(name, configured)
+            raise ConfigError(f"{path}: endpoints.{name}: no such endpoint is configured{alike} (configured: {known})")
         if not isinstance(values, dict):
             raise ConfigError(f"{path}: endpoints.{name}: must be a table")
     return PolicyTables(path, default, endpoints, "default", "endpoints.{}")

@@ -24,13 +24,13 @@ DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant", OUTPUT_CONSTRAINT, LANGUAGE)
 CONTRACTS: Final = (Contract.JSON, Contract.TOOL_CALL, Contract.SQL)  # a grammar is a request's to state
 PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
-LOOKUPS: Final = ("ngram", "suffix")  # proposers that look up what stands in texts: they need no draft
+LOOKUPS: Final = ("ngram", "suffix")  # proposers that copy from texts and need no draft
 PROPOSER_OPTIONS: Final = {
     "draft_model": ("draft_confidence_threshold",),
     "ngram": ("ngram_min", "ngram_max", "ngram_occurrence"),
     "suffix": SUFFIX_OPTIONS,
 }
-IN_PROCESS_OPTIONS: Final = ("draft_confidence_threshold", *ENGINE_OPTIONS)  # a server drafts by its own
+IN_PROCESS_OPTIONS: Final = ("draft_confidence_threshold", *ENGINE_OPTIONS)  # a server has its own rules
 
 _RULE: Final = keys_of(EndpointRule)  # with their defaults
 _DRAFTING: Final = keys_of(SpeculationConfig)
@@ -92,19 +92,19 @@ class CandidateSection(Section):
             self._check_method(self.method)
             return self
         if self.speculative_config:
-            raise ValueError("speculative_config: is a server's; name its method too")
+            raise ValueError("speculative_config: needs a method; add the server's name for it")
         if (self.proposer in LOOKUPS) != (self.draft is None):
             raise ValueError(f"{self.proposer} {'takes no draft' if self.draft is not None else 'needs a draft'}")
         for proposer, options in PROPOSER_OPTIONS.items():
             if proposer != self.proposer and (given := [name for name in options if name in self.model_fields_set]):
-                raise ValueError(f"{given[0]} is for the proposer {proposer}")
+                raise ValueError(f"{given[0]} is only for the proposer {proposer}; remove it")
         if self.draft_sampling is not None and self.draft is None:
-            raise ValueError(f"draft_sampling is for proposers with a draft, and {self.proposer} has none")
+            raise ValueError(f"draft_sampling is only for proposers with a draft; remove it from {self.proposer}")
         if self.ngram_min > self.ngram_max:
-            raise ValueError("ngram_min must not exceed ngram_max")
+            raise ValueError("ngram_min must not be above ngram_max")
         if int((self.suffix_decoding_max_tree_depth - 1) * self.suffix_decoding_max_spec_factor) < 1:
             raise ValueError(
-                "suffix_decoding_max_spec_factor allows no drafted token even for the longest match, of "
+                "suffix_decoding_max_spec_factor is too small: it allows no drafted token for the longest match, of "
                 f"{self.suffix_decoding_max_tree_depth - 1} tokens"
             )
         if self.proposer in LOOKUPS and self.verify_rule == "rejection":
@@ -114,14 +114,14 @@ class CandidateSection(Section):
         return self
 
     def _check_method(self, method: str) -> None:
-        """What the server drafts by is its own: no option of ours describes it."""
+        """A server's method takes no options of the engine in this process."""
         if "proposer" in self.model_fields_set:
-            raise ValueError("method and proposer: give one; a method is the server's own name, a proposer ours")
+            raise ValueError("method and proposer exclude each other; a method is the server's name, a proposer ours")
         options = [name for names in PROPOSER_OPTIONS.values() for name in names]
         if given := [name for name in options if name in self.model_fields_set]:
-            raise ValueError(f"{given[0]} is for a proposer; what the server is given belongs to speculative_config")
+            raise ValueError(f"{given[0]} is only for a proposer; write the server's settings into speculative_config")
         if _has_null(self.speculative_config):
-            raise ValueError("speculative_config: dates are no JSON")
+            raise ValueError("speculative_config: JSON has no dates; write a string")
         try:
             settings_text(self.speculative_config)
         except ValueError:
@@ -131,7 +131,7 @@ class CandidateSection(Section):
 
 
 def _has_null(value: JsonValue) -> bool:
-    """Whether a null is anywhere in it: TOML has none, so that a date was there."""
+    """Whether a null is anywhere in it: TOML has no null, so a date was there."""
     if isinstance(value, dict):
         return any(map(_has_null, value.values()))
     return value is None or (isinstance(value, list) and any(map(_has_null, value)))
@@ -181,37 +181,36 @@ class EndpointSection(Section):
 
     @property
     def contracts(self) -> dict[str, str]:
-        """What outputs have to be, by prompt class; under "" for every class."""
+        """The required form of outputs, by prompt class; under "" for every class."""
         return {"": self.contract} if isinstance(self.contract, str) else self.contract
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # The language may be the operator's own label: it then replaces the one that is found.
+        # A label "language" of the operator replaces the detected one.
         if taken := set(self.labels) & ({*BUILT_IN_LABELS, *PERSONAL_METADATA} - {LANGUAGE}):
-            raise ValueError(f"labels: {sorted(taken)[0]} is not the operator's to define")
+            raise ValueError(f"labels: {sorted(taken)[0]} is a built-in label or personal data; choose another name")
         if unknown := [name for name in self.slice_by if name not in (*BUILT_IN_LABELS, *self.labels)]:
-            raise ValueError(f"slice_by: {unknown[0]} is no label; add it to labels to take it from the metadata")
+            raise ValueError(f"slice_by: {unknown[0]} is not a label; add it to labels to read it from the metadata")
         _check_contract(self.contracts, self.sql_dialect)
         if self.serving_engine is not None and len(parse_engines(self.serving_engine)) != 1:
-            raise ValueError("serving_engine: names one engine, such as vllm, or vllm 0.32")
+            raise ValueError("serving_engine: give one engine, such as vllm, or vllm 0.32")
         if (self.engine == "openai") != (self.servers is not None):
-            raise ValueError('engine = "openai" and the table servers belong together')
+            raise ValueError('engine = "openai" needs the table servers, and servers need engine = "openai"; give both')
         if self.servers is not None and len(self.candidates) != 1:
-            raise ValueError("candidates: there is one speculative server, and so one candidate")
-        if self.servers is None and (named := [each.name for each in self.candidates if each.method is not None]):
             raise ValueError(
-                f'candidates: {named[0]}: method is for engine = "openai", where the server drafts; the engine in '
-                "this process drafts by a proposer"
+                "candidates: an endpoint with servers has one candidate; define another endpoint for another one"
             )
+        if self.servers is None and (named := [each.name for each in self.candidates if each.method is not None]):
+            raise ValueError(f'candidates: {named[0]}: method is only for engine = "openai"; give a proposer instead')
         in_process = [name for name in IN_PROCESS_OPTIONS if name in self.candidates[0].model_fields_set]
         if self.servers is not None and in_process:
-            raise ValueError(f"candidates: {in_process[0]} is for the engine in this process")
+            raise ValueError(f"candidates: {in_process[0]} is only for the engine in this process; remove it")
         if len([name for name in self.scores if ":" in name]) > 1:
-            raise ValueError("scores: one function of yours at most, beside json_valid or contract_valid")
+            raise ValueError("scores: give at most one function, beside json_valid or contract_valid")
         if {JSON_VALID, CONTRACT_VALID} <= set(self.scores):
-            raise ValueError("scores: json_valid or contract_valid: both give the same figure")
+            raise ValueError("scores: json_valid and contract_valid exclude each other; give one")
         if self.servers is not None and len({url.rstrip("/") for url in self.servers.roots}) == 1:
-            raise ValueError("servers: baseline_url and speculative_url: a server cannot be both arms")
+            raise ValueError("servers: baseline_url and speculative_url must be two servers")
         require_distinct(
             slice_by=self.slice_by,
             candidates=[candidate.name for candidate in self.candidates],
@@ -223,14 +222,14 @@ class EndpointSection(Section):
 
 def _check_contract(contracts: dict[str, str], dialect: str | None) -> None:
     if unknown := [kind for kind in contracts.values() if kind not in CONTRACTS]:
-        raise ValueError(f"contract: unknown {unknown[0]!r}; there are {', '.join(CONTRACTS)}")
+        raise ValueError(f"contract: unknown contract {unknown[0]!r}; choose {', '.join(CONTRACTS)}")
     if contracts and set(contracts) != {""}:
         from shadowspec.tap.prompt_class import PROMPT_CLASSES  # compiles the rules of every class
 
         if wrong := [name for name in contracts if name not in PROMPT_CLASSES]:
-            raise ValueError(f"contract: {wrong[0]!r} is no class of prompts; there are {', '.join(PROMPT_CLASSES)}")
+            raise ValueError(f"contract: unknown prompt class {wrong[0]!r}; choose {', '.join(PROMPT_CLASSES)}")
     if dialect is not None and Contract.SQL not in contracts.values():
-        raise ValueError("sql_dialect: is for the contract sql")
+        raise ValueError("sql_dialect: is only for the contract sql; remove it")
 
 
 class FileSection(Section):

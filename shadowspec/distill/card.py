@@ -12,6 +12,7 @@ from shadowspec.distill.examples import MAX_TIMES, Split
 from shadowspec.distill.training import Course
 from shadowspec.distill.training_settings import TOLERANCE, Settings
 from shadowspec.engine.replay.response_tokens import Response
+from shadowspec.text import slice_title
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ GAIN_HEADER = """\
 def gain_row(gain: Gain) -> str:
     """A row of Markdown."""
     return (
-        f"| {gain.endpoint} | {gain.slice_key.replace(',', ', ') or '(whole endpoint)'} | {gain.num_requests:,} "
+        f"| {gain.endpoint} | {slice_title(gain.slice_key)} | {gain.num_requests:,} "
         f"| {gain.num_sessions:,} | {share(gain.before)} | {share(gain.after)} | {difference(gain)} "
         f"| {length(gain.length_before)} → {length(gain.length_after)} |"
     )

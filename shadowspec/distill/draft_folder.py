@@ -11,7 +11,6 @@ import torch
 
 from shadowspec.engine.models import load_weights, refuse_unmeasurable
 from shadowspec.engine.tokenizer import load_config
-from shadowspec.errors import UsageError
 
 CARD: Final = "README.md"
 # Copied beside weights and configuration, which are written by this module: the other files of a model, its licence.
@@ -38,15 +37,6 @@ def load_trainable(path: str, device: torch.device) -> tuple[Any, torch.dtype]:
     stored = getattr(config, "dtype", None)
     model = load_weights(path, torch.float32).to(device)
     return model, stored if isinstance(stored, torch.dtype) else torch.float32
-
-
-def require_free(out: Path) -> None:
-    """
-    Raises:
-        UsageError: there is something already where the draft is to be written.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists already and is not empty: choose another folder for the new draft")
 
 
 def write(model: Any, dtype: torch.dtype, base: Path, out: Path, card: str) -> None:

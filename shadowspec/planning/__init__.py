@@ -2,5 +2,5 @@
 
 In: evidence, decisions and measured cost surfaces.
 Out: expected times to a verdict, engine counts, predicted speedups.
-Imports: gate, store, metrics, types, errors.
+Imports: gate, store, metrics, text, types, errors.
 """

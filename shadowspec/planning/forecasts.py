@@ -23,6 +23,8 @@ from shadowspec.gate.verdict.lifecycle import WAITING_CODES, is_open
 from shadowspec.gate.verdict.required_tests import fault_units, min_fault_requests
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.planning.first_passage import NUM_PATHS, first_passage_times, outlook
+from shadowspec.planning.still_needed import StillNeeded, still_needed
+from shadowspec.text import plural
 from shadowspec.types import Decision, ReasonCode, Verdict
 
 REQUESTS_PER_LOAD = 4  # requests in a full block's queue per request in flight
@@ -72,6 +74,7 @@ class HypothesisPlan:
     clusters_per_s: float | None
     seconds_median: float | None
     seconds_late: float | None
+    needed: StillNeeded | None  # the gate's estimate, which every output shows
     span_missing_s: float = 0.0  # event time that ENABLE must still see
     note: str = ""
 
@@ -135,8 +138,9 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
         clusters_per_s=rate,
         seconds_median=None if seconds is None else _quantile(seconds, 0.5),
         seconds_late=None if seconds is None else _quantile(seconds, LATE),
+        needed=still_needed(decision),
         span_missing_s=missing_s,
-        note="" if look.has_entered else f"enters with {entry} more closed sessions",
+        note="" if look.has_entered else f"testing starts after {plural(entry, 'more session')}",
     )
 
 
@@ -194,5 +198,6 @@ def _close(decision: Decision, hypothesis: Hypothesis, rate: float | None, note:
         clusters_per_s=rate,
         seconds_median=clusters,
         seconds_late=clusters,
+        needed=None,
         note=note,
     )

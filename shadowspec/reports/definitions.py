@@ -220,7 +220,7 @@ DEFINITIONS = {
         "on either side): it fires where what was proven no longer holds, and then ENABLE is taken back. "
         "Prompt mix: an e-value that the slices' shares are no longer those at ENABLE.",
     ),
-    "age": ("Evidence age", "Time since the newest block was measured."),
+    "age": ("Evidence age", "Time since the newest request in the evidence was made, whenever it was measured."),
 }
 
 

@@ -14,6 +14,7 @@ from shadowspec.gate.verdict.current_decision import EndpointDecisions, read_end
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.stages import RolloutStep, StageLook, next_step
 from shadowspec.store import Store
+from shadowspec.text import slice_title
 from shadowspec.types import Decision, ReasonCode, Rollout, Verdict
 
 
@@ -118,7 +119,7 @@ def _alarms(decisions: Sequence[Decision]) -> tuple[str, ...]:
     """Names of the firing detectors of the config that is rolled out: alarms of slices, and advice."""
     found = []
     for decision in decisions:
-        where = decision.slice_key or "the whole endpoint"
+        where = slice_title(decision.slice_key)
         if decision.reason_code == ReasonCode.DRIFT:
             found.append(f"drift in {where}")
         elif decision.drift is not None and decision.drift.advice:

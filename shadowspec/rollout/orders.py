@@ -13,9 +13,10 @@ from datetime import datetime
 from shadowspec.errors import UsageError
 from shadowspec.gate.verdict.effective_decisions import covering
 from shadowspec.store import Store
-from shadowspec.text import plain_text
+from shadowspec.text import plain_text, slice_title
 from shadowspec.types import FORCEABLE, Clearing, Decision, Override, OverrideRecord, Verdict, parse_slice_key
 
+MAX_SEEN = 20  # slices named in an error
 MAX_TEXT = 1_000  # characters of a reason: a sentence or a link, no log file
 
 
@@ -27,15 +28,18 @@ class Ordered:
     num_decisions_covered: int
 
 
-def set_override(store: Store, override: Override, slice_by: Mapping[str, Collection[str]]) -> Ordered:
+def set_override(
+    store: Store, override: Override, slice_by: Mapping[str, Collection[str]], *, allow_unseen: bool = False
+) -> Ordered:
     """Store an override of an endpoint that is configured or was seen.
 
     Args:
         slice_by: of every configured endpoint the labels that its slices have.
+        allow_unseen: also of a slice that no measured record has had.
 
     Raises:
-        UsageError: there is no such endpoint, or none of its slices has such a label: the order would cover nothing.
-            For a seen endpoint without configuration and decisions, no label is known to be wrong.
+        UsageError: there is no such endpoint, or none of its slices has such a label or value. Of a seen endpoint
+            without configuration and decisions, no label is known to be wrong.
     """
     known = sorted({*slice_by, *store.endpoints()})
     if override.endpoint not in known:
@@ -47,6 +51,15 @@ def set_override(store: Store, override: Override, slice_by: Mapping[str, Collec
     if is_known and (unknown := sorted(set(parse_slice_key(override.slice_key)) - labels)):
         known_labels = plain_text(", ".join(sorted(labels)) or "none")
         raise UsageError(f"endpoint {override.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {known_labels})")
+    asked = parse_slice_key(override.slice_key).items()
+    seen = {each.slice_key for each in store.traffic(override.endpoint)} | {each.slice_key for each in decisions}
+    seen.discard("")
+    if asked and not allow_unseen and not any(asked <= parse_slice_key(key).items() for key in seen):
+        wanted, known_slices = slice_title(override.slice_key), "; ".join(map(slice_title, sorted(seen)[:MAX_SEEN]))
+        raise UsageError(
+            f"no measured record of endpoint {override.endpoint!r} has {plain_text(wanted)} (seen: "
+            f"{plain_text(known_slices or 'none')}); correct it, or give --allow-unseen to cover future records"
+        )
     return Ordered(_find_stored(store, store.add_override(override)), num_covered(override, decisions))
 
 
@@ -61,7 +74,7 @@ def clear_override(store: Store, clearing: Clearing) -> OverrideRecord:
 
 
 def num_covered(override: Override, decisions: Iterable[Decision]) -> int:
-    """How many of these decisions the override covers."""
+    """The number of these decisions that the override covers."""
     return sum(
         covering([override], decision.endpoint, decision.slice_key, decision.concurrency, override.created_at)
         is not None
@@ -78,7 +91,7 @@ def ordered_verdict(text: str, what: str = "verdict") -> Verdict:
     for verdict in FORCEABLE:
         if text.upper() == verdict.value:
             return verdict
-    raise UsageError(f"{what} must be {' or '.join(FORCEABLE)}, not {text!r}: only the gate enables speculation")
+    raise UsageError(f"{what} must be {' or '.join(FORCEABLE)}, not {text!r}: ENABLE needs evidence")
 
 
 def ordered_slice(pairs: Iterable[str], what: str = "slice") -> str:
@@ -97,21 +110,21 @@ def ordered_slice(pairs: Iterable[str], what: str = "slice") -> str:
 
 
 def ordered_text(text: str, what: str) -> str:
-    """A reason or a name, which is kept for ever: one line that says something.
+    """A reason or a name, which is stored permanently: one line.
 
     Raises:
         UsageError: it is empty, too long, or more than a line.
     """
     stripped = text.strip()
     if not stripped or len(stripped) > MAX_TEXT or not stripped.isprintable():
-        raise UsageError(f"{what} must be one line of 1 to {MAX_TEXT} characters")
+        raise UsageError(f"{what} must be one line of 1 to {MAX_TEXT:,} characters")
     return stripped
 
 
 def scope_words(override: Override) -> str:
     """The override's scope as text."""
-    slices = f" {override.slice_key}" if override.slice_key else ""
-    return f"{override.endpoint}{slices}" + (f" at {override.concurrency}" if override.concurrency else "")
+    slices = f", {slice_title(override.slice_key)}" if override.slice_key else ""
+    return f"{override.endpoint}{slices}" + (f", load {override.concurrency}" if override.concurrency else "")
 
 
 def state_words(record: OverrideRecord, now: datetime) -> str:

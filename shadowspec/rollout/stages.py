@@ -18,6 +18,7 @@ from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
 from shadowspec.gate.verdict.effective_decisions import has_labels
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint, named_candidates
 from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.text import slice_title
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
 from shadowspec.types.speculation import draft_key
 
@@ -126,10 +127,10 @@ def _missing(current: Rollout, decision: Decision, look: StageLook, policy: Roll
         share = look.shares.get(slice_key)
         if bears_on_endpoint(share, policy.max_disabled_share):
             of_traffic = "an unknown share" if share is None else f"{share:.0%}"
-            return f"{slice_key}, {of_traffic} of the traffic, to be no longer DISABLEd"
+            return f"{slice_title(slice_key)}, {of_traffic} of the traffic, to be no longer DISABLEd"
     for order in look.orders:
         if bears_on_endpoint(_ordered_share(order, look), policy.max_disabled_share):
-            return f"override {order.override_id} of {order.slice_key or 'the whole endpoint'} to end"
+            return f"override {order.override_id} of {slice_title(order.slice_key)} to end"
     if remaining > timedelta(0):
         return f"ENABLE to be in force for {remaining.total_seconds():.0f} s more"
     limit = depth_limits(_NEXT[current.stage], decision, look, policy)[ANY_CONTEXT]

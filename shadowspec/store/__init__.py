@@ -8,7 +8,6 @@ Imports: metrics, types, errors.
 A run's key is its record's with the fingerprint added, so redelivery changes nothing.  No prompt text is stored.
 """
 
-from shadowspec.store.admin.grants import RoleKind
 from shadowspec.store.admin.retention import Removal
 from shadowspec.store.admin.schema import check, current, head, upgrade
 from shadowspec.store.histograms import Histogram, Quantile
@@ -19,6 +18,7 @@ from shadowspec.store.read.run_pages import RunFilter, RunPage
 from shadowspec.store.rollups import METRICS, SHARE_WINDOW, Rollup, RollupKey, RollupSums, Traffic
 from shadowspec.store.row_values import TestSnapshot
 from shadowspec.store.store import Store
+from shadowspec.types import RoleKind
 
 __all__ = [
     "METRICS",

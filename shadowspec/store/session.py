@@ -77,6 +77,11 @@ def parse_url(url: str) -> URL:
     return parsed.set(drivername="sqlite+pysqlite")
 
 
+def database_name(url: URL) -> str:
+    """The database as messages name it: the file of SQLite, the URL of Postgres without its password."""
+    return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
+
+
 def is_missing_file(url: URL) -> bool:
     """Whether this is an SQLite database whose file does not exist (connecting would create it)."""
     return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
@@ -225,7 +230,7 @@ def translate_errors(url: URL) -> Iterator[None]:
         ServiceUnavailableError: the server cannot be reached or refuses us.
         StoreError: anything else that the database objects to.
     """
-    name = url.render_as_string(hide_password=True)
+    name = database_name(url)
     try:
         yield
     except StatementError as exc:
@@ -245,7 +250,7 @@ def _unavailability(url: URL, exc: StatementError) -> ServiceUnavailableError | 
     """The error for a server that cannot serve, or None where it objects to the statement."""
     if url.get_backend_name() != "postgresql":
         return None
-    name, said = url.render_as_string(hide_password=True), _first_line(exc)
+    name, said = database_name(url), _first_line(exc)
     sqlstate = getattr(exc.orig, "sqlstate", None)
     is_connection_error = isinstance(exc, OperationalError | InterfaceError) and sqlstate is None
     if is_connection_error or (isinstance(exc, DBAPIError) and exc.connection_invalidated and sqlstate is None):

@@ -40,7 +40,7 @@ from shadowspec.store.write import (
     schedule_rows,
     stored_replays,
 )
-from shadowspec.types import WriteBatch, WriteOutcome
+from shadowspec.types import RoleKind, WriteBatch, WriteOutcome
 
 LOCK_TIMEOUT_S = 60.0  # a gate run over a full endpoint takes seconds; longer means that a holder hangs
 
@@ -246,7 +246,7 @@ class Store:
         now = now or datetime.now(UTC)
         return retention.retain(self.engine, max_age, now=now, is_dry_run=is_dry_run, is_forced=is_forced)
 
-    def grant(self, kind: grants.RoleKind, role: str) -> list[str]:
+    def grant(self, kind: RoleKind, role: str) -> list[str]:
         """Give an existing Postgres role exactly the rights of its kind; the statements that did it.
 
         Raises:

@@ -65,6 +65,26 @@ def read_records(path: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES)
         yield from read_stream(stream, path, max_record_bytes)
 
 
+def require_file(path: str) -> None:
+    """Check the beginning of a file before its records are read.
+
+    Standard input and pipes are left alone: their bytes can be read only once.
+
+    Raises:
+        InputError: the file is missing, unreadable, or binary.
+        NoDataError: it is empty.
+    """
+    if path == STANDARD_INPUT or Path(path).is_fifo() or Path(path).is_char_device():
+        return
+    with _open(path) as stream, _translated_errors(path):
+        start = stream.read(CHUNK_BYTES)
+    if not start:
+        raise NoDataError(f"{path}: is empty; give a file of JSON lines")
+    is_text = start.startswith(GZIP_MAGIC) or any(line.startswith(b"{") for line in start.splitlines())
+    if b"\0" in start and not is_text:
+        raise InputError(f"{path}: is binary; give JSON lines, one record a line (docs/formats.md)")
+
+
 def _open(path: str) -> BinaryIO:
     if Path(path).is_dir():
         raise InputError(f"{path}: is a folder, not a file of JSON lines")

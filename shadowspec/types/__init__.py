@@ -95,7 +95,7 @@ from shadowspec.types.requests import (
     format_slice_key,
     parse_slice_key,
 )
-from shadowspec.types.rollouts import FORCEABLE, Clearing, Override, OverrideRecord, Rollout, Stage
+from shadowspec.types.rollouts import FORCEABLE, Clearing, Override, OverrideRecord, RoleKind, Rollout, Stage
 from shadowspec.types.schedules import Delivery, DeliveryState, Period
 from shadowspec.types.speculation import (
     FIRST_OPTIONS,
@@ -105,6 +105,7 @@ from shadowspec.types.speculation import (
     SUFFIX_OPTIONS,
     DraftSampling,
     FingerprintedConfig,
+    LogprobsMode,
     NgramOccurrence,
     SpeculationConfig,
     VerifyRule,
@@ -203,6 +204,7 @@ __all__ = [
     "LiveScrape",
     "LiveWindow",
     "LoggedResponse",
+    "LogprobsMode",
     "LoopSpan",
     "Memory",
     "MixChange",
@@ -225,6 +227,7 @@ __all__ = [
     "RecordKey",
     "ReplayedRecord",
     "Reservations",
+    "RoleKind",
     "Rollout",
     "Run",
     "RunFlags",

@@ -45,6 +45,16 @@ class Rollout:
     share: float = 0.0  # of the enabled traffic that is to be served with speculation
 
 
+class RoleKind(StrEnum):
+    """Who uses the database."""
+
+    WRITER = "writer"  # the worker, and `run`
+    GATE = "gate"
+    READER = "reader"  # reports and dashboards
+    OPERATOR = "operator"  # sets overrides of decisions
+    SCHEDULER = "scheduler"  # `schedule`: the gate's rights, and the schedule's log
+
+
 # ENABLE cannot be forced: only proven speculation is enabled.  An operator who wants it without proof sets it at the
 # serving engine, where nobody takes it for the gate's verdict.
 FORCEABLE: Final = (Verdict.DISABLE, Verdict.HOLD)

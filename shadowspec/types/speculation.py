@@ -26,6 +26,13 @@ class VerifyRule(StrEnum):
     SERVER = "server"
 
 
+class LogprobsMode(StrEnum):
+    """What a server's logprobs are of; the names are vLLM's (`--logprobs-mode`)."""
+
+    RAW = "raw_logprobs"  # before penalties, temperature and truncation: vLLM's default
+    PROCESSED = "processed_logprobs"  # of the distribution that was sampled
+
+
 class NgramOccurrence(StrEnum):
     """Which of several earlier occurrences of a row's last tokens prompt lookup copies from."""
 

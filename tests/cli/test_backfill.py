@@ -255,7 +255,8 @@ def test_candidates_that_remember_are_left_out(workspace: Workspace, caplog: pyt
     (workspace.folder / "shadowspec.toml").write_text(name, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"endpoints\.letters: its candidates draft from the outputs before"):
         chosen_parallel(loaded(workspace), None)
-    refused = workspace.run("backfill", "none.jsonl")
+    write_traffic(workspace.folder / "t.jsonl", [record(0)])
+    refused = workspace.run("backfill", "t.jsonl")
     assert refused.code == 2
     assert "its candidates draft from the outputs before" in refused.err
 
@@ -367,11 +368,11 @@ def test_help_tells_of_every_option(workspace: Workspace) -> None:
         (("t.jsonl", "--k", "0"), 2, "--k must be a range"),
         (("t.jsonl", "--k", "1..99"), 2, "--k must be a range"),
         (("t.jsonl", "--endpoint", "none"), 2, "no endpoint 'none' is configured"),
-        (("t.jsonl", "--max-requests", "5"), 2, "--max-requests is of --loop"),
-        (("t.jsonl", "--loop", "--k", "2"), 2, "--k: of replay alone"),
+        (("t.jsonl", "--max-requests", "5"), 2, "--max-requests needs --loop"),
+        (("t.jsonl", "--loop", "--k", "2"), 2, "--k: only for a replay"),
         (("t.jsonl", "--actors", "0"), 2, "--actors"),
         (("t.jsonl", "--verify-rule", "none"), 2, "--verify-rule"),
-        ((), 2, "FILES"),
+        ((), 2, "missing argument 'files'"),
         (("none.jsonl",), 2, "none.jsonl: no such file"),
         (("folder",), 4, "folder: holds no logs"),
     ],

@@ -62,7 +62,7 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
     explanation = explained.document["explanation"]
     assert {**explanation["decision"], "standing_verdict": decisions[0]["verdict"]} == decisions[0]
     assert (explanation["num_runs"], explanation["differences"]) == (9, [])
-    assert "come out the same" in workspace.run("gate", "--explain", "1").out
+    assert "figures are the same" in workspace.run("gate", "--explain", "1").out
     assert workspace.run("gate", "--explain", "999").code == 2
     assert workspace.run("report").code == 0
     page = (workspace.folder / "report.html").read_text(encoding="utf-8")
@@ -78,15 +78,17 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
 
 
 @pytest.mark.parametrize("span", [(), ("--period", "day")])
-def test_a_report_says_of_its_data_what_it_was_told(workspace: Workspace, span: tuple[str, ...]) -> None:
+def test_a_report_says_of_its_data_what_it_was_told(workspace: Workspace, traffic: str, span: tuple[str, ...]) -> None:
     workspace.run("db", "upgrade")
+    workspace.run("run", traffic)
     assert workspace.run("report", *span, "--json").document["data_note"].startswith("Mirrored traffic")
     workspace.replace_in_config("[gate]", '[dashboard]\ndata_note = "A rehearsal."\n\n[gate]')
     assert workspace.run("report", *span, "--json").document["data_note"] == "A rehearsal."
 
 
-def test_the_report_on_a_span_leaves_the_gating_report_alone(workspace: Workspace) -> None:
+def test_the_report_on_a_span_leaves_the_gating_report_alone(workspace: Workspace, traffic: str) -> None:
     workspace.run("db", "upgrade")
+    workspace.run("run", traffic)
     assert "written: report.html" in workspace.run("report").err
     data = (workspace.folder / "report.html").read_bytes()
     assert "written: report-changes.html" in workspace.run("report", "--period", "day").err
@@ -147,7 +149,7 @@ def test_an_interrupted_run_is_picked_up(
     monkeypatch.setattr(Engine, "measure", interrupted)
     stopped = workspace.run("run", traffic)
     assert stopped.code == 130
-    assert "again to go on" in stopped.err
+    assert "again to resume" in stopped.err
     monkeypatch.setattr(Engine, "measure", honest)
     resumed = workspace.run("run", traffic, "--json")
     assert resumed.document["requests_found"] == sum(seen)
@@ -226,13 +228,13 @@ def test_init_asks_for_the_serving_engine_at_a_terminal(workspace: Workspace, mo
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("typer.prompt", answer)
     assert init.choose_serving_engine(None, None) == "sglang"
-    assert "What serves your endpoint (vllm, sglang, llama.cpp" in asked[0]
+    assert "Serving engine of your endpoint (vllm, sglang, llama.cpp" in asked[0]
 
 
 def test_init_takes_one_engine_from_one_place(workspace: Workspace) -> None:
     bad(workspace, 2, "expected one engine", command=("init", "new.toml", "--serving-engine", "vllm sglang"))
     both = ("--serving-engine", "vllm", "--server", "http://127.0.0.1:1")
-    bad(workspace, 2, "give one of them", command=("init", "new.toml", *both))
+    bad(workspace, 2, "exclude each other; give one", command=("init", "new.toml", *both))
     assert not Path("new.toml").exists()
 
 
@@ -282,7 +284,7 @@ def test_a_model_that_is_not_there_is_told_with_the_file_and_the_endpoint_that_a
     write_traffic(workspace.folder / "traffic.jsonl", [record(0)])
     done = workspace.run("run", "traffic.jsonl")
     assert done.code == 2
-    assert "shadowspec.toml: endpoints.letters: " in " ".join(done.err.split())
+    assert "shadowspec.toml: endpoints.letters.candidates.draft.draft: " in " ".join(done.err.split())
     assert "nowhere" in done.err
 
 
@@ -294,19 +296,18 @@ def test_records_that_no_endpoint_matches_are_told_apart(workspace: Workspace) -
     path.write_text(json.dumps(record) + "\n", encoding="utf-8")
     done = workspace.run("run", str(path))
     assert done.code == 4
-    assert "no endpoint's `match` fits what is counted as no_endpoint" in " ".join(done.err.split())
+    assert "no_endpoint: change an endpoint's `match`" in " ".join(done.err.split())
     assert "canary" not in done.out + done.err
 
 
-def test_a_file_of_which_nothing_can_be_used_ends_with_4_and_says_why(workspace: Workspace) -> None:
+def test_a_binary_file_is_refused_before_models_are_loaded(workspace: Workspace) -> None:
     workspace.run("db", "upgrade")
     path = workspace.folder / "junk.bin"
     path.write_bytes(bytes(range(256)) * 10)
     done = workspace.run("run", str(path))
-    assert done.code == 4
-    assert "malformed" in done.out
-    assert "no record could be used" in done.err
-    assert "Traceback" not in done.err
+    assert (done.code, done.out) == (2, "")
+    assert f"{path}: is binary; give JSON lines" in done.err.replace("\n", " ")
+    assert "loading" not in done.err
 
 
 def test_an_unforeseen_failure_is_70_with_its_traceback_too(
@@ -336,7 +337,7 @@ def test_unwritable_output(workspace: Workspace, traffic: str) -> None:
     workspace.run("db", "upgrade")
     workspace.run("run", traffic)
     (workspace.folder / "file").write_text("")
-    bad(workspace, 2, "cannot be written", command=("report", "--out", "file/report.html"))
+    bad(workspace, 2, "there is no folder file", command=("report", "--out", "file/report.html"))
     bad(workspace, 2, "cannot be written", command=("demo", "--out", "file"))
 
 

@@ -72,7 +72,7 @@ def test_grant_is_for_postgres(workspace: Workspace) -> None:
     assert "SQLite" in refused.err
     unknown = workspace.run("db", "grant", "king", "somebody")
     assert unknown.code == 2
-    assert "writer, gate, reader, operator" in unknown.err
+    assert "'writer', 'gate', 'reader', 'operator'" in unknown.err
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_the_card_says_from_what_and_holds_no_text(workspace: Workspace, file: s
     card = (workspace.folder / "new" / "README.md").read_text("utf-8")
     assert "opted in, ticket 7" in card
     assert "| training |" in card
-    assert "(whole endpoint)" in card
+    assert "whole endpoint" in card
     prompts = {json.loads(line)["request"]["prompt"] for line in Path(file).read_text("utf-8").splitlines()}
     long = {prompt for prompt in prompts if len(prompt) > 3}  # shorter ones are part of any English word
     assert long
@@ -117,7 +117,7 @@ def test_a_rare_slices_prompts_are_answered_anew_and_learnt_from(
 def test_a_table_is_shown_and_where_the_draft_is(workspace: Workspace, file: str) -> None:
     result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK)
     assert result.code == 0, result.err
-    assert "letters, (whole endpoint)" in result.out
+    assert "letters, whole endpoint" in result.out
     assert "overlap with the target" in result.out
     assert "the draft and its card are in new" in result.out
 
@@ -214,7 +214,7 @@ def test_all_endpoints_with_the_target_take_part_in_a_draft_of_its_layers(
     ("arguments", "words"),
     [
         (("--from-layers", "2"), "has 2: give 1 to 1"),
-        (("--from-layers", "0"), "Invalid value for '--from-layers'"),
+        (("--from-layers", "0"), "invalid value for '--from-layers'"),
         (("--from-layers", "1", "--candidate", "draft"), "--from-layers from the target: give one of them"),
     ],
 )
@@ -232,8 +232,8 @@ def test_layers_that_cannot_be_taken_say_why(
     [
         (("-e", "nowhere"), "no endpoint 'nowhere' is configured (configured: letters)"),
         (("-e", "letters", "--candidate", "other"), "endpoints.letters has no candidate 'other' (it has: draft)"),
-        (("-e", "letters", "--where", "consent"), "--where consent: must be NAME=VALUE"),
-        (("-e", "letters", "--where", "a=b", "--where", "a=c"), "--where a=c: 'a' was asked for before"),
+        (("-e", "letters", "--where", "consent"), "--where consent: must be LABEL=VALUE"),
+        (("-e", "letters", "--where", "a=b", "--where", "a=c"), "--where a=c: label 'a' is given twice"),
         (("-e", "letters", "--where", "consent=yes"), "keeps no label 'consent' (its labels: prompt_class, "),
         (("-e", "letters", "--held-out", "0.9", "--validation", "0.2"), "leave some to train on"),
         (("-e", "letters", "--learning-rate", "0"), "--learning-rate must be above 0"),
@@ -251,7 +251,7 @@ def test_what_cannot_be_asked_says_what_is_wrong(
 def test_no_consent_no_training(workspace: Workspace, file: str) -> None:
     result = workspace.run("distill", file, "-e", "letters", "--out", "new", "--consent", " ")
     assert result.code == 2
-    assert "--consent must say on what ground" in result.err
+    assert "--consent is empty; write why you may train" in result.err
     assert workspace.run("distill", file, "-e", "letters", "--out", "new").code == 2
 
 
@@ -295,7 +295,7 @@ def test_a_draft_whose_comparison_did_not_end_has_a_card_that_says_so(
     card = (workspace.folder / "new" / "README.md").read_text("utf-8")
     assert "opted in, ticket 7" in card
     assert "Nothing is known of it" in card
-    assert "(whole endpoint)" not in card
+    assert "whole endpoint" not in card
 
 
 def test_nothing_that_is_there_is_written_over(workspace: Workspace, file: str) -> None:
@@ -303,7 +303,7 @@ def test_nothing_that_is_there_is_written_over(workspace: Workspace, file: str) 
     (workspace.folder / "new" / "mine").write_text("kept", encoding="utf-8")
     result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK)
     assert result.code == 2
-    assert "new exists already and is not empty" in result.err
+    assert "--out new: exists already and is not empty" in result.err
     assert (workspace.folder / "new" / "mine").read_text("utf-8") == "kept"
 
 

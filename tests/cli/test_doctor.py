@@ -149,7 +149,7 @@ def test_a_margin_on_scores_that_nobody_gives(workspace: Workspace, margin: str,
     workspace.replace_in_config("served_models", f"scores = {scores}\nserved_models")
     found = wrong(workspace, 2)
     assert list(found) == ["scores"]
-    assert f"endpoints.letters.scores: needs {wanted}, for the policy sets {margin}" in found["scores"]
+    assert f"endpoints.letters.scores: add {wanted}, because the policy sets {margin}" in found["scores"]
 
 
 def test_scores_that_a_margin_asks_for(workspace: Workspace) -> None:

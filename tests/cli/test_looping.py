@@ -124,6 +124,7 @@ def test_what_several_engines_cannot_measure_is_refused(workspace: Workspace) ->
     [("--k", "1..3"), ("--endpoint", "letters"), ("--near-tie", "0.1"), ("--verify-rule", "greedy")],
 )
 def test_options_of_replay_are_refused(workspace: Workspace, option: str, value: str) -> None:
+    write_traffic(workspace.folder / "t.jsonl", [record(0)])
     result = workspace.run("backfill", "t.jsonl", "--loop", option, value)
     assert result.code == 2
     assert option in result.err

@@ -40,7 +40,7 @@ def test_set_list_clear(decided: Workspace) -> None:
 def test_json(decided: Workspace) -> None:
     document = decided.run(
         "override", "set", "-e", "letters", "--slice", "sampling_regime=high", "--slice", "prompt_class=code",
-        "--load", "8", "--verdict", "hold", "--expires-in", "12h", *WHO, "--json",
+        "--load", "8", "--verdict", "hold", "--expires-in", "12h", "--allow-unseen", *WHO, "--json",
     ).document  # fmt: skip
     assert document["schema_version"] == 1
     assert document["num_decisions_covered"] == 0
@@ -60,9 +60,12 @@ def test_json(decided: Workspace) -> None:
 
 
 def test_what_covers_nothing_yet_is_said(decided: Workspace) -> None:
-    done = decided.run("override", "set", "-e", "letters", "--slice", "prompt_class=code", *WHO)
+    order = ("override", "set", "-e", "letters", "--slice", "prompt_class=code", *WHO)
+    refused = decided.run(*order)
+    assert (refused.code, "no measured record of endpoint 'letters' has prompt_class=code" in refused.err) == (2, True)
+    done = decided.run(*order, "--allow-unseen")
     assert done.code == 0
-    assert "no decision is covered by it yet" in done.err
+    assert "it covers no decision yet" in done.err
 
 
 def test_of_an_endpoint_that_was_taken_from_the_configuration_any_slice_can_be_kept_off(workspace: Workspace) -> None:
@@ -70,9 +73,9 @@ def test_of_an_endpoint_that_was_taken_from_the_configuration_any_slice_can_be_k
     workspace.run("db", "upgrade")
     assert workspace.run("run", str(traffic)).code == 0
     workspace.replace_in_config("endpoints.letters", "endpoints.words")
-    done = workspace.run("override", "set", "-e", "letters", "--slice", "prompt_class=code", *WHO)
+    done = workspace.run("override", "set", "-e", "letters", "--slice", "prompt_class=code", "--allow-unseen", *WHO)
     assert (done.code, done.out.strip()) == (
-        0, "override 1: letters prompt_class=code is DISABLE until it is cleared"
+        0, "override 1: letters, prompt_class=code is DISABLE until it is cleared"
     )  # fmt: skip
     with Store.open("sqlite:///shadow.db") as store:
         store.save_fingerprints([examples.config()])
@@ -85,7 +88,7 @@ def test_of_an_endpoint_that_was_taken_from_the_configuration_any_slice_can_be_k
     ("arguments", "says"),
     [
         (("-e", "leters", *WHO), "there is no endpoint 'leters' (known: letters)"),
-        (("-e", "letters", *WHO, "--verdict", "ENABLE"), "only the gate enables speculation"),
+        (("-e", "letters", *WHO, "--verdict", "ENABLE"), "'ENABLE' is not one of 'disable', 'hold'"),
         (("-e", "letters", *WHO, "--slice", "code"), "label=value"),
         (("-e", "letters", *WHO, "--slice", "a=b,c=d"), "label=value"),
         (("-e", "letters", *WHO, "--slice", "a=b", "--slice", "a=c"), "each label once"),
@@ -93,8 +96,8 @@ def test_of_an_endpoint_that_was_taken_from_the_configuration_any_slice_can_be_k
             ("-e", "letters", *WHO, "--slice", "prompt_klass=code"),
             "endpoint 'letters' is not sliced by 'prompt_klass' (its labels: prompt_class, sampling_regime)",
         ),
-        (("-e", "letters", *WHO, "--expires-in", "0h"), "is no time"),
-        (("-e", "letters", *WHO, "--expires-in", "soon"), "is no time"),
+        (("-e", "letters", *WHO, "--expires-in", "0h"), "invalid duration"),
+        (("-e", "letters", *WHO, "--expires-in", "soon"), "invalid duration"),
         (("-e", "letters", "--reason", " ", "--author", "ada"), "--reason must be one line"),
         (("-e", "letters", "--reason", "two\nlines", "--author", "ada"), "must be one line of 1 to"),
         (("-e", "letters", "--reason", "why"), "--author"),

@@ -85,9 +85,9 @@ def test_a_shadow_is_sized_for_a_time_and_a_traffic(measured: Workspace) -> None
         (("--endpoint", "unknown"), 2, "no endpoint 'unknown' is configured (configured: letters)"),
         (("--capacity", "0"), 2, "--capacity must be above 0"),
         (("--capacity", "-1"), 2, "--capacity"),
-        (("--decide-within", "soon"), 2, "'soon' is no time"),
-        (("--traffic", "5"), 2, "--traffic is that of one endpoint"),
-        (("--traffic", "0", "--endpoint", "letters", "--decide-within", "1d"), 2, "--traffic is that of one endpoint"),
+        (("--decide-within", "soon"), 2, "invalid duration 'soon'"),
+        (("--traffic", "5"), 2, "--traffic must be above 0 and needs --endpoint"),
+        (("--traffic", "0", "--endpoint", "letters", "--decide-within", "1d"), 2, "--traffic must be above 0"),
     ],
 )
 def test_what_cannot_be_planned(workspace: Workspace, arguments: tuple[str, ...], code: int, says: str) -> None:
@@ -108,7 +108,7 @@ def test_a_dry_run_decides_and_keeps_nothing(fed: Workspace) -> None:
     assert {item["reason_code"] for item in tried["decisions"]} == {"too_few_clusters"}
     shown = fed.run("gate", "--dry-run")
     assert "letters" in shown.out
-    assert "nothing was folded, decided or moved" in shown.err
+    assert "dry run: nothing was stored" in shown.err
     with Store.open("sqlite:///shadow.db") as store:
         assert store.latest_decisions() == store.rollout_history("letters") == []
         assert store.folded_evidence("letters").progress is None

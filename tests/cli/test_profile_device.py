@@ -174,7 +174,7 @@ def test_a_step_that_depends_on_the_text_has_no_surface(
         (("--contexts", "many"), "--contexts must be a list"),
         (("--k", "0..2"), "--k must be a range"),
         (("--contexts", "100000"), "leaves no room: at most"),
-        (("--endpoint", "nobody"), "--endpoint nobody: not one of letters"),
+        (("--endpoint", "nobody"), "no endpoint 'nobody' is configured (configured: letters)"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused(workspace: Workspace, arguments: tuple[str, ...], says: str) -> None:

@@ -86,7 +86,7 @@ def test_a_server_that_draws_its_acceptance_is_told(served: Workspace, servers: 
     servers[1].lost_token = 5
     done = served.run("profile-server", *SMALL)
     assert done.code == 0, done.err
-    assert "greedy answers was the same from both servers" in " ".join(done.err.split())
+    assert "greedy answers is the same from both servers" in " ".join(done.err.split())
 
 
 def test_both_kinds_of_requests_by_default_at_the_endpoints_own_loads(served: Workspace) -> None:
@@ -101,7 +101,7 @@ def test_both_kinds_of_requests_by_default_at_the_endpoints_own_loads(served: Wo
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("-e", "none"), "--endpoint none: not one of letters"),
+        (("-e", "none"), "no endpoint 'none' is configured (configured: letters)"),
         (("--loads", "0"), "--loads must be a list such as 1,4,16"),
         (("--contexts", "x"), "--contexts must be a list such as 1,4,16"),
         (("--contexts", "250"), "a context of 250 tokens leaves no room: at most 176 here"),
@@ -114,10 +114,10 @@ def test_what_cannot_be_profiled(served: Workspace, arguments: tuple[str, ...], 
 
 
 def test_an_endpoint_of_this_process_has_no_server(workspace: Workspace) -> None:
-    for arguments in ((), ("-e", "letters")):
+    for arguments, who in (((), "no endpoint has"), (("-e", "letters"), "endpoint 'letters' does not have")):
         done = workspace.run("profile-server", *arguments)
         assert done.code == 2
-        assert 'engine = "openai": there is no server to profile' in " ".join(done.err.split())
+        assert f'{who} engine = "openai": add its servers' in " ".join(done.err.split())
 
 
 def test_servers_that_are_away_end_it_with_the_code_of_a_service(

@@ -290,6 +290,8 @@ def test_the_loop_is_audited_and_an_alarm_holds_the_endpoint(
 def test_heads_are_not_replayed_without_the_target(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
     config = (workspace.folder / "shadowspec.toml").read_text(encoding="utf-8")
     (workspace.folder / "shadowspec.toml").write_text(config + HEADS, encoding="utf-8")
+    (workspace.folder / "heads").mkdir()
+    (workspace.folder / "heads" / "config.json").write_text("{}", encoding="utf-8")
     traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, 0)])
     result = workspace.run("replay", str(traffic), "--draft-only")
     assert result.code == 2

@@ -271,10 +271,10 @@ def test_a_configured_function_scores_what_run_measures(workspace: Workspace, mo
     [
         ('["json"]', "endpoints.letters.scores"),
         ('["a.b"]', "endpoints.letters.scores"),
-        ('["a:b", "a:c"]', "one function of yours at most"),
+        ('["a:b", "a:c"]', "give at most one function"),
         ('["json_valid", "json_valid"]', "scores: the same value is listed twice"),
         ('["os:system(1)"]', "endpoints.letters.scores"),
-        ('["json_valid", "contract_valid"]', "both give the same figure"),
+        ('["json_valid", "contract_valid"]', "json_valid and contract_valid"),
     ],
 )
 def test_what_cannot_be_configured(workspace: Workspace, scores: str, says: str) -> None:

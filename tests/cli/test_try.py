@@ -107,7 +107,7 @@ def test_an_interrupted_trial_has_a_verdict_and_the_same_command_continues_it(
         stopped = attempt()
     assert stopped.code == 130
     assert "4 requests measured in" in stopped.out
-    assert "the same command continues" in stopped.out
+    assert "run the same command again to resume" in stopped.out
     assert (workspace.folder / "shadowspec-try/report.html").stat().st_size > 0
     secret = (workspace.folder / "shadowspec-try/shadowspec.secret").read_bytes()
     with Store.open("sqlite:///shadowspec-try/shadowspec.db") as store:

@@ -21,16 +21,17 @@ def test_a_fresh_enable_is_on() -> None:
     assert standing.num_speculative_tokens == 4
     assert standing.expires_at == NOW - timedelta(hours=2) + WEEK
     assert describe([standing]) == [
-        "chat, whole endpoint, concurrency 4, draft_model-4: on, 4 tokens, decision 1, measured on engine/1"
+        "chat, whole endpoint, load 4, draft_model-4: on, 4 tokens, decision 1, measured on engine/1"
     ]
 
 
 @pytest.mark.parametrize(("verdict", "off"), [(Verdict.HOLD, Off.HELD), (Verdict.DISABLE, Off.DISABLED)])
 def test_another_verdict_is_off(verdict: Verdict, off: Off) -> None:
     (standing,) = judged([decision(verdict, reason_code="too_few_units")])
+    why = {Off.HELD: "not proven", Off.DISABLED: "proven harmful"}[off]
     assert standing.off is off
     assert standing.num_speculative_tokens == 0
-    assert f"off ({off}; {verdict} too_few_units)" in describe([standing])[0]
+    assert f"off ({why}; {verdict}: as the test says)" in describe([standing])[0]
 
 
 def test_old_evidence_and_an_old_decision_are_stale() -> None:

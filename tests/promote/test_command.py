@@ -118,12 +118,12 @@ def test_what_another_engine_measured_is_held_as_soon_as_the_serving_one_is_name
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["-e", "chatt"], 2, "no endpoint 'chatt' (known: chat, idle)"),
-        (["-e", "idle"], 4, "nothing has been decided yet"),
+        (["-e", "chatt"], 2, "no endpoint 'chatt'; did you mean chat? (known: chat, idle)"),
+        (["-e", "idle"], 4, "nothing has been measured yet"),
         (["-e", "chat", "--slice", "tier=gold"], 2, "its labels: prompt_class, sampling_regime"),
-        (["-e", "chat", "--slice", "prompt_class=maths"], 4, "prompt_class=code,sampling_regime=greedy"),
+        (["-e", "chat", "--slice", "prompt_class=maths"], 4, "prompt_class=code, sampling_regime=greedy"),
         (["-e", "chat", "--load", "8"], 2, "its loads: 4"),
-        (["-e", "chat", "--max-age", "soon"], 2, "is no time"),
+        (["-e", "chat", "--max-age", "soon"], 2, "invalid duration"),
         (["-e", "chat", "--on-hold", "perhaps"], 2, "perhaps"),
         (["-e", "chat", "--github"], 2, "GITHUB_STEP_SUMMARY is not set"),
         ([], 2, "--endpoint"),
@@ -185,7 +185,9 @@ def test_an_override_of_a_slice_that_was_never_decided_counts(shop: Shop, verdic
         "--author",
         "ops",
     ]
-    assert shop.run(*order, command="override").code == 0
+    refused = shop.run(*order, command="override")
+    assert (refused.code, "give --allow-unseen" in refused.err) == (2, True)
+    assert shop.run(*order, "--allow-unseen", command="override").code == 0
     result = shop.run("-e", "chat", "--junit", "junit.xml")
     assert result.code == code
     assert f"override 1: prompt_class=riddle: {verdict} (ordered by an operator)" in result.out
@@ -202,9 +204,9 @@ def test_junit_and_github_are_written_also_where_there_is_no_answer(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     result = shop.run("-e", "idle", "--junit", "out/junit.xml", "--github")
     assert result.code == 4
-    assert '<error type="refused" message="endpoint \'idle\': nothing' in (shop.folder / "out/junit.xml").read_text()
+    assert '<error type="refused" message="nothing has been measured yet' in (shop.folder / "out/junit.xml").read_text()
     assert summary.read_text(encoding="utf-8").startswith("# Before\n## shadowspec check: UNUSABLE\n")
-    assert result.out.startswith("::error title=shadowspec%3A idle::endpoint 'idle': nothing has been decided")
+    assert result.out.startswith("::error title=shadowspec%3A idle::nothing has been measured yet")
 
 
 def test_nothing_that_is_printed_acts_as_a_workflow_command(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,9 +302,9 @@ def test_text_in_a_picture_comes_back_as_it_was(text: str) -> None:
     assert (root[0].text or "") == kept
 
 
-def test_slices_are_named_by_their_values() -> None:
+def test_slices_are_written_as_everywhere() -> None:
     text = Page(render_html(reports()["full"])).text
-    assert "code · greedy" in text
-    assert "chat · low" in text
+    assert "prompt_class=code, sampling_regime=greedy" in text
+    assert "prompt_class=chat, sampling_regime=low" in text
     assert CODE not in text
     assert CHAT not in text

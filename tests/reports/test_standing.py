@@ -102,7 +102,7 @@ def test_every_format_says_the_verdict_the_order_and_what_was_measured() -> None
         assert WHO in text
         assert f"The override is {TERM}." in text
         assert "Measured verdict: ENABLE (" in text
-        assert f"Override 7 by ada|x: it writes <b>. DISABLE on code, every load, {TERM}." in text
+        assert f"Override 7 by ada|x: it writes <b>. DISABLE on prompt_class=code, every load, {TERM}." in text
     markdown = render_markdown(ordered)
     assert "| **DISABLE** (override) |" in markdown
     assert "override 7 by ada\\|x: it writes &lt;b&gt; The override is in force since 2026-03-02 09:00 UTC" in markdown
@@ -243,7 +243,7 @@ def test_an_enabled_endpoint_names_the_slices_that_check_does_not_pass(
     assert code is not None
     enabled = replace(whole, verdict=Verdict.ENABLE)
     slow = in_traffic(replace(code, verdict=slice_verdict), share)
-    reported = f"DISABLE means code \u00b7 greedy ({'5.0%' if share else DASH} of the traffic)"
+    reported = f"DISABLE means prompt_class=code, sampling_regime=greedy ({'5.0%' if share else DASH} of the traffic)"
     assert (reported in printed(verdict_tables([enabled, slow]))) == is_reported
     page = Page(render_html(report(of=replace(source(), decisions=[enabled, slow])))).text
     assert (f"{reported}: `check` does not pass the endpoint as a whole." in page) == is_reported

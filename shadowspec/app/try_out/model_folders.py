@@ -30,7 +30,7 @@ def require_model_folder(option: str, path: Path) -> None:
     if path.is_file():
         raise ModelError(f"{name}: is a file; give the folder that holds it, {WANTED}")
     if not path.is_dir():
-        raise ModelError(f"{name}: no such folder; download the model and give {WANTED}")
+        raise ModelError(f"{name}: no such folder; {download_remedy(path)} and give {WANTED}")
     try:
         files = {each.name for each in path.iterdir()}
         config = (path / "config.json").read_text(encoding="utf-8") if "config.json" in files else None
@@ -50,6 +50,12 @@ def require_model_folder(option: str, path: Path) -> None:
     for file in weights:
         if (problem := _problem(file)) is not None:
             raise ModelError(f"{name}: {file.name} is {problem}")
+
+
+def download_remedy(path: Path) -> str:
+    """How to get a model that is not there; a path of two parts may be meant as an id on a hub."""
+    is_id = len(path.parts) == 2 and not path.is_absolute() and path.parts[0] not in (".", "..")
+    return f"if it is a model id, run `hf download {path} --local-dir {path}`" if is_id else "download the model"
 
 
 def _require_shards(name: str, path: Path) -> None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +31,9 @@ from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
 from shadowspec.engine.replay.law import StepChances
 from shadowspec.engine.replay.response_tokens import Response, refusal_error
 from shadowspec.engine.replay.scoring import TokenScores
-from shadowspec.types import NgramOccurrence, SamplingParameters, VerifyRule
+from shadowspec.types import LogprobsMode, NgramOccurrence, SamplingParameters, VerifyRule
 
 Reals = npt.NDArray[np.float64]
-
-
-class LogprobsMode(StrEnum):
-    """The distribution of the server's logprobs; the names are vLLM's (`--logprobs-mode`)."""
-
-    RAW = "raw_logprobs"  # before penalties, temperature and truncation: vLLM's default
-    PROCESSED = "processed_logprobs"  # of the distribution that was sampled
 
 
 def check_target(response: Response, scores: TokenScores, near_tie_logit: float) -> int:

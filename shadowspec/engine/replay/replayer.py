@@ -11,7 +11,6 @@ from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers.recent_outputs import RecentOutputs
 from shadowspec.engine.proposers.suffix import SuffixOptions
 from shadowspec.engine.replay.acceptance import (
-    LogprobsMode,
     Reals,
     SuffixSteps,
     check_target,
@@ -27,7 +26,7 @@ from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import Budget, TokenScores, group_by_length, token_scores
 from shadowspec.errors import ConfigError, RecordError
-from shadowspec.types import DraftSampling, ExpectedCounts, SpeculationConfig, VerifyRule
+from shadowspec.types import DraftSampling, ExpectedCounts, LogprobsMode, SpeculationConfig, VerifyRule
 
 if TYPE_CHECKING:
     from shadowspec_kernels.dispatch import Kernels

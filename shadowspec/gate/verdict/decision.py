@@ -33,6 +33,7 @@ from shadowspec.gate.verdict.hold_reasons import (
 from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
+from shadowspec.text import plural
 from shadowspec.types import (
     Decision,
     EvidenceSummary,
@@ -112,9 +113,7 @@ def decide(
         outcome = _hold(ReasonCode.OTHER_ENGINE, other_engine)
     elif not has_entered:
         missing = policy.entry_clusters - evidence.num_closed_clusters
-        outcome = _hold(
-            ReasonCode.TOO_FEW_CLUSTERS, f"its tests are read once {missing} more clusters (sessions) have closed"
-        )
+        outcome = _hold(ReasonCode.TOO_FEW_CLUSTERS, f"testing starts after {plural(missing, 'more session')}")
     elif level is None:
         outcome = _hold(
             ReasonCode.NO_LEVEL_LEFT,
@@ -289,7 +288,8 @@ def _judge(
             return _hold(
                 ReasonCode.UNDECIDABLE, f"{figures(result)}: too near the limit {number(result.threshold)} to tell"
             )
-    return _hold(ReasonCode.TOO_FEW_UNITS, outlook(slowest_of(undecided)))
+    needed = clusters_needed(ReasonCode.TOO_FEW_UNITS, results, evidence, policy)
+    return _hold(ReasonCode.TOO_FEW_UNITS, outlook(slowest_of(undecided), needed))
 
 
 def _at_once(

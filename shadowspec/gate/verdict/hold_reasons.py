@@ -11,7 +11,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.text import plural, span_text
-from shadowspec.types import Decision, ReasonCode, TestResult, TestState
+from shadowspec.types import ReasonCode, TestResult, TestState
 
 
 def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> str | None:
@@ -65,14 +65,14 @@ def clusters_needed(
     return max(needed)
 
 
-def outlook(result: TestResult) -> str:
+def outlook(result: TestResult, num_clusters: int | None = None) -> str:
     """An open test's figures so far, and the evidence that it still needs."""
     if result.num_units == 0 or result.units_needed is None:
-        return f"{figures(result)}: not proven against {number(result.threshold)}, and not on the way to it"
-    return (
-        f"{figures(result)}: not yet proven against {number(result.threshold)}, "
-        f"about {result.units_needed} more {result.unit}s"
-    )
+        return f"{figures(result)}: not proven against {number(result.threshold)}, and not trending towards it"
+    needed = plural(result.units_needed, f"more {result.unit}")
+    if num_clusters is not None:
+        needed = plural(num_clusters, "more session")
+    return f"{figures(result)}: not yet proven against {number(result.threshold)}, about {needed}"
 
 
 def figures(result: TestResult) -> str:
@@ -93,20 +93,6 @@ def recording_note(evidence: Span, policy: GatePolicy) -> str:
     """The end of the reason of a trial policy's verdict: its scope, and the span that production would require."""
     too_short = short_span(evidence, policy)
     return f"; trial: of this recording only{'' if too_short is None else f' ({too_short})'}"
-
-
-def still_wanted(decision: Decision, policy: GatePolicy) -> list[str]:
-    """The evidence still missing for an ENABLE that may be promoted: span, sessions, failed tests."""
-    required = [result for result in decision.tests if result.is_required]
-    undecided = [result for result in required if result.outcome == "open"]
-    wanted = [] if (too_short := short_span(decision.evidence, policy)) is None else [too_short]
-    if decision.clusters_needed:
-        least = "at least" if decision.reason_code == ReasonCode.TOO_FEW_CLUSTERS else "about"
-        wanted.append(f"{least} {plural(decision.clusters_needed, 'more session')}")
-    elif undecided:
-        wanted.append(outlook(slowest_of(undecided)))
-    failed = [result for result in required if result.outcome == "fail"]
-    return [*wanted, *(f"{figures(result)}: the limit is {number(result.threshold)}" for result in failed)]
 
 
 def slowest_of(undecided: Sequence[TestResult]) -> TestResult:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions, is_stale
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
-from shadowspec.metrics import ratio
+from shadowspec.planning.still_needed import still_needed
 from shadowspec.reports.definitions import find_test
 from shadowspec.reports.notes import alerts
 from shadowspec.reports.pages.board_values import BoardValues, Saving, TrendDay, saving, trend
@@ -219,11 +219,8 @@ def _key(decision: Decision) -> Key:
 
 def expected_at(decision: Decision, now: datetime) -> datetime | None:
     """When the clusters that are still needed will have come at the pace so far; None where it cannot be said."""
-    span_s, needed = decision.evidence.span_s, decision.clusters_needed
-    if needed is None or not span_s:
-        return None
-    wanted_s = ratio(needed * span_s, decision.num_clusters)
-    return None if wanted_s is None else now + timedelta(seconds=wanted_s)
+    needed = still_needed(decision)
+    return None if needed is None or needed.seconds is None else now + timedelta(seconds=needed.seconds)
 
 
 UNDECIDED = "undecided"

@@ -18,6 +18,7 @@ from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_de
 from shadowspec.gate.verdict.effective_decisions import active, standing_verdict
 from shadowspec.metrics import ratio
 from shadowspec.planning.plans import EndpointPlan, plan_stored
+from shadowspec.planning.still_needed import still_needed
 from shadowspec.reports.definitions import find_test
 from shadowspec.reports.period.period_changes import changes_within
 from shadowspec.reports.period.period_model import Need, PeriodReport, PeriodRow, Quality, SimulatedRate
@@ -188,7 +189,7 @@ def _need(decision: Decision, plan: EndpointPlan | None) -> Need:
         config_name=decision.config.name,
         reason_code=decision.reason_code,
         reason=decision.reason,
-        clusters_needed=decision.clusters_needed,
+        needed=still_needed(decision),
         open_tests=open_tests,
         decision_id=decision.decision_id,
     )

@@ -34,29 +34,23 @@ KIND_TITLE = {
     ChangeKind.NEW: "New",
 }
 INTERVAL_FIELDS = ("estimate", "lower", "upper", "threshold", "num_units", "unit")  # of a test, in JSON
-FOR_EVER = "not within max_clusters"
 
 
 def wanted_text(need: Need) -> str:
-    """How many more measured sessions it takes."""
-    if need.is_planned:
-        if need.clusters_median is None:
-            return FOR_EVER
-        late = FOR_EVER if need.clusters_late is None else f"{need.clusters_late:,.0f}"
-        return f"{need.clusters_median:,.0f} sessions / {late}"
-    return DASH if need.clusters_needed is None else f"about {plural(need.clusters_needed, 'session')}"
+    """The evidence still needed, in sessions and time."""
+    return DASH if need.needed is None else need.needed.text
 
 
 def tests_text(need: Need) -> str:
-    """The tests that are still open, each with what it wants."""
+    """The open tests, each with the units that it still needs."""
     return ", ".join(
-        f"{title_of_test(name)}: " + ("cannot be said" if wanted is None else f"about {plural(wanted, unit)}")
+        f"{title_of_test(name)}: " + ("unknown" if wanted is None else f"about {plural(wanted, unit)}")
         for name, unit, wanted in need.open_tests
     )
 
 
 def days_text(need: Need) -> str:
-    """When it is decided in half and in 90% of its futures, at the rate at which sessions come now."""
+    """Days until half and 90% of its simulated futures are decided, at the current rate of sessions."""
     if need.days_median is None:
         return DASH
     late = DASH if need.days_late is None else f"{number(need.days_late, 1)}"
@@ -64,7 +58,7 @@ def days_text(need: Need) -> str:
 
 
 def ends_text(need: Need) -> str:
-    """The shares of the futures that end in either word."""
+    """The shares of the simulated futures that end in either verdict."""
     if need.enable_share is None or need.disable_share is None:
         return DASH
     return f"ENABLE {percent(need.enable_share, 0)}, DISABLE {percent(need.disable_share, 0)}"
@@ -110,6 +104,10 @@ def period_document(report: PeriodReport) -> dict[str, Json]:
         "board": [_row_document(row) for row in report.board],
         "undecided": [
             _row_document(need)
+            | {
+                "clusters_needed": None if need.needed is None else need.needed.sessions,
+                "seconds_needed": None if need.needed is None else need.needed.seconds,
+            }
             | {"open_tests": [{"name": n, "unit": u, "units_needed": wanted} for n, u, wanted in need.open_tests]}
             for need in report.needs
         ],
@@ -125,6 +123,7 @@ def _row_document(row: Change | PeriodRow | Need) -> dict[str, Json]:
         if (test := getattr(row, name, None)) is not None:
             values[name] = {field: plain(getattr(test, field)) for field in INTERVAL_FIELDS}
     values.pop("who", None)
+    values.pop("needed", None)
     values["slice"] = dict[str, Json](parse_slice_key(row.slice_key))
     values["load"] = None if row.concurrency is None else {"concurrency": row.concurrency}
     del values["slice_key"], values["concurrency"]
@@ -162,7 +161,7 @@ def render_period_markdown(report: PeriodReport) -> str:
         _changes(report),
         f"## Verdicts at {moment(report.until)}",
         _board(report),
-        "## Undecided, and what it waits for",
+        "## Undecided, and the evidence still needed",
         _needs(report),
         "## Evidence",
         _quality(report),
@@ -217,7 +216,7 @@ def _changes(report: PeriodReport) -> str:
 
 def _board(report: PeriodReport) -> str:
     if not report.board:
-        return "Nothing had been decided by then."
+        return "Nothing was decided by then."
     head = [
         "Endpoint",
         "Slice",
@@ -261,7 +260,7 @@ def _needs(report: PeriodReport) -> str:
     if not report.needs:
         return "Nothing is undecided."
     return markdown_table(
-        ["Where", "Why it is open", "Still wanted", "Open tests", "Decided in", "Ends in"],
+        ["Where", "Reason", "Still needed", "Open tests", "Decided in (median / 90% of simulated futures)", "Ends in"],
         (
             [_place(n), _text(n.reason), wanted_text(n), _text(tests_text(n)), days_text(n), ends_text(n)]
             for n in report.needs
@@ -272,7 +271,7 @@ def _needs(report: PeriodReport) -> str:
 def _quality(report: PeriodReport) -> str:
     if not report.quality:
         return "No endpoint is configured or measured."
-    head = ["Endpoint", "Measured", "Failed", "Last look", "Newest evidence", "Traffic known up to", "Late"]
+    head = ["Endpoint", "Measured", "Failed", "Last gate run", "Newest evidence", "Traffic complete until", "Late"]
     return markdown_table(
         [*head, "Never timed", "Missing", "False ENABLEs of its policy, simulated"],
         (

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 
 from shadowspec.errors import UsageError
+from shadowspec.planning.still_needed import StillNeeded
 from shadowspec.reports.shared_values import Change, ChangeKind, Funnel
 from shadowspec.types import TestResult, Verdict
 
@@ -49,11 +50,11 @@ class PeriodRow:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one undecided hypothesis waited for.
+    """The evidence that one undecided hypothesis still needs.
 
-    `clusters_needed` is what the gate said beside its decision.  The rest is the plan of its futures, which is known
-    only while no later look has moved the evidence on, and is None otherwise: measured sessions and days until it is
-    decided in half (in 90%) of them, and the shares that end in either word.
+    `needed` is the gate's estimate.  The rest is the plan's simulated futures, which are known only until the next gate
+    run, and None after it: measured sessions and days until half (90%) of them are decided, and the shares that end in
+    either verdict.
     """
 
     endpoint: str
@@ -62,7 +63,7 @@ class Need:
     config_name: str
     reason_code: str
     reason: str
-    clusters_needed: int | None
+    needed: StillNeeded | None
     open_tests: tuple[tuple[str, str, int | None], ...]  # name, unit, units still needed (None: cannot be said)
     decision_id: int | None
     is_planned: bool = False

@@ -28,6 +28,7 @@ def report_document(report: Report) -> dict[str, Json]:
         "data_note": report.data_note,
         "generated_at": plain(report.generated_at),
         "last_measured": plain(report.last_measured),
+        "newest_evidence": plain(report.newest_evidence),
         "endpoints": [
             {
                 "endpoint": endpoint.name,

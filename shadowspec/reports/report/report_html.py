@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from shadowspec import text as words
+from shadowspec.planning.still_needed import still_needed
 from shadowspec.reports import definitions
 from shadowspec.reports.by_turn import TURN_HEAD
 from shadowspec.reports.frontiers import frontier_lines
@@ -109,6 +110,7 @@ def _vocabulary() -> dict[str, object]:
                 definitions.shown_as,
                 definitions.test_notes,
                 rule_texts,
+                still_needed,
             )
         },
         **{f.__name__: f for f in (definitions.bounds_text, definitions.threshold_text, definitions.title_of)},

@@ -44,7 +44,7 @@ from shadowspec.types.engine_rules import rule_texts
 
 def render_markdown(report: Report) -> str:
     """GitHub-flavoured Markdown; text from traffic is escaped, so that it can neither link nor mark up."""
-    newest = age(report.generated_at - report.last_measured) if report.last_measured else "nothing measured yet"
+    newest = age(report.generated_at - report.newest_evidence) if report.newest_evidence else "nothing decided yet"
     parts = [
         f"# {_text(report.title)}",
         f"{moment(report.generated_at)}. Evidence age: {newest}.",
@@ -171,7 +171,7 @@ def _tests(h: Hypothesis) -> str:
                 figure(t.alpha),
                 plural(t.num_units, t.unit),
                 f"{t.min_units:,}",
-                DASH if t.units_needed is None else f"about {t.units_needed:,}",
+                DASH if t.units_needed is None else f"about {plural(t.units_needed, t.unit)}",
             ]
             for t in h.decision.tests
         ),

@@ -226,5 +226,11 @@ class Report:
 
     @property
     def last_measured(self) -> datetime | None:
-        """When the newest block ran; the evidence is as old as that."""
+        """When the newest block ran."""
         return max((e.last_measured for e in self.endpoints if e.last_measured), default=None)
+
+    @property
+    def newest_evidence(self) -> datetime | None:
+        """When the newest traffic of any decision happened, whenever it was measured."""
+        decisions = [each.decision for each in self.hypotheses if each.decision is not None]
+        return max((each.evidence.newest_evidence for each in decisions if each.evidence.newest_evidence), default=None)

@@ -172,7 +172,7 @@ def _tests(endpoint: str, decisions: Sequence[Decision]) -> RenderableType:
         name = _name(decision.slice_key, decision.config.name, decision.concurrency, several)
         for place, test in enumerate(decision.tests):
             bounds = f"{shown_as(test.name)(test.estimate)} {bounds_text(test)}"
-            needed = DASH if test.units_needed is None else f"~{test.units_needed:,}"
+            needed = DASH if test.units_needed is None else f"about {plural(test.units_needed, test.unit)}"
             cells = (title_of(test), test.outcome, bounds, threshold_text(test))
             numbers = (plural(test.num_units, test.unit), needed)
             table.add_row(*(Text(cell) for cell in ("" if place else name, *cells, *numbers)))

@@ -16,7 +16,7 @@ from shadowspec.rollout.check.answer import Answer, CheckInput, Question, Role
 from shadowspec.rollout.check.load_weights import find
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.rollout.check.overridden import order_findings
-from shadowspec.text import plain_text, plural
+from shadowspec.text import plain_text, plural, slice_title
 from shadowspec.types import Decision, FingerprintedConfig, parse_slice_key
 from shadowspec.types.engine_rules import rule_differences
 
@@ -119,11 +119,11 @@ def _slices(question: Question, decisions: Iterable[Decision]) -> list[str]:
         )
     found = [key for key in known if question.slice_labels.items() <= parse_slice_key(key).items()]
     if not found:
-        asked = ",".join(f"{name}={value}" for name, value in question.slice_labels.items())
+        asked = ", ".join(f"{name}={value}" for name, value in question.slice_labels.items())
         more = f" and {plural(len(known) - MAX_NAMED, 'other')}" if len(known) > MAX_NAMED else ""
         raise NoDataError(
             f"endpoint {question.endpoint!r}: nothing has been decided on a slice with {plain_text(asked)} "
-            f"(decided: {plain_text('; '.join(known[:MAX_NAMED]))}{more})"
+            f"(decided: {plain_text('; '.join(map(slice_title, known[:MAX_NAMED])))}{more})"
         )
     return found
 

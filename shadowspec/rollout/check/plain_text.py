@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shadowspec.rollout.check.answer import Answer, Bounds, Finding, Role
 from shadowspec.rollout.check.outcome import Outcome
-from shadowspec.text import DASH, age, moment, percent, plain_text, times
-from shadowspec.types import parse_slice_key
+from shadowspec.text import DASH, age, moment, percent, plain_text, slice_title, times
 from shadowspec.types.engine_names import verdict_engine_text
 
 SHOWN_CHARACTERS = 12  # of a fingerprint
@@ -73,10 +72,9 @@ def verdict_engine_words(answer: Answer) -> str:
 
 
 def finding_title(finding: Finding) -> str:
-    """The slice's labels with their names; of an order, its number before them."""
-    labels = ", ".join(f"{name}={value}" for name, value in parse_slice_key(finding.slice_key).items())
+    """The slice; of an order, its number before it."""
     order = "" if finding.override_id is None else f"override {finding.override_id}: "
-    return plain_text(f"{order}{labels or 'whole endpoint'}")
+    return plain_text(f"{order}{slice_title(finding.slice_key)}")
 
 
 def speedup_text(bounds: Bounds | None) -> str:

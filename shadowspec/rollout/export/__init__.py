@@ -2,5 +2,5 @@
 
 In: current decisions, overrides and rollouts.
 Out: files for vLLM, SGLang, TensorRT-LLM, llama.cpp, ModelOpt and flagd.
-Imports: gate, metrics, types, errors.
+Imports: gate, metrics, text, types, errors.
 """

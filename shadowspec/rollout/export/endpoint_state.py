@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from shadowspec.gate.verdict.current_decision import Expectation, LatestDecision, is_stale
+from shadowspec.text import plain_text, slice_title
 from shadowspec.types import (
     Decision,
     FingerprintedConfig,
@@ -39,6 +40,18 @@ class Off(StrEnum):
     SUPERSEDED = "superseded"  # its candidate has another fingerprint now
     NOT_ROLLED_OUT = "not_rolled_out"  # the endpoint's stage is shadow, or another config is rolled out
     TOO_DEEP = "too_deep"  # the rollout serves a smaller depth, at which this decision proves nothing
+
+
+OFF_TEXT: Final = {
+    Off.HELD: "not proven",
+    Off.DISABLED: "proven harmful",
+    Off.OVERRIDDEN: "an operator's override",
+    Off.STALE: "evidence older than --max-age",
+    Off.OTHER_ENGINE: "measured on another engine",
+    Off.SUPERSEDED: "its candidate was changed or measured again",
+    Off.NOT_ROLLED_OUT: "not rolled out yet",
+    Off.TOO_DEEP: "the rollout is at fewer tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +134,11 @@ def describe_orders(overrides: Iterable[Override]) -> list[str]:
     """One line for each order in force on some slices, whether anything was decided there or not."""
     lines = []
     for order in (each for each in overrides if each.slice_key):
-        load = "every load" if order.concurrency is None else f"concurrency {order.concurrency}"
-        covered = f"{order.endpoint}, {order.slice_key}, {load}"
-        lines.append(f"{covered}: off, also on servers that cannot distinguish slices (override {order.override_id})")
+        load = "every load" if order.concurrency is None else f"load {order.concurrency}"
+        covered = f"{order.endpoint}, {slice_title(order.slice_key)}, {load}"
+        lines.append(
+            f"{covered}: off, as is every request that these labels do not place (override {order.override_id})"
+        )
     return lines
 
 
@@ -160,9 +175,9 @@ def _rolled_out(
 
 def _line(served: ServedDecision) -> str:
     decision = served.decision
-    place = f"{decision.endpoint}, {decision.slice_key or 'whole endpoint'}, concurrency {decision.concurrency}"
-    if served.is_on:
+    place = f"{decision.endpoint}, {slice_title(decision.slice_key)}, load {decision.concurrency}"
+    if served.off is None:
         state = f"on, {served.num_speculative_tokens} tokens"
     else:
-        state = f"off ({served.off}; {decision.verdict.value} {decision.reason_code})"
+        state = f"off ({OFF_TEXT[served.off]}; {decision.verdict.value}: {plain_text(decision.reason)})"
     return f"{place}, {decision.config.name}: {state}, decision {decision.decision_id}, measured on {decision.engine}"

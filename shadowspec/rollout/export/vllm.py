@@ -29,6 +29,7 @@ from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, off_re
 from shadowspec.types import SpeculationConfig, VerifyRule
 
 PEER = "vLLM"
+NOTHING = "null\n"  # vLLM reads it as no speculation
 MAX_BATCH_SIZE = 2**31 - 1  # means a range without end
 DATA_PARALLEL = (
     "with --data-parallel-size above 1 vLLM drops the batch-size ranges and speculates at every batch size: "
@@ -53,7 +54,7 @@ def render(schedule: Schedule) -> Document:
     """The value of `--speculative-config`; `null` where nothing is on."""
     config = schedule.config
     if config is None:
-        return Document("null\n")
+        return Document(NOTHING)
     if config.is_served_method:
         return _served_method(schedule, config)
     if config.is_adaptive or config.proposer not in PROPOSERS:
@@ -62,9 +63,9 @@ def render(schedule: Schedule) -> Document:
         return _suffix(schedule, config, schedule.leading_ranges())
     is_sampling = config.verify_rule is VerifyRule.REJECTION
     if config.proposer == "medusa" and is_sampling:
-        return Document("null\n", (MEDUSA_SAMPLED,))
+        return Document(NOTHING, (MEDUSA_SAMPLED,))
     if config.proposer == HETEROGENEOUS and is_sampling:
-        return Document("null\n", (HETEROGENEOUS_SAMPLED,))
+        return Document(NOTHING, (HETEROGENEOUS_SAMPLED,))
     values: dict[str, object] = {"num_speculative_tokens": schedule.max_num_speculative_tokens}
     remarks = [DATA_PARALLEL, *rule_remarks(PEER, config)]
     if config.proposer == "ngram":
@@ -116,7 +117,7 @@ def _served_method(schedule: Schedule, config: SpeculationConfig) -> Document:
     """The configuration as it went in, to be run up to the largest batch size that was measured."""
     found = served_settings(PEER, schedule, config, METHOD_KEYS)
     if found.values is None:
-        return Document("null\n", found.remarks)
+        return Document(NOTHING, found.remarks)
     limit = (
         f"{config.proposer} speculates at every batch size: run the server with --max-num-seqs {found.max_batch_size}, "
         "the largest that was measured"
@@ -125,4 +126,4 @@ def _served_method(schedule: Schedule, config: SpeculationConfig) -> Document:
 
 
 def _off(schedule: Schedule) -> Document:
-    return Document("null\n", tuple(off_remarks(PEER, schedule, PROPOSERS)))
+    return Document(NOTHING, tuple(off_remarks(PEER, schedule, PROPOSERS)))

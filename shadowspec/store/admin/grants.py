@@ -8,25 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from sqlalchemy import Connection, Engine, text
 
 from shadowspec.errors import StoreError, UsageError
 from shadowspec.store import session
 from shadowspec.store.table_definitions import metadata
+from shadowspec.types import RoleKind
 
 PARTITION_FUNCTION = "shadowspec_create_partition(text, date)"
-
-
-class RoleKind(StrEnum):
-    """Who uses the database."""
-
-    WRITER = "writer"  # the worker, and `run`
-    GATE = "gate"
-    READER = "reader"  # reports and dashboards
-    OPERATOR = "operator"  # sets overrides of decisions
-    SCHEDULER = "scheduler"  # `schedule`: the gate's rights, and the schedule's log
 
 
 @dataclass(frozen=True, slots=True)

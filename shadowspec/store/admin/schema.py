@@ -96,7 +96,7 @@ def migrate(url: str, revision: str) -> None:
             is_down = revision == "base" or (before is not None and revision in known[: known.index(before)])
             (command.downgrade if is_down else command.upgrade)(config, revision)
         except CommandError as exc:
-            raise StoreError(f"database {parsed.render_as_string(hide_password=True)}: {exc}") from exc
+            raise StoreError(f"database {session.database_name(parsed)}: {exc}") from exc
         if connection.dialect.name == "sqlite" and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise StoreError("the migration would leave rows that refer to nothing; it was undone")
 
@@ -134,7 +134,7 @@ def require_head(url: URL, engine: Engine | None = None) -> None:
 
 
 def _mismatch(url: URL, revision: str | None) -> str:
-    name = url.render_as_string(hide_password=True)
+    name = session.database_name(url)
     if revision is None:
         return f"database {name} has no schema yet: {UPGRADE_HINT}"
     if revision in revisions():
