@@ -17,6 +17,7 @@ from .board_columns import COLUMNS, Column
 from .formats import ahead, local, moment_title, short_local, text
 from .links import address
 from .sparks import interval_svg, trend_svg
+from .why_section import next_html
 
 Format = Callable[[float | None], str]
 
@@ -58,7 +59,8 @@ def _body(index: int, endpoint: BoardEndpoint, context: TableContext) -> str:
     first = _row(endpoint.head, context, _toggle(endpoint, f"ss-of-{index}"), is_head=True)
     why = f'<tr class="ss-child ss-why" hidden=""><td colspan="{len(COLUMNS)}">{_why(endpoint.head)}</td></tr>'
     rest = "".join(_row(row, context, _child_name(row, endpoint.head), is_head=False) for row in endpoint.rows)
-    return f'<tbody id="ss-of-{index}" data-endpoint="{escape(endpoint.name)}">{first}{why}{rest}</tbody>'
+    order = f'<tr class="ss-next"><td colspan="{len(COLUMNS)}">{next_html(endpoint.head)}</td></tr>'
+    return f'<tbody id="ss-of-{index}" data-endpoint="{escape(endpoint.name)}">{first}{order}{why}{rest}</tbody>'
 
 
 def _toggle(endpoint: BoardEndpoint, target: str) -> str:

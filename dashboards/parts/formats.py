@@ -71,6 +71,13 @@ def text(value: str) -> str:
     return escape(plain_text(value))
 
 
+def sentence_html(value: str) -> str:
+    """A sentence of ours for HTML: its first letter large, its commands (in backticks) as code, a full stop."""
+    parts = text(value).split("`")
+    marked = "".join(f"<code>{part}</code>" if place % 2 else part for place, part in enumerate(parts))
+    return f"{marked[:1].upper()}{marked[1:]}".rstrip(".") + "."
+
+
 def markdown(value: str) -> str:
     """The same for Markdown."""
     return markdown_text(plain_text(value))

@@ -14,7 +14,7 @@ from shadowspec.reports.pages.evidence_page import TestPath
 from shadowspec.store import Pulse
 from shadowspec.text import DASH, moment, percent, plural, slice_title, times
 
-from ..parts import charts, context_section, evidence_charts, evidence_sections, formats, links, source, states
+from ..parts import charts, context_section, evidence_charts, evidence_sections, formats, links, source, states, why_section
 from ..parts.board_table import PARITY_WORD
 
 WINDOWS = {"7 days": timedelta(days=7), "28 days": timedelta(days=28), "all": None}
@@ -43,9 +43,8 @@ def page() -> None:
     pair = row.endpoint, row.slice_key, row.concurrency, row.fingerprint
     asked = st.session_state.get("measured") or links.query_value("measured") or DEFAULT_WINDOW
     source.read_ahead(pulse, *pair, WINDOWS.get(asked, WINDOWS[DEFAULT_WINDOW]))
-    st.html(_title(row))
+    _why(row)
     _figures(row)
-    _notes(row)
     _sequences(pulse, row)
     _forest(board, row)
     window = _window()
@@ -102,15 +101,6 @@ def _config_name(row: BoardRow) -> str:
     return f"{name} ({row.fingerprint[:8]})" if row.fingerprint else DASH
 
 
-def _title(row: BoardRow) -> str:
-    since = "" if row.since is None else f"<span>since {formats.time_html(row.since)}</span>"
-    name = f"{formats.text(row.endpoint)} <span>{formats.text(slice_title(row.slice_key))}</span>"
-    return (
-        f'<div class="ss-title"><h2>{name}</h2>'
-        f"{formats.verdict_html(row.verdict)}{since}</div><p class='ss-reason'>{formats.text(row.reason)}</p>"
-    )
-
-
 def _figures(row: BoardRow) -> None:
     with st.container(key="figures"):
         cells = st.columns(6)
@@ -150,23 +140,22 @@ def _money(row: BoardRow) -> str:
     return f"{money:,.2f} {source.config().dashboard.currency} per million tokens"
 
 
-def _notes(row: BoardRow) -> None:
-    """What a reader should know beside the reason, and that evidence is stale."""
-    now = formats.now()
-    limit = source.config().dashboard.stale_after
-    if row.evidence_at is not None and row.is_stale(limit, now):
+def _why(row: BoardRow) -> None:
+    """Why the verdict, the next step and the picture; then the gate's reason with its notes, and stale evidence."""
+    now, limit = formats.now(), source.config().dashboard.stale_after
+    is_stale = row.is_stale(limit, now)
+    st.html(why_section.html(row, is_stale=is_stale))
+    if row.evidence_at is not None and is_stale:
         st.warning(
             f"Stale: the newest evidence is of {moment(row.evidence_at)}, {formats.ago(row.evidence_at, now)}. The "
-            "verdict is still in force, but nothing has been checked since: traffic, models and load may have changed.",
+            "verdict is in force, but nothing has been checked since. Traffic, models and load may have changed.",
             icon=":material/schedule:",
         )
     decision = row.standing.decision
     if decision is None:
-        st.info("The gate has not judged it yet: run `shadowspec gate`.", icon=":material/hourglass_empty:")
         return
     notes = "".join(f"<li>{formats.text(note)}</li>" for note in decision_notes(decision))
-    if notes:
-        st.html(f'<ul class="ss-notes">{notes}</ul>')
+    st.html(f'<p class="ss-reason">The gate\'s reason: {formats.text(row.reason)}</p><ul class="ss-notes">{notes}</ul>')
 
 
 def _sequences(pulse: Pulse, row: BoardRow) -> None:

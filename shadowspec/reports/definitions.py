@@ -35,7 +35,7 @@ TEST_TITLE = {
     "parity_near_ties": "Parity, greedy near-ties",
     "parity_faults": "Parity, greedy faults",
     "parity_sampled": "Parity, sampled",
-    "memory": "Memory budget, no test",
+    "memory": "Memory budget",
     "ttft": "Time to first token",
     "tpot": "Time per output token",
     "cost": "Cost per output token over its limit",

@@ -20,13 +20,30 @@ STEPS: Final = {
     "dependent": f"send traffic, {GATE_AGAIN}",
     "stale_data": f"measure newer traffic, {GATE_AGAIN}",
     "missing_data": f"see the failures in `shadowspec report`, fix their cause and measure again, {GATE_AGAIN}",
+    "late_data": f"keep each session in one partition of the mirror and in order, {GATE_AGAIN}",
+    "unknown_parity": f"let the baseline's server return log probabilities (score_logprobs), {GATE_AGAIN}",
+    "near_ties": "use the same dtype and kernels in both arms, or review parity_margin in the policy",
+    "guardrail": "fix the figure that the reason names, or review its limit in the policy",
+    "mix_bound": f"send traffic of the slices with wide bounds, {GATE_AGAIN}",
+    "drift": "look for the cause under Changes in the dashboard, then send traffic and run `shadowspec gate` again",
+    "changed_fingerprint": f"send traffic, or undo the change of model or engine, {GATE_AGAIN}",
+    "changed_rules": "run `shadowspec gate` again: it begins a run under the current rules",
     "other_engine": "measure through servers of the serving engine (docs/servers.md)",
     "no_level_left": "raise max_hypotheses in the policy, or configure fewer candidates or loads",
-    "undecidable": "the effect is too close to the limit; try another candidate, or change the limit in the policy",
+    "undecidable": "try another candidate, or change the limit in the policy: the effect is too close to it",
     "unprovable": "change the limit in the policy: no evidence can prove it",
     "low_acceptance": "try another draft or fewer speculative tokens",
     "costlier": "try another draft or fewer speculative tokens",
     "unknown_memory": "remove the memory budget from the policy, or measure on an engine that reports memory",
+}
+
+
+# By the reason code of a DISABLE.
+AFTER_DISABLE: Final = {
+    "parity_fault": "keep speculation off, and report the difference as an error of the engine or the server",
+    "parity_biased": "keep speculation off, and report the difference as an error of the engine or the server",
+    "memory_over_budget": "keep speculation off; use a smaller draft, or review the memory budget in the policy",
+    "drift": "keep speculation off, and look for the cause under Changes in the dashboard; the next run decides again",
 }
 
 
@@ -41,22 +58,30 @@ def best_decision(decisions: Iterable[Decision]) -> Decision | None:
     return max((each for each in decisions if not each.slice_key), key=merit, default=None)
 
 
+def keep_off(override_id: int) -> str:
+    """What to do while an override is in force."""
+    return f"keep speculation off while the override is in force; `shadowspec override clear {override_id}` ends it"
+
+
+def next_action(decision: Decision) -> str:
+    """What to do after a decision, as an order: `send traffic, then run `shadowspec gate` again`."""
+    if decision.override is not None:
+        return keep_off(decision.override.override_id)
+    if decision.verdict is Verdict.DISABLE:
+        otherwise = "keep speculation off; to try again, configure another draft or fewer speculative tokens"
+        return AFTER_DISABLE.get(decision.reason_code, otherwise)
+    if decision.verdict is Verdict.ENABLE and decision.recording_only:
+        return "measure mirrored traffic with a production policy: this verdict is valid for the recording only"
+    if decision.verdict is Verdict.ENABLE:
+        name, config = plain_text(decision.endpoint), plain_text(decision.config.name)
+        return f"promote {config}: `shadowspec check --endpoint {name}`, then `shadowspec export`"
+    return STEPS.get(decision.reason_code, f"send traffic, {GATE_AGAIN}")
+
+
 def next_step(decision: Decision) -> str:
     """What to do after the decision that speaks for its endpoint, such as
     `chat HOLD: about 40 more sessions (5 minutes of this traffic); send traffic, then run `shadowspec gate` again`.
     """
-    name = plain_text(decision.endpoint)
-    if decision.override is not None:
-        step = f"an override is in force; end it with `shadowspec override clear {decision.override.override_id}`"
-    elif decision.verdict is Verdict.DISABLE:
-        step = "keep speculation off; to try again, configure another draft or fewer speculative tokens"
-    elif decision.recording_only and decision.verdict is Verdict.ENABLE:
-        step = "valid for this recording only; for production measure mirrored traffic with a production policy"
-    elif decision.verdict is Verdict.ENABLE:
-        config = plain_text(decision.config.name)
-        step = f"promote {config}: `shadowspec check --endpoint {name}`, then `shadowspec export`"
-    else:
-        needed = still_needed(decision)
-        step = STEPS.get(decision.reason_code, f"send traffic, {GATE_AGAIN}")
-        step = step if needed is None else f"{needed.text}; {step}"
-    return f"{name} {decision.verdict}: {step}"
+    needed, action = still_needed(decision), next_action(decision)
+    step = action if needed is None or decision.verdict is not Verdict.HOLD else f"{needed.text}; {action}"
+    return f"{plain_text(decision.endpoint)} {decision.verdict}: {step}"

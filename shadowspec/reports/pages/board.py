@@ -14,8 +14,9 @@ from datetime import datetime, timedelta
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions, is_stale
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
-from shadowspec.planning.still_needed import still_needed
+from shadowspec.planning.still_needed import StillNeeded, still_needed
 from shadowspec.reports.definitions import find_test
+from shadowspec.reports.next_steps import keep_off, next_action
 from shadowspec.reports.notes import alerts
 from shadowspec.reports.pages.board_values import BoardValues, Saving, TrendDay, saving, trend
 from shadowspec.store import GroupSums
@@ -71,7 +72,24 @@ class BoardRow:
             return decision.reason
         if self.standing.override is not None:
             return f"override by {self.standing.override.author}: {self.standing.override.reason}"
-        return "measured, but the gate has not judged it yet"
+        return "measured, and not decided yet" if self.fingerprint else "no request was measured yet"
+
+    @property
+    def next_action(self) -> str:
+        """What to do about it now, as an order."""
+        if self.standing.decision is not None:
+            return next_action(self.standing.decision)
+        if self.standing.override is not None:
+            return keep_off(self.standing.override.override_id)
+        if self.fingerprint:
+            return "run `shadowspec gate`: requests are measured, and the gate has not decided on them"
+        return "measure its traffic with `shadowspec run FILE`; `shadowspec doctor --traffic FILE` shows which records match"
+
+    @property
+    def still_needed(self) -> StillNeeded | None:
+        """The evidence that a HOLD still needs; None where it is decided, or cannot be estimated."""
+        decision = self.standing.decision
+        return still_needed(decision) if decision is not None and decision.verdict is Verdict.HOLD else None
 
     def is_stale(self, max_age: timedelta, now: datetime) -> bool:
         """Whether its evidence is older than `max_age`; where nothing was decided on evidence there is none to be."""
@@ -218,7 +236,7 @@ def _key(decision: Decision) -> Key:
 
 
 def expected_at(decision: Decision, now: datetime) -> datetime | None:
-    """When the clusters that are still needed will have come at the pace so far; None where it cannot be said."""
+    """When the sessions that are still needed will have come at the pace so far; None where that is unknown."""
     needed = still_needed(decision)
     return None if needed is None or needed.seconds is None else now + timedelta(seconds=needed.seconds)
 

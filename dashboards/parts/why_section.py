@@ -1,0 +1,77 @@
+"""The first part of the evidence page: why the verdict, what to do next, and one picture of every required test."""
+
+from __future__ import annotations
+
+from shadowspec.reports.pages.board import BoardRow
+from shadowspec.reports.pages.why_verdict import LimitLine, limit_lines, why
+from shadowspec.text import slice_title
+
+from . import formats
+
+WIDTH, HEIGHT = 300, 18
+OUTCOME = {"pass": ("\u2713", "passes"), "open": ("\u25cb", "open"), "fail": ("\u2715", "fails")}
+NOT_DECIDED = "The gate has not decided on it yet"
+NOT_MEASURED = "No request of it was measured yet"
+
+
+def html(row: BoardRow, *, is_stale: bool) -> str:
+    """Title, sentence, next step, and the picture, if the gate has tested anything."""
+    since = "" if row.since is None else f"<span>since {formats.time_html(row.since)}</span>"
+    stale = '<span class="ss-flag">stale</span>' if is_stale else ""
+    name = f"{formats.text(row.endpoint)} <span>{formats.text(slice_title(row.slice_key))}</span>"
+    decision = row.standing.decision
+    sentence = why(decision) if decision is not None else NOT_DECIDED if row.fingerprint else NOT_MEASURED
+    return (
+        f'<div class="ss-title"><h1>{name}</h1>{formats.verdict_html(row.verdict)}{since}{stale}</div>'
+        f'<p class="ss-because"><b>Why:</b> {formats.sentence_html(sentence)}</p>'
+        f"{next_html(row)}{picture(limit_lines(decision) if decision is not None else [])}"
+    )
+
+
+def next_html(row: BoardRow) -> str:
+    """What to do now, and the evidence that is still needed."""
+    needed = row.still_needed
+    more = "" if needed is None else f" <span>Still needed: {formats.text(needed.text)}.</span>"
+    return f'<p class="ss-next-step"><b>Next:</b> {formats.sentence_html(row.next_action)}{more}</p>'
+
+
+def picture(lines: list[LimitLine]) -> str:
+    """Every required test on one axis, its limit in the middle; the text beside each line says the same."""
+    if not lines:
+        return ""
+    rows = "".join(_line(line) for line in lines)
+    head = (
+        '<div class="ss-limit-head" aria-hidden="true"><span>required test</span>'
+        "<span>\u2190 worse<i>limit</i>better \u2192</span><span>estimate [bounds]</span><span>limit</span></div>"
+    )
+    label = "Required tests with their bounds and limits"
+    return f'<figure class="ss-limits" aria-label="{label}">{head}<ul>{rows}</ul></figure>'
+
+
+def _line(line: LimitLine) -> str:
+    mark, word = OUTCOME.get(line.outcome, ("", line.outcome))
+    return (
+        f'<li class="ss-limit-{line.outcome}"><span class="ss-limit-name"><b>{mark} {formats.text(line.title)}</b> '
+        f"{word}</span>{_axis(line)}<span>{line.figures}</span>"
+        f'<span><span class="ss-only-heard">limit </span>{formats.text(line.limit)}</span></li>'
+    )
+
+
+def _axis(line: LimitLine) -> str:
+    def place(value: float) -> float:
+        return WIDTH / 2 * (1.0 + value)
+
+    middle = HEIGHT / 2
+    parts = [
+        f'<rect class="ss-better" x="{WIDTH / 2}" y="0" width="{WIDTH / 2}" height="{HEIGHT}"/>',
+        f'<line class="ss-axis" x1="0" x2="{WIDTH}" y1="{middle}" y2="{middle}"/>',
+        f'<line class="ss-limit" x1="{WIDTH / 2}" x2="{WIDTH / 2}" y1="0" y2="{HEIGHT}"/>',
+    ]
+    if line.estimate is not None:
+        left, right = place(line.worst), place(line.best)
+        parts.append(f'<line class="ss-bounds" x1="{left:.1f}" x2="{right:.1f}" y1="{middle}" y2="{middle}"/>')
+        parts.append(f'<circle class="ss-point" cx="{place(line.estimate):.1f}" cy="{middle}" r="4"/>')
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true" preserveAspectRatio="xMidYMid meet">'
+        f"{''.join(parts)}</svg>"
+    )
