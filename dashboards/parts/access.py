@@ -11,8 +11,8 @@ from .formats import now
 from .identity import AccessError, Identity
 
 NO_LOGIN = (
-    ":orange-badge[:material/no_encryption: No login] Anyone with network access can see all data{more}; it is "
-    "bound to this machine unless it was started otherwise."
+    ":orange-badge[:material/no_encryption: No login] Anyone with network access can see all data{more}. The default "
+    "address is reachable from this machine only."
 )
 
 
@@ -52,7 +52,7 @@ def admit() -> Identity | None:
 def _door(message: str) -> None:
     claims = dict(st.user)
     with st.container(border=True):
-        st.markdown("##### :material/lock: ShadowSpec")
+        st.markdown("# :material/lock: ShadowSpec")
         st.markdown(f"{message[:1].upper()}{message[1:]}.")
         first, second, _ = st.columns([1, 1, 4])
         if first.button("Log in", type="primary", icon=":material/login:", key="login"):
@@ -64,7 +64,7 @@ def _door(message: str) -> None:
 def banner(who: Identity, settings: AccessSettings) -> None:
     """Who is logged in, or that nobody had to."""
     if settings.auth_file is None:
-        more = ", and may use the kill switch" if who.may_order else ""
+        more = " and use the kill switch" if who.may_order else ""
         st.caption(NO_LOGIN.format(more=more))
         return
     first, second = st.columns([6, 1], vertical_alignment="center")

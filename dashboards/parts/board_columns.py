@@ -17,38 +17,43 @@ class Column:
 
 
 COLUMNS = (
-    Column("Endpoint", "The endpoint with its config and load; below it other loads, configs, and its slices.", "name"),
+    Column(
+        "Endpoint",
+        "The endpoint with its config and load. The arrow shows its other loads and configs, and its slices.",
+        "name",
+    ),
     Column("Verdict", formats.definition("verdict") + " An operator's override takes precedence.", "verdict"),
     Column("Speedup", f"{formats.definition('speedup')} {formats.definition('bounds')}", "speedup"),
     Column("Accepted", f"{formats.definition('acceptance')} {formats.definition('bounds')}", "acceptance"),
     Column(
         "Slowed",
-        "Share of requests that speculation slows by more than the policy's tail margin (20% unless set), with its "
-        "upper bound, which must lie below the policy's share (10% unless set).",
+        "Share of requests that speculation slows by more than the policy's tail_margin (default 20%), with its upper "
+        "bound. The bound must lie below tail_share (default 10%).",
         "tail",
     ),
-    Column("Parity", "Whether the speculative output is the target's own: the worst of the parity tests."),
+    Column("Parity", "Whether both arms give the same output: the worst outcome of the parity tests."),
     Column(
         "Memory",
-        "Extra peak memory of the speculative arm, as a share of the baseline's, or in KV tokens; through servers, the "
-        "share of the baseline's KV cache that the speculative server's lacks.",
+        "Extra peak memory of the speculative arm, as a share of the baseline's or in KV tokens. Through servers it is "
+        "the part of the baseline's KV cache that the speculative server does not have.",
     ),
     Column(
         "Saved",
-        "Device time per output token that speculation saves against the baseline, pooled over the measured requests "
-        "of the last 7 days of traffic; negative where it costs more. Also in money where a price is set.",
+        "Device time per output token that speculation saves compared with the baseline, over the last 7 days of "
+        "traffic. A negative figure costs more. In money too if a price is set.",
         "saving",
     ),
     Column(
         "Evidence",
-        "Sessions in evidence, and how long ago the newest of it happened (of a file: was measured).",
+        "Sessions in evidence, and the age of the newest. The age of a file counts from its measurement.",
         "evidence",
     ),
     Column(
         "Still needed",
-        "Sessions that the slowest test still wants, and when they will have come at the pace so far: an estimate, no "
-        "promise.",
+        "Sessions that the slowest test still needs, and the expected date at the present rate: an estimate.",
         "needed",
     ),
-    Column("Trend", "Geometric mean of the requests' speedups per day (UTC) over the last 14 days; the line is at 1."),
+    Column(
+        "Trend", "Geometric mean of the requests' speedups per day (UTC) over 14 days of traffic. The line is at 1."
+    ),
 )

@@ -14,15 +14,15 @@ from . import charts, formats, queries, source
 
 def draw(row: BoardRow, window: timedelta | None) -> None:
     """Acceptance, speedup and cache by the length of the prompt; read when it is asked for."""
-    st.markdown("#### By length of the prompt", help=formats.definition("by-context"))
+    st.markdown("## By length of the prompt", help=formats.definition("by-context"))
     if not st.toggle(
-        "Show", key="by_context", bind="query-params", help="Reads single runs of the window, newest first."
+        "Show", key="by_context", bind="query-params", help="Reads single requests of the window, newest first."
     ):
         return
     since = source.window_start(queries.hours(row.endpoint), window)
     found, num_runs = queries.context_rows(row.endpoint, row.slice_key or None, row.fingerprint, row.concurrency, since)
     if not found:
-        st.caption("No single run of this window is stored: measure some, or choose a longer window.")
+        st.caption("No single request of this window is stored. Choose a longer window, or measure more traffic.")
         return
     st.dataframe(
         charts.frame(
@@ -46,7 +46,7 @@ def draw(row: BoardRow, window: timedelta | None) -> None:
             "Ratio of total times": st.column_config.TextColumn(help=formats.definition("total-times")),
         },
     )
-    st.caption(f"The newest {plural(num_runs, 'run')} of the window. Cache: keys and values of one request at its end.")
+    st.caption(f"The newest {plural(num_runs, 'run')} of the window. Cache: the KV cache of one request at its end.")
 
 
 def _bytes(value: float | None) -> str:

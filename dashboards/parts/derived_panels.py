@@ -36,20 +36,20 @@ _TERMS = {
 
 def draw_predictions(endpoint: str, slice_key: str) -> None:
     """One slice's predictions and frontier, or those of all slices where the whole endpoint is shown."""
-    st.markdown("#### Predicted by the cost model", help=formats.definition("predicted"))
+    st.markdown("## Predicted by the cost model", help=formats.definition("predicted"))
     costs = queries.costs()
     if not costs:
         states.empty(
-            "No step costs on record",
-            "What a step costs was never profiled, where it is measured or served, so that nothing can be predicted.",
-            commands=("shadowspec profile-device   # of an endpoint's servers: shadowspec profile-server",),
+            "No step costs yet",
+            "Predictions need the cost of a step. Profile the device that measures, or the servers of the endpoint.",
+            commands=("shadowspec profile-device", "shadowspec profile-server   # for an endpoint with servers"),
         )
         return
     cells = [group for group in cells_of_groups(queries.group_sums(endpoint)) if slice_key in ("", group.slice_key)]
     found = predictions(cells, queries.configs(), costs)
     st.info(
-        "**No verdict rests on this.** Predictions from measured step costs of the engine named beside each; they tell "
-        "which load and which K are worth measuring.",
+        "**Predictions, not evidence.** They combine measured step costs with measured acceptance, and show which load "
+        "and K to measure next. No verdict uses them.",
         icon=":material/query_stats:",
     )
     st.caption(prediction_summary(found))
@@ -66,22 +66,22 @@ def draw_predictions(endpoint: str, slice_key: str) -> None:
 def _pools(cells: Sequence[MeasuredCell]) -> None:
     """What another acceptance would make of all slices together."""
     tried = st.slider(
-        "What if: accepted tokens per step, % of those measured",
+        "What if: accepted tokens per step, % of the measured number",
         0,
         300,
         100,
         step=5,
         key="acceptance",
         bind="query-params",
-        help="Another draft or K, or traffic that is harder to draft. Up to all tokens that are drafted.",
+        help="For another draft or K, or for traffic that is harder to draft. At most every drafted token is accepted.",
     )
     rows = [each.texts for each in pool_what_if(cells, queries.configs(), queries.costs(), tried / 100)]
     st.dataframe(
         charts.frame([dict(zip(POOL_HEAD, map(plain_text, row), strict=True)) for row in rows]), hide_index=True
     )
     st.caption(
-        "Predicted ratio of total times of all slices shown, by their traffic. Only decoding gets faster: *All "
-        "accepted* is the limit that the prefill and the cost of drafting leave, whatever the draft."
+        "Predicted ratio of total times of all slices shown, weighted by their traffic. *All accepted* is the limit: "
+        "prefill and drafting take their time with any draft."
     )
 
 
@@ -127,7 +127,7 @@ def _row(each: Gain, *, is_best: bool) -> dict[str, Any]:
     drafting = each.drafting
     return {
         "load": each.concurrency,
-        "way": f"K {drafting.num_speculative_tokens} \u00b7 {plain_text(drafting.name)}",
+        "config": f"K {drafting.num_speculative_tokens} \u00b7 {plain_text(drafting.name)}",
         "speedup": each.speedup,
         "lower": each.least,
         "upper": each.most,
@@ -141,13 +141,13 @@ def _chart(rows: charts.Rows) -> charts.Layers:
     base = alt.Chart(charts.frame(rows)).encode(
         x=alt.X(
             "load:Q",
-            title="load (requests at once)",
+            title="load (concurrent requests)",
             scale=alt.Scale(type="log", base=2, nice=False),
             axis=alt.Axis(values=sorted({row["load"] for row in rows}), grid=False),
         ),
-        color=alt.Color("way:N", title="config", legend=charts.BELOW, scale=alt.Scale(range=list(charts.SERIES))),
+        color=alt.Color("config:N", title="config", legend=charts.BELOW, scale=alt.Scale(range=list(charts.SERIES))),
         tooltip=[
-            alt.Tooltip("way:N", title="config"),
+            alt.Tooltip("config:N", title="config"),
             alt.Tooltip("load:Q", title="load"),
             alt.Tooltip("speedup:Q", title="predicted speedup", format=".2f"),
             alt.Tooltip("length:Q", title="tokens per step", format=".2f"),
@@ -158,24 +158,24 @@ def _chart(rows: charts.Rows) -> charts.Layers:
     band = base.mark_area(opacity=0.15).encode(y=alt.Y("lower:Q"), y2=alt.Y2("upper:Q"))
     lines = base.mark_line(strokeWidth=2).encode(y=y)
     best = base.mark_point(filled=True, size=110, opacity=1, shape="diamond").encode(y=y).transform_filter("datum.best")
-    return charts.layer(band, lines, best, *charts.threshold(1.0, "as fast as without", is_below=True))
+    return charts.layer(band, lines, best, *charts.threshold(1.0, "as fast as the baseline", is_below=True))
 
 
 def draw_queues(endpoint: str) -> None:
     """The whole endpoint's queues: its slices wait in one line."""
-    st.markdown("#### Derived queue times", help=formats.definition("derived-queue"))
+    st.markdown("## Derived queue times", help=formats.definition("derived-queue"))
     tried = st.slider(
-        "Traffic: share of the time that the baseline is busy, %",
+        "Traffic: share of time in which the baseline is busy, %",
         5,
         99,
         80,
         key="busy",
         bind="query-params",
-        help="The recorded arrivals, as much faster or slower as that takes.",
+        help="The recorded arrivals, sped up or slowed down to this share.",
     )
     cells = queries.queue_cells(endpoint, tuple(sorted({*BUSY, tried / 100})))
     if not cells:
-        st.caption("Nothing was timed here, so that no queue can be derived.")
+        st.caption("No request was timed here yet: queue times are derived from timed requests.")
         return
     st.info(f"**{DERIVED}** {QUEUE_NOTE}", icon=":material/hourglass_top:")
     rows = [queue_cells_text(cell, row) for cell in cells for row in cell.rows]
@@ -183,5 +183,5 @@ def draw_queues(endpoint: str) -> None:
         st.dataframe(
             charts.frame([dict(zip(QUEUE_HEAD, map(plain_text, row), strict=True)) for row in rows]), hide_index=True
         )
-    st.caption("The whole endpoint, whichever slice is chosen: its slices wait in one line.")
+    st.caption("This is the whole endpoint, with any slice chosen: its slices share one queue.")
     st.markdown("\n".join(f"- {plain_text(queue_basis(cell))}" for cell in cells))

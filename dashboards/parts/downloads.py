@@ -52,7 +52,7 @@ def buttons(wanted: RunFilter) -> None:
                 icon=":material/download:",
                 on_click="ignore",
                 key=f"runs-{kind.suffix}",
-                help=f"The newest {MAX_ROWS:,} that match.",
+                help=f"The newest {MAX_ROWS:,} requests that match.",
             )
 
 

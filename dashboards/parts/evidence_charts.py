@@ -47,7 +47,7 @@ def path(test_path: TestPath, axis_title: str) -> Any:
     ]
     has_times = all(p.at is not None for p in test_path.points)
     look = alt.X(
-        "at:T", title="look of the gate (your time)", axis=charts.DAYS if _is_long(test_path) else charts.HOURS
+        "at:T", title="look of the gate (your clock)", axis=charts.DAYS if _is_long(test_path) else charts.HOURS
     )
     x = look if has_times else alt.X("units:Q", title="units, in order", axis=alt.Axis(tickMinStep=1, format="d"))
     y = alt.Y("estimate:Q", title=axis_title, scale=alt.Scale(zero=False), axis=SHARES if is_share else alt.Axis())

@@ -21,9 +21,9 @@ from .evidence_tables import audits_table, failures_table, latency_table, replay
 def acceptance(found: RollupFigures) -> None:
     """Acceptance by position, and how many tokens a step accepted."""
     if found.counts is None or not found.counts.num_drafts:
-        states.empty("Nothing measured in this window", "Choose a longer one.")
+        states.empty("No requests in this window", "Choose a longer window above to see acceptance and latency.")
         return
-    st.markdown("#### Acceptance", help=formats.definition("pooled"))
+    st.markdown("## Acceptance", help=formats.definition("pooled"))
     left, right = st.columns(2)
     steps = plural(found.counts.num_drafts, "step")
     with left:
@@ -49,8 +49,8 @@ def latency(found: RollupFigures, row: BoardRow) -> None:
     if not found.distributions:
         return
     st.markdown(
-        "#### Latency of both arms",
-        help=f"The same requests through both arms, from rollups: known to within \u00b1{percent(MAX_RELATIVE_ERROR)}.",
+        "## Latency of both arms",
+        help=f"The same requests in both arms. Rollups: figures to within \u00b1{percent(MAX_RELATIVE_ERROR)}.",
     )
     for column, measure in zip(st.columns(len(DRAWN)), DRAWN, strict=True):
         binned = tuple(each for each in found.distributions if each.measure == measure)
@@ -63,7 +63,7 @@ def latency(found: RollupFigures, row: BoardRow) -> None:
                     evidence_charts.latency(binned),
                     f"{DRAWN[measure]} (ms)",
                     key=f"latency-{measure}",
-                    alt_text=f"Cumulative distribution of {DRAWN[measure]} in both arms; quantiles stand below",
+                    alt_text=f"Cumulative distribution of {DRAWN[measure]} in both arms; quantiles are in the table",
                     help_text=f"{formats.definition(name)} Dots: p50, p95, p99.",
                 )
     st.html(latency_table(found.distributions, found.parts))
@@ -74,7 +74,7 @@ def latency(found: RollupFigures, row: BoardRow) -> None:
             "Where a request's time goes (mean ms)",
             key="parts",
             alt_text="Mean compute time of a request by part, for both arms",
-            help_text="The queue, which the table above shows, is a part of the prefill.",
+            help_text="The queue is a part of the prefill; the table above shows it separately.",
         )
     with right:
         test = next((each for each in _tests_of(row) if each.name == "speedup"), None)
@@ -83,14 +83,14 @@ def latency(found: RollupFigures, row: BoardRow) -> None:
             evidence_charts.differences(found.speedups, None if test is None else test.threshold),
             "Paired differences: speedup of each request (\u00d7)",
             key="differences",
-            alt_text=f"Histogram of each request's own speedup; median {times(median.estimate if median else None)}",
+            alt_text=f"Histogram of the speedup of each request; median {times(median.estimate if median else None)}",
             help_text=formats.definition("request-speedup"),
         )
 
 
 def failures(found: Failures) -> None:
     """What went wrong with single requests, and which kind of failure that looks like."""
-    st.markdown("#### Failures", help=formats.definition("failures"))
+    st.markdown("## Failures", help=formats.definition("failures"))
     for each in found.suspicions:
         st.warning(
             f"Suspected: **{each.kind}**. {formats.markdown('; '.join(each.figures))}.", icon=":material/troubleshoot:"
@@ -102,7 +102,7 @@ def failures(found: Failures) -> None:
     if intervention.num_intervened:
         st.caption(
             f"First-position acceptance, pooled: {percent(intervention.with_them)} with the "
-            f"{plural(intervention.num_intervened, 'request')} whose production output a later layer changed, "
+            f"{plural(intervention.num_intervened, 'request')} whose production output a filter or rewrite changed, "
             f"{percent(intervention.without_them)} without."
         )
 
@@ -117,12 +117,12 @@ def tests(row: BoardRow) -> None:
     if not every:
         return
     parity = [test for test in every if test.name in PARITY_TESTS]
-    st.markdown("#### Parity", help=f"{formats.definition('divergence')} {formats.definition('z')}")
+    st.markdown("## Parity", help=f"{formats.definition('divergence')} {formats.definition('z')}")
     if parity:
         st.html(tests_table(parity))
     else:
-        st.caption("No parity test has been read: nothing was compared yet.")
-    st.markdown("#### All other tests", help=formats.definition("units"))
+        st.caption("No outputs were compared yet: parity tests need requests that ran in both arms.")
+    st.markdown("## All other tests", help=formats.definition("units"))
     st.html(tests_table([test for test in every if test.name not in PARITY_TESTS]))
     decision = row.standing.measured
     if decision is not None:
@@ -140,7 +140,7 @@ def _engine(row: BoardRow) -> str:
 
 
 def replays(row: BoardRow) -> None:
-    """What logged responses say at every K, marked as replay, and the audit of the loop's outputs."""
+    """Replay of logged responses at every K, and the audit of the engine's outputs."""
     name = None if row.config is None else row.config.name
     rows = [
         each
@@ -148,14 +148,14 @@ def replays(row: BoardRow) -> None:
         if (each.slice_key, each.config_name) == (row.slice_key, name)
     ]
     if rows:
-        st.markdown("#### Replay beside the loop", help=REPLAY_NOTE)
+        st.markdown("## Replay beside the engine", help=REPLAY_NOTE)
         st.html(replays_table(rows))
-        st.caption("Expected counts given logged responses (`shadowspec replay`). No test rests on them.")
+        st.caption("Expected counts, computed from logged responses by `shadowspec replay`. No test uses them.")
     audits = [
         (row.endpoint, each)
         for each in queries.audit_rows((row.endpoint,))[row.endpoint]
         if (each.slice_key, each.fingerprint) == (row.slice_key, row.fingerprint)
     ]
     if audits:
-        st.markdown("#### Audit of the loop", help=AUDIT_NOTE)
+        st.markdown("## Audit of the engine", help=AUDIT_NOTE)
         st.html(audits_table(audits))

@@ -23,14 +23,18 @@ def tests_table(tests: Sequence[TestResult]) -> str:
     """Each test with estimate, bounds, threshold, units, and what it still wants."""
     rows = "".join(_test(test) for test in tests)
     heads = (
-        ("Test", "What is tested; hover for what is shown beside it."),
-        ("Outcome", "pass: its null is rejected at its level at this look; fail: the opposite bound has crossed."),
-        ("Estimate", "Of the units so far."),
-        ("Bounds", "Anytime-valid: they hold at every look at once."),
-        ("Threshold", "What the bound must clear."),
+        ("Test", "The test, and below it the figures that help to weigh it."),
+        (
+            "Outcome",
+            "pass: the figure is proven to be on the right side of its limit; fail: it is proven to be on the wrong "
+            "side.",
+        ),
+        ("Estimate", "Of the units measured so far."),
+        ("Bounds", "Anytime-valid: they hold at every look, however often the gate looks."),
+        ("Threshold", "The limit that the bound must pass."),
         ("Units", "Blocks, clusters (sessions) or requests; never tokens."),
         ("Smallest n", "The fewest units at which the test could pass."),
-        ("Still needed", "An estimate."),
+        ("Still needed", "Units until the test may pass: an estimate."),
         ("Level", "Largest probability of a false pass, over all looks together."),
     )
     return table(heads, rows, "Tests of the hypothesis")
@@ -80,7 +84,7 @@ def latency_table(found: Sequence[BinnedDistribution], parts: Sequence[TimeParts
         )
     for part in parts:
         rows += (
-            f'<tr><th scope="row">Queue, mean <small>a part of TTFT: in a server, and for failed attempts</small></th>'
+            f'<tr><th scope="row">Queue, mean <small>a part of TTFT: in a server, and failed attempts</small></th>'
             f'<td data-label="Arm">{part.arm.value}</td><td data-label="mean" colspan="{len(PROBABILITIES)}">'
             f'{milliseconds(part.queue_ms)}</td><td data-label="Requests">{DASH}</td></tr>'
         )
@@ -105,10 +109,10 @@ def latency_table(found: Sequence[BinnedDistribution], parts: Sequence[TimeParts
 def failures_table(rows: Sequence[FailureRow]) -> str:
     """Each failure with its count, what it is a share of, and what it means."""
     heads = (
-        ("Failure", "What was found of a measured request."),
-        ("Requests", "That have it."),
-        ("Of", "For which it is defined."),
-        ("Share", "Requests over those for which it is defined; plain, not weighted."),
+        ("Failure", "A property of a measured request."),
+        ("Requests", "Requests that have it."),
+        ("Of", "Requests for which it is defined."),
+        ("Share", "The first count over the second; plain, not weighted."),
     )
     cells = "".join(
         _row(
@@ -127,13 +131,16 @@ def replays_table(rows: Sequence[ReplayRow]) -> str:
     """Replay's mean acceptance length at each K, and what the loop counted."""
     heads = (
         ("K", "Number of speculative tokens."),
-        ("Verify rule", "How a sampled request's drafted token is accepted."),
+        ("Verify rule", "The rule by which the target accepts a proposed token."),
         ("Requests, replay", "Logged responses that were replayed."),
-        ("Length, replay", "Mean acceptance length expected given the logged responses, pooled. In no test."),
-        ("Length, loop", "Mean acceptance length that the loop counted in the same time, pooled."),
+        ("Length, replay", "Expected mean acceptance length, from logged responses, pooled. No test uses it."),
+        ("Length, engine", "Mean acceptance length that the engine counted in the same time, pooled."),
         ("First position", "First-position acceptance rate by replay, pooled."),
-        ("Replay less loop", "Difference of the two lengths; bounds for every look, until old rows are left out."),
-        ("Comparison", "Beyond 5% of the loop's length: production answers otherwise than the shadow's target."),
+        (
+            "Replay minus engine",
+            "Difference of the two lengths, with bounds valid at every look while no rows are removed.",
+        ),
+        ("Comparison", "Beyond 5% of the engine's length, production gives other answers than the shadow's target."),
     )
     cells = "".join(
         _row(
@@ -149,23 +156,26 @@ def replays_table(rows: Sequence[ReplayRow]) -> str:
         )
         for row in rows
     )
-    return table(heads, cells, "Replay beside the loop")
+    return table(heads, cells, "Replay beside the engine")
 
 
 def audits_table(rows: Sequence[tuple[str, AuditRow]]) -> str:
     """Audits, each with its endpoint."""
     heads = (
-        ("Endpoint", "Where the outputs are of."),
-        ("Slice", "The whole endpoint takes in every slice's outputs."),
-        ("Config", "Whose outputs were replayed."),
-        ("Audit", "An alarm says that loop or replay is wrong; it sets an override HOLD, and is not taken back."),
+        ("Endpoint", "The endpoint of the outputs."),
+        ("Slice", "The whole endpoint contains every slice's outputs."),
+        ("Config", "The config whose outputs were replayed."),
+        (
+            "Audit",
+            "An alarm means that engine or replay is wrong. It sets an override HOLD until an operator clears it.",
+        ),
         (
             "Difference",
-            "Share of the tokens that the loop accepted beyond what replay expects: zero if both are right.",
+            "Share of tokens that the engine accepted beyond replay's expectation: zero if both are right.",
         ),
-        ("Capital, alarm at", "Of the bets against zero, at its highest."),
+        ("Capital, alarm at", "Highest capital of the bets against zero, and the capital at which the alarm fires."),
         ("Outputs", "Audited so far."),
-        ("Refused", "Outputs that replay takes for none of the target's; parity judges these."),
+        ("Refused", "Outputs that the target cannot have produced; the parity tests judge them."),
     )
     cells = "".join(
         _row(
@@ -181,7 +191,7 @@ def audits_table(rows: Sequence[tuple[str, AuditRow]]) -> str:
         )
         for endpoint, row in rows
     )
-    return table(heads, cells, "Audits of the loop")
+    return table(heads, cells, "Audits of the engine")
 
 
 def _alarm(text: str, *, is_alarm: bool) -> str:

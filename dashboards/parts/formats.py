@@ -105,7 +105,7 @@ def mark_verdict(verdict: Verdict | None) -> str:
 
 def meaning(verdict: Verdict | None) -> str:
     """What the verdict says, in a sentence."""
-    return "the gate has not looked at it yet" if verdict is None else VERDICT_MEANING[verdict]
+    return "the gate has not decided on it yet" if verdict is None else VERDICT_MEANING[verdict]
 
 
 def verdict_html(verdict: Verdict | None, hover: str | None = None) -> str:

@@ -95,7 +95,7 @@ def _orders(orders: Sequence[Override]) -> str:
 def _freshness(pulse: Pulse, settings: DashboardSettings, now: datetime) -> list[str]:
     moved, decided, event = pulse.moved_at, pulse.decided_at, pulse.newest_event
     if moved is None:
-        return ["<span>nothing consumed yet</span>"]
+        return ["<span>no records read yet</span>"]
     stale = is_stale(moved, settings.stale_after, now)
     flag = ' <span class="ss-flag">stale</span>' if stale else ""
     parts = [f"<span>measured {formats.time_html(moved, formats.ago(moved, now))}{flag}</span>"]

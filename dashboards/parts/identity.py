@@ -12,7 +12,7 @@ from shadowspec.errors import UsageError
 
 
 class AccessError(UsageError):
-    """Somebody may not do what he asked for."""
+    """Somebody lacks the right to do this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def identify(claims: Mapping[str, Any], settings: AccessSettings, now: datetime)
     names = (None if is_unverified else claims.get("email"), claims.get("preferred_username"), claims.get("sub"))
     name = next((name for name in names if isinstance(name, str) and name), None)
     if name is None:
-        raise AccessError("the login says neither an e-mail nor a name")
+        raise AccessError("the login has neither an e-mail nor a name")
     if settings.roles.claim == "email" and is_unverified:
         raise AccessError("the e-mail of this login is not verified")
     values = _values(claims.get(settings.roles.claim))

@@ -19,8 +19,8 @@ from . import charts, formats, queries, states
 MS_PER_S = 1_000.0
 TITLES = {
     END_TO_END: "End to end",
-    QUEUE: "of it in the queue",
-    COMPUTE: "of it computing",
+    QUEUE: "Queue, a part of it",
+    COMPUTE: "Compute, a part of it",
     FIRST_TOKEN: "Time to first token",
     PER_TOKEN: "Time per output token",
 }
@@ -32,18 +32,22 @@ def live_section(enabling: Enabling, span: timedelta) -> None:
     st.markdown("**Production**", help=_MEANING)
     if found is None:
         states.empty(
-            "The serving side is not measured",
-            "The figures above were measured on the mirror: the same prompts through both arms, before and after. "
-            "Whether the serving engine itself got faster at that moment, with its **throughput, p50/p95/p99, request "
-            "rate and prefix-cache hit rate**, is known to the serving engine alone, and of this time nothing was read "
-            "of its metrics. Name them in `[endpoints.NAME.live]` and let `shadowspec schedule` read them.",
+            "No counters of production yet",
+            "The figures above come from the mirror: the same prompts in both arms. Only the serving engine's "
+            "metrics show "
+            "its **throughput, p50/p95/p99, request rate and prefix-cache hit rate**, and none were read for this "
+            "time. "
+            "Name their addresses in `[endpoints.NAME.live]`; `shadowspec schedule` reads them.",
         )
         return
     if found.switched_on is None:
-        st.info("Production has not drafted since it was enabled, as far as was read.", icon=":material/info:")
+        st.info(
+            "Production has counted no draft since ENABLE. Has the exported configuration been applied?",
+            icon=":material/info:",
+        )
     else:
         st.caption(
-            f"Production counted its first draft since then in the window from {formats.local(found.switched_on)}."
+            f"Production counted its first draft after ENABLE in the window from {formats.local(found.switched_on)}."
         )
     st.dataframe(charts.frame(_rows(found.before, found.after)), hide_index=True)
     st.caption(f"{_count_text(found.before)} before, {_count_text(found.after)} after.")
@@ -51,10 +55,10 @@ def live_section(enabling: Enabling, span: timedelta) -> None:
 
 
 _MEANING = (
-    "Counters of the production engines, read on schedule: of the whole endpoint, whatever slice was enabled. Other "
-    "traffic, another day or other machines change them too: before and after are not paired as the arms above are. "
-    "Quantiles are read off a straight line within the bin of the engine's own histogram that holds them. Those of the "
-    "queue and of computing are of all requests each, and do not add up to that of the end to end."
+    "Counters of the production engines for the whole endpoint, with any slice enabled. Other traffic, another day or "
+    "other machines change them too: before and after are not paired, as the arms above are. Quantiles are "
+    "interpolated "
+    "within the bin of the engine's histogram. Those of queue and compute do not add up to the end-to-end quantile."
 )
 
 

@@ -19,9 +19,7 @@ MAX_SHOWN_RUNS = 200
 
 def draw(endpoint: str, since: datetime | None) -> None:
     """The newest requests of one slice, load and config: counts and timings, to look at and to take away."""
-    st.markdown(
-        "### Requests", help="Counts and timings of single requests: no text is stored, and hashes are cut short."
-    )
+    st.markdown("## Requests", help="Counts and timings of single requests. No text is stored; hashes are cut short.")
     groups, configs = queries.group_sums(endpoint, since), queries.configs()
     slices, loads, used = (
         sorted({getattr(each, name) for each in groups}) for name in ("slice_key", "concurrency", "fingerprint")
@@ -58,9 +56,10 @@ def draw(endpoint: str, since: datetime | None) -> None:
     found = source.store().run_page(wanted, limit=MAX_SHOWN_RUNS)
     if not found.rows:
         states.empty(
-            "No single requests here",
-            "Either none matches, or they are older than the store keeps them: rollups are kept for ever, runs until "
-            f"`shadowspec db retain` removes them. Looked at the newest {found.num_walked:,} runs.",
+            "No single requests to list",
+            "No request matches, or `shadowspec db retain` has removed them: rollups stay in the store, single "
+            "requests "
+            f"do not. The newest {found.num_walked:,} runs were searched; choose another slice, load, config or time.",
         )
         return
     st.dataframe(
@@ -72,8 +71,8 @@ def draw(endpoint: str, since: datetime | None) -> None:
     )
     more = found.next_place is not None
     st.caption(
-        f"{plural(len(found.rows), 'request')}, newest first{'; there are more' if more else ''}. Read along an index "
-        f"of the endpoint's event times, {plural(found.num_walked, 'run')} looked at."
+        f"{plural(len(found.rows), 'request')}, newest first{'; there are more' if more else ''}. "
+        f"{plural(found.num_walked, 'run')} searched."
     )
     downloads.buttons(wanted)
 
@@ -105,7 +104,7 @@ def _shown_run(row: Mapping[str, Any]) -> dict[str, Any]:
 _RUN_COLUMNS: dict[str, Any] = {
     "time": st.column_config.DatetimeColumn("Time", format="YYYY-MM-DD HH:mm:ss", help="Event time, on your clock."),
     "slice": "Slice",
-    "load": st.column_config.NumberColumn("Load", help="Requests run at once by the shadow."),
+    "load": st.column_config.NumberColumn("Load", help="Concurrent requests in the shadow."),
     "prompt_tokens": st.column_config.NumberColumn("Prompt tokens"),
     "output_tokens": st.column_config.NumberColumn("Output tokens"),
     "steps": st.column_config.NumberColumn("Steps", help="Propose-and-verify steps (num_drafts)."),

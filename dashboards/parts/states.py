@@ -1,4 +1,4 @@
-"""What is shown where there is nothing to show: empty, broken, behind; each says what it means and what to do next."""
+"""Empty and broken states: each gives its cause and the remedy."""
 
 from __future__ import annotations
 
@@ -19,21 +19,29 @@ def show_errors() -> Iterator[None]:
     try:
         yield
     except ServiceUnavailableError as error:
-        broken("The database cannot be reached", str(error), "Nothing is lost: measuring and deciding go on elsewhere.")
+        broken(
+            "The database cannot be reached",
+            str(error),
+            "No data is lost: the worker and the gate continue. Start the database, or correct its address.",
+        )
     except ConfigError as error:
-        broken("The configuration cannot be used", str(error), "Mend the file that the message names.")
+        broken("The configuration cannot be used", str(error), "Fix the file that the message names, then try again.")
     except NoDataError as error:
-        empty("Nothing here yet", str(error))
+        empty("No data yet", str(error))
     except StoreError as error:
-        broken("The database is not as this version expects it", str(error), "The message says how to fix it.")
+        broken(
+            "The database does not fit this version",
+            str(error),
+            "Run the command that the message names, then try again.",
+        )
     except ShadowSpecError as error:
-        broken("This cannot be shown", str(error), "The message says why.")
+        broken("This page cannot be shown", str(error), "Fix the cause that the message names, then try again.")
 
 
 def empty(title: str, text: str, *, commands: tuple[str, ...] = ()) -> None:
     """A place with nothing in it, and the commands that fill it."""
     with st.container(border=True):
-        st.markdown(f"##### :material/inbox: {title}")
+        st.markdown(f"## :material/inbox: {title}")
         st.markdown(text)
         if commands:
             st.html("".join(_verbatim(command) for command in commands))
@@ -42,7 +50,7 @@ def empty(title: str, text: str, *, commands: tuple[str, ...] = ()) -> None:
 def broken(title: str, message: str, advice: str) -> None:
     """Something does not work: what, in the words of the error, and a way to try again."""
     with st.container(border=True):
-        st.markdown(f"##### :material/error: {title}")
+        st.markdown(f"## :material/error: {title}")
         st.html(_verbatim(message))
         st.markdown(advice)
         if st.button("Try again", icon=":material/refresh:", key=f"retry-{title}"):

@@ -26,15 +26,17 @@ MAX_PRICE = 20.0  # of the slider, per GPU-hour; more is typed into the configur
 
 def draw(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: GatePolicy) -> None:
     """The sliders, the verdict under them, each test, and what it would save."""
-    st.markdown("#### What if")
+    st.markdown("## What if")
     st.warning(
-        "**Not a decision.** Recomputed from stored evidence at the level that the hypothesis has. Nothing here is "
-        "stored, exported or seen by `check`; thresholds that are chosen after looking prove nothing.",
+        "**Not a decision.** The page recomputes the verdict from stored evidence; it stores and exports nothing. A "
+        "threshold chosen after looking at the data proves nothing.",
         icon=":material/science:",
     )
     chosen = _chosen(cells)
     if chosen is None:
-        states.empty("Nothing to try yet", "No config was decided about here.")
+        states.empty(
+            "No decision to vary yet", "The gate has not decided on any config here.", commands=("shadowspec gate",)
+        )
         return
     changed = _thresholds(policy)
     current_decision = {decision.decision_id: decision for decision in queries.decisions(endpoint)}[chosen.decision_id]
@@ -47,7 +49,7 @@ def draw(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: GateP
     try:
         found = what_if(measured, evidence, queries.configs()[chosen.fingerprint], policy, changed)
     except NoDataError as error:
-        states.empty("No evidence to ask", f"{error}.", commands=("shadowspec gate",))
+        states.empty("No stored evidence", f"{error}.", commands=("shadowspec gate",))
         return
     _verdicts(current_decision, found)
     _tests(found)
@@ -61,9 +63,9 @@ def _chosen(cells: Sequence[LoadCell]) -> LoadCell | None:
     if not by_depth:
         return None
     first, second = st.columns(2)
-    config = _pick(first, "K and config (measured ones)", list(by_depth), "k")
+    config = _pick(first, "K and config (measured)", list(by_depth), "k")
     loads = {str(cell.concurrency): cell for cell in by_depth[config]}
-    load = _pick(second, "Load (measured ones)", list(loads), "load")
+    load = _pick(second, "Load (measured)", list(loads), "load")
     return loads[load]
 
 
@@ -79,20 +81,20 @@ def _thresholds(policy: GatePolicy) -> dict[str, float]:
     """The thresholds to try; the policy's own where nothing is moved."""
     columns = st.columns(3)
     margin = columns[0].slider(
-        "Margin to be proven, %",
+        "Speedup to prove (margin), %",
         0.0,
         100 * MAX_MARGIN,
         min(100 * policy.margin, 100 * MAX_MARGIN),
         0.5,
         key="margin",
         bind="query-params",
-        help="Speedup beyond 1 that must be proven.",
+        help="The gate must prove a speedup above 1 + margin.",
     )
     floor = columns[1].slider(
-        "Acceptance floor, %", 1.0, 99.0, 100 * policy.floor, 0.5, key="floor", bind="query-params"
+        "Acceptance to prove (floor), %", 1.0, 99.0, 100 * policy.floor, 0.5, key="floor", bind="query-params"
     )
     tail = columns[2].slider(
-        "Slowed requests tolerated, %",
+        "Slowed requests allowed (tail_share), %",
         0.5,
         50.0,
         min(100 * policy.tail_share, 50.0),
@@ -106,8 +108,8 @@ def _thresholds(policy: GatePolicy) -> dict[str, float]:
 
 def _verdicts(current_decision: Decision, found: WhatIf) -> None:
     cards = (
-        ("Stands", current_decision, "What `check` and `export` act on, overrides included."),
-        ("Today's figures, policy in force", found.today, "The same evidence judged afresh under the policy as it is."),
+        ("In force", current_decision, "`check` and `export` act on this verdict; overrides are included."),
+        ("Today's figures, policy in force", found.today, "The same evidence, judged again under the policy in force."),
         ("Today's figures, thresholds tried", found.tried, "The same evidence under the sliders. Not a decision."),
     )
     for column, (title, decision, text) in zip(st.columns(3), cards, strict=True):
@@ -136,9 +138,8 @@ def _tests(found: WhatIf) -> None:
         hide_index=True,
         column_config={
             "Bounds": st.column_config.TextColumn(
-                help=formats.definition("bounds")
-                + " Where a threshold lies between two points of the stored grid, the next one "
-                "outward counts."
+                help=formats.definition("bounds") + " A threshold between two points of the stored grid is "
+                "rounded to the safe side."
             )
         },
     )
@@ -159,7 +160,7 @@ def _savings(endpoint: str, slice_key: str, chosen: LoadCell, policy_price: floa
         0.05,
         key="price",
         bind="query-params",
-        help="From `[dashboard] price_per_gpu_hour`, else the policy's `device_price_per_hour`, where one is set.",
+        help="The default is `[dashboard] price_per_gpu_hour`, else the policy's `device_price_per_hour`.",
     )
     share = second.slider(
         "Share of the traffic served with speculation, %", 0, 100, 100, 5, key="share", bind="query-params"
@@ -168,7 +169,7 @@ def _savings(endpoint: str, slice_key: str, chosen: LoadCell, policy_price: floa
     groups = [group for group in queries.group_sums(endpoint, since) if _is_of(group, slice_key, chosen)]
     time = device_time(groups)
     if time.seconds_per_million(Arm.BASELINE) is None or hours is None:
-        st.caption("No request was timed in the last 30 days of traffic: there is no device time to put a price on.")
+        st.caption("No request was timed in the last 30 days of traffic, so that no device time is known.")
         return
     if not price:
         _device_time(time)
@@ -181,17 +182,17 @@ def _savings(endpoint: str, slice_key: str, chosen: LoadCell, policy_price: floa
     unit = f"{settings.currency} per million output tokens"
     columns[0].metric("Baseline", number(time.cost_per_million(Arm.BASELINE, price)))
     columns[1].metric("Speculative", number(time.cost_per_million(Arm.SPECULATIVE, price)))
-    columns[2].metric("Saved", number(saved), help="Below 0 it costs more.")
+    columns[2].metric("Saved", number(saved), help="Below 0, speculation costs more.")
     columns[3].metric(
         "Saved per month",
         number(month, 0),
-        help=f"This traffic as it was mirrored over {span_h:,.0f} hours, as if it went on so.",
+        help=f"Extrapolated from {span_h:,.0f} hours of mirrored traffic.",
     )
     for column, said in zip(columns, (unit, unit, unit, settings.currency), strict=True):
         column.caption(said)
     st.caption(
-        f"From measured device time of the last 30 days of traffic at load {chosen.concurrency} with "
-        f"{plain_text(chosen.config_name)}, on the engine that measured; another engine has other times."
+        f"From the device time of the last 30 days of traffic at load {chosen.concurrency} with "
+        f"{plain_text(chosen.config_name)}, on the engine that measured. Another engine has other times."
     )
 
 
@@ -201,11 +202,11 @@ def _device_time(time: DeviceTime) -> None:
     columns[0].metric("Baseline", f"{number(baseline, 0)} s")
     columns[1].metric("Speculative", f"{number(speculative, 0)} s")
     if baseline is not None and speculative is not None:
-        columns[2].metric("Saved", f"{number(baseline - speculative, 0)} s", help="Below 0 it takes more.")
+        columns[2].metric("Saved", f"{number(baseline - speculative, 0)} s", help="Below 0, speculation takes more.")
     for column in columns:
         column.caption("of the device per million output tokens")
     st.caption(
-        "No price is set, so that this is device time: move the slider, or set `[dashboard] price_per_gpu_hour`."
+        "This is device time, because no price is set. Move the slider, or set `[dashboard] price_per_gpu_hour`."
     )
 
 

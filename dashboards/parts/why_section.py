@@ -8,7 +8,6 @@ from shadowspec.text import slice_title
 
 from . import formats
 
-WIDTH, HEIGHT = 300, 18
 OUTCOME = {"pass": ("\u2713", "passes"), "open": ("\u25cb", "open"), "fail": ("\u2715", "fails")}
 NOT_DECIDED = "The gate has not decided on it yet"
 NOT_MEASURED = "No request of it was measured yet"
@@ -58,20 +57,12 @@ def _line(line: LimitLine) -> str:
 
 
 def _axis(line: LimitLine) -> str:
-    def place(value: float) -> float:
-        return WIDTH / 2 * (1.0 + value)
-
-    middle = HEIGHT / 2
-    parts = [
-        f'<rect class="ss-better" x="{WIDTH / 2}" y="0" width="{WIDTH / 2}" height="{HEIGHT}"/>',
-        f'<line class="ss-axis" x1="0" x2="{WIDTH}" y1="{middle}" y2="{middle}"/>',
-        f'<line class="ss-limit" x1="{WIDTH / 2}" x2="{WIDTH / 2}" y1="0" y2="{HEIGHT}"/>',
-    ]
+    """Drawn with boxes: Streamlit removes SVG from HTML."""
+    drawn = ""
     if line.estimate is not None:
-        left, right = place(line.worst), place(line.best)
-        parts.append(f'<line class="ss-bounds" x1="{left:.1f}" x2="{right:.1f}" y1="{middle}" y2="{middle}"/>')
-        parts.append(f'<circle class="ss-point" cx="{place(line.estimate):.1f}" cy="{middle}" r="4"/>')
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true" preserveAspectRatio="xMidYMid meet">'
-        f"{''.join(parts)}</svg>"
-    )
+        left, right, middle = (50 * (1.0 + value) for value in (line.worst, line.best, line.estimate))
+        drawn = (
+            f'<i class="ss-range" style="left:{left:.1f}%;width:{max(right - left, 0.0):.1f}%"></i>'
+            f'<i class="ss-mean" style="left:{middle:.1f}%"></i>'
+        )
+    return f'<span class="ss-limit-axis" aria-hidden="true">{drawn}</span>'

@@ -30,7 +30,7 @@ CONFIRMATION_TIME = timedelta(seconds=30)  # the header draws the page again as 
 
 def page() -> None:
     """Orders in force, the switch, the history, and the policy."""
-    st.markdown("### Audit and kill switch")
+    st.markdown("# Audit and kill switch")
     place = st.empty()  # there also when nothing is said: what follows would move, and its open tab close
     said, until = st.session_state.get(SAID, ("", None))
     if until is not None and formats.now() < until:
@@ -46,11 +46,11 @@ def page() -> None:
             _clear(active, who.name)
     else:
         st.info(
-            "You may look. Overrides are set and cleared by operators"
+            "You have read access. Only operators set and clear overrides"
             + (
                 " (`[dashboard.roles] operators`)."
                 if who.name is not None
-                else ": configure a login, or `[dashboard] local_role`, or use `shadowspec override set`."
+                else ": configure a login or `[dashboard] local_role`, or use `shadowspec override set`."
             ),
             icon=":material/visibility:",
         )
@@ -62,11 +62,17 @@ def page() -> None:
 def _set(name: str | None) -> None:
     known = queries.endpoints()
     if not known:
-        states.empty("Nothing to switch off", "No endpoint is configured and none was measured.")
+        states.empty(
+            "No endpoint to switch off",
+            "No endpoint is configured or measured. Write a configuration first.",
+            commands=("shadowspec init --target DIR --traffic FILE",),
+        )
         return
     st.markdown(
-        "Keeps speculation off from now on, over the gate's head: `check` fails and `export` says off at once. "
-        "Evidence goes on being collected; cleared, the gate's own word counts again. ENABLE cannot be forced."
+        "An override keeps speculation off whatever the gate decides: `check` fails and `export` writes off at once. "
+        "Evidence is still collected. After the override is cleared, the gate's verdict applies again. ENABLE cannot "
+        "be "
+        "forced."
     )
     first, second, third = st.columns([2, 3, 1])
     endpoint = first.selectbox("Endpoint", known, key="order_endpoint")
@@ -86,14 +92,18 @@ def _set(name: str | None) -> None:
         format_func=lambda item: formats.mark_verdict(Verdict(item)),
         key="order_verdict",
         required=True,
-        help="HOLD keeps it off too, but is no failure in CI by itself.",
+        help="HOLD keeps it off too; in CI, `check` exits with 3 instead of 1.",
     )
     reason = second.text_input(
-        "Reason", key="order_reason", placeholder="why; one line, kept for ever", max_chars=1_000
+        "Reason", key="order_reason", placeholder="why, in one line; stays in the audit", max_chars=1_000
     )
     first, second, third = st.columns([2, 2, 2], vertical_alignment="bottom")
     author = first.text_input(
-        "Author", value=name or "", key="order_author", disabled=name is not None, placeholder="who; kept for ever"
+        "Author",
+        value=name or "",
+        key="order_author",
+        disabled=name is not None,
+        placeholder="your name; stays in the audit",
     )
     expiry = second.selectbox("Until", list(EXPIRIES), key="order_expiry")
     confirmation = third.text_input(f"Type {endpoint} to confirm", key="order_confirmation")
@@ -126,7 +136,7 @@ def _set(name: str | None) -> None:
 
 def _clear(active: Sequence[OverrideRecord], name: str | None) -> None:
     if not active:
-        st.caption("No override is in force.")
+        st.caption("No override is in force, so that none can be cleared.")
         return
     titles = {
         f"{override_record.override.override_id}: {scope_words(override_record.override)}": override_record
@@ -161,9 +171,9 @@ def _show_refusal(error: ShadowSpecError) -> None:
 
 
 def _history(records: Sequence[OverrideRecord], now: datetime) -> None:
-    st.markdown("#### Overrides")
+    st.markdown("## Overrides")
     if not records:
-        st.caption("No override was ever set.")
+        st.caption("No override was set yet.")
         return
     rows = [
         {
@@ -193,14 +203,17 @@ def _history(records: Sequence[OverrideRecord], now: datetime) -> None:
 
 def _policy() -> None:
     config = source.config()
-    st.markdown("#### Policy in force", help="What the gate and the rollout use now; it is read from the file below.")
+    st.markdown("## Policy in force", help="The parameters of gate and rollout, read from the file below.")
     known = sorted(config.endpoints)
     if not known:
-        states.empty("No endpoint is configured", f"`{config.path.name}` names none; the defaults are in force.")
+        states.empty(
+            "No endpoint is configured",
+            f"`{config.path.name}` names no endpoint. The defaults of the policy are in force.",
+        )
         return
     first, second = st.columns([3, 2], vertical_alignment="bottom")
     endpoint = first.selectbox("Endpoint", known, key="policy_endpoint", bind="query-params")
-    only_changed = second.toggle("Only what was changed", key="policy_changed", bind="query-params")
+    only_changed = second.toggle("Only changed parameters", key="policy_changed", bind="query-params")
     configured = config.endpoints[endpoint]
     gate = gate_parameters(configured.policy, queries.measured_decisions(endpoint))
     rollout = rollout_parameters(configured.rollout)
@@ -214,12 +227,12 @@ def _policy() -> None:
     changed = sum(each.is_changed for each in (*gate, *rollout))
     st.caption(
         f"From `{config.policy_path.name}`: {plural(changed, 'parameter')} changed from the default, marked \u25cf. "
-        "What is fixed at a hypothesis's entry changes for it only when its next run begins."
+        "A parameter that is fixed at entry changes for a hypothesis when its next run begins."
     )
     if rows:
         st.dataframe(charts.frame(rows), hide_index=True, height=min(520, 38 + 35 * len(rows)), key="policy")
     else:
-        st.caption("Everything is at its default.")
+        st.caption("Every parameter has its default.")
 
 
 def _row(parameter: Parameter, group: str, meanings: Mapping[str, str]) -> dict[str, str]:

@@ -24,16 +24,16 @@ SPANS: Mapping[str, timedelta] = {"1 day": timedelta(days=1), "3 days": timedelt
 
 def page() -> None:
     """One enabling at a time, the moment marked."""
-    st.markdown("### Before and after")
+    st.markdown("# Before and after")
     endpoint = st.selectbox("Endpoint", [EVERYWHERE, *queries.endpoints()], key="endpoint", bind="query-params")
     found = before_after.enablings(
         queries.verdict_changes(None if endpoint == EVERYWHERE else endpoint, None), queries.configs()
     )
     if not found:
         states.empty(
-            "Nothing was enabled yet",
-            "Each ENABLE decision appears here, with throughput, latency and request rate around it. "
-            "No hypothesis has come so far; the board says what each still needs.",
+            "No ENABLE yet",
+            "Each ENABLE decision appears here, with throughput, latency and request rate before and after it. "
+            "The board shows the next step of each endpoint.",
         )
         return
     first, second = st.columns([4, 2], vertical_alignment="bottom")
@@ -77,14 +77,15 @@ def _show(enabling: Enabling, span: timedelta) -> None:
     )
     if not groups:
         states.empty(
-            "Nothing measured around this moment",
-            "No request of this slice, load and config was measured in this time; a longer span may hold some.",
+            "No requests around this moment",
+            "No request of this slice, load and config was measured in this time. Choose a longer span.",
         )
     else:
         if enabling.marked_at != enabling.decided_at:
             st.info(
-                f"The evidence had ended at {formats.local(enabling.marked_at)}, before the gate looked. The mark is "
-                "at that time, on the clock of the traffic.",
+                f"The evidence ends at {formats.local(enabling.marked_at)}, before the gate's look. The mark is "
+                f"there, in "
+                "event time.",
                 icon=":material/schedule:",
             )
         _periods(groups, start)
@@ -117,8 +118,8 @@ def _periods(groups: Sequence[GroupSums], start: datetime) -> None:
     st.caption(f"{_count_text(before)} before, {_count_text(after)} after.")
 
 
-_REQUESTS = "Of the traffic: measured requests, each weighed by the inverse of its sampling rate."
-_THROUGHPUT = "Output tokens of a request over its end-to-end time, pooled, in the shadow."
+_REQUESTS = "Requests of the traffic: measured requests, weighted by the inverse of their sampling rate."
+_THROUGHPUT = "Output tokens of a request over its end-to-end time in the shadow, pooled."
 
 
 def _count_text(period: Period) -> str:
@@ -163,7 +164,7 @@ def _hours(points: Sequence[HourPoint], enabling: Enabling) -> None:
         "Mean end-to-end time by hour (ms), both arms in the shadow",
         key="latency-by-hour",
         alt_text="Mean end-to-end time of both arms by hour, with the moment of enabling",
-        help_text="Prefill and decode of the arm; both arms are measured before and after alike.",
+        help_text="Prefill and decode of the arm. Both arms are measured before and after ENABLE.",
         height=300,
     )
     bars = (
@@ -203,8 +204,8 @@ def _quantiles(enabling: Enabling, start: datetime, span: timedelta) -> None:
     ]
     st.markdown(
         "**End-to-end time (ms)**",
-        help=f"{formats.definition('end-to-end')} From histograms whose bins are 5% wide, so that a quantile is "
-        f"right to {percent(MAX_RELATIVE_ERROR)}; undefined below 1 / (1 - p) requests.",
+        help=f"{formats.definition('end-to-end')} Bins are 5% wide, so that a quantile is wrong by at most "
+        f"{percent(MAX_RELATIVE_ERROR)}. It needs at least 1 / (1 - p) requests.",
     )
     st.dataframe(charts.frame([_quantile_row(each) for each in found]), hide_index=True)
 

@@ -1,4 +1,4 @@
-"""The rollout board: what should be on, how sure that is, and what is still needed."""
+"""The rollout board: one row for each endpoint with its verdict, its bounds and its next step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def page() -> None:
     """One row per endpoint, expandable to its slices and loads."""
     pulse = source.pulse()
     board = source.board(pulse)
-    st.markdown("### Rollout board")
+    st.markdown("# Rollout board")
     if pulse.moved_at is None and pulse.decision_id is None:
         _empty(board)
         return
@@ -45,10 +45,14 @@ def _empty(board: Board) -> None:
     names = ", ".join(endpoint.name for endpoint in board.endpoints)
     configured = f" Configured: {formats.markdown(names)}." if names else ""
     states.empty(
-        "Nothing here yet",
-        "No record has been read. Measure a file of mirrored traffic or start the worker, then let the gate look."
-        + configured,
-        commands=("shadowspec run traffic.jsonl   # or: shadowspec worker", "shadowspec gate"),
+        "No data yet",
+        "The database is empty: no record was read. For a first verdict on a model, use `shadowspec try`, which writes "
+        "a report. To fill this board, measure mirrored traffic, then run the gate." + configured,
+        commands=(
+            "shadowspec try --target DIR --traffic FILE",
+            "shadowspec run FILE   # or: shadowspec worker",
+            "shadowspec gate",
+        ),
     )
 
 
@@ -74,8 +78,7 @@ def _partial(board: Board) -> None:
         names = ", ".join(waiting[:5]) + (f" and {len(waiting) - 5} more" if len(waiting) > 5 else "")
         st.html(
             f'<p class="ss-partial"><b>{formats.mark_verdict(None)}</b> {plural(len(waiting), "endpoint")} '
-            f"without a decision: {formats.text(names)}. The gate has not looked since they were measured, or nothing "
-            "of theirs was: run <code>shadowspec gate</code>.</p>"
+            f"without a decision: {formats.text(names)}. Each row below gives its next step.</p>"
         )
 
 
@@ -150,7 +153,7 @@ def _sort() -> None:
 
 
 def _legend() -> None:
-    with st.expander("What the columns mean", icon=":material/help:"):
+    with st.expander("Meaning of the columns", icon=":material/help:"):
         st.markdown("\n".join(f"- **{column.title}**: {column.meaning}" for column in COLUMNS))
 
 

@@ -30,21 +30,20 @@ SHAPES: Mapping[ChangeKind, tuple[str, str, str]] = {
     ChangeKind.ROLLOUT: ("\u25c6", "diamond", charts.GREEN),
 }
 MEANING: Mapping[ChangeKind, str] = {
-    ChangeKind.VERDICT: "The gate's word on a hypothesis became another one.",
-    ChangeKind.ALARM: "What ENABLE promised no longer holds, by a detector, a parity fault or memory over budget; or "
-    "an audit found that loop and replay differ.",
-    ChangeKind.FINGERPRINT: "A config's name refers to something else now: weights, template, engine or another "
-    "part of it.",
+    ChangeKind.VERDICT: "The verdict on a hypothesis changed.",
+    ChangeKind.ALARM: "A detector, a parity fault or memory over budget ended an ENABLE; or an audit found that "
+    "engine and replay differ.",
+    ChangeKind.FINGERPRINT: "A config changed under the same name: weights, template, engine or another part.",
     ChangeKind.MIX: "The traffic mix has shifted since the endpoint was enabled.",
-    ChangeKind.ADVICE: "Figures came down from where they stood at ENABLE; the promise still holds.",
-    ChangeKind.OVERRIDE: "An operator ordered something, or an order ended.",
-    ChangeKind.ROLLOUT: "The share or the depth at which speculation is rolled out changed.",
+    ChangeKind.ADVICE: "Figures are lower than at ENABLE; every proven limit still holds.",
+    ChangeKind.OVERRIDE: "An operator set or cleared an override, or one expired.",
+    ChangeKind.ROLLOUT: "The stage, share or depth of a rollout changed.",
 }
 
 
 def page() -> None:
     """The timeline, filtered, and the same as a table that leads to the evidence."""
-    st.markdown("### Drift and changes")
+    st.markdown("# Drift and changes")
     first, second = st.columns([2, 3], vertical_alignment="bottom")
     endpoint = first.selectbox("Endpoint", [EVERYWHERE, *queries.endpoints()], key="endpoint", bind="query-params")
     window = second.segmented_control(
@@ -56,9 +55,9 @@ def page() -> None:
     every = queries.changes(None if endpoint == EVERYWHERE else endpoint, since)
     if not every:
         states.empty(
-            "Nothing changed",
-            "No verdict, order or stage changed in this time. A longer time may show something; an empty store gets "
-            "its first entries from the gate.",
+            "No changes in this time",
+            "No verdict, override or stage changed. Choose a longer time. In a new store the gate's first decisions "
+            "are the first entries.",
             commands=("shadowspec gate",),
         )
         return
@@ -74,7 +73,7 @@ def page() -> None:
     shown = [each for each in every if not kinds or each.kind.value in kinds]
     st.caption(
         ", ".join(f"{SHAPES[kind][0]} {plural(counts[kind], kind.value)}" for kind in KINDS if counts[kind])
-        + (f" \u2014 shown are the newest {MAX_SHOWN}" if len(shown) > MAX_SHOWN else "")
+        + (f" \u2014 the newest {MAX_SHOWN} are shown" if len(shown) > MAX_SHOWN else "")
     )
     _draw(shown[:MAX_SHOWN])
     _table(shown[:MAX_SHOWN])
@@ -86,12 +85,13 @@ def _audits(endpoints: tuple[str, ...]) -> None:
     alarms = [pair for pair in rows if pair[1].state.has_alarmed]
     if alarms:
         st.error(
-            f"{plural(len(alarms), 'engine audit')} failed: what the engine accepts is not what replay expects. Either "
-            "is wrong, and nothing should be enabled on it; an override HOLD stays in force until somebody clears it.",
+            f"{plural(len(alarms), 'engine audit')} failed: the engine's acceptance differs from replay's "
+            f"expectation, so that "
+            "one of them is wrong. An override HOLD keeps speculation off until an operator clears it.",
             icon=":material/error:",
         )
     if rows:
-        with st.expander(f"Audits of the loop ({len(rows)})", expanded=bool(alarms)):
+        with st.expander(f"Audits of the engine ({len(rows)})", expanded=bool(alarms)):
             st.html(audits_table([*alarms, *(pair for pair in rows if not pair[1].state.has_alarmed)]))
     replayed = queries.replay_rows(endpoints)
     differing = [(name, row) for name, replay_rows in replayed.items() for row in replay_rows if row.is_mismatch]
@@ -99,9 +99,9 @@ def _audits(endpoints: tuple[str, ...]) -> None:
         name, row = differing[0]
         where = f"{name}, {slice_title(row.slice_key)}, {row.config_name} at K = {row.num_speculative_tokens}"
         st.warning(
-            f"Production mismatch in {plural(len(differing), 'comparison')}: logged responses would have been accepted "
-            f"otherwise than the loop's outputs, as in {formats.markdown(where)} ({row.difference_text} tokens per "
-            "step). Production answers otherwise than the shadow's target; loop and replay are not in doubt.",
+            f"Production mismatch in {plural(len(differing), 'comparison')}, such as {formats.markdown(where)} "
+            f"({row.difference_text} tokens per step). Logged responses of production differ from the outputs of the "
+            "shadow's target. Check model, template and sampling defaults of both.",
             icon=":material/difference:",
         )
 
@@ -157,7 +157,7 @@ def _draw(shown: Sequence[Change]) -> None:
         "Changes by endpoint (each mark one change)",
         key="timeline",
         alt_text=f"Timeline of {len(shown)} changes at {endpoints} endpoints",
-        help_text="When the gate, an operator or the rollout changed something; hover for who and why.",
+        help_text="Changes by the gate, an operator or the rollout; hover for author and reason.",
         height=max(210, min(46 * endpoints + 110, 520)),
     )
 
@@ -186,7 +186,7 @@ def _table(shown: Sequence[Change]) -> None:
         column_config={
             "When": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="On your clock; UTC at the end."),
             "What": st.column_config.TextColumn(width=220),
-            "Evidence": st.column_config.LinkColumn(display_text="open", help="The hypothesis that it was about."),
+            "Evidence": st.column_config.LinkColumn(display_text="open", help="The hypothesis that changed."),
             "Why": st.column_config.TextColumn(width="large"),
         },
     )

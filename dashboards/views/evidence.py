@@ -1,4 +1,4 @@
-"""What a verdict rests on: its tests over time, the slices beside it, acceptance, latency of both arms, and parity."""
+"""The evidence behind a verdict: why, its tests over time, the slices, acceptance, latency of both arms, and parity."""
 
 from __future__ import annotations
 
@@ -14,12 +14,26 @@ from shadowspec.reports.pages.evidence_page import TestPath
 from shadowspec.store import Pulse
 from shadowspec.text import DASH, moment, percent, plural, slice_title, times
 
-from ..parts import charts, context_section, evidence_charts, evidence_sections, formats, links, source, states, why_section
+from ..parts import (
+    charts,
+    context_section,
+    evidence_charts,
+    evidence_sections,
+    formats,
+    links,
+    source,
+    states,
+    why_section,
+)
 from ..parts.board_table import PARITY_WORD
 
 WINDOWS = {"7 days": timedelta(days=7), "28 days": timedelta(days=28), "all": None}
 DEFAULT_WINDOW = "7 days"
 MAX_UNIT_RECORDS = 20_000  # of the endpoint, all of which are read to draw a path after every unit
+DEVICE_TIME = (
+    "Per output token compared with the baseline, over the last 7 days of traffic. A request at load b uses 1/b of the "
+    "device."
+)
 AXIS_TITLE = {
     "speedup": "speedup (\u00d7)",
     "acceptance": "acceptance",
@@ -35,8 +49,9 @@ def page() -> None:
     if not board.rows:
         states.empty(
             "No evidence yet",
-            "Nothing has been read: measure a file of mirrored traffic or start the worker, then let the gate look.",
-            commands=("shadowspec run traffic.jsonl", "shadowspec gate"),
+            "Measure a file of mirrored traffic or start the worker, then run the gate. This page then shows why each "
+            "endpoint has its verdict.",
+            commands=("shadowspec run traffic.jsonl   # or: shadowspec worker", "shadowspec gate"),
         )
         return
     row = _chosen(board)
@@ -116,27 +131,26 @@ def _figures(row: BoardRow) -> None:
     )
     cells[1].caption("no bounds yet" if speedup is None else f"{percent(speedup.lower)} to {percent(speedup.upper)}")
     speedup = row.tail
-    slowed = "Requests slowed by more than the policy's tail margin; the bound must lie below the policy's share."
+    slowed = "Requests slowed by more than the policy's tail_margin; the bound must lie below tail_share."
     cells[2].metric("Slowed", DASH if speedup is None else percent(speedup.estimate), help=slowed)
     cells[2].caption("no bounds yet" if speedup is None else f"at most {percent(speedup.upper)}")
     mark, word = PARITY_WORD[row.parity_outcome]
     cells[3].metric("Parity", f"{mark} {word}".strip(), help="The worst outcome of the parity tests below.")
     cells[3].caption(plural(len(row.parity), "test"))
     saved = DASH if row.saving is None else percent(row.saving.share)
-    cells[4].metric("Device time saved", saved, help="Per output token against the baseline, over the last 7 days of "
-                    "traffic; a request at load b holds 1/b of the device.")  # fmt: skip
+    cells[4].metric("Device time saved", saved, help=DEVICE_TIME)
     cells[4].caption("" if row.saving is None else _money(row))
     cells[5].metric("Sessions", f"{row.num_clusters:,}", help=formats.definition("units"))
     needed = row.clusters_needed
     by = "" if row.expected_at is None else f" by {formats.ahead(row.expected_at)}"
-    cells[5].caption("none needed" if needed is None else f"about {needed:,} more{by}")
+    cells[5].caption("no more needed" if needed is None else f"about {needed:,} more{by}")
 
 
 def _money(row: BoardRow) -> str:
     assert row.saving is not None, "there is a saving to price"
     money = row.saving.per_million_tokens
     if money is None:
-        return "no price of the device is set"
+        return "no device price is set"
     return f"{money:,.2f} {source.config().dashboard.currency} per million tokens"
 
 
@@ -162,7 +176,7 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
     paths = source.paths(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint)
     if not paths:
         return
-    st.markdown("#### Confidence sequences", help=formats.definition("sequence"))
+    st.markdown("## Confidence sequences", help=formats.definition("sequence"))
     by_unit = _by_unit(pulse, row, paths)
     drawn = by_unit or paths
     shown = [name for name in AXIS_TITLE if name in drawn]
@@ -179,7 +193,7 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
                 )
     looks = plural(max(len(path.points) for path in paths.values()), "look")
     st.caption(
-        "After each unit, as a look there would have seen it, from the stored runs."
+        "Recomputed from the stored runs after each unit."
         if by_unit
         else f"{looks} of the gate. A dotted line marks where the verdict changed."
     )
@@ -192,7 +206,10 @@ def _by_unit(pulse: Pulse, row: BoardRow, paths: dict[str, TestPath]) -> dict[st
         return {}
     looks = max(len(path.points) for path in paths.values())
     if not st.toggle(
-        "After every unit", value=looks < 3, key="by_unit", help="Drawn from the stored runs of the endpoint."
+        "After every unit",
+        value=looks < 3,
+        key="by_unit",
+        help="Recomputes the bounds from the stored runs of the endpoint.",
     ):
         return {}
     return source.unit_paths(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint, paths)
@@ -220,7 +237,7 @@ def _forest(board: Board, row: BoardRow) -> None:
     shown = known[:40]
     left = len(known) - len(shown)
     note = f" The {len(shown)} with most traffic of {len(known)}." if left else ""
-    st.markdown("#### Slices beside each other", help=f"Every slice at this load and with this config.{note}")
+    st.markdown("## Slices side by side", help=f"Every slice at this load and with this config.{note}")
     height = 80 + 26 * len(shown)
     for column, figure, title in zip(
         st.columns(2),
@@ -248,6 +265,6 @@ def _window() -> timedelta | None:
         required=True,
         key="measured",  # not the name of another page's choice: one that is made there would come along
         bind="query-params",
-        help="Of event time, up to the newest hour measured. Verdicts and bounds rest on all of the run's evidence.",
+        help="Event time, up to the newest measured hour. Verdicts and bounds use all evidence of the run.",
     )
     return WINDOWS[name or DEFAULT_WINDOW]

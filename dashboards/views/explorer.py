@@ -26,13 +26,13 @@ DIVERGING = ("#D55E00", "#F7F7F7", "#0072B2")  # about 1: slower and faster than
 
 def page() -> None:
     """Heat map or curves of a figure by two dimensions, then the requests behind them."""
-    st.markdown("### Explorer")
+    st.markdown("# Explorer")
     known = queries.endpoints()
     if not known:
         states.empty(
-            "Nothing to explore yet",
-            "No endpoint is configured and none was measured.",
-            commands=("shadowspec run traffic.jsonl",),
+            "No requests yet",
+            "No endpoint is configured or measured. Write a configuration, then measure a file of mirrored traffic.",
+            commands=("shadowspec init --target DIR --traffic FILE", "shadowspec run FILE"),
         )
         return
     first, second = st.columns([3, 2], vertical_alignment="bottom")
@@ -44,13 +44,13 @@ def page() -> None:
         key="window",
         bind="query-params",
         required=True,
-        help="Hours of event time: when the requests were made, not when they were measured.",
+        help="Event time: the hour of the request, not of its measurement.",
     )
     hours = queries.hours(endpoint)
     if hours is None:
         states.empty(
-            "Nothing measured yet",
-            f"No request of `{endpoint}` has been run through both arms.",
+            "No requests yet",
+            f"No request of `{endpoint}` was measured yet. Measure a file of its traffic, or start the worker.",
             commands=("shadowspec run traffic.jsonl", "shadowspec worker"),
         )
         return
@@ -95,7 +95,7 @@ def _label_dimensions(endpoint: str, since: datetime | None, points: list[Point]
 def _controls(known: list[str], labels: list[str]) -> tuple[str, str, str, str] | None:
     every = [*known, explorer.DAY, *labels]
     if not known:
-        states.empty("Nothing in this time", "No request was measured in the time chosen; choose a longer one.")
+        states.empty("No requests in this time", "Choose a longer time.")
         return None
     columns = st.columns([3, 2, 2, 2], vertical_alignment="bottom")
     figure = columns[0].selectbox("Figure", list(FIGURES), key="figure", bind="query-params")
@@ -133,7 +133,7 @@ def _filter_points(points: list[Point]) -> list[Point]:
 def _draw(grid: Grid, view: str) -> None:
     figure = FIGURES[grid.figure]
     if not grid.cells:
-        states.empty("No request is left", "Nothing matches these filters.")
+        states.empty("No request matches", "Clear a filter above.")
         return
     title = f"{figure.title} by {_title(grid.x)} and {_title(grid.y)}"
     drawn = charts.frame([_row(grid, cell, figure.kind) for cell in grid.cells])
@@ -187,7 +187,7 @@ def _draw(grid: Grid, view: str) -> None:
         )
         chart: Any = lines
         if figure.kind == "times":
-            chart = charts.layer(lines, *charts.threshold(1.0, "1\u00d7: as fast as without speculation"))
+            chart = charts.layer(lines, *charts.threshold(1.0, "1\u00d7: as fast as the baseline"))
         charts.show(chart, title, key="grid", alt_text=f"Curves: {title}", help_text=figure.definition, height=340)
     with st.expander("As a table", icon=":material/table_rows:"):
         st.dataframe(
@@ -257,12 +257,13 @@ def _say_what_it_is(grid: Grid, since: datetime | None, newest: datetime) -> Non
     what = f"{plural(grid.num_runs, 'request')} measured, {span}."
     if grid.newest_runs is not None:
         what += (
-            f" **These are the newest {grid.newest_runs:,} runs alone** (at most {MAX_LABELLED:,}): no rollup is kept "
-            "by this label, so that runs are read one by one."
+            f" **Only the newest {grid.newest_runs:,} runs** (at most {MAX_LABELLED:,}): rollups do not have this "
+            f"label, "
+            "so that the page reads single runs."
         )
     st.caption(
-        f"{what} Pooled over requests, each weighed by the inverse of its sampling rate. Cells of fewer than "
-        f"{FEW_RUNS} requests are pale. These figures carry no bounds and decide nothing; the evidence page has bounds."
+        f"{what} Pooled over requests, weighted by the inverse of their sampling rate. Cells with fewer than "
+        f"{FEW_RUNS} requests are pale. These figures have no bounds and decide nothing; the evidence page has bounds."
     )
 
 

@@ -19,10 +19,14 @@ from ..parts.what_if_panel import config_title
 
 def page() -> None:
     """One slice (or the whole endpoint) by load, then the what-if."""
-    st.markdown("### Load and what-if")
+    st.markdown("# Load and what-if")
     known = queries.endpoints()
     if not known:
-        states.empty("Nothing here yet", "No endpoint is configured and none was measured.")
+        states.empty(
+            "No endpoint yet",
+            "No endpoint is configured or measured. Write a configuration first.",
+            commands=("shadowspec init --target DIR --traffic FILE",),
+        )
         return
     first, second = st.columns(2)
     endpoint = first.selectbox("Endpoint", known, key="endpoint", bind="query-params")
@@ -30,8 +34,8 @@ def page() -> None:
     if not decisions:
         states.empty(
             "No decision yet",
-            f"Nothing was decided about `{endpoint}`, so that there is nothing to lay out by load.",
-            commands=("shadowspec gate",),
+            f"The gate has not decided on `{endpoint}`. Measure its traffic, then run the gate.",
+            commands=("shadowspec run FILE   # or: shadowspec worker", "shadowspec gate"),
         )
         return
     titles = {plain_text(slice_title(key)): key for key in sorted({decision.slice_key for decision in decisions})}
@@ -77,7 +81,7 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
         ]
         verdicts = [formats.verdict_text(verdict) for verdict in Verdict]
         base = alt.Chart(charts.frame(rows)).encode(
-            x=alt.X("load:O", title="load (requests at once)", axis=alt.Axis(labelAngle=0)),
+            x=alt.X("load:O", title="load (concurrent requests)", axis=alt.Axis(labelAngle=0)),
             xOffset=alt.XOffset("config:N"),
             tooltip=tooltip,
         )
@@ -101,9 +105,9 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
                 scale=alt.Scale(domain=verdicts, range=[_MARKS[verdict] for verdict in Verdict]),
             ),
         )
-        proven = charts.threshold(1.0 + policy.margin, f"to be proven: {times(1.0 + policy.margin)}")
+        proven = charts.threshold(1.0 + policy.margin, f"must be above {times(1.0 + policy.margin)}")
         charts.show(
-            charts.layer(bars, points, *proven, *charts.threshold(1.0, "as fast as without", is_below=True)),
+            charts.layer(bars, points, *proven, *charts.threshold(1.0, "as fast as the baseline", is_below=True)),
             "Speedup by load (\u00d7), with the gate's bounds",
             key="by-load",
             alt_text=f"Speedup and its bounds at each measured load of {endpoint}",
@@ -111,13 +115,13 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
             height=360,
         )
     else:
-        states.empty("No speedup measured yet", "The gate has decided, but no block has been timed.")
+        states.empty("No speedup yet", "The gate has decided, but no block was timed. Send more traffic.")
     _table(endpoint, slice_key, cells)
     for each in break_evens(cells):
         st.markdown(f"**Break-even, {plain_text(each.config_name)} (K {each.depth}):** {each.words}.")
     st.caption(
-        "Only measured loads have figures. Between two of them break-even is read off a straight line on logarithmic "
-        "axes: an interpolation, not a measurement, and nothing is said beyond the outermost loads."
+        "Only measured loads have figures. Between two of them, break-even is interpolated linearly on logarithmic "
+        "axes. Beyond the outermost loads the page gives no break-even."
     )
 
 
@@ -150,7 +154,7 @@ def _table(endpoint: str, slice_key: str, cells: Sequence[LoadCell]) -> None:
         ),
         hide_index=True,
         column_config={
-            "Load": st.column_config.NumberColumn(help="Requests run at once by the shadow."),
+            "Load": st.column_config.NumberColumn(help="Concurrent requests in the shadow."),
             "K": st.column_config.NumberColumn(help="Tokens drafted per step (num_speculative_tokens)."),
             "Bounds": st.column_config.TextColumn(help=formats.definition("bounds")),
             accepted: st.column_config.TextColumn(help=formats.definition("acceptance")),

@@ -67,8 +67,8 @@ LIVE_WORDS = "Production counted its first draft"  # said with production's figu
 # Each is a visit; `{endpoint}` and `{slice}` are of the store's first enabled slice, `{live_decision}` is the enabling
 # around which most was read of production.
 PAGES = (
-    Page("board", "", "What the columns mean"),
-    Page("board, disabled only", "?verdict=DISABLE", "What the columns mean"),
+    Page("board", "", "Meaning of the columns"),
+    Page("board, disabled only", "?verdict=DISABLE", "Meaning of the columns"),
     Page("evidence", "evidence?endpoint={endpoint}&load={load}", "Confidence sequences"),
     Page("explorer", "explorer", "Requests"),
     Page("load and what-if", "loads", "Not a decision."),

@@ -10,20 +10,20 @@ from shadowspec.types import Decision, FingerprintedConfig, FunnelCounter, TestR
 Format = Callable[[float | None], str]
 
 VERDICT_MEANING = {
-    Verdict.ENABLE: "every required test has been passed at this level, at every look",
-    Verdict.DISABLE: "harm is proven (a bound has crossed, outputs differ, memory is over its budget), "
-    "or a proven gain has drifted away",
-    Verdict.HOLD: "not enough evidence for either word yet",
+    Verdict.ENABLE: "every required test passed at its level",
+    Verdict.DISABLE: "harm is proven (a bound, a difference of outputs, memory over budget), "
+    "or a proven gain no longer holds",
+    Verdict.HOLD: "not enough evidence for ENABLE or DISABLE yet",
 }
 
 COUNTER_MEANING = {
-    FunnelCounter.MEASURED: "run through both arms",
-    FunnelCounter.FAILED: "chosen, but an arm failed; folded at each test's worst value",
-    FunnelCounter.SAMPLED_OUT: "usable, not chosen: not in the sample, or not its session's timed request",
-    FunnelCounter.SHED: "chosen, but dropped because the queue was full",
-    FunnelCounter.UNSUPPORTED: "readable, but cannot be shadowed faithfully",
-    FunnelCounter.MALFORMED: "not a readable record",
-    FunnelCounter.DUPLICATE: "seen before",
+    FunnelCounter.MEASURED: "ran in both arms",
+    FunnelCounter.FAILED: "chosen, but an arm failed; it counts with each test's worst value",
+    FunnelCounter.SAMPLED_OUT: "usable, but outside the sample, or not its session's timed request",
+    FunnelCounter.SHED: "chosen, but dropped because the engine was behind",
+    FunnelCounter.UNSUPPORTED: "readable, but the shadow cannot reproduce it",
+    FunnelCounter.MALFORMED: "unreadable",
+    FunnelCounter.DUPLICATE: "read before",
     FunnelCounter.EXPIRED: "too old when it was read",
 }
 
@@ -46,13 +46,13 @@ TEST_TITLE = {
 }
 
 REPLAY_NOTE = (
-    "Expected counts given logged responses, pooled; what the loop counted in the same time is shown beside them. No "
-    "test rests on replay. A difference beyond its limit is a production mismatch: production answers otherwise than "
-    "the shadow's target, which says nothing against loop or replay."
+    "Expected counts from logged responses, pooled, beside the engine's counts of the same time. No test uses "
+    "replay. A "
+    "difference beyond its limit is a production mismatch: production gives other answers than the shadow's target."
 )
 AUDIT_NOTE = (
-    "Outputs of the speculative loop, replayed. The share of tokens accepted beyond what replay expects has mean zero; "
-    "an alarm says that loop or replay is wrong, and holds the slice until an operator clears it."
+    "Replay of the speculative engine's outputs. The share of tokens accepted beyond replay's expectation has mean "
+    "zero. An alarm means that engine or replay is wrong; it holds the slice until an operator clears it."
 )
 
 MEASURE_TITLE = {"end_to_end_ms": "End to end", "ttft_ms": "TTFT", "tpot_ms": "TPOT", "queue_ms": "Queue"}
@@ -62,103 +62,100 @@ DEFINITIONS = {
     "verdict": (
         "Verdict",
         "ENABLE when every required test passes at one look; DISABLE when harm is proven; else HOLD with its "
-        "reason. Verdicts come from this measurement alone.",
+        "reason. Verdicts come only from this measurement.",
     ),
     "speedup": (
         "Speedup, geometric mean",
-        "Baseline over speculative end-to-end time of the same request (prefill and decode), as the geometric mean "
-        "over requests with each request's log clipped as the policy says. Above 1 is faster. It says what a request "
-        "gains; what the fleet pays is the ratio of total times, which stands beside it.",
+        "Baseline over speculative end-to-end time of the same request (prefill and decode): the geometric mean over "
+        "requests, each clipped by the policy. Above 1 is faster. This is the gain of a request; the ratio of total "
+        "times is the gain in machine time.",
     ),
     "total-times": (
         "Ratio of total times",
-        "Total baseline over total speculative end-to-end time, pooled over requests: what the fleet pays.",
+        "Total baseline over total speculative end-to-end time, pooled over requests: the gain in machine time.",
     ),
-    "request-speedup": ("Speedup per request", "Each request's own baseline over speculative end-to-end time."),
+    "request-speedup": ("Speedup per request", "Baseline over speculative end-to-end time of each request."),
     "acceptance": (
         "First token accepted",
-        "First-position acceptance rate: share of propose-and-verify steps that accepted the first drafted token, the "
-        "same for every K (or of all drafted tokens, where the policy's acceptance_metric says so). The gate's "
-        "estimate caps the weight of a session and so may differ from the pooled rate.",
+        "First-position acceptance rate: the share of steps that accepted the first drafted token. It does not depend "
+        "on K. With another acceptance_metric in the policy, it is the share of all drafted tokens. The gate caps the "
+        "weight of a session, so that its estimate may differ from the pooled rate.",
     ),
     "first-position": (
         "First-position acceptance rate",
-        "Share of propose-and-verify steps that accepted the first drafted token; the same for every K.",
+        "Share of steps that accepted the first drafted token; it does not depend on K.",
     ),
     "bounds": (
         "Bounds",
-        "Anytime-valid: they hold at every look at once, however often the gate looked. Square brackets hold "
-        "[lower, upper]; an end that the evidence does not bound yet is an em dash. Each end is at the level of its "
-        "run. A test fails, and may disable, at that level divided by the number of bounds that can disable. Decisions "
-        "by version 1 of the rules show the end by which a test can only fail at that smaller level.",
+        "Anytime-valid: they hold at every look, however often the gate looks. Brackets show [lower, upper]; a dash "
+        "is an end without a bound yet. Each end is at the level of its run. A test fails at that level divided by the "
+        "number of bounds that can disable. Version 1 of the rules shows failing ends at that smaller level.",
     ),
-    "level": ("Level", "Largest probability of a false pass that this test may spend, over all looks together."),
+    "level": ("Level", "Largest probability of a false pass of this test, over all looks together."),
     "units": (
         "Units",
-        "What a test counts: blocks (requests that went through both arms together), clusters (sessions) or requests; "
-        "never tokens, which are not independent. 'Smallest n' is the fewest units at which the test could pass; "
+        "A test counts blocks (requests that went through both arms together), clusters (sessions) or requests. It "
+        "never counts tokens, which are not independent. 'Smallest n' is the fewest units at which it could pass; "
         "'still needed' is an estimate.",
     ),
     "pooled": (
         "Pooled",
-        "Counts are added up over requests, then one ratio is formed; a mean of the requests' own ratios is another "
-        "figure and is named so.",
+        "Counts are added up over requests, then one ratio is formed. A mean of the requests' ratios is another "
+        "figure, "
+        "and named so.",
     ),
     "mean-length": (
         "Mean acceptance length",
-        "1 + accepted / drafts: tokens per propose-and-verify step, the bonus or recovered token included. Plain "
-        "steps, in which nothing was drafted, are left out.",
+        "1 + accepted tokens / steps, with the bonus or recovered token. Plain steps are left out.",
     ),
     "tokens-per-pass": (
         "Tokens per target pass",
-        "Output tokens over target forward passes. Every pass counts: the prefill, steps that drafted, and plain "
-        "steps, which emit one token each. It says what speculation makes of the traffic; the mean acceptance length "
-        "says what a draft is worth.",
+        "Output tokens over target forward passes. Every pass counts: prefill, steps, and plain steps, which emit one "
+        "token each. It measures speculation on this traffic; the mean acceptance length measures the draft.",
     ),
-    "draft-rate": ("Draft acceptance rate", "Accepted over drafted tokens; falls with K by itself."),
+    "draft-rate": ("Draft acceptance rate", "Accepted over drafted tokens; it falls as K grows."),
     "marginal": ("Marginal rate", "Steps that accepted position i, over all steps. 1 + their sum is the mean length."),
     "conditional": ("Conditional rate", "Steps that accepted position i, over those that accepted position i - 1."),
-    "histogram": ("Accepted per step", "Share of propose-and-verify steps that accepted exactly j drafted tokens."),
+    "histogram": ("Accepted per step", "Share of steps that accepted exactly j drafted tokens."),
     "passes-saved": (
         "Target passes saved",
-        "Output tokens less target forward passes: passes that plain decoding would have needed beyond those made.",
+        "Output tokens minus target forward passes: the additional passes that plain decoding would have needed.",
     ),
-    "end-to-end": ("End to end", "Prefill plus decode of the arm, milliseconds: what a client waited."),
+    "end-to-end": ("End to end", "Prefill plus decode of the arm, milliseconds: the time a client waits."),
     "ttft": ("TTFT", "Time to first token: prefill of the arm, milliseconds, waiting included."),
     "tpot": ("TPOT", "Time per output token: decode time over the output tokens after the first, milliseconds."),
     "longest-gap": (
         "Longest gap",
-        "The longest time between two arrivals of tokens within a request, milliseconds; what one step emits arrives "
+        "The longest time between two arrivals of tokens within a request, milliseconds. The tokens of a step arrive "
         "together.",
     ),
     "realised-concurrency": (
         "Realised concurrency",
-        "Mean number of requests in progress in the arm while each of these requests was, itself included. In one "
-        "batch it falls short of the load as requests finish; a queue that refills slots (requests_per_slot) keeps it "
-        "up until it runs dry.",
+        "Mean number of requests in progress in the arm during each of these requests, itself included. In one batch "
+        "it falls below the load as requests finish. A queue that refills slots (requests_per_slot) holds it up until "
+        "it is empty.",
     ),
     "prefix-cache": (
         "Prefix cache",
-        "Share of the prompts' tokens that each server says it found in its prefix cache; plain sums over requests. "
-        "Where whole conversations are measured, each begins cold in both arms, and a turn may find those before it.",
+        "Share of the prompts' tokens that each server reports as found in its prefix cache; plain sums over requests. "
+        "Each measured conversation begins with a cold cache in both arms, and a turn may find the turns before it.",
     ),
     "queue": (
         "Queue",
-        "What a request waited in a server's queue and for attempts that came to nothing, milliseconds: a part of the "
-        "time to first token, shown apart as well.",
+        "Waiting time in a server's queue and for failed attempts, milliseconds. It is a part of the time to first "
+        "token, and also shown separately.",
     ),
     "derived-queue": (
         "Derived queue times",
-        "What each arm would make of the recorded arrivals, first come, first served, with as many slots as the load: "
-        "busy is the share of the slots' time that is asked for, the queue is the wait for a slot. Every request takes "
-        "as long as it was measured to take there with all slots busy, which is the longest it takes. The other speeds "
-        "of the arrivals are those at which the baseline is busy for 50, 80 and 95% of the time. The last figure is "
-        "the baseline's mean time from arrival to last token over the speculative arm's.",
+        "The recorded arrivals, served first come, first served by each arm, with as many slots as the load. Busy is "
+        "the share of the slots' time in use, the queue is the wait for a slot. Each request takes its measured time "
+        "with all slots busy, which is its longest. The other arrival rates make the baseline busy for 50, 80 and 95% "
+        "of the time. The last figure is the mean time from arrival to last token, baseline over speculative.",
     ),
     "quantile": (
         "Quantile",
-        "Exact order statistic over requests. Undefined below 1 / (1 - p) requests, where it would only be the maximum "
-        "(p95: 20 requests, p99: 100).",
+        "Exact order statistic over requests. It needs 1 / (1 - p) requests (p95: 20, p99: 100); with fewer it would "
+        "be the maximum.",
     ),
     "divergence": (
         "First divergence",
@@ -167,18 +164,18 @@ DEFINITIONS = {
     ),
     "z": (
         "Teacher-forced z",
-        "Mean over emitted tokens of 1[token = argmax] - target(argmax): zero if sampling is right. The baseline's own "
-        "z is the noise floor.",
+        "Mean over emitted tokens of 1[token = argmax] - target(argmax): zero if sampling is right. The baseline's z "
+        "shows the noise.",
     ),
     "displaced": (
         "Displaced KV tokens",
-        "Extra peak memory of the speculative arm, as tokens of the target's KV cache that would have fitted in it; "
-        "through servers, the tokens by which the speculative server's KV cache holds less.",
+        "Extra peak memory of the speculative arm, in tokens of the target's KV cache that would have fitted in it. "
+        "Through servers: the tokens by which the speculative server's KV cache is smaller.",
     ),
     "displaced_requests": (
         "Displaced requests",
-        "How many requests' KV cache the displaced tokens are: requests of the blocks' mean length in process, of the "
-        "greatest length that a server accepts through servers.",
+        "The number of requests whose KV cache the displaced tokens are. In process these are requests of the blocks' "
+        "mean length; through servers, of the greatest length that a server accepts.",
     ),
     "loops": (
         "Repetition loops",
@@ -186,8 +183,9 @@ DEFINITIONS = {
     ),
     "failures": (
         "Failures",
-        "Counts of measured requests that have a flag, over those for which the flag is defined; plain sums. What is "
-        "suspected compares a slice with the endpoint's others; it is no test, and no verdict reads it.",
+        "Counts of measured requests that have a flag, over those for which the flag is defined; plain sums. A "
+        "suspected "
+        "kind of failure compares a slice with the endpoint's other slices. No test and no verdict uses it.",
     ),
     "funnel": ("Funnel", "Every record read ends in exactly one counter, so the counters add up to the records read."),
     "sequence": (
@@ -196,29 +194,31 @@ DEFINITIONS = {
     ),
     "by-context": (
         "By length of the prompt",
-        "Measured requests by their prompt tokens, pooled within each range, without bounds. The cache is what one "
-        "request's keys and values take at its end, in the target alone or in target and draft.",
+        "Measured requests by their prompt tokens, pooled within each range, without bounds. The cache is one "
+        "request's "
+        "KV cache at its end: of the target, or of target and draft.",
     ),
     "predicted": (
         "Predicted speedup",
-        "What the measured costs of steps on this device make of the tokens per step: end to end, of an average "
-        "request of the slice. A prediction is no evidence; no verdict rests on it.",
+        "End-to-end speedup of an average request of the slice, computed from the tokens per step and the measured "
+        "costs of steps on this device. No verdict uses predictions.",
     ),
     "pays-from": (
         "Pays from",
-        "Tokens per step (mean acceptance length) from which on decoding is faster than without speculation at this "
-        "load.",
+        "Tokens per step (mean acceptance length) from which decoding is faster than the baseline at this load.",
     ),
     "frontier": (
         "Frontier",
-        "The way of drafting whose predicted speedup is largest at each load, and those whose bounds reach the best "
-        "one's. The bounds are those of the tokens per step alone.",
+        "The candidate with the largest predicted speedup at each load, and those whose bounds reach it. The bounds "
+        "come only from the tokens per step.",
     ),
     "detector": (
         "Detector",
-        "A statistic that is folded unit by unit after ENABLE. Drift (of speedup, acceptance, the slowed share, and z "
-        "on either side): it fires where what was proven no longer holds, and then ENABLE is taken back. "
-        "Prompt mix: an e-value that the slices' shares are no longer those at ENABLE.",
+        "A statistic that the gate computes unit by unit after ENABLE. Drift of speedup, acceptance, the slowed "
+        "share or "
+        "z: it fires if a proven limit no longer holds, and ends the ENABLE. Prompt mix: an e-value against the "
+        "slices' "
+        "shares at ENABLE.",
     ),
     "age": ("Evidence age", "Time since the newest request in the evidence was made, whenever it was measured."),
 }
@@ -241,11 +241,11 @@ def test_notes(test: TestResult) -> list[str]:
     if (displaced := displaced_text(test)) is not None:
         notes.append(displaced)
     if test.betting is not None and test.betting.num_missing:
-        notes.append(f"{test.betting.num_missing} missing, folded at the worst value")
+        notes.append(f"{test.betting.num_missing} missing, counted at the worst value")
     if test.state is not None and test.state.merged_units != 1:
         notes.append(f"restarted at unit {test.state.start_unit} with {test.state.merged_units} units merged")
     if test.betting is not None and test.betting.is_undecidable:
-        notes.append("too near the threshold to tell")
+        notes.append("too near the threshold to decide")
     return notes
 
 
@@ -340,8 +340,8 @@ _NOTES: dict[str, tuple[str, Format]] = {
     "num_unknown": ("{} unknown", figure),
     "near_tie_logit": ("near-tie up to a gap of {}", figure),
     "z_unclipped": ("mean z without the clip {}", format_signed),
-    "baseline_z": ("baseline's own z {}", format_signed),
+    "baseline_z": ("the baseline's z {}", format_signed),
     "speculative_cost_per_million_tokens": ("{} per million output tokens", number),
-    "baseline_cost_per_million_tokens": ("baseline's own {}", number),
+    "baseline_cost_per_million_tokens": ("the baseline's {}", number),
     "r1": ("lag-1 autocorrelation {}", number),
 }

@@ -32,9 +32,9 @@ CONTRACT_MEANING = {
     Contract.GRAMMAR: "the whole output matches the request's regular expression, or is one of its choices",
 }
 INTERVENTION_MEANING = {
-    Intervention.FILTERED: "Production's own output was withheld, in part or whole (finish_reason content_filter).",
+    Intervention.FILTERED: "Production's output was withheld, in part or whole (finish_reason content_filter).",
     Intervention.REWRITTEN: "A guardrail delivered another text than production's model wrote.",
-    Intervention.REJECTED: "A guardrail failed the call because of what production's model wrote.",
+    Intervention.REJECTED: "A guardrail failed the call because of the text of production's model.",
 }
 NOT_LOOKED_AT = (
     "No request here has been looked at for failures: they were measured by a version that did not look, or none was "
@@ -122,7 +122,7 @@ def _rows(counts: Mapping[str, int], num_answered: int, num_repetition_loops: in
         return
     early = (
         f"The draft was rejected from the start: at least {MIN_EARLY_REJECTIONS} of the first {EARLY_STEPS} "
-        "propose-and-verify steps accepted nothing. Of requests with so many steps."
+        "propose-and-verify steps accepted nothing. Counted for requests with at least these steps."
     )
     known = counts.get(names.EARLY_KNOWN, 0)
     yield _row(names.EARLY_REJECTIONS, "Early rejection", early, counts.get(names.EARLY_REJECTIONS, 0), known)

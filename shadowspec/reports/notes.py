@@ -30,7 +30,7 @@ class DetectorLine:
     def text(self) -> str:
         """The statistic beside its limit."""
         units = "" if self.num_units is None else f" after {plural(self.num_units, 'unit')}"
-        limit = "" if self.limit_log10 is None else f", speaks up at 10^{self.limit_log10:.2f}"
+        limit = "" if self.limit_log10 is None else f", fires at 10^{self.limit_log10:.2f}"
         return f"{'0' if self.log10 is None else f'10^{self.log10:.2f}'}{limit}{units}"
 
 
@@ -50,7 +50,7 @@ def decision_notes(decision: Decision) -> list[str]:
     cover, bounds = composition.cover, composition.bounds.get("speedup")
     if cover is not None and cover.is_shown_under_parent and decision.reason_code != ReasonCode.OVERRIDE:
         verdict = cover.covering_verdict
-        notes.append(f"It has no level of its own, so the verdict on the whole endpoint, {verdict}, covers it.")
+        notes.append(f"It has no level, so that the verdict on the whole endpoint ({verdict}) covers it.")
     if bounds is not None and bounds.known_share > 0.0:
         notes.append(
             "Under the current traffic the slices' own bounds give a speedup of "
@@ -71,7 +71,7 @@ def alerts(decision: Decision) -> list[str]:
     sounded = [line for line in detector_lines(decision) if _has_reached(line)]
     if decision.reason_code == ReasonCode.DRIFT:
         statistics = "".join(f" {line.title}: {line.text}." for line in sounded)
-        found.append(f"Drift alarm: what was proven no longer holds.{statistics}")
+        found.append(f"Drift alarm: a proven limit no longer holds.{statistics}")
     if decision.verdict is Verdict.ENABLE:
         found += _advice(decision)
     change = _mix_change(decision)
@@ -134,17 +134,14 @@ def _forbidden(decision: Decision) -> list[str]:
 def _load(decision: Decision) -> list[str]:
     if decision.reservations is None or decision.reservations.is_load_configured:
         return []
-    return [
-        f"Load {decision.concurrency} is no longer configured: nothing is measured there, "
-        "and this is what was last decided."
-    ]
+    return [f"Load {decision.concurrency} is no longer configured and no longer measured; this is its last decision."]
 
 
 def _run(decision: Decision) -> list[str]:
     run = decision.run
     if decision.supersession is not None or run is None or not run.num_restarts or run.level is None:
         return []
-    return [f"Run {run.num_restarts + 1} of its tests, on evidence of its own, at level {run.level:.2g}."]
+    return [f"Run {run.num_restarts + 1} of its tests, on separate evidence, at level {run.level:.2g}."]
 
 
 def _never_timed(decision: Decision) -> list[str]:
@@ -152,8 +149,8 @@ def _never_timed(decision: Decision) -> list[str]:
     if not share:
         return []
     return [
-        f"{percent(share)} of its requests are never timed: they come later in their session than timed_positions, "
-        "and the verdict assumes that they are like the others."
+        f"{percent(share)} of its requests are never timed, because they come after timed_positions in their session. "
+        "The verdict assumes that they are like the others."
     ]
 
 
@@ -163,14 +160,16 @@ def _drift(decision: Decision) -> list[str]:
     notes = []
     watched = decision.drift.detectors.get("speedup")
     if watched is not None and watched.num_units:
-        notes.append(f"Watched for drift over {plural(watched.num_units, 'block')} since ENABLE, without an alarm.")
+        notes.append(
+            f"The gate has watched {plural(watched.num_units, 'block')} since ENABLE for drift, without an alarm."
+        )
     return notes + _advice(decision)
 
 
 def _advice(decision: Decision) -> list[str]:
     if decision.drift is None or not decision.drift.advice:
         return []
-    return [f"Advice: {decision.drift.advice} has come down from where it stood at ENABLE."]
+    return [f"Advice: {decision.drift.advice} is lower than at ENABLE."]
 
 
 def _mix_change(decision: Decision) -> MixChange | None:

@@ -226,7 +226,7 @@ def prediction_summary(found: Sequence[Prediction]) -> str:
         predicted = [own_cell for own_cell in own_cells if own_cell.speedup is not None]
         error = median_error(predicted)
         said = f"{len(predicted)} of {plural(len(own_cells), 'cell')} predicted on {engine}"
-        off = f"; median absolute error against what was measured there: {percent(error)}" if error is not None else ""
+        off = f"; median absolute error against the measured figures: {percent(error)}" if error is not None else ""
         lines.append(f"{said}{off}.")
     return " ".join([*lines, *_rule_notes(found)])
 

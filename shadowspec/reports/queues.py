@@ -243,10 +243,10 @@ QUEUE_HEAD = (
 )
 DERIVED = "Derived, not measured."
 QUEUE_NOTE = (
-    "Recorded arrivals are sent through a server with as many slots as the load, first come, first served, in which "
-    "every request takes as long as it took in that arm. No verdict reads it."
+    "A queue of the recorded arrivals, first come, first served, at a server with as many slots as the load. Each "
+    "request takes its measured time in that arm. No verdict uses it."
 )
-OVERLOADED = "overloaded: it grows without end"
+OVERLOADED = "overloaded: the queue grows without limit"
 
 
 def queue_basis(cell: QueueCell) -> str:
@@ -262,9 +262,11 @@ def queue_basis(cell: QueueCell) -> str:
     if others:
         said.append(f"{others:,} took the time of a timed request of their slice, drawn by a hash")
     if cell.num_borrowed:
-        said.append(f"{cell.num_borrowed:,} of these of any slice, as nothing of their own was timed")
+        said.append(f"{cell.num_borrowed:,} of these from any slice, because their slice has no timed request")
     if cell.thinning > 1.0:
-        said.append(f"one of {number(cell.thinning)} requests was recorded, so that the clock runs as much faster")
+        said.append(
+            f"one of {number(cell.thinning)} requests was recorded, so that the clock runs faster by this factor"
+        )
     return "; ".join(said) + "."
 
 

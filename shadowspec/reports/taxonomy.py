@@ -185,6 +185,6 @@ def _breaks(figures: SliceFigures, contract: Contract) -> list[str]:
         return []
     name = contract.upper() if contract in (Contract.JSON, Contract.SQL) else contract.replace("_", " ")
     return [
-        f"{percent(shares[Arm.SPECULATIVE])} of the speculative arm's outputs are no valid {name}, "
+        f"{percent(shares[Arm.SPECULATIVE])} of the speculative arm's outputs are invalid {name}, "
         f"{percent(shares[Arm.BASELINE])} of the baseline's"
     ]

@@ -32,7 +32,7 @@ def new_reader(chromium: Browser) -> Iterator[Callable[..., Reader]]:
 
 @pytest.fixture(scope="session")
 def dashboards(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Served]]:
-    """The dashboard on the state of a name: empty, demo, small, large, stale, behind, away."""
+    """The dashboard on a state: empty, unconfigured, measured, first, demo, small, large, stale, behind, away."""
     folder = tmp_path_factory.mktemp("dashboards")
     with ExitStack() as stack:
         known: dict[str, Served] = {}
@@ -43,6 +43,12 @@ def dashboards(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> I
             url = stack.enter_context(temporary_database(postgres_url))
             if name == "empty":
                 return stores.empty(url, folder)
+            if name == "unconfigured":
+                return stores.unconfigured(url, folder)
+            if name == "measured":
+                return stores.measured(url, folder)
+            if name == "first":
+                return stores.first_blocks(url, folder)
             if name == "demo":
                 return stores.demo(url, folder)
             if name == "behind":

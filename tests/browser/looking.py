@@ -150,6 +150,11 @@ class Reader:
         """The text of the page as it is shown."""
         return self.page.locator('[data-testid="stApp"]').inner_text()
 
+    @property
+    def tree(self) -> str:
+        """The page as a screen reader has it: roles, names and levels, one line each."""
+        return self.page.locator('[data-testid="stMainBlockContainer"]').aria_snapshot()
+
     def exceptions(self) -> list[str]:
         """Boxes in which Streamlit shows that the page failed."""
         boxes = self.page.locator('[data-testid="stException"], [data-testid="stAlertContentError"]')

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,7 +18,10 @@ from kernels.benchmarks.large_store.config import config_text
 from kernels.benchmarks.large_store.filling import Size, fill
 from kernels.benchmarks.large_store.world import make_world
 from shadowspec import demo as bundled
+from shadowspec.store import Store
 from shadowspec.store.admin import schema
+from shadowspec.types import ReasonCode, Verdict
+from tests.store import examples, saving
 
 PASSWORD = "canary-password-7f3a"
 PROMPT, SESSION, USER, REQUEST = "canaryprompt9c1e", "canary-session-11d8", "canary-user-42bb", "canary-request-e07f"
@@ -49,6 +52,38 @@ def empty(url: str, folder: Path) -> State:
     """A migrated store with nothing in it."""
     schema.upgrade(url)
     return State("empty", _write(folder, "empty", url, _bare(url)))
+
+
+def unconfigured(url: str, folder: Path) -> State:
+    """A migrated store and a configuration without an endpoint."""
+    schema.upgrade(url)
+    return State("unconfigured", _write(folder, "unconfigured", url, f"[database]\nurl = {json.dumps(url)}\n"))
+
+
+def measured(url: str, folder: Path) -> State:
+    """One measured block, on which the gate has not decided."""
+    schema.upgrade(url)
+    _save_block(url)
+    return State("measured", _write(folder, "measured", url, _bare(url)))
+
+
+def first_blocks(url: str, folder: Path) -> State:
+    """One measured block and the first decision: no test has a bound yet."""
+    schema.upgrade(url)
+    _save_block(url)
+    blank = {"estimate": None, "lower": None, "upper": None, "num_units": 0}
+    decided = examples.decision(Verdict.HOLD)
+    tests = tuple(replace(test, **blank) for test in decided.tests)
+    first = replace(decided, reason_code=ReasonCode.TOO_FEW_CLUSTERS, reason="1 of 18 sessions", tests=tests)
+    with Store.open(url) as store:
+        store.append_decisions([replace(first, num_clusters=1, num_blocks=1, clusters_needed=17)])
+    return State("first", _write(folder, "first", url, _bare(url)))
+
+
+def _save_block(url: str) -> None:
+    with Store.open(url) as store:
+        store.save_fingerprints([examples.config()])
+        saving.save_block(store, examples.block("b", range(4)), [examples.record(line) for line in range(4)])
 
 
 def synthetic(name: str, url: str, folder: Path, *, size: Size, days_ago: int = 0) -> State:

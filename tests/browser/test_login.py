@@ -142,7 +142,7 @@ def test_a_viewer_looks_and_cannot_order(site: Callable[[int], Served], new_read
     log_in(reader, where, BOB)
     reader.open(where.address("audit"))
     assert f"{BOB} (viewer)" in reader.words
-    assert "You may look." in reader.words
+    assert "You have read access." in reader.words
     assert reader.page.get_by_role("button", name="Switch off").count() == 0
     assert orders(where) == 0
 

@@ -28,7 +28,7 @@ def test_the_board_opens(
     assert reader.overflow() == []
     assert reader.foreign == []
     if state == "empty":
-        assert "nothing consumed yet" in reader.words
+        assert "no records read yet" in reader.words
     else:
         assert DATA_NOTE in reader.words
         assert "ENABLE" in reader.words

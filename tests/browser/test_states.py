@@ -18,8 +18,16 @@ PAGES = ("", "evidence", "explorer", "loads", "changes", "before-after", "audit"
 
 # What each page says where there is something to show, and where there is not.
 CONTENT = {
-    "": ("Rollout board", "ENABLE", "HOLD"),
-    "evidence": ("Confidence sequences", "Acceptance by position", "Latency of both arms", "Parity"),
+    "": ("Rollout board", "ENABLE", "HOLD", "Next:"),
+    "evidence": (
+        "Why:",
+        "Next:",
+        "required test",
+        "Confidence sequences",
+        "Acceptance by position",
+        "Latency of both arms",
+        "Parity",
+    ),
     "explorer": ("Explorer", "Requests", "prompt class"),
     "loads": ("Speedup by load", "Not a decision."),
     "changes": ("Drift and changes", "verdict"),
@@ -37,14 +45,63 @@ TITLES = {
 }
 DEMO_CHOICE = {"endpoint": "code-completion"}  # which has measured requests, as the first by name has not
 EMPTY = {
-    "": ("nothing consumed yet",),
-    "evidence": ("nothing consumed yet",),
-    "explorer": ("nothing consumed yet",),
-    "loads": ("nothing consumed yet",),
-    "changes": ("nothing consumed yet",),
-    "before-after": ("nothing consumed yet",),
+    "": ("no records read yet",),
+    "evidence": ("no records read yet",),
+    "explorer": ("no records read yet",),
+    "loads": ("no records read yet",),
+    "changes": ("no records read yet",),
+    "before-after": ("no records read yet",),
     "audit": ("Audit and kill switch",),
 }
+# What the early states say of themselves, by page; a page that is not named says nothing of it.
+EARLY = {
+    "unconfigured": {
+        "": ("No data yet", "shadowspec try", "shadowspec run"),
+        "evidence": ("No evidence yet", "shadowspec gate"),
+        "explorer": ("No requests yet", "shadowspec init"),
+        "loads": ("No endpoint yet", "shadowspec init"),
+        "changes": ("No changes in this time", "shadowspec gate"),
+        "before-after": ("No ENABLE yet",),
+        "audit": ("No endpoint to switch off", "No endpoint is configured"),
+    },
+    "empty": {
+        "": ("No data yet", "Configured: chat", "shadowspec run"),
+        "evidence": ("No request of it was measured yet", "Next: Measure its traffic"),
+        "explorer": ("No requests yet", "shadowspec run"),
+        "loads": ("No decision yet", "shadowspec gate"),
+    },
+    "measured": {
+        "": ("undecided", "Next: Run shadowspec gate"),
+        "evidence": ("The gate has not decided on it yet", "Next: Run shadowspec gate"),
+        "explorer": ("Requests",),
+        "loads": ("No decision yet", "shadowspec gate"),
+    },
+    "first": {
+        "": ("HOLD", "Next: Send traffic", "Still needed: at least 17 more sessions"),
+        "evidence": ("the tests start after 17 more sessions", "no data yet", "no bounds yet"),
+        "loads": ("No speedup yet",),
+    },
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("state", list(EARLY))
+def test_an_early_state_explains_itself(
+    dashboards: Callable[[str], Served], new_reader: Callable[..., Reader], state: str, page: str
+) -> None:
+    site = dashboards(state)
+    for theme, width in zip(THEMES, WIDTHS, strict=True):
+        reader = new_reader(width=width, theme=theme)
+        reader.open(site.address(page))
+        where = f"{page or 'board'} on {state}, {theme}, {width} px"
+        assert reader.exceptions() == [], f"{where}: {site.said}"
+        assert reader.errors == [], where
+        assert reader.overflow() == [], where
+        shown = " ".join(reader.words.split())
+        for word in EARLY[state].get(page, ()):
+            assert word in shown, f"{where}: {word!r} is not said"
+        assert reader.violations() == [], where
+        reader.page.context.close()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -188,7 +188,7 @@ def test_a_viewers_page_has_no_switch(configured: Configure, filled_url: str, op
     configured(filled_url)
     app = open_page("audit")
     assert not app.exception
-    assert "You may look." in said(app)
+    assert "You have read access." in said(app)
     assert not [item for item in app.button if str(item.key).startswith("order")]
     assert "Policy in force" in said(app)
     assert "max_hypotheses" in set(app.dataframe[-1].value["Parameter"])

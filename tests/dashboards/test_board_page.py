@@ -72,9 +72,9 @@ def test_an_empty_store_says_what_to_do_next(
     path.write_text(f'[database]\nurl = "{blank}"\n', encoding="utf-8")
     app = open_page()
     assert not app.exception
-    assert "Nothing here yet" in said(app)
+    assert "No data yet" in said(app)
     assert "shadowspec gate" in said(app)
-    assert "nothing consumed yet" in said(app)
+    assert "no records read yet" in said(app)
 
 
 def test_configured_endpoints_that_were_never_measured_are_partial(

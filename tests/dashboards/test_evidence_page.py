@@ -202,7 +202,7 @@ def test_an_empty_store_and_stale_evidence_are_said(
     configured(filled_url, "stale_after_s = 0.001")
     assert any("Stale" in warning.value for warning in open_page("evidence").warning)
     path = configured(blank)
-    assert any("not judged it yet" in info.value for info in open_page("evidence").info)
+    assert "Why: No request of it was measured yet." in " ".join(said(open_page("evidence")).split())
     path.write_text(f'[database]\nurl = "{blank}"\n', encoding="utf-8")
     assert "No evidence yet" in said(open_page("evidence"))
 

@@ -68,7 +68,7 @@ def test_explorer_by_a_label_says_that_only_the_newest_runs_are_in(filled: str, 
     assert labelled
     app.selectbox(key="x").set_value(labelled[0].removesuffix(" (newest runs)").replace(" ", "_")).run()
     assert "newest" in words(app)
-    assert "no rollup is kept by this label" in words(app)
+    assert "rollups do not have this label" in words(app)
 
 
 def test_explorer_filters(filled: str, open_page: Open) -> None:
@@ -140,8 +140,8 @@ def test_loads_show_what_the_cost_model_predicts(
     configured(url)
     app = open_page("loads", endpoint="assistant")
     text = words(app)
-    assert "No verdict rests on this." in text
-    assert "median absolute error against what was measured there" in text
+    assert "Predictions, not evidence." in text
+    assert "median absolute error against the measured figures" in text
     table = next(each.value for each in app.dataframe if "Pays from" in each.value)
     is_known = table["Predicted"].str.endswith("\u00d7")
     assert is_known.any()
@@ -167,7 +167,7 @@ def test_loads_show_the_queues_that_the_arrivals_would_make(filled: str, open_pa
     app = open_page("loads", endpoint="assistant")
     text = words(app)
     assert "**Derived, not measured.**" in text
-    assert "No verdict reads it" in text
+    assert "No verdict uses it" in text
     with Store.open(filled) as store:
         records, runs = store.records("assistant"), store.runs("assistant")
         expected = queue_cells(
@@ -199,7 +199,7 @@ def test_a_slider_changes_what_is_tried_and_nothing_else(filled: str, open_page:
 def test_without_a_price_there_is_device_time(filled: str, open_page: Open) -> None:
     app = open_page("loads", endpoint="assistant", price="0")
     assert [item.value.endswith(" s") for item in app.metric] == [True, True, True]
-    assert "No price is set" in words(app)
+    assert "no price is set" in words(app)
 
 
 def test_changes_say_who_and_why(filled: str, open_page: Open) -> None:
@@ -233,4 +233,4 @@ def test_before_and_after_marks_the_moment_or_says_that_there_is_none(filled: st
         assert "Mean end-to-end time by hour" in text
         assert "**Production**" in text
     else:
-        assert "Nothing was enabled yet" in text
+        assert "No ENABLE yet" in text

@@ -70,16 +70,16 @@ def test_production_stands_beside_the_mirror(enabled: str, open_page: Open) -> N
     assert rows["Output tokens per second"] == ("1.00", "2.00")
     assert rows["Prefix-cache hit rate"] == ("25.0%", "25.0%")
     assert rows["End to end, p95"] == ("1.95 s", "950 ms")
-    assert rows["of it in the queue, p95"] == ("475 ms", "475 ms")
-    assert rows["of it computing, p95"] == (DASH, DASH), "this engine counts no such time"
+    assert rows["Queue, a part of it, p95"] == ("475 ms", "475 ms")
+    assert rows["Compute, a part of it, p95"] == (DASH, DASH), "this engine counts no such time"
     assert rows["Acceptance at the first position"] == (DASH, "50.0%")
-    assert "The serving side is not measured" not in said(app)
+    assert "No counters of production yet" not in said(app)
     assert "counted its first draft" in said(app)
 
 
 def test_production_that_never_drafted_is_said(enabled: str, open_page: Open) -> None:
     read(enabled, drafts=False)
-    assert "Production has not drafted since it was enabled" in said(open_page("before_after"))
+    assert "Production has counted no draft since ENABLE" in said(open_page("before_after"))
 
 
 def test_a_week_on_either_side_is_read_by_the_hour(
@@ -124,6 +124,6 @@ def test_a_week_on_either_side_is_read_by_the_hour(
 
 def test_without_readings_the_reason_is_said(enabled: str, open_page: Open) -> None:
     text = said(open_page("before_after"))
-    assert "The serving side is not measured" in text
+    assert "No counters of production yet" in text
     assert "prefix-cache hit rate" in text
     assert "[endpoints.NAME.live]" in text

@@ -76,11 +76,11 @@ def test_the_evidence_page_marks_replay_and_shows_the_audit(
     )
     assert not app.exception
     text = said(app)
-    assert "Replay beside the loop" in text
-    assert "No test rests on them" in text
+    assert "Replay beside the engine" in text
+    assert "No test uses them" in text
     assert "1.05" in text
     assert "\u2715 production mismatch" in text
-    assert "Audit of the loop" in text
+    assert "Audit of the engine" in text
     assert "\u2715 alarm since" in text
 
 
@@ -148,5 +148,5 @@ def test_without_replays_and_audits_nothing_is_said(
         assert not app.exception
         assert not app.error
         assert not app.warning
-        assert "Replay beside the loop" not in said(app)
-        assert "Audits of the loop" not in said(app)
+        assert "Replay beside the engine" not in said(app)
+        assert "Audits of the engine" not in said(app)

@@ -78,7 +78,7 @@ def test_verdicts_alarms_and_fingerprints_are_told_apart() -> None:
     assert reported[0].what == "first verdict: HOLD"
     assert reported[1].what == "HOLD \u2192 ENABLE"
     assert reported[3].why.endswith(
-        "what differs: engine (shadowspec-torch/0.1.0 torch/2.13.0 \u2192 shadowspec-torch/0.2.0), draft weights"
+        "different: engine (shadowspec-torch/0.1.0 torch/2.13.0 \u2192 shadowspec-torch/0.2.0), draft weights"
     )
     assert "ffff" not in reported[3].why  # a digest leads to nobody's weights
     assert {change.who for change in reported} == {"the gate"}
@@ -103,7 +103,7 @@ def test_an_override_is_told_with_its_end() -> None:
     reported = changes.override_changes(records, NOON + timedelta(days=1))
     assert [(change.what.split(":")[0], change.who) for change in reported] == [
         ("override 3 set", "ada"), ("override 3 cleared", "grace"),
-        ("override 4 set", "ada"), ("override 4 ran out", "its expiry"),
+        ("override 4 set", "ada"), ("override 4 expired", "its expiry"),
         ("override 5 set", "ada"),
     ]  # fmt: skip
     assert reported[0].why == "it answers nonsense"

@@ -64,16 +64,16 @@ def noted(changes: Mapping[str, Any], verdict: Verdict = Verdict.ENABLE) -> list
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"run": Trial(0.01, 0.00125, 2)}, "Run 3 of its tests, on evidence of its own, at level 0.0013."),
-        ({"drift": drift(1_200)}, "Watched for drift over 1,200 blocks since ENABLE, without an alarm."),
-        ({"drift": drift(0, "speedup")}, "Advice: speedup has come down from where it stood at ENABLE."),
+        ({"run": Trial(0.01, 0.00125, 2)}, "Run 3 of its tests, on separate evidence, at level 0.0013."),
+        ({"drift": drift(1_200)}, "The gate has watched 1,200 blocks since ENABLE for drift, without an alarm."),
+        ({"drift": drift(0, "speedup")}, "Advice: speedup is lower than at ENABLE."),
         (
             {"composition": Composition(is_named=False)},
             "Another config has a better lower bound of speedup here and is the one named.",
         ),
         (
             {"composition": covered(SliceCover(0.1, True, Verdict.ENABLE))},
-            "It has no level of its own, so the verdict on the whole endpoint, ENABLE, covers it.",
+            "It has no level, so that the verdict on the whole endpoint (ENABLE) covers it.",
         ),
         (
             {"composition": bounded(WeightedBounds(1.1, 1.4, 0.8))},
@@ -82,8 +82,8 @@ def noted(changes: Mapping[str, Any], verdict: Verdict = Verdict.ENABLE) -> list
         ),
         (
             {"evidence": EvidenceSummary(num_arrived=200, num_beyond=30)},
-            "15.0% of its requests are never timed: they come later in their session than timed_positions, "
-            "and the verdict assumes that they are like the others.",
+            "15.0% of its requests are never timed, because they come after timed_positions in their session. "
+            "The verdict assumes that they are like the others.",
         ),
         ({"composition": CHANGED}, "Acceptance since ENABLE: from 0.6 to 0.5."),
     ],

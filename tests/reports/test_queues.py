@@ -142,7 +142,7 @@ def test_a_slice_of_which_nothing_was_timed_borrows_and_it_is_said() -> None:
     arrived = arrivals(300, slices=(CODE, MATHS))
     cell = cell_of(arrived, timed([each for each in arrived if each.slice_key == CODE]))
     assert cell.num_borrowed == 150
-    assert "150 of these of any slice" in queue_basis(cell)
+    assert "150 of these from any slice" in queue_basis(cell)
     assert "150 took the time of a timed request" in queue_basis(cell)
     whole = cell_of(arrived, timed(arrived))
     assert whole.num_borrowed == 0
@@ -236,7 +236,7 @@ def test_every_form_of_the_report_tells_them_as_derived() -> None:
     for form in (page, text):
         assert "Derived queue times" in form
         assert "Derived, not measured" in form
-        assert "No verdict reads it" in form
+        assert "No verdict uses it" in form
         assert "recorded arrivals, of 100 that are needed" in form  # of the small endpoint
     by_name = {endpoint["endpoint"]: endpoint["derived_queues"] for endpoint in document["endpoints"]}
     (editor,), (search,) = by_name["editor"], by_name["search"]

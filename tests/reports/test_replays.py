@@ -105,9 +105,14 @@ def test_audits_that_alarm_come_first(source: MemorySource) -> None:
 def test_every_format_shows_them(source: MemorySource) -> None:
     report = build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.")
     for text in (render_html(report), render_markdown(report)):
-        for word in ("Replay beside the loop", "Audit of the loop", "production mismatch", "alarm since 2026-03-02"):
+        for word in (
+            "Replay beside the engine",
+            "Audit of the engine",
+            "production mismatch",
+            "alarm since 2026-03-02",
+        ):
             assert word in text
-        assert "No test rests on replay" in text.replace("\n", " ")
+        assert "No test uses replay" in text.replace("\n", " ")
     (endpoint,) = json.loads(render_json(report))["endpoints"]
     assert {row["source"] for row in endpoint["replays"]} == {"replay"}
     chat = next(row for row in endpoint["replays"] if row["slice"] == {"prompt_class": "chat"})
@@ -121,8 +126,8 @@ def test_without_replays_nothing_is_said(source: MemorySource) -> None:
     source.replayed, source.audits = {}, {}
     report = build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.")
     for text in (render_html(report), render_markdown(report)):
-        assert "Replay beside the loop" not in text
-        assert "Audit of the loop" not in text
+        assert "Replay beside the engine" not in text
+        assert "Audit of the engine" not in text
 
 
 def test_the_audits_order_is_an_alarm_in_the_line_of_time() -> None:

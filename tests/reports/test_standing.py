@@ -176,14 +176,14 @@ def mixed(log10: float, *, has_shifted: bool = False, speedup: str = "no shift")
         (
             partial(decided, Verdict.DISABLE, "drift", drift=LIMITED),
             [
-                "Drift alarm: what was proven no longer holds. "
-                "Drift of speedup: 10^4.71, speaks up at 10^4.60 after 84 units."
+                "Drift alarm: a proven limit no longer holds. "
+                "Drift of speedup: 10^4.71, fires at 10^4.60 after 84 units."
             ],
         ),
-        (partial(decided, Verdict.HOLD, "drift"), ["Drift alarm: what was proven no longer holds."]),
+        (partial(decided, Verdict.HOLD, "drift"), ["Drift alarm: a proven limit no longer holds."]),
         (
             partial(decided, Verdict.ENABLE, drift=DriftFigures(4.6, "acceptance")),
-            ["Advice: acceptance has come down from where it stood at ENABLE."],
+            ["Advice: acceptance is lower than at ENABLE."],
         ),
         (
             partial(decided, Verdict.ENABLE, composition=mixed(2.5, has_shifted=True, speedup=SHIFT)),
@@ -215,7 +215,7 @@ def test_the_table_of_tests_shows_every_test_and_each_detector() -> None:
         "First token accepted",
         "Slowed requests",
         "Memory",
-        "10^4.71, speaks up at 10^4.60",
+        "10^4.71, fires at 10^4.60",
         "10^-0.20",
     ):
         assert title in text

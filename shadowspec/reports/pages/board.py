@@ -20,7 +20,7 @@ from shadowspec.reports.next_steps import keep_off, next_action
 from shadowspec.reports.notes import alerts
 from shadowspec.reports.pages.board_values import BoardValues, Saving, TrendDay, saving, trend
 from shadowspec.store import GroupSums
-from shadowspec.types import Decision, Override, Rollout, SpeculationConfig, TestResult, Verdict, parse_slice_key
+from shadowspec.types import Decision, Override, Rollout, SpeculationConfig, Stage, TestResult, Verdict, parse_slice_key
 
 PARITY_TESTS = ("parity_faults", "parity_near_ties", "parity_sampled")
 Key = tuple[str, str, int, str]  # endpoint, slice key, concurrency, fingerprint
@@ -77,13 +77,20 @@ class BoardRow:
     @property
     def next_action(self) -> str:
         """What to do about it now, as an order."""
+        if self.verdict is Verdict.ENABLE and self.is_rolled_out:
+            return "keep speculation on: it serves all traffic, and the gate watches for drift"
         if self.standing.decision is not None:
             return next_action(self.standing.decision)
         if self.standing.override is not None:
             return keep_off(self.standing.override.override_id)
         if self.fingerprint:
             return "run `shadowspec gate`: requests are measured, and the gate has not decided on them"
-        return "measure its traffic with `shadowspec run FILE`; `shadowspec doctor --traffic FILE` shows which records match"
+        return "measure its traffic with `shadowspec run FILE`; `shadowspec doctor --traffic FILE` shows the matches"
+
+    @property
+    def is_rolled_out(self) -> bool:
+        """Whether the last stage serves all of the enabled traffic."""
+        return self.stage is not None and self.stage.stage is Stage.BROAD and self.stage.share >= 1.0
 
     @property
     def still_needed(self) -> StillNeeded | None:

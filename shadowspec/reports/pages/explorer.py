@@ -46,33 +46,35 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "ratio of total times": Figure(
         "Ratio of total times (\u00d7)",
-        "Total baseline over total speculative end-to-end time: what the fleet pays.",
+        "Total baseline over total speculative end-to-end time: the gain in machine time.",
         tally.ratio_of_total_times,
         "times",
     ),
     "acceptance length": Figure(
         "Mean acceptance length (tokens per step)",
-        "1 + accepted / drafts: tokens per propose-and-verify step, the bonus or recovered token included. Plain "
-        "steps, in which nothing was drafted, are left out.",
+        "1 + accepted tokens / steps, with the bonus or recovered token. Plain steps are left out.",
         tally.mean_acceptance_length,
         "tokens",
     ),
     "first-position acceptance": Figure(
         "First-position acceptance rate (%)",
-        "Share of propose-and-verify steps that accepted the first drafted token; the same for every K.",
+        "Share of steps that accepted the first drafted token; it does not depend on K.",
         tally.first_position_acceptance_rate,
         "percent",
     ),
     "draft acceptance": Figure(
         "Draft acceptance rate (%)",
-        "Accepted over drafted tokens; falls with K by itself.",
+        "Accepted over drafted tokens; it falls as K grows.",
         tally.draft_acceptance_rate,
         "percent",
     ),
     "requests": Figure(
-        "Requests measured (n)", "Runs through both arms, failed ones included.", lambda tally: tally.num_runs, "count"
+        "Requests measured (n)",
+        "Requests that ran in both arms, with the failed ones.",
+        lambda tally: tally.num_runs,
+        "count",
     ),
-    "failed requests": Figure("Failed requests (%)", "Runs of which an arm failed.", tally.failed_share, "percent"),
+    "failed requests": Figure("Failed requests (%)", "Requests of which an arm failed.", tally.failed_share, "percent"),
 }
 
 

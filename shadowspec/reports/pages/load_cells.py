@@ -55,7 +55,7 @@ class BreakEven:
             return "; ".join(parts)
         side = "estimated faster" if self.is_first_above else "estimated not faster"
         if len(self.loads) == 1:
-            return f"{side} at the only load measured, {self.loads[0]}; a second load would tell where that ends"
+            return f"{side} at the only load measured, {self.loads[0]}; measure a second load to find the break-even"
         return f"{side} at every load measured ({self.loads[0]} to {self.loads[-1]})"
 
 

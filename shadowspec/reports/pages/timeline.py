@@ -65,7 +65,7 @@ def verdict_changes(found: Iterable[VerdictChange], configs: Mapping[str, Finger
         why = change.reason
         if replaced is not None:
             differs = differing_parts(configs.get(change.fingerprint), configs.get(replaced))
-            why += f"; what differs: {', '.join(differs)}" if differs else ""
+            why += f"; different: {', '.join(differs)}" if differs else ""
         changes.append(
             Change.of_hypothesis(change, kind, what, why, configs, who=GATE, before=change.before, after=change.verdict)
         )
@@ -78,12 +78,12 @@ def advice_changes(found: Iterable[AdviceChange], configs: Mapping[str, Fingerpr
     for change in found:
         changes_here = []
         if change.is_new_advice:
-            what = f"{change.advice} came down from where it stood at ENABLE"
-            changes_here.append((ChangeKind.ADVICE, what, "an advisory detector; the promise itself still holds"))
+            what = f"{change.advice} is lower than at ENABLE"
+            changes_here.append((ChangeKind.ADVICE, what, "an advisory detector; every proven limit still holds"))
         if change.is_new_shift:
             rates = {} if change.mix_change is None else change.mix_change.rates
-            why = "; ".join(rate.text for rate in rates.values()) or "slices come in other shares than at ENABLE"
-            changes_here.append((ChangeKind.MIX, "the mix of the traffic is another than at ENABLE", why))
+            why = "; ".join(rate.text for rate in rates.values()) or "the slices' shares differ from those at ENABLE"
+            changes_here.append((ChangeKind.MIX, "the traffic mix has shifted since ENABLE", why))
         changes += [
             Change.of_hypothesis(change, kind, what, why, configs, who=GATE, after=Verdict.ENABLE)
             for kind, what, why in changes_here
@@ -104,7 +104,7 @@ def override_changes(records: Iterable[OverrideRecord], now: datetime) -> list[C
         if (end := record.clearing) is not None:
             what, ended_at, why, who = "cleared", end.cleared_at, end.reason, end.author
         elif override.expires_at is not None and override.expires_at <= now:
-            what, ended_at, why, who = "ran out", override.expires_at, override.reason, CLOCK
+            what, ended_at, why, who = "expired", override.expires_at, override.reason, CLOCK
         else:
             continue
         what = f"override {override.override_id} {what}: {scope}"

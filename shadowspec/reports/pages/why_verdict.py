@@ -144,15 +144,15 @@ def _line(test: TestResult) -> LimitLine:
 def _fault_line(test: TestResult) -> LimitLine:
     """One fault is enough to fail, so that its share is on no side of the limit."""
     number = int(test.figures.get("num_faults") or 0)
-    worst, best, estimate = (-1.0, -REACH, -REACH) if number else (-1.0, REACH, 0.0)
+    worst, best = (-1.0, -REACH) if number else (-1.0, REACH)
     if not number and test.upper is not None and test.threshold:
-        worst = estimate = REACH * max(-1.0, (test.threshold - test.upper) / test.threshold)
+        worst = REACH * max(-1.0, (test.threshold - test.upper) / test.threshold)
     return LimitLine(
         title=title_of(test),
         outcome=test.outcome,
         figures=f"{number or 'none'} of {plural(test.num_units, test.unit)}",
         limit="none" if number else f"< {threshold_text(test)}",
-        estimate=estimate if test.num_units else None,
+        estimate=best if test.num_units else None,
         worst=worst,
         best=best,
     )

@@ -115,7 +115,7 @@ def _endpoint(endpoint: EndpointReport) -> list[str]:
 def _audits(endpoint: EndpointReport) -> str:
     if not endpoint.audits:
         return ""
-    return f"#### Audit of the loop\n\n{AUDIT_NOTE}\n\n" + markdown_table(
+    return f"#### Audit of the engine\n\n{AUDIT_NOTE}\n\n" + markdown_table(
         ["Slice", "Config", "Audit", "Difference", "Capital, alarm at", "Outputs", "Refused"],
         (
             [
@@ -135,7 +135,7 @@ def _audits(endpoint: EndpointReport) -> str:
 def _replays(endpoint: EndpointReport) -> str:
     if not endpoint.replays:
         return ""
-    return f"#### Replay beside the loop\n\n{REPLAY_NOTE}\n\n" + markdown_table(
+    return f"#### Replay beside the engine\n\n{REPLAY_NOTE}\n\n" + markdown_table(
         ["Slice", "Config, rule", "K", "Requests", "Length, replay", "Length, loop", "First", "Replay less loop", ""],
         (
             [

@@ -1,0 +1,62 @@
+"""The next step: every reason has one, the board gives it for rows without a decision, and orders come first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shadowspec.reports import next_steps
+from shadowspec.reports.next_steps import next_action, next_step
+from shadowspec.types import OverriddenVerdict, Override, ReasonCode, Rollout, Stage, Verdict
+from tests.reports.test_board import board, build_board, decision, sums, values
+from tests.reports.worlds import NOW
+
+ORDER = Override(7, "chat", "", None, Verdict.DISABLE, "it answers nonsense", "ada", NOW)
+
+
+@pytest.mark.parametrize("code", [code for code in ReasonCode if "HOLD" in code.verdicts])
+def test_every_hold_has_a_step(code: ReasonCode) -> None:
+    if code is not ReasonCode.OVERRIDE:  # it has its own, with the number to clear
+        assert code in next_steps.STEPS
+
+
+def test_a_hold_counts_what_is_needed_before_the_order() -> None:
+    held = decision(clusters_needed=50)
+    assert next_step(held) == (
+        "chat HOLD: about 50 more sessions (12 hours of this traffic); send traffic, then run `shadowspec gate` again"
+    )
+    assert next_action(held) == "send traffic, then run `shadowspec gate` again"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"verdict": Verdict.ENABLE}, "promote draft-k4: `shadowspec check --endpoint chat`, then `shadowspec export`"),
+        ({"verdict": Verdict.ENABLE, "recording_only": True}, "valid for the recording only"),
+        ({"verdict": Verdict.DISABLE, "reason_code": "slowdown"}, "keep speculation off; to try again"),
+        ({"verdict": Verdict.DISABLE, "reason_code": "parity_fault"}, "report the difference"),
+        ({"override": OverriddenVerdict(7, None, Verdict.ENABLE, "fast")}, "`shadowspec override clear 7` ends it"),
+    ],
+)
+def test_each_verdict_has_its_order(changes: dict[str, object], said: str) -> None:
+    assert said in next_action(replace(decision(), **changes))  # type: ignore[arg-type]
+
+
+def test_rows_without_a_decision_have_a_step_too() -> None:
+    (unmeasured,) = board().endpoints
+    assert unmeasured.head.next_action.startswith("measure its traffic with `shadowspec run FILE`")
+    assert unmeasured.head.reason == "no request was measured yet"
+    (measured,) = build_board(values([], [sums("chat", "", 0, num_runs=3)]), (), NOW).endpoints
+    assert measured.head.next_action.startswith("run `shadowspec gate`")
+    (ordered,) = board(overrides=(ORDER,)).endpoints
+    assert "`shadowspec override clear 7` ends it" in ordered.head.next_action
+
+
+def test_what_is_rolled_out_stays_on() -> None:
+    enabled = decision(verdict=Verdict.ENABLE)
+    rollout = Rollout("chat", 4, Stage.BROAD, None, NOW, NOW, "", "", share=1.0)
+    (whole,) = build_board(replace(values([enabled]), rollouts=[rollout]), (), NOW).endpoints
+    assert whole.head.next_action.startswith("keep speculation on")
+    (part,) = build_board(replace(values([enabled]), rollouts=[replace(rollout, share=0.5)]), (), NOW).endpoints
+    assert part.head.next_action.startswith("promote draft-k4")
