@@ -99,7 +99,8 @@ def _freshness(pulse: Pulse, settings: DashboardSettings, now: datetime) -> list
     stale = is_stale(moved, settings.stale_after, now)
     flag = ' <span class="ss-flag">stale</span>' if stale else ""
     parts = [f"<span>measured {formats.time_html(moved, formats.ago(moved, now))}{flag}</span>"]
-    parts.append(f"<span>decided {formats.time_html(decided, formats.ago(decided, now) if decided else None)}</span>")
+    ago = "not decided yet" if decided is None else f"decided {formats.time_html(decided, formats.ago(decided, now))}"
+    parts.append(f"<span>{ago}</span>")
     if event is not None:
         parts.append(f"<span>traffic up to {formats.time_html(event)}</span>")
     return parts

@@ -64,9 +64,10 @@ def _tallies(board: Board) -> str:
         for verdict, number in tallies.items()
         if number or verdict is not None
     )
+    noun = "endpoint" if len(board.endpoints) == 1 else "endpoints"
     total = (
         f'<div class="ss-tally"><b>{len(board.endpoints)}</b>'
-        f"<span>endpoints, {plural(len(board.rows), 'row')}</span></div>"
+        f"<span>{noun}, {plural(len(board.rows), 'row')}</span></div>"
     )
     return f'<div class="ss-tallies" role="group" aria-label="Endpoints by verdict">{total}{cells}</div>'
 

@@ -72,7 +72,7 @@ def page() -> None:
     )
     shown = [each for each in every if not kinds or each.kind.value in kinds]
     st.caption(
-        ", ".join(f"{SHAPES[kind][0]} {plural(counts[kind], kind.value)}" for kind in KINDS if counts[kind])
+        ", ".join(f"{SHAPES[kind][0]} {kind.value} {counts[kind]:,}" for kind in KINDS if counts[kind])
         + (f" \u2014 the newest {MAX_SHOWN} are shown" if len(shown) > MAX_SHOWN else "")
     )
     _draw(shown[:MAX_SHOWN])

@@ -13,6 +13,7 @@ from shadowspec.reports.pages.board import Board, BoardRow
 from shadowspec.reports.pages.evidence_page import TestPath
 from shadowspec.store import Pulse
 from shadowspec.text import DASH, moment, percent, plural, slice_title, times
+from shadowspec.types import Verdict
 
 from ..parts import (
     charts,
@@ -59,6 +60,14 @@ def page() -> None:
     asked = st.session_state.get("measured") or links.query_value("measured") or DEFAULT_WINDOW
     source.read_ahead(pulse, *pair, WINDOWS.get(asked, WINDOWS[DEFAULT_WINDOW]))
     _why(row)
+    if not row.fingerprint:
+        states.empty(
+            "No evidence yet",
+            f"No request of {formats.markdown(row.endpoint)} ran in both arms. Tests, acceptance and latency appear "
+            "here after the first measured requests.",
+            commands=("shadowspec run FILE   # or: shadowspec worker", "shadowspec gate"),
+        )
+        return
     _figures(row)
     _sequences(pulse, row)
     _forest(board, row)
@@ -120,7 +129,8 @@ def _figures(row: BoardRow) -> None:
     with st.container(key="figures"):
         cells = st.columns(6)
     speedup = row.speedup
-    bounds = None if speedup is None else f"{times(speedup.lower)} to {times(speedup.upper)}"
+    has_bounds = speedup is not None and speedup.estimate is not None
+    bounds = f"{times(speedup.lower)} to {times(speedup.upper)}" if speedup is not None and has_bounds else None
     cells[0].metric("Speedup", DASH if speedup is None else times(speedup.estimate), help=formats.definition("speedup"))
     cells[0].caption(f"{bounds}; total times {total_time_text(row.total_time)}" if bounds else "no bounds yet")
     speedup = row.acceptance
@@ -143,7 +153,9 @@ def _figures(row: BoardRow) -> None:
     cells[5].metric("Sessions", f"{row.num_clusters:,}", help=formats.definition("units"))
     needed = row.clusters_needed
     by = "" if row.expected_at is None else f" by {formats.ahead(row.expected_at)}"
-    cells[5].caption("no more needed" if needed is None else f"about {needed:,} more{by}")
+    least = "at least" if row.still_needed is not None and row.still_needed.is_least else "about"
+    otherwise = "no estimate of more" if row.verdict in (Verdict.HOLD, None) else "no more needed"
+    cells[5].caption(otherwise if needed is None else f"{least} {needed:,} more{by}")
 
 
 def _money(row: BoardRow) -> str:
@@ -174,7 +186,13 @@ def _why(row: BoardRow) -> None:
 
 def _sequences(pulse: Pulse, row: BoardRow) -> None:
     paths = source.paths(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint)
+    paths = {name: path for name, path in paths.items() if any(point.estimate is not None for point in path.points)}
     if not paths:
+        if row.standing.measured is not None:
+            states.empty(
+                "No confidence sequence yet",
+                "No test has an estimate yet. The first look with a unit of a test draws its estimate and bounds here.",
+            )
         return
     st.markdown("## Confidence sequences", help=formats.definition("sequence"))
     by_unit = _by_unit(pulse, row, paths)

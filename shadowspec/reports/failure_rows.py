@@ -36,10 +36,7 @@ INTERVENTION_MEANING = {
     Intervention.REWRITTEN: "A guardrail delivered another text than production's model wrote.",
     Intervention.REJECTED: "A guardrail failed the call because of the text of production's model.",
 }
-NOT_LOOKED_AT = (
-    "No request here has been looked at for failures: they were measured by a version that did not look, or none was "
-    "answered."
-)
+NOT_LOOKED_AT = "No failures were counted here: either an older version measured these requests, or none was answered."
 NO_CONTRACT = (
     "No output here had a contract: no request asked for JSON or offered tools, and the endpoint's configuration names "
     "no contract."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -62,11 +63,11 @@ EARLY = {
         "loads": ("No endpoint yet", "shadowspec init"),
         "changes": ("No changes in this time", "shadowspec gate"),
         "before-after": ("No ENABLE yet",),
-        "audit": ("No endpoint to switch off", "No endpoint is configured"),
+        "audit": ("You have read access", "No endpoint is configured"),
     },
     "empty": {
         "": ("No data yet", "Configured: chat", "shadowspec run"),
-        "evidence": ("No request of it was measured yet", "Next: Measure its traffic"),
+        "evidence": ("No request of it was measured yet", "Next: Measure its traffic", "No evidence yet"),
         "explorer": ("No requests yet", "shadowspec run"),
         "loads": ("No decision yet", "shadowspec gate"),
     },
@@ -124,6 +125,37 @@ def test_a_page_in_a_state(
             received = reader.received()
             assert [each for each in CANARIES if each in received] == [], where
             reader.page.context.close()
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_a_screen_reader_gets_the_board_and_the_evidence(
+    dashboards: Callable[[str], Served], new_reader: Callable[..., Reader], theme: str
+) -> None:
+    site, reader = dashboards("small"), new_reader(theme=theme)
+    reader.open(site.address())
+    tree = reader.tree
+    assert headings(tree)[0] == ("Rollout board", 1)
+    assert 'table "Rollout board: one row per endpoint' in tree
+    assert 'columnheader "Verdict' in tree
+    name = reader.page.locator("table.ss-board tbody .ss-go").first.inner_text()
+    assert re.search(rf'rowheader "Show \d+ more rows? of {name}', tree)
+    assert re.search(r'cell "Next: \w+', tree), "the next step is a row of the table"
+    reader.open(site.address("evidence", endpoint=name))
+    tree = reader.tree
+    levels = [level for _, level in headings(tree)]
+    assert headings(tree)[0] == (f"{name} whole endpoint", 1)
+    assert set(levels[1:]) == {2}, "one title, and its sections below it"
+    assert 'figure "Required tests with their bounds and limits"' in tree
+    line = re.search(r"- listitem: (.*Speedup.*)", tree)
+    assert line is not None
+    assert re.search(r"(passes|open|fails).*\[.*\].*limit >", line[1]), "the picture in words"
+    assert tree.index("Why:") < tree.index("Next:") < tree.index("Required tests") < tree.index("table")
+
+
+def headings(tree: str) -> list[tuple[str, int]]:
+    """Text and level of each heading, in the order in which they are read."""
+    found = re.findall(r"""heading "(.+?)(?: Help)?" \[level=(\d)\]""", tree)
+    return [(text, int(level)) for text, level in found]
 
 
 @pytest.mark.parametrize("page", PAGES)

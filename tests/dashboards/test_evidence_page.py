@@ -166,7 +166,7 @@ def test_what_nobody_looked_at_and_what_is_suspected_are_said(
     configured(f"sqlite:///{copy}")
     app = opened(open_page, decision)
     assert not app.exception
-    assert any("has been looked at for failures" in caption.value for caption in app.caption)
+    assert any("No failures were counted here" in caption.value for caption in app.caption)
     rows = {"looked_at": 100, "beyond_draft_context": 50, "rewritten": 10, "intervened_drafts": 1}
     with engine.begin() as connection:
         connection.execute(
