@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from urllib.parse import urlencode
 
 from playwright.sync_api import Browser
 
@@ -23,7 +24,7 @@ from tests.browser.serving import served
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 WIDTH = 1280
 REPORT_HEIGHT = 1130  # the verdicts of six endpoints, and the heading of what follows
-PAGES = {"board": ("light", 900), "evidence": ("dark", 1000), "changes": ("light", 1040)}  # theme, height
+PAGES = {"board": ("light", 1010), "evidence": ("dark", 1000), "changes": ("light", 1040)}  # theme, height
 
 
 def of_report(opened: Browser, path: Path) -> None:
@@ -35,16 +36,24 @@ def of_report(opened: Browser, path: Path) -> None:
 
 
 def of_dashboard(opened: Browser, config: Path) -> None:
-    """The top of three pages; the evidence is that of the first whole endpoint that is enabled."""
+    """The top of three pages: a board with an endpoint of each verdict, and the evidence of the first ENABLE."""
     with Store.open(load_config(config).database_url) as store:
         decisions = store.latest_decisions()
+        endpoints = store.named_endpoints()
+    wholes = [decision for decision in decisions if not decision.slice_key and decision.supersession is None]
+    shown = {decision.verdict: decision.endpoint for decision in reversed(wholes)}
+    undecided = [name for name in endpoints if not any(decision.endpoint == name for decision in decisions)]
     enabled = next(decision for decision in decisions if decision.verdict is Verdict.ENABLE and not decision.slice_key)
-    chosen = {"evidence": {"endpoint": enabled.endpoint, "load": str(enabled.concurrency)}}
+    chosen = {
+        "board": [("endpoints", name) for name in (*shown.values(), *undecided[:1])],
+        "evidence": [("endpoint", enabled.endpoint), ("load", str(enabled.concurrency))],
+    }
     with served(config) as site:
         for name, (theme, height) in PAGES.items():
             with reader(opened, width=WIDTH, theme=theme) as page_reader:
                 page_reader.page.set_viewport_size({"width": WIDTH, "height": height})
-                page_reader.open(site.address(name, **chosen.get(name, {})))
+                place = "" if name == "board" else name  # by its name, several values of a filter would be one
+                page_reader.open(f"{site.address(place)}?{urlencode(chosen.get(name, []))}")
                 page_reader.page.screenshot(path=FOLDER / f"dashboard-{name}.png")
 
 

@@ -77,7 +77,7 @@ def noted(changes: Mapping[str, Any], verdict: Verdict = Verdict.ENABLE) -> list
         ),
         (
             {"composition": bounded(WeightedBounds(1.1, 1.4, 0.8))},
-            "Under the current traffic the slices' own bounds give a speedup of [1.10\u00d7, 1.40\u00d7]; "
+            "Under the current traffic, the slices' bounds give a speedup of [1.10\u00d7, 1.40\u00d7]; "
             "80.0% of the traffic has such a bound.",
         ),
         (

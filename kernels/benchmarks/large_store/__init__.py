@@ -11,5 +11,5 @@ from typing import Final
 
 DATA_NOTE: Final = (
     "Synthetic: drawn from a made-up world to try the dashboard at scale. Nothing here was measured, on any model or "
-    "traffic; verdicts and bounds are the gate's own, on a thinned share of the drawn runs."
+    "traffic. The gate decided on a thinned share of the drawn runs."
 )
