@@ -16,7 +16,7 @@ class ReasonCode(StrEnum):
     meaning: str
     remedy: str
 
-    def __new__(cls, value: str, verdicts: str, meaning: str, remedy: str) -> Self:
+    def __new__(cls, value: str, verdicts: str = "", meaning: str = "", remedy: str = "") -> Self:  # by value: a lookup
         member = str.__new__(cls, value)
         member._value_ = value
         member.verdicts, member.meaning, member.remedy = tuple(verdicts.split("/")), meaning, remedy

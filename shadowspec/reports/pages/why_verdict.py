@@ -66,7 +66,7 @@ def limit_lines(decision: Decision) -> list[LimitLine]:
     return [_line(test) for test in sorted(required, key=lambda test: ORDER.get(test.outcome, 1))]
 
 
-_TEST_OF_CODE: Final = {
+_TEST_OF_CODE: Final[dict[str, str]] = {
     **{code: name for name, code in {**HOLD_CODES, **DISABLE_CODES}.items()},
     ReasonCode.PARITY_FAULT: "parity_faults",
     ReasonCode.MEMORY_OVER_BUDGET: "memory",
