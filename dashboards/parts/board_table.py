@@ -99,7 +99,8 @@ def _config(row: BoardRow) -> str:
 
 def _link(row: BoardRow, name: str) -> str:
     """To the evidence page; the script follows it without loading the page anew."""
-    return f'<a class="ss-go" href="{escape(evidence_address(row))}">{text(name)}</a>'
+    shown = text(name).replace("=", "=<wbr/>")  # a slice's label breaks before its value
+    return f'<a class="ss-go" href="{escape(evidence_address(row))}">{shown}</a>'
 
 
 def evidence_address(row: BoardRow) -> str:

@@ -100,6 +100,7 @@ class _Bounds:
     """One slice's line of a forest plot."""
 
     slice: str
+    label: str
     estimate: float
     lower: float | None
     upper: float | None
@@ -107,6 +108,18 @@ class _Bounds:
     verdict: str
     text: str
     units: str
+
+
+def label_names(rows: Sequence[BoardRow]) -> tuple[str, ...]:
+    """The labels that name the slices of these rows; empty where slices have different ones."""
+    names = {tuple(row.labels) for row in rows if row.slice_key}
+    return names.pop() if len(names) == 1 else ()
+
+
+def slice_label(row: BoardRow, rows: Sequence[BoardRow]) -> str:
+    """The values of its labels, whose names are in the chart's title: an axis has no room for both."""
+    is_short = row.slice_key and label_names(rows)
+    return ", ".join(row.labels.values()) if is_short else slice_title(row.slice_key)
 
 
 def forest(rows: Sequence[BoardRow], figure: str) -> charts.Drawn:
@@ -119,6 +132,7 @@ def forest(rows: Sequence[BoardRow], figure: str) -> charts.Drawn:
             found.append(
                 _Bounds(
                     slice=slice_title(row.slice_key),
+                    label=slice_label(row, rows),
                     estimate=interval.estimate,
                     lower=interval.lower,
                     upper=interval.upper,
@@ -148,7 +162,7 @@ def _forest(found: Sequence[_Bounds], thresholds: Sequence[float], range_: tuple
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("slice", "verdict", "text", "units")]
     base = alt.Chart(charts.frame([asdict(each) for each in found])).encode(
         y=alt.Y(
-            "slice:N", sort=[each.slice for each in found], title=None, axis=alt.Axis(labelLimit=220, labelFlush=False)
+            "label:N", sort=[each.label for each in found], title=None, axis=alt.Axis(labelLimit=220, labelFlush=False)
         )
     )
     colour = alt.Color("colour:N", scale=None)

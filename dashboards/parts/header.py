@@ -89,7 +89,7 @@ def _orders(orders: Sequence[Override]) -> str:
         for order in orders
     )
     title = plural(len(orders), "override") + " in force"
-    return f'<div class="ss-orders" role="status"><b>\u25a0 {title}</b>{lines}</div>'
+    return f'<div class="ss-orders" role="status" tabindex="0"><b>\u25a0 {title}</b>{lines}</div>'
 
 
 def _freshness(pulse: Pulse, settings: DashboardSettings, now: datetime) -> list[str]:

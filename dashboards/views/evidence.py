@@ -257,10 +257,11 @@ def _forest(board: Board, row: BoardRow) -> None:
     note = f" The {len(shown)} with most traffic of {len(known)}." if left else ""
     st.markdown("## Slices side by side", help=f"Every slice at this load and with this config.{note}")
     height = 80 + 26 * len(shown)
+    by = formats.markdown(", ".join(evidence_charts.label_names(shown)) or "slice")
     for column, figure, title in zip(
         st.columns(2),
         ("speedup", "acceptance"),
-        ("Speedup by slice (\u00d7)", f"{acceptance_title(each.acceptance for each in shown)}, by slice"),
+        (f"Speedup (\u00d7) by {by}", f"{acceptance_title(each.acceptance for each in shown)} by {by}"),
         strict=True,
     ):
         with column:

@@ -231,7 +231,7 @@ def test_an_auth_file_is_checked_and_never_quoted(tmp_path: Path) -> None:
     path = tmp_path / "auth.toml"
     for text, says in (
         (None, "cannot be read"),
-        ("[auth", "is not TOML"),
+        ("[auth", "is not valid TOML"),
         ("a = 1", r"no section \[auth\]"),
         (AUTH.replace('client_id = "shadowspec"\n', ""), "auth.client_id is missing"),
         (AUTH.replace("0123456789abcdef0123456789abcdef", "short"), "cookie_secret must have 32"),

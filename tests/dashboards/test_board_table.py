@@ -29,7 +29,7 @@ def table(sort: str = "verdict") -> str:
 
 
 def test_labels_reasons_and_authors_are_text() -> None:
-    html = table()
+    html = table().replace("<wbr/>", "")  # a place to break a line
     assert "<img" not in html
     assert "&lt;img src=x onerror=alert(1)&gt;\ufffd" in html
     root = ElementTree.fromstring(html)  # every tag is closed, every attribute quoted
