@@ -97,7 +97,7 @@ def scheduled_job(measured: Measured) -> None:
 
 
 def demonstration(measured: Measured) -> None:
-    run_demo(measured.folder / "demo", requests=None, seed=0, as_json=True)
+    run_demo(measured.folder / "demo", max_requests=None, seed=0, as_json=True)
 
 
 def plan(measured: Measured) -> None:

@@ -82,7 +82,10 @@ def test_the_same_keys_stand_in_the_configuration_where_there_is_no_file(tmp_pat
         ("version = 1\ndefault = 1\n", "default: must be a table"),
         ("version = 1\nendpoints = []\n", "endpoints: must be a table"),
         ("version = 1\n[endpoints]\nchat = 1\n", "endpoints.chat: must be a table"),
-        ("version = 1\n[endpoints.cht]\n", "endpoints.cht: no such endpoint is configured (configured: chat, code)"),
+        (
+            "version = 1\n[endpoints.cht]\n",
+            "endpoints.cht: no such endpoint is configured; did you mean chat? (configured: chat, code)",
+        ),
         ("version = 1\n[default]\nmarign = 0.1\n", "default.marign: is not a known key"),
         ("version = 1\n[default]\nmargin = 1.0\n", "default: policy key 'margin'"),
         ("version = 1\n[default]\nmargin = nan\n", "default: policy key 'margin'"),

@@ -16,7 +16,7 @@ from shadowspec.app.try_out.sample import read_sample, served_models
 from shadowspec.app.try_out.survey import NO_SLICES, SLICE_SESSIONS, Slicing, Survey, UsableRequest
 from shadowspec.config import load_config
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.hold_reasons import still_wanted
+from shadowspec.planning.still_needed import needed_for_promotion
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
 from tests.gate.test_decision import draw_runs, evidence_of, look
 from tests.gate.worlds import START
@@ -101,11 +101,11 @@ def test_what_production_would_still_want_is_what_the_decision_lacks() -> None:
     policy = GatePolicy(max_hypotheses=2, recording_only=True)
     enabled = look(evidence_of(draw_runs(400)), policy)
     span = "evidence from 1 day, 7 wanted"
-    assert still_wanted(enabled, policy) == [span]
+    assert needed_for_promotion(enabled, policy) == [span]
     held = look(evidence_of(draw_runs(24)), policy)
-    assert still_wanted(held, policy) == [
+    assert needed_for_promotion(held, policy) == [
         "evidence from 1 day, 7 wanted",
-        f"about {held.clusters_needed} more sessions",
+        f"about {held.clusters_needed} more sessions (2.7 minutes of this traffic)",
     ]
     waiting = look(evidence_of(draw_runs(4)), policy, has_entered=False)
-    assert still_wanted(waiting, policy)[1] == f"at least {waiting.clusters_needed} more sessions"
+    assert needed_for_promotion(waiting, policy)[1].startswith(f"at least {waiting.clusters_needed} more sessions (")

@@ -31,7 +31,7 @@ TABLES = (
     ("[dashboard]", "DashboardSettings", ("dashboard",)),
     ("[dashboard.roles]", "RoleSettings", ("dashboard.roles",)),
     ("[schedule]", "ScheduleSettings", ("schedule",)),
-    ("[schedule.jobs.NAME]", "JobSettings", ("schedule.jobs.daily",)),
+    ("[schedule.jobs.NAME]", "JobSettings", ("schedule.jobs.daily", "schedule.jobs.alerts")),
     ('[schedule.receivers.NAME], kind = "folder"', "FolderSettings", ("schedule.receivers.archive",)),
     ('[schedule.receivers.NAME], kind = "email"', "EmailSettings", ("schedule.receivers.team",)),
     ('[schedule.receivers.NAME], kind = "webhook"', "WebhookSettings", ("schedule.receivers.chat",)),

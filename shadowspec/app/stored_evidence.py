@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 
 from shadowspec.errors import NoDataError
 from shadowspec.store import Store
@@ -11,8 +12,8 @@ from shadowspec.types import FunnelCounter
 
 
 def require_measured(store: Store) -> None:
-    """Raise NoDataError where nothing was measured at any endpoint."""
-    if not store.endpoints():
+    """Raise NoDataError where no endpoint has a measurement, and no decision tells of an earlier one."""
+    if not store.endpoints() and not store.decisions_at(datetime.now(UTC)):
         raise NoDataError("nothing has been measured yet: run `shadowspec run FILE` first")
 
 

@@ -162,11 +162,11 @@ def _schedule(config: Config) -> str:
     from shadowspec.text import plural
 
     crons = crons_of(config.path, config.schedule.jobs)
-    if not crons:
+    if not config.schedule.jobs:
         return "no job is configured ([schedule]); run `shadowspec report` by hand"
     now = datetime.now(UTC)
-    due = min(moment for cron in crons.values() if (moment := cron.next_after(now)) is not None)
-    return f"{plural(len(crons), 'job')}; next due {due:%Y-%m-%d %H:%M:%S} UTC"
+    due = min((moment for cron in crons.values() if (moment := cron.next_after(now)) is not None), default=None)
+    return plural(len(config.schedule.jobs), "job") + ("" if due is None else f"; next due {due:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def _receiver(receiver: ReceiverSettings) -> Callable[[Config], str]:

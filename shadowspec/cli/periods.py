@@ -29,6 +29,7 @@ def period_settings(config: Config) -> PeriodSettings:
         sample_rates={name: endpoint.rule.sample_rate for name, endpoint in config.endpoints.items()},
         simulated=simulated_rates(policies),
         data_note=data_disclaimer(config),
+        dashboard_url=config.dashboard.public_url,
     )
 
 

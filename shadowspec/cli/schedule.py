@@ -54,7 +54,7 @@ def schedule(
         with Store.open(config.database_url) as store:
             _list(config, crons, store, as_json=as_json)
         return
-    if not crons and not live_jobs(config):
+    if not config.schedule.jobs and not live_jobs(config):
         raise ConfigError(f"{config.path}: schedule.jobs: is missing; add a job (docs/schedule.md)")
     _require_receivers(config)
     stopped = threading.Event()
@@ -64,7 +64,7 @@ def schedule(
     with Store.open(config.database_url) as store:
         scheduler = _scheduler(config, crons, store)
         if not once:
-            names = [f"{job.name} ({job.cron})" for job in config.schedule.jobs.values()]
+            names = [f"{job.name} ({job.when})" for job in config.schedule.jobs.values()]
             live = live_jobs(config).items()
             names += [f"live evidence of {name} (every {settings.interval_s:g} s)" for name, settings in live]
             notes.print(f"scheduled: {', '.join(names)}", markup=False, highlight=False)
@@ -109,13 +109,15 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
     jobs = []
     for job in config.schedule.jobs.values():
         newest = store.last_period(job.name)
-        jobs.append((job, None if newest is None else newest.due_at, crons[job.name].next_after(now)))
+        due = crons[job.name].next_after(now) if job.cron else None
+        jobs.append((job, None if newest is None else newest.due_at, due))
     found = store.deliveries(limit=NUM_LISTED)
     if as_json:
         documents = [
             {
                 "job": job.name,
                 "cron": job.cron,
+                "on": list(job.on),
                 "time_zone": job.zone.key,
                 "does": list(job.actions),
                 "receivers": list(job.receivers),
@@ -130,9 +132,14 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
         ]
         print_json({"jobs": documents, "live": live, "deliveries": [delivery_document(each) for each in found]})
         return
-    table = Table("job", "cron", "does", "receivers", "last due", "next due (UTC)", title="jobs", box=None)
+    table = Table("job", "when", "does", "receivers", "last due", "next due (UTC)", title="jobs", box=None)
     for job, last, due in jobs:
-        cells = (job.name, f"{job.cron} {job.zone.key}", ", ".join(job.actions), ", ".join(job.receivers))
+        cells = (
+            job.name,
+            f"{job.cron} {job.zone.key}" if job.cron else job.when,
+            ", ".join(job.actions),
+            ", ".join(job.receivers),
+        )
         table.add_row(*map(escape, (*cells, _moment(last), _moment(due))))
     results.print(table)
     for name, settings in live_jobs(config).items():

@@ -60,6 +60,7 @@ class DashboardSettings:
 
     host: Text = "127.0.0.1"
     port: Port = 8501
+    public_url: Annotated[str, Field(pattern=r"^https?://[^\s?#]+$")] | None = None  # with which reports link to it
     title: Text = "ShadowSpec"
     refresh_s: Annotated[float, Field(ge=1)] = 30.0  # how often an open page looks for news
     stale_after_s: Seconds = 86_400.0  # since the newest measured event; older evidence is said to be stale

@@ -103,6 +103,7 @@ hash_secret_file = "shadowspec.secret"
 [dashboard]
 # host = ~               # address to listen on; without a login anyone who reaches it sees all data
 # port = ~               # port to listen on
+# public_url = "https://shadowspec.example.com"  # address under which people open it; reports link to it
 # title = ~              # of every page
 # refresh_s = ~          # between two refreshes of an open page
 # stale_after_s = ~           # evidence without a new measurement for this long is shown as stale
@@ -133,6 +134,10 @@ hash_secret_file = "shadowspec.secret"
 # time_zone = "Europe/Berlin"  # default: the schedule's
 # does = ["gate", "report"]    # what the job does; default: ~
 # receivers = ["archive", "team", "chat"]  # names of the receivers of the report
+
+# [schedule.jobs.alerts]
+# on = ["alarm", "reversion", "verdict"]  # in place of cron: events that the job reports at once
+# receivers = ["team", "chat"]
 
 # [schedule.receivers.archive]
 # kind = "folder"              # this kind of receiver

@@ -91,13 +91,15 @@ class Cron:
 
 
 def crons_of(path: Path, jobs: Mapping[str, JobSettings]) -> dict[str, Cron]:
-    """The expression of each job.
+    """The expression of each job that has one.
 
     Raises:
         ConfigError: one cannot be read; the message names file and key.
     """
     found = {}
     for name, job in jobs.items():
+        if job.cron is None:
+            continue
         try:
             found[name] = Cron(job.cron, job.zone)
         except ConfigError as error:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -32,8 +32,12 @@ _log = logging.getLogger(__name__)
 class ReportCache:
     """The newest few reports.  For several threads; one builds while the others wait for it."""
 
-    def __init__(self, store: Store, settings: PeriodSettings) -> None:
-        self._store, self._settings = store, settings
+    def __init__(self, store: Store, settings: PeriodSettings, events: Mapping[str, Collection[str]]) -> None:
+        """
+        Args:
+            events: by job, the events that its reports list; all changes for a job without any.
+        """
+        self._store, self._settings, self._events = store, settings, events
         self._reports: OrderedDict[tuple[str, datetime], PeriodReport] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -55,8 +59,15 @@ class ReportCache:
         if period is None or period.until is None:
             raise StoreError(f"job {job}: the period due at {due_at:%Y-%m-%d %H:%M:%S} UTC is not prepared")
         now = datetime.now(UTC)
-        outcome = period.gate_outcome
-        return build_period_report(self._store, self._settings, period.since, period.until, now, gate_outcome=outcome)
+        return build_period_report(
+            self._store,
+            self._settings,
+            period.since,
+            period.until,
+            now,
+            gate_outcome=period.gate_outcome,
+            events=self._events.get(job, ()),
+        )
 
 
 class Deliverer:

@@ -135,20 +135,32 @@ ReceiverSettings = Annotated[FolderSettings | EmailSettings | WebhookSettings, F
 class JobSettings:
     """One job: when it is due, and its actions.
 
+    A job has either a time (`cron`) or events (`on`), which it reports as soon as one of them has happened.
+
     Raises:
         ValueError: the parts do not fit together.
     """
 
     name: Annotated[str, Field(alias="(name)")]
-    cron: Text
+    cron: Text | None = None
+    on: tuple[Literal["alarm", "reversion", "verdict"], ...] = ()
     zone: Annotated[ZoneInfo, Field(alias="time_zone")] = field(default_factory=_utc)  # in the file: the schedule's
     does: Annotated[tuple[Literal["gate", "report"], ...], Field(min_length=1)] = ("report",)
     receivers: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
-        require_distinct(does=self.does, receivers=self.receivers)
+        require_distinct(does=self.does, receivers=self.receivers, on=self.on)
+        if (self.cron is None) != bool(self.on):
+            raise ValueError("cron: give either cron, the times of the job, or on, the events that it reports at once")
+        if self.on and "gate" in self.does:
+            raise ValueError("does: a job with events only reports; add another job for the gate")
         if ("report" in self.does) != bool(self.receivers):
             raise ValueError("receivers: a job that reports needs some, and one that does not takes none")
+
+    @property
+    def when(self) -> str:
+        """Its times or its events."""
+        return self.cron or f"on {', '.join(self.on)}"
 
     @property
     def actions(self) -> tuple[str, ...]:

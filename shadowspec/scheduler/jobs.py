@@ -14,10 +14,11 @@ import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports.period.period_changes import events_within
 from shadowspec.reports.period.period_model import GATE_DONE
 from shadowspec.rollout.endpoint_run import GatePolicies, run_gates
 from shadowspec.scheduler.cron import Cron
@@ -26,6 +27,8 @@ from shadowspec.store import Store
 from shadowspec.types import Delivery, Period
 
 SETTLE_S = 30.0  # that a report waits for a gate run which is on
+COMMIT_S = 1.0  # within which an order is committed after its time was taken
+LONGEST_LOOK = timedelta(days=1)
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ def work_off(store: Store, job: JobSettings, cron: Cron, settings: ScheduleSetti
         ServiceUnavailableError, StoreError: the database is gone or refuses; a later run does the rest.
     """
     now = datetime.now(UTC)
+    assert not job.on, "a job with events has no times"
 
     # 1. The due periods.
     last = store.last_period(job.name)
@@ -61,6 +65,38 @@ def work_off(store: Store, job: JobSettings, cron: Cron, settings: ScheduleSetti
         store.prepare_period(run_period, [_delivery(run_period, name, settings) for name in job.receivers])
         since = run_period.until
         _log.info("job %s: the period due at %s is prepared", job.name, period.due_at.isoformat())
+    return len(open_periods)
+
+
+def report_events(store: Store, job: JobSettings, settings: ScheduleSettings, policies: GatePolicies) -> int:
+    """Prepare one period with every event since the last one, if there are any; the number of prepared periods.
+
+    While a gate runs nothing is prepared: decisions of before now may still come.  A day without events is a period
+    without deliveries, so that no look reads more than a day.
+
+    Raises:
+        ServiceUnavailableError, StoreError: the database is gone or refuses; a later look does the rest.
+    """
+    until = datetime.now(UTC) - timedelta(seconds=COMMIT_S)
+    last = store.last_period(job.name)
+    if last is None:
+        store.begin_periods([Period(job.name, until, since=until, until=until)])
+        return 0
+    open_periods = store.unprepared_periods(job.name)
+    if not open_periods:
+        since = last.until or last.due_at
+        if since >= until or not settle(store, policies.gate, 0.0):
+            return 0
+        if not events_within(store, since, until, job.on):
+            if until - since > LONGEST_LOOK:
+                store.begin_periods([Period(job.name, until, since=since, until=until)])
+            return 0
+        store.begin_periods([Period(job.name, until, since)])
+        open_periods = store.unprepared_periods(job.name)
+    for period in open_periods:
+        run_period = replace(period, until=period.due_at)
+        store.prepare_period(run_period, [_delivery(run_period, name, settings) for name in job.receivers])
+        _log.info("job %s: events up to %s are prepared", job.name, period.due_at.isoformat())
     return len(open_periods)
 
 
@@ -115,8 +151,9 @@ def run_measured_gates(store: Store, policies: GatePolicies) -> str:
     return "; ".join(f"{endpoint}: {type(error).__name__}" for endpoint, error in errors.items()) or GATE_DONE
 
 
-def settle(store: Store, endpoints: Mapping[str, GatePolicy], timeout_s: float) -> None:
-    """Wait for the end of running gate runs: their decisions belong to the time before now."""
+def settle(store: Store, endpoints: Mapping[str, GatePolicy], timeout_s: float) -> bool:
+    """Wait for the end of running gate runs: their decisions belong to the time before now.  Whether all have ended."""
+    is_settled = True
     for endpoint in endpoints:
         try:
             with store.endpoint_lock(endpoint, timeout_s):
@@ -124,4 +161,6 @@ def settle(store: Store, endpoints: Mapping[str, GatePolicy], timeout_s: float) 
         except ServiceUnavailableError:
             raise
         except ShadowSpecError as error:
-            _log.warning("the report does not wait for a gate run: %s", error)
+            is_settled = False
+            _log.log(logging.WARNING if timeout_s else logging.DEBUG, "a gate run goes on: %s", error)
+    return is_settled

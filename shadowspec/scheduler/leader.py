@@ -28,7 +28,7 @@ from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.deliverer import Deliverer, ReportCache
 from shadowspec.scheduler.job_settings import JobSettings, LiveSettings, ReceiverSettings, ScheduleSettings
-from shadowspec.scheduler.jobs import work_off
+from shadowspec.scheduler.jobs import report_events, work_off
 from shadowspec.scheduler.live_job import run_live
 from shadowspec.store import Store
 from shadowspec.store.locks import Leadership
@@ -37,6 +37,7 @@ LEADERSHIP = "schedule"
 FOLLOW_S = 1.0  # between two attempts to lead
 HEARTBEAT_S = 1.0  # between two questions whether it still leads
 TRUST_S = 10.0  # for which an answer is believed: much less than a server takes to give a silent leader up
+EVENTS_S = 5.0  # between two looks for events to report
 POLL_S = 2.0  # between two checks for a receiver's deliveries
 UNDONE_S = 30.0  # between two looks for periods that were left undone
 
@@ -116,7 +117,7 @@ class Scheduler:
             for endpoint in self._live:  # first: the reports show what it finds
                 term.confirm()
                 _guard(partial(self._read_live, endpoint, term), f"live evidence of {endpoint}")()
-            for job in self._settings.jobs.values():
+            for job in sorted(self._settings.jobs.values(), key=lambda job: bool(job.on)):  # events of these gates too
                 term.confirm()
                 self._work_off(job, term)
             deliverers = self._deliverers(lambda: True)
@@ -168,7 +169,7 @@ class Scheduler:
                     scheduler.modify_job(f"receiver {name}", next_run_time=datetime.now(UTC))
 
         for job in self._settings.jobs.values():
-            trigger = JobTrigger(self._crons[job.name])
+            trigger = IntervalTrigger(seconds=EVENTS_S, timezone=UTC) if job.on else JobTrigger(self._crons[job.name])
             self._add(scheduler, f"job {job.name}", partial(wake, job), trigger)
         for endpoint, settings in self._live.items():
             trigger = IntervalTrigger(seconds=settings.interval_s, timezone=UTC)
@@ -186,7 +187,8 @@ class Scheduler:
         scheduler.add_job(_guard(call, name), trigger, id=name, next_run_time=datetime.now(UTC))
 
     def _deliverers(self, may_send: Callable[[], bool]) -> dict[str, Deliverer]:
-        reports = ReportCache(self._store, self._reports)
+        events = {job.name: job.on for job in self._settings.jobs.values()}
+        reports = ReportCache(self._store, self._reports, events)
         settings = self._settings
 
         def deliverer(receiver: ReceiverSettings) -> Deliverer:
@@ -201,6 +203,8 @@ class Scheduler:
     def _work_off(self, job: JobSettings, term: LeaderTerm) -> int:
         if not term.is_on():
             return 0
+        if job.on:
+            return report_events(self._store, job, self._settings, self._policies)
         return work_off(self._store, job, self._crons[job.name], self._settings, self._policies)
 
 

@@ -199,7 +199,7 @@ def test_list_says_where_from_and_why_and_nothing_else(settings: KafkaSettings, 
         "reason": "engine_died",
         "group": settings.group_id,
     }
-    chosen = json.loads(command("list", "--json", "--reason", "not_json", "--limit", "2").output)["dead_letters"]
+    chosen = json.loads(command("list", "--json", "--reason", "not_json", "--max-messages", "2").output)["dead_letters"]
     assert [letter["source_offset"] for letter in chosen] == [4, 5]  # the newest
     assert json.loads(command("list", "--json", "--topic", "other").output)["dead_letters"] == []
     nothing = command("list", "--topic", "other")
@@ -233,7 +233,7 @@ def test_replay_puts_them_back_as_they_came(
         ("shadowspec.replayed.offset", b"0"),
         ("shadowspec.replayed.reason", b"engine_died"),
     )
-    assert json.loads(command("replay", "--to", retry, "--limit", "3", "--json").output)["replayed"] == 3
+    assert json.loads(command("replay", "--to", retry, "--max-messages", "3", "--json").output)["replayed"] == 3
 
 
 @pytest.mark.integration

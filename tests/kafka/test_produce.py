@@ -150,7 +150,7 @@ def test_rate_and_trace_speed_take_their_time(topics: Topics, tmp_path: Path) ->
     file = tmp_path / "a.jsonl"
     times = [(BEGIN + timedelta(seconds=30 * n)).isoformat() for n in range(4)]
     file.write_bytes(b"\n".join(line(timestamp=stamp) for stamp in times))
-    for words, seconds in ((["--rate", 2, "--limit", 3], 1.0), (["--trace-speed", 60], 1.5)):
+    for words, seconds in ((["--rate", 2, "--max-messages", 3], 1.0), (["--trace-speed", 60], 1.5)):
         result = produce(file, "--topic", topic, "--bootstrap-servers", topics.bootstrap, "--json", *words)
         assert seconds <= json.loads(result.stdout)["duration_s"] < PATIENCE_S
     assert len(read_topic(topics.bootstrap, topic)) == 7

@@ -304,9 +304,9 @@ def compare(stored: Decision, recomputed: Decision) -> tuple[list[Difference], i
 
 
 def figures(decision: Decision) -> Iterator[tuple[str, object]]:
-    """Everything that a decision says, by name."""
+    """Everything that a decision says, by name; the reason by its code, because versions word its sentence."""
     yield "verdict", decision.verdict.value
-    for name in ("reason_code", "reason", "num_clusters", "num_blocks", "clusters_needed"):
+    for name in ("reason_code", "num_clusters", "num_blocks", "clusters_needed"):
         yield name, getattr(decision, name)
     yield from ((f"details.{name}", value) for name, value in decision_figures(decision).items())
     for test in decision.tests:

@@ -8,7 +8,7 @@ were measured after it: runs are known by the hours of their events.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -20,7 +20,7 @@ from shadowspec.metrics import ratio
 from shadowspec.planning.plans import EndpointPlan, plan_stored
 from shadowspec.planning.still_needed import still_needed
 from shadowspec.reports.definitions import find_test
-from shadowspec.reports.period.period_changes import changes_within
+from shadowspec.reports.period.period_changes import changes_within, is_event
 from shadowspec.reports.period.period_model import Need, PeriodReport, PeriodRow, Quality, SimulatedRate
 from shadowspec.reports.shared_values import data_note, funnel_of
 from shadowspec.store import Store
@@ -40,6 +40,7 @@ class PeriodSettings:
     simulated: Mapping[str, SimulatedRate | None] = field(default_factory=dict)
     data_note: str = ""
     title: str = TITLE
+    dashboard_url: str | None = None  # with which changes link to their evidence
 
 
 def build_period_report(
@@ -50,10 +51,12 @@ def build_period_report(
     now: datetime,
     *,
     gate_outcome: str | None = None,
+    events: Collection[str] = (),
 ) -> PeriodReport:
     """The report on the time from `since` up to, but without, `until`; all aware, UTC.
 
-    `gate_outcome` is what became of the gate run that went before it, where one did.
+    `gate_outcome` is what became of the gate run that went before it, where one did.  With `events` the report lists
+    only the changes that are such events, and draws no plans: it is sent at once.
     """
     # 1. How things stood at the beginning and at the end.
     before, after = source.decisions_at(since), source.decisions_at(until)
@@ -74,9 +77,13 @@ def build_period_report(
 
     # 2. What happened between them.
     changes, has_left_out = changes_within(source, since, until, before, after, rollouts)
+    if events:
+        changes = [change for change in changes if is_event(change, events)]
 
     # 3. What is still open, and how far the evidence can be trusted.
-    plans = {name: _plan(source, settings, name, decided[name], current[name]) for name in endpoints}
+    plans = {
+        name: None if events else _plan(source, settings, name, decided[name], current[name]) for name in endpoints
+    }
     needs = [_need(decision, plans[decision.endpoint]) for decision in standing if decision.verdict is Verdict.HOLD]
     counts = source.funnel()
     return PeriodReport(
@@ -97,6 +104,7 @@ def build_period_report(
         ),
         total_funnel=funnel_of(None, counts, {*endpoints, None, *(name for name, _, _ in counts)}),
         gate_outcome=gate_outcome,
+        dashboard_url=settings.dashboard_url,
     )
 
 

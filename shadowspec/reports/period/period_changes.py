@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -15,7 +15,7 @@ from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.store import Store
 from shadowspec.store.read.change_reads import AdviceChange, VerdictChange
 from shadowspec.text import percent, plural
-from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord, ReasonCode, Rollout
+from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord, ReasonCode, Rollout, Stage
 
 MAX_CHANGES = 1_000  # of each sort that are read and listed; what is left out is counted
 
@@ -49,6 +49,26 @@ def changes_within(
     return sorted(
         found, key=lambda change: (_KINDS[change.kind], change.at, change.endpoint, change.slice_key)
     ), has_left_out
+
+
+def events_within(source: Store, since: datetime, until: datetime, events: Collection[str]) -> list[Change]:
+    """The changes from `since` up to, but without, `until` that are such events."""
+    before, after = source.decisions_at(since), source.decisions_at(until)
+    changes, _ = changes_within(source, since, until, before, after, source.rollout_history())
+    return [change for change in changes if is_event(change, events)]
+
+
+def is_event(change: Change, events: Collection[str]) -> bool:
+    """Whether a change is one of these events: "alarm", "reversion" of a rollout to an earlier stage, "verdict"."""
+    if change.kind is ChangeKind.ROLLOUT:
+        stages = list(Stage)
+        is_back = (
+            change.before is not None
+            and change.after is not None
+            and (stages.index(Stage(change.after)) < stages.index(Stage(change.before)))
+        )
+        return is_back and "reversion" in events
+    return change.kind.value in events
 
 
 def _verdict_changes(

@@ -99,7 +99,7 @@ def period_document(report: PeriodReport) -> dict[str, Json]:
         "summary": report.summary,
         "gate_outcome": report.gate_outcome,
         "verdicts": {verdict.value: number for verdict, number in report.tally.items()},
-        "changes": [_row_document(change) for change in report.changes],
+        "changes": [_change_document(report, change) for change in report.changes],
         "has_left_out": report.has_left_out,
         "board": [_row_document(row) for row in report.board],
         "undecided": [
@@ -114,6 +114,11 @@ def period_document(report: PeriodReport) -> dict[str, Json]:
         "evidence": [plain(quality) for quality in report.quality],
         "funnel": funnel_document(report.total_funnel),
     }
+
+
+def _change_document(report: PeriodReport, change: Change) -> dict[str, Json]:
+    url = report.evidence_url(change)
+    return _row_document(change) | ({} if url is None else {"evidence_url": url})
 
 
 def _row_document(row: Change | PeriodRow | Need) -> dict[str, Json]:
@@ -176,12 +181,17 @@ def render_period_summary(report: PeriodReport) -> str:
     tally = ", ".join(f"{verdict.value} {number}" for verdict, number in report.tally.items())
     lines = [
         f"**{moment(report.since)} to {moment(report.until)}**: {report.summary}. {tally}.",
-        *(f"- {_line(change)}" for change in report.changes[:SHORT_CHANGES]),
+        *(f"- {_line(change)}{_link(report, change)}" for change in report.changes[:SHORT_CHANGES]),
     ]
     left = len(report.changes) - SHORT_CHANGES
     lines += [f"- and {left:,} more"] if left > 0 else []
     lines += [_gate(report)] if report.has_gate_failed else []
     return "\n".join([*lines, "", f"Report {report.report_id}"]) + "\n"
+
+
+def _link(report: PeriodReport, change: Change) -> str:
+    url = report.evidence_url(change)
+    return "" if url is None else f" ([evidence]({url}))"
 
 
 def _gate(report: PeriodReport) -> str:
@@ -207,11 +217,17 @@ def _changes(report: PeriodReport) -> str:
             _place(change),
             _text(change.what),
             _text(change.why),
-            DASH if change.decision_id is None else str(change.decision_id),
+            _decision(report, change),
         ]
         for change in report.changes
     )
     return markdown_table(head, rows) + ("\n\nMore changed than is listed here." if report.has_left_out else "")
+
+
+def _decision(report: PeriodReport, change: Change) -> str:
+    number = DASH if change.decision_id is None else str(change.decision_id)
+    url = report.evidence_url(change)
+    return number if url is None else f"[{number if change.decision_id else 'evidence'}]({url})"
 
 
 def _board(report: PeriodReport) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
+from urllib.parse import urlencode
 
 from shadowspec.errors import UsageError
 from shadowspec.planning.still_needed import StillNeeded
@@ -129,6 +130,20 @@ class PeriodReport:
     quality: tuple[Quality, ...]
     total_funnel: Funnel
     gate_outcome: str | None  # "done", or the class of what kept the scheduled gate from running
+    dashboard_url: str | None = None
+
+    def evidence_url(self, change: Change) -> str | None:
+        """The address of a change's evidence in the dashboard; None where the dashboard has none."""
+        if self.dashboard_url is None:
+            return None
+        selection = {
+            "endpoint": change.endpoint,
+            "slice": change.slice_key,
+            "load": change.concurrency,
+            "config": change.fingerprint and change.fingerprint[:12],
+        }
+        query = urlencode({name: value for name, value in selection.items() if value})
+        return f"{self.dashboard_url.rstrip('/')}/evidence?{query}"
 
     @property
     def has_gate_failed(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import stat
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shadowspec.servers.client import run_async
 from tests.tap.capture.record import EXAMPLES
 from tests.tap.formats.samples import REQUEST, record_of
 
@@ -65,7 +65,7 @@ def call(app: Any, path: str = PATH, method: str = "POST") -> list[dict[str, Any
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(app(scope, receive, send))
+    run_async(app(scope, receive, send))
     return sent
 
 
