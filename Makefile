@@ -52,6 +52,7 @@ test-tools: $(VENV)/.installed-test
 	@.ci/kafka
 	@.ci/chromium
 	@.ci/strace
+	@.ci/promtool
 
 .PHONY: test-services
 test-services:

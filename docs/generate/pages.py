@@ -14,7 +14,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "policy.md": {"policy": settings.policy},
     "formats.md": {"funnel": codes.funnel},
     "reading-a-hold.md": {"hold": codes.hold, "other verdicts": codes.other_verdicts},
-    "metrics.md": {"metrics": metrics.metrics},
+    "metrics.md": {"metrics": metrics.metrics, "verdicts": metrics.verdicts},
     "database.md": {"tables": database.tables},
     "tables.md": {"columns": database.columns},
     "support.md": {"engines": support.engines, "methods": support.methods, "exports": support.exports},

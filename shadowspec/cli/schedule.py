@@ -44,6 +44,7 @@ def schedule(
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError
     from shadowspec.scheduler.cron import crons_of
+    from shadowspec.scheduler.verdict_metrics import VerdictMetrics, serving
     from shadowspec.store import Store
 
     if once and list_:
@@ -54,7 +55,7 @@ def schedule(
         with Store.open(config.database_url) as store:
             _list(config, crons, store, as_json=as_json)
         return
-    if not config.schedule.jobs and not live_jobs(config):
+    if not config.schedule.jobs and not live_jobs(config) and config.schedule.metrics_address is None:
         raise ConfigError(f"{config.path}: schedule.jobs: is missing; add a job (docs/schedule.md)")
     _require_receivers(config)
     stopped = threading.Event()
@@ -67,8 +68,12 @@ def schedule(
             names = [f"{job.name} ({job.when})" for job in config.schedule.jobs.values()]
             live = live_jobs(config).items()
             names += [f"live evidence of {name} (every {settings.interval_s:g} s)" for name, settings in live]
+            address = config.schedule.metrics_address
+            names += [] if address is None else [f"metrics on http://{address}/metrics"]
             notes.print(f"scheduled: {', '.join(names)}", markup=False, highlight=False)
-            scheduler.run(stopped)
+            policies = {name: endpoint.policy for name, endpoint in config.endpoints.items()}
+            with serving(VerdictMetrics(store, policies), address):
+                scheduler.run(stopped)
             return
         if not scheduler.run_once():
             notes.print("another scheduler leads and runs the due jobs")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from shadowspec.errors import ConfigError
-from shadowspec.types.constrained import PathText, Port, Seconds, Text
+from shadowspec.types.constrained import HttpUrl, PathText, Port, Seconds, Text
 
 OVERRIDE_VARIABLE: Final = "SHADOWSPEC_OVERRIDE_URL"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
@@ -60,7 +60,7 @@ class DashboardSettings:
 
     host: Text = "127.0.0.1"
     port: Port = 8501
-    public_url: Annotated[str, Field(pattern=r"^https?://[^\s?#]+$")] | None = None  # with which reports link to it
+    public_url: HttpUrl | None = None  # with which reports link to it
     title: Text = "ShadowSpec"
     refresh_s: Annotated[float, Field(ge=1)] = 30.0  # how often an open page looks for news
     stale_after_s: Seconds = 86_400.0  # since the newest measured event; older evidence is said to be stale

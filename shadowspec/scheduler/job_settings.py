@@ -14,7 +14,7 @@ from pydantic import Field
 
 from shadowspec.errors import ConfigError
 from shadowspec.live.metric_names import LiveSource
-from shadowspec.types.constrained import Name, PathText, Port, Positive, Seconds, Text, require_distinct
+from shadowspec.types.constrained import Name, PathText, Port, Positive, Seconds, SocketAddress, Text, require_distinct
 from shadowspec.types.guard_policy import GuardPolicy
 
 PORTS: Final = {"tls": 465, "starttls": 587, "none": 25}
@@ -204,6 +204,7 @@ class ScheduleSettings:
     zone: Annotated[ZoneInfo, Field(alias="time_zone")] = field(default_factory=_utc)
     catch_up: Positive = 7
     timeout_s: Seconds = 30.0  # that a receiver may take to answer
+    metrics_address: SocketAddress | None = None  # of /metrics with the verdicts; None: not served
     retry: Annotated[RetrySettings, Field(alias="(retry)")] = RetrySettings()
     jobs: Mapping[Name, JobSettings] = field(default_factory=dict)
     receivers: Mapping[Name, ReceiverSettings] = field(default_factory=dict)

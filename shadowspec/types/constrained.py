@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-from pydantic import Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator
 from pydantic.fields import FieldInfo
 
 
@@ -21,10 +21,19 @@ def _path(value: Any) -> Path:
     return Path(value)
 
 
+def _address(value: str) -> str:
+    if int(value.rpartition(":")[2]) > LAST_PORT:
+        raise ValueError(f"a port is at most {LAST_PORT}")
+    return value
+
+
+LAST_PORT = 65_535
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Port = Annotated[int, Field(ge=1, le=65_535)]
+Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
+# HOST:PORT, an IPv6 host in brackets.
+SocketAddress = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:/\s]+):\d{1,5}$"), AfterValidator(_address)]
 PathText = Annotated[Path, PlainValidator(_path)]
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]

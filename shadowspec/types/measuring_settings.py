@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shadowspec.types.constrained import Positive, Seconds, Share, require_distinct
-
-LAST_PORT: Final = 65_535
+from shadowspec.types.constrained import Positive, Seconds, Share, SocketAddress, require_distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +47,7 @@ class WorkerSettings:
     flush_interval_s: Seconds = 1.0
     refresh_rates_s: Seconds = 30.0  # how often decisions are looked up that lower a slice's sampling rate
     drain_timeout_s: Annotated[float, Field(ge=0)] = 60.0  # to finish started work after a stop signal
-    health_address: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:/\s]+):\d{1,5}$")] = "127.0.0.1:8080"
+    health_address: SocketAddress = "127.0.0.1:8080"
 
     def __post_init__(self) -> None:
         require_distinct(devices=self.devices)
-        if int(self.health_address.rpartition(":")[2]) > LAST_PORT:
-            raise ValueError(f"health_address: a port is at most {LAST_PORT}")

@@ -1,0 +1,129 @@
+"""Verdicts and their evidence as Prometheus metrics, read from the database at each scrape.
+
+Rollout controllers query them (Flagger, Argo Rollouts), and alert rules use them.  Every scheduler serves the same
+figures, whether it leads or not.  docs/metrics.md describes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shadowspec.errors import ConfigError
+from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
+from shadowspec.gate.verdict.effective_decisions import active
+from shadowspec.live.watch import AUTHOR as GUARD
+from shadowspec.reports.definitions import find_test
+from shadowspec.store import Store
+from shadowspec.types import Decision, ReasonCode, Stage, Verdict
+
+FINGERPRINT_CHARACTERS: Final = 12  # as the worker's metrics name configs
+_HYPOTHESIS: Final = ("endpoint", "slice", "load", "config", "name")
+# Name without its prefix, meaning, labels.
+FAMILIES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "verdict": ("1 for the verdict in force, overrides included; 0 for the other two.", (*_HYPOTHESIS, "verdict")),
+    "speedup_ratio": (
+        "Speedup: its estimate and its anytime-valid bounds, where they are finite.",
+        (*_HYPOTHESIS, "bound"),
+    ),
+    "evidence_sessions": ("Measured sessions of the evidence.", _HYPOTHESIS),
+    "evidence_timestamp_seconds": ("When the newest request of the evidence happened, in Unix time.", _HYPOTHESIS),
+    "alarm": ("1 while the live guard, an audit or a drift detector keeps speculation off.", ("endpoint",)),
+    "rollout_stage": ("1 for the stage of the rollout; 0 for the other two.", ("endpoint", "load", "stage")),
+    "rollout_share_ratio": ("Share of the enabled traffic to serve with speculation.", ("endpoint", "load")),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # a registry hashes it
+class VerdictMetrics(Collector):
+    """Reads the current decisions of the configured endpoints at every scrape."""
+
+    store: Store
+    policies: Mapping[str, GatePolicy] = field(default_factory=dict)
+
+    def describe(self) -> Iterator[Metric]:
+        """The families without samples: registering reads no database."""
+        return iter(_families().values())
+
+    def collect(self) -> Iterator[Metric]:
+        """All families.
+
+        Raises:
+            ServiceUnavailableError, StoreError: the database is gone or refuses; the scrape fails.
+        """
+        now, families = datetime.now(UTC), _families()
+        for endpoint, policy in self.policies.items():
+            found = read_endpoint_decisions(self.store, endpoint, policy, now)
+            for latest in found.latest:
+                if latest.is_current:
+                    _add_decision(families, latest.decision, latest.evidence_at)
+            orders = active(self.store.overrides(endpoint), now)
+            has_drifted = any(
+                each.is_current and each.decision.reason_code == ReasonCode.DRIFT for each in found.latest
+            )
+            is_alarmed = has_drifted or any(order.author in (GUARD, AUDITOR) for order in orders)
+            families["alarm"].add_metric([endpoint], float(is_alarmed))
+            for rollout in self.store.rollouts(endpoint):
+                place = [endpoint, str(rollout.concurrency)]
+                families["rollout_share_ratio"].add_metric(place, rollout.share)
+                for stage in Stage:
+                    families["rollout_stage"].add_metric([*place, stage.value], float(stage is rollout.stage))
+        return iter(families.values())
+
+
+def _families() -> dict[str, GaugeMetricFamily]:
+    return {
+        name: GaugeMetricFamily(f"shadowspec_{name}", meaning, labels=labels)
+        for name, (meaning, labels) in FAMILIES.items()
+    }
+
+
+def _add_decision(families: Mapping[str, GaugeMetricFamily], decision: Decision, evidence_at: datetime | None) -> None:
+    config = decision.fingerprint[:FINGERPRINT_CHARACTERS]
+    labels = [decision.endpoint, decision.slice_key, str(decision.concurrency), config, decision.config.name]
+    for verdict in Verdict:
+        families["verdict"].add_metric([*labels, verdict.value], float(verdict is decision.verdict))
+    families["evidence_sessions"].add_metric(labels, decision.num_clusters)
+    if evidence_at is not None:
+        families["evidence_timestamp_seconds"].add_metric(labels, evidence_at.timestamp())
+    if (speedup := find_test(decision, "speedup")) is not None:
+        for bound in ("estimate", "lower", "upper"):
+            value = getattr(speedup, bound)
+            if value is not None and abs(value) != float("inf"):
+                families["speedup_ratio"].add_metric([*labels, bound], value)
+
+
+@contextmanager
+def serving(metrics: VerdictMetrics, address: str | None) -> Iterator[None]:
+    """Answer scrapes at HOST:PORT meanwhile (None: not at all).
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    if address is None:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]"), registry)
+    except OSError as error:
+        raise ConfigError(
+            f"schedule.metrics_address {address}: cannot be listened on ({error.strerror}); choose another port"
+        ) from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
