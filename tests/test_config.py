@@ -107,10 +107,12 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     assert [c.name for c in shown.endpoints["chat"].candidates] == ["draft-k4", "ngram-k4", "suffix-k8", "eagle-k4"]
     assert shown.endpoints["chat"].candidates[0] == plain.endpoints["chat"].candidates[0]
     assert shown.engine == EngineSettings()
-    plain_dashboard = replace(shown.dashboard, price_per_gpu_hour=None, data_note=None, access=AccessSettings())
+    plain_dashboard = replace(
+        shown.dashboard, price_per_gpu_hour=None, data_note=None, access=AccessSettings(), public_url=None
+    )
     assert plain_dashboard == DashboardSettings()
     assert (shown.dashboard.access.local_role, shown.dashboard.access.roles.claim) == (Role.VIEWER, "email")
-    assert replace(shown.schedule, jobs={}, receivers={}) == ScheduleSettings()
+    assert replace(shown.schedule, jobs={}, receivers={}, metrics_address=None) == ScheduleSettings()
     servers = shown.endpoints["served"].servers
     assert servers is not None
     server = ServerSettings(*servers.roots, servers.model, servers.device, servers.dtype)
