@@ -42,8 +42,8 @@ def demo(
     from shadowspec import store
     from shadowspec.app.measure_files import build_engines, measure_with
     from shadowspec.app.rehearsals import Rehearsals
-    from shadowspec.cli.decisions import decision_document
     from shadowspec.cli.measuring_view import MeasuringView
+    from shadowspec.reports.rendering import decision_document
     from shadowspec.reports.report import build_report, render_html, terminal_tables
     from shadowspec.rollout.endpoint_run import run_endpoint_gate
     from shadowspec.tap.sources import read_records

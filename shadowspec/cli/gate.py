@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
-from shadowspec.cli.decisions import decision_document
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.text import plural
 
@@ -151,6 +150,8 @@ def gate(
     run = (rehearse if dry_run else decide)(config, endpoint, input_ended=input_ended)
     decisions, standing, steps = run.decisions, run.standing, run.steps
     if as_json:
+        from shadowspec.reports.rendering import decision_document
+
         document: dict[str, Any] = {
             "decisions": [
                 {**decision_document(decision), "standing_verdict": each.verdict.value}
@@ -217,6 +218,8 @@ def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
 
 def explanation_document(explanation: Explanation) -> Mapping[str, Any]:
     """The explanation as a document: the decision as stored, and every figure that came out otherwise."""
+    from shadowspec.reports.rendering import decision_document
+
     return {
         "decision": decision_document(explanation.stored),
         "num_folds": explanation.num_folds,

@@ -140,9 +140,9 @@ def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
 
 def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
     """The verdicts, what production still needs, and the next step."""
-    from shadowspec.cli.decisions import decision_document
     from shadowspec.cli.measuring_view import shown_decisions
     from shadowspec.reports.next_steps import best_decision
+    from shadowspec.reports.rendering import decision_document
     from shadowspec.reports.report import verdict_tables
     from shadowspec.text import span_text
 

@@ -50,6 +50,27 @@ def verdict_document(decision: Decision) -> dict[str, Json]:
     }
 
 
+def decision_document(decision: Decision) -> dict[str, Json]:
+    """A decision as the JSON document that CI and cron rely on; the names carry the units."""
+
+    def with_clusters(test: dict[str, Json]) -> dict[str, Json]:
+        return {"num_clusters" if name == "num_units" else name: value for name, value in test.items()}
+
+    return {
+        "decision_id": decision.decision_id,
+        "endpoint": decision.endpoint,
+        "slice": plain(decision.slice_labels),
+        "load": {"concurrency": decision.concurrency},
+        "speculation_config": plain(dataclasses.asdict(decision.config)),
+        "fingerprint": decision.fingerprint,
+        "engine": decision.engine,
+        "serving_engine": decision.serving_engine,
+        "verdict_engine": decision.verdict_engine,
+        **verdict_document(decision),
+        "tests": [with_clusters(test_document(test)) for test in decision.tests],
+    }
+
+
 def test_document(result: TestResult) -> dict[str, Json]:
     """A test's fields, and the details that are shown with it."""
     return {name: plain(getattr(result, name)) for name in TEST_FIELDS} | {"details": plain(shown_test_details(result))}

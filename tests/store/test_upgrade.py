@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from shadowspec.cli.decisions import decision_document
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.verdict.effective_decisions import effective_decisions
+from shadowspec.reports.rendering import decision_document
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.types import Decision, Trial, Verdict
