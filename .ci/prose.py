@@ -19,10 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 RULES, EXAMPLES, BUILD = ROOT / ".vale" / "ShadowSpec", ROOT / ".vale" / "examples", ROOT / "build" / "prose"
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 FEWEST_WORDS = 3  # shorter strings are names, keys and labels
+# Data: words and patterns of other languages.
+DATA = [f"shadowspec/tap/{name}.py" for name in ("language", "prompt_class_patterns")]
 # Strings that a program reads, and no person.
 CODE = re.compile(
     r"^\s*(?:<|SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|WITH|PRAGMA|SET |LOCK |\(\?)|[{};]\s*$|\\[bsdw]|</"
 )
+TOML_KEY = re.compile(r"^(?:# )?[a-z_]+ = .*# ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def lint_messages(vale: str, places: list[str]) -> list[Finding]:
     origins: dict[str, list[int]] = {}
     for source in sorted([*(ROOT / "shadowspec").rglob("*.py"), *(ROOT / "dashboards").rglob("*.py")]):
         name = str(source.relative_to(ROOT))
-        if places and name not in places:
+        if name in DATA or (places and name not in places):
             continue
         texts = list(messages(source))
         if texts:
@@ -131,10 +134,20 @@ def messages(source: Path) -> Iterator[tuple[int, str]]:
             text = node.value
         else:
             continue
+        if TOML_KEY.search(text):
+            text = comments(text)
         for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*] )", text):
             words = " ".join(paragraph.split()).lstrip("-*# ")
             if len(words.split()) >= FEWEST_WORDS and not CODE.search(words):
                 yield node.lineno, words.replace("<", "&lt;")
+
+
+def comments(toml: str) -> str:
+    """The comments of a configuration template, a paragraph for each key and for each comment above keys."""
+    apart = re.sub(r"^((?:# )?[a-z_0-9]+ = .*)\n(?=# \S)", r"\1\n\n", toml, flags=re.MULTILINE)
+    keyed = re.sub(r"^(?:# )?[a-z_0-9]+ = .*?(?:  ?# |$)", "\n\n", apart, flags=re.MULTILINE)
+    lines = (re.sub(r"^#\s*(?:# )?", "", line) for line in keyed.splitlines())
+    return "\n".join("" if line.startswith("[") else line for line in lines)
 
 
 def docstrings(tree: ast.AST, *, helps: bool) -> Iterator[int]:

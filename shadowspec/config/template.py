@@ -32,7 +32,7 @@ _CONFIG = """\
 # ShadowSpec's configuration.  An unknown key is an error.  Paths are relative to the working directory.
 # Lines that begin with "# " and a key show defaults.  Replace the other values by yours.
 
-# The policy file: what must be proven before speculation is recommended (docs/policy.md).  Without this key the same
+# The policy file: the proof that a recommendation of speculation needs (docs/policy.md).  Without this key the same
 # keys belong in [gate] and [endpoints.NAME.gate].
 policy = "policy.toml"
 
@@ -99,7 +99,7 @@ hash_secret_file = "shadowspec.secret"
 # drain_timeout_s = ~      # to finish running blocks after a request to stop
 # health_address = ~                 # of /livez, /readyz and /metrics (docs/metrics.md)
 
-# The dashboard, and what reports show of costs (docs/dashboard.md).
+# The dashboard, and the costs in reports (docs/dashboard.md).
 [dashboard]
 # host = ~               # address to listen on; without a login anyone who reaches it sees all data
 # port = ~               # port to listen on
@@ -114,7 +114,7 @@ hash_secret_file = "shadowspec.secret"
 # local_role = ~              # of everyone, where there is no login; "operator" may use the kill switch
 # override_url = "postgresql+psycopg://operator@db/shadowspec"  # database URL of the kill switch; default: [database]
 
-# Who may do what after a login (docs/dashboard.md).
+# Permissions after a login (docs/dashboard.md).
 # [dashboard.roles]
 # claim = ~                   # claim of the login that operators and viewers are compared with; it may list groups
 # operators = ["on-call@example.com"]    # may use the kill switch
@@ -133,7 +133,7 @@ hash_secret_file = "shadowspec.secret"
 # [schedule.jobs.daily]
 # cron = "0 8 * * *"     # minute, hour, day, month, weekday (0 and 7: Sunday); with six fields the second comes first
 # time_zone = "Europe/Berlin"  # default: the schedule's
-# does = ["gate", "report"]    # what the job does; default: ~
+# does = ["gate", "report"]    # tasks of the job; default: ~
 # receivers = ["archive", "team", "chat"]  # names of the receivers of the report
 
 # [schedule.jobs.alerts]
@@ -216,7 +216,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 
 # [[endpoints.chat.candidates]]
 # name = "suffix-k8"
-# proposer = "suffix"        # proposes what followed in the text so far and in recent outputs (docs/engine.md)
+# proposer = "suffix"        # copies continuations from the text so far and from recent outputs (docs/engine.md)
 # num_speculative_tokens = 8
 # suffix_decoding_max_tree_depth = ~     # tokens of match and draft together
 # suffix_decoding_max_spec_factor = ~    # drafted tokens for each matched one
@@ -242,8 +242,8 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # draft = "models/eagle3"
 # num_speculative_tokens = 4
 
-# An endpoint that is measured through two deployments of its target behind the OpenAI API (docs/servers.md), and not by
-# the engine in this process.  It has one candidate; `target` is only the folder of its tokenizer.
+# An endpoint that ShadowSpec measures through two deployments of its target behind the OpenAI API (docs/servers.md).
+# The engine in this process does not measure it.  It has one candidate; `target` is only the folder of its tokenizer.
 # [endpoints.served]
 # engine = "openai"           # "openai": two servers measure; default: ~, the engine in this process
 # target = "models/target"
@@ -267,7 +267,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # reachable_within_s = ~      # how long a server may be away before a block; then the run ends
 # prefix_cache = ~            # "on": measures whole conversations, whose later turns hit the prefix cache
 # score_logprobs = ~          # likeliest tokens to ask of the baseline for each token of a sampled output (vLLM's
-#                             --max-logprobs must allow it); 0: sampled outputs have no parity (docs/servers.md)
+#                             --max-logprobs must allow it).  0: sampled outputs have no parity (docs/servers.md)
 # tool_call_format = "hermes" # form in which the target writes tool calls; default: requests with strict tools are
 #                             refused
 # [[endpoints.served.candidates]]
@@ -283,7 +283,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 
 
 _POLICY = """\
-# ShadowSpec's policy: what must be proven before speculation is recommended, and how it is rolled out.  Keep it in
+# ShadowSpec's policy: the proof that a recommendation of speculation needs, and the stages of its rollout.  Keep it in
 # version control and review a change like a change of code.  An unknown key is an error.  Lines that begin with "# "
 # and a key show defaults.  Durations are seconds of event time, shares are fractions of 1; "none" switches a limit off.
 # In [endpoints.NAME] and [endpoints.NAME.rollout] an endpoint overrides single keys.
@@ -302,7 +302,7 @@ version = 1
 # recording_only = ~            # trial policy: verdicts speak of this recording only, need no span and are not promoted
 # max_evidence_age_s = ~        # HOLD if the newest evidence is older at the look; "none": any age
 
-# What must be proven
+# Required proof
 # margin = ~                    # the speedup must exceed 1 + this
 # require_mix_bound = ~         # the slices' bounds under the current mix must prove the endpoint's speedup too
 # log_speedup_clip = ~                   # limit of a request's log speedup, up and down; default: ln 2
@@ -313,7 +313,7 @@ version = 1
 # tail_margin = ~               # a request is slowed if it took longer by more than this
 # tail_share = ~                # tolerated share of slowed requests
 # max_fault_share = ~           # share of faults in greedy outputs to exclude, with no fault seen
-# parity_margin = ~             # tolerated share of greedy outputs that differ by rounding, beyond the baseline's own
+# parity_margin = ~             # tolerated share of greedy outputs that differ by rounding, beyond the baseline's
 # near_tie_logit = ~            # top-2 logit gap that counts as rounding; "none": 0.001 in float32, 0.125 in bfloat16
 # parity_tokens = ~             # sampled tokens of a session that count in the z score
 # z_clip = ~                    # limit of a session's z score
@@ -335,7 +335,7 @@ version = 1
 # After ENABLE
 # drift_run_length = ~          # average number of units between false alarms of an endpoint's detectors, at least
 # drift_tolerance = ~           # advisory detectors watch the lower bound at ENABLE less this
-# on_alarm = ~                  # what an alarm makes of ENABLE; or "hold"
+# on_alarm = ~                  # verdict after an alarm at an enabled hypothesis; or "hold"
 # mix_window_s = ~              # event time that counts as the current traffic
 
 # Units of evidence
