@@ -23,7 +23,8 @@ FEWEST_WORDS = 3  # shorter strings are names, keys and labels
 DATA = [f"shadowspec/tap/{name}.py" for name in ("language", "prompt_class_patterns")]
 # Strings that a program reads, and no person.
 CODE = re.compile(
-    r"^\s*(?:<|SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|WITH|PRAGMA|SET |LOCK |\(\?)|[{};]\s*$|\\[bsdw]|</"
+    r"^\s*(?:<|SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|WITH|PRAGMA|SET |LOCK |\(\?|\(\s*NOT EXISTS)"
+    r"|[{};]\s*$|\\[bsdw.]|</"
 )
 TOML_KEY = re.compile(r"^(?:# )?[a-z_]+ = .*# ", re.MULTILINE)
 
@@ -136,7 +137,7 @@ def messages(source: Path) -> Iterator[tuple[int, str]]:
             continue
         if TOML_KEY.search(text):
             text = comments(text)
-        for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*] )", text):
+        for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\|))", text):
             words = " ".join(paragraph.split()).lstrip("-*# ")
             if len(words.split()) >= FEWEST_WORDS and not CODE.search(words):
                 yield node.lineno, words.replace("<", "&lt;")

@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
     NO_DATA = 4, "There is no data, or none that can be used."
     UNAVAILABLE = 5, "A service cannot be reached, or lacks something that the command needs."
     INTERNAL = 70, "An internal error of ShadowSpec."
-    INTERRUPTED = 130, "Interrupted. What was finished is stored."
+    INTERRUPTED = 130, "Interrupted. Finished work is stored."
 
 
 class ShadowSpecError(Exception):

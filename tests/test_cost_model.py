@@ -114,7 +114,7 @@ def test_what_acceptance_is_worth() -> None:
     [((32, 4, 128), "load 32"), ((4, 9, 128), "K 9"), ((4, 4, 2048), "context 2048"), ((0.5, 0, 128), "load 0.5")],
 )
 def test_nothing_is_said_beyond_what_was_measured(place: tuple[float, float, float], names: str) -> None:
-    with pytest.raises(InputError, match=f"{names} lies beyond what was profiled"):
+    with pytest.raises(InputError, match=f"{names} is outside the profiled range"):
         surface().step_ms(Place(*place))
 
 
@@ -126,7 +126,7 @@ def test_a_surface_is_a_whole_grid_with_a_baseline() -> None:
         CostSurface(cost(b, k, 128) for b in (1, 4) for k in (1, 4))
     only = CostSurface(whole)
     assert only.step_ms(Place(2, 4, 128)) == pytest.approx(cost(2, 4, 128).step_ms)
-    with pytest.raises(InputError, match=r"K 2 lies beyond what was profiled \(4 to 4\)"):
+    with pytest.raises(InputError, match=r"K 2 is outside the profiled range \(4 to 4\)"):
         only.step_ms(Place(2, 2, 128))
 
 

@@ -114,5 +114,5 @@ def test_crossings_lie_where_the_line_passes_one() -> None:
     [(128, WORK, "load 128"), (4, Work(500.0, 100.0), "context 550"), (4, Work(10.0, 20.0), "context 10")],
 )
 def test_nothing_is_said_beyond_what_was_profiled(load: float, work: Work, names: str) -> None:
-    with pytest.raises(InputError, match=f"{names} lies beyond what was profiled"):
+    with pytest.raises(InputError, match=f"{names} is outside the profiled range"):
         frontier(ways(0.7), (load,), work)

@@ -88,7 +88,7 @@ def test_an_alarm_holds_what_stands_until_an_operator_clears_it(measured: Store)
     standing = effective_decisions(measured.latest_decisions("chat"), measured.overrides(), examples.NOON)
     reasons = {decision.slice_key: (decision.verdict, decision.reason) for decision in standing}
     assert reasons[CODE][0] is Verdict.HOLD
-    assert "audit alarm: the loop accepts otherwise than replay expects, config fp, class=code" in reasons[CODE][1]
+    assert "audit alarm: the engine accepts otherwise than replay expects, config fp, class=code" in reasons[CODE][1]
 
     run_audits(measured, "chat", examples.NOON)
     assert len(measured.overrides()) == len(held)

@@ -289,7 +289,7 @@ def test_folding_anew_is_refused_where_rows_are_gone(store: Store) -> None:
     before = gate(store)
     execute(store, "DELETE FROM records WHERE source_offset < 3")
     assert [d.tests for d in gate(store)] == [d.tests for d in before], "what is folded needs its rows no more"
-    with pytest.raises(InputError, match=r"must be folded again .* removed by retention"):
+    with pytest.raises(InputError, match=r"must be folded again .* retention has removed"):
         gate(store, replace(POLICY, log_speedup_clip=0.5))
     assert [d.tests for d in gate(store)] == [d.tests for d in before], "and nothing was lost"
 
@@ -318,7 +318,7 @@ def test_evidence_of_another_version_is_folded_anew(store: Store, table: str) ->
     assert gate(store)[0].num_blocks == 40
     _age(store, table)
     execute(store, "DELETE FROM records WHERE source_offset < 3")
-    with pytest.raises(InputError, match=r"another version of ShadowSpec wrote it.* removed by retention"):
+    with pytest.raises(InputError, match=r"another version of ShadowSpec wrote it.* retention has removed"):
         gate(store)
 
 
@@ -519,7 +519,7 @@ def test_what_cannot_be_explained_says_why(store: Store) -> None:
     with pytest.raises(NoDataError, match="older than the first stored fold"):
         explain(store, 3)
     execute(store, "DELETE FROM runs WHERE source_offset < 5")
-    with pytest.raises(NoDataError, match="76 of 80 runs are left; the others have been removed by retention"):
+    with pytest.raises(NoDataError, match=r"76 of 80 runs are left\. Retention has removed the others"):
         explain(store, 1)
 
 

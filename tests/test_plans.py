@@ -106,7 +106,7 @@ def test_what_nothing_will_decide_is_said() -> None:
         ({}, {"num_left_out": 400}, {}, "came out of order"),
         ({"max_evidence_age_s": 60.0}, {}, {}, "the newest evidence is of"),
         ({}, {}, {"num_unknown_parity": 40}, "parity was not measured"),
-        ({"memory_budget_share": 0.1}, {}, {"num_memory_blocks": 0}, "does not say what memory"),
+        ({"memory_budget_share": 0.1}, {}, {"num_memory_blocks": 0}, "does not report the memory"),
     ],
     ids=["missing", "late", "stale", "parity", "memory"],
 )

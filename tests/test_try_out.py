@@ -100,11 +100,11 @@ def test_the_configuration_parses_and_shares_the_level_among_what_is_measured(
 def test_what_production_would_still_want_is_what_the_decision_lacks() -> None:
     policy = GatePolicy(max_hypotheses=2, recording_only=True)
     enabled = look(evidence_of(draw_runs(400)), policy)
-    span = "evidence from 1 day, 7 wanted"
+    span = "evidence from 1 day, 7 needed"
     assert needed_for_promotion(enabled, policy) == [span]
     held = look(evidence_of(draw_runs(24)), policy)
     assert needed_for_promotion(held, policy) == [
-        "evidence from 1 day, 7 wanted",
+        "evidence from 1 day, 7 needed",
         f"about {held.clusters_needed} more sessions (2.7 minutes of this traffic)",
     ]
     waiting = look(evidence_of(draw_runs(4)), policy, has_entered=False)

@@ -16,56 +16,57 @@ from shadowspec.simulate.tables import Table, tables_of
 PAGE, PICTURE = "simulation.md", "images/simulation.svg"
 
 _HEAD = """\
-# The gate's own error rates
+# Error rates of the gate
 
 Written by `kernels/benchmarks/simulation_page.py` from `kernels/benchmarks/results/simulation.json`; do not edit.
 
-The gate promises: however often one looks, and whatever the traffic is like, the chance that an endpoint gets any
-false ENABLE is at most alpha (5%). `shadowspec simulate` tries that promise in worlds whose truth is known.
+The gate promises that the chance of any false ENABLE at an endpoint is at most alpha (5%). The promise holds for any
+number of looks and for any traffic. `shadowspec simulate` tests it in worlds whose truth is known.
 
-- A **world** draws sessions, blocks and outcomes from a seeded generator. Sessions are timed and blocks filled as the
-  tap does it; what comes out are the rows that the worker would have stored.
+- A **world** draws sessions, blocks and outcomes from a seeded generator. The simulation times sessions
+  and fills blocks as the tap does. The result is the rows that the worker would have stored.
 - The **production gate decides**: `run_gate` folds the rows from a store in memory and decides, as it does over a
-  database. It is looked at whenever a unit enters. Its own capital paths say at which looks a verdict, a restart of a
-  test or an alarm is possible; there, and at the last look, the gate is run, and what it says is the outcome. A test
-  holds this against running it at every look.
-- In **`several_devices`** nothing is skipped: devices with a partition each write to a real store as each of them is
-  done with a block, and `run_gate` folds and decides after every sixth one. Blocks that would enter as they are
-  committed, and not in the order of their newest events, would be enabled falsely in half of its draws.
+  database. A look takes place whenever a unit enters. The gate's capital paths show the looks at which a verdict, a
+  restart of a test or an alarm is possible. At these looks, and at the last one, the simulation runs the gate, and the
+  gate's decision is the outcome. A test compares this with runs at every look.
+- In **`several_devices`** no look is skipped. Each device has a partition and writes to a real store after each of its
+  blocks, and `run_gate` folds and decides after every sixth block. Blocks must enter in the order of their newest
+  events. In the order of their commits, the gate would enable falsely in half of the draws.
 - **Boundary worlds** lie exactly on a threshold: the null is true, and no other null is harder. Most have one
-  hypothesis, which has all of alpha; its first run uses nine tenths, 4.5%. An endpoint with the default of 8
+  hypothesis, which has all of alpha. Its first run uses nine tenths, 4.5%. An endpoint with the default of 8
   declared hypotheses is tested at 2.25%.
-- **Negative controls** are worlds that are decided by version 1 of the rules, which must fail in them: what each rule
-  of version 2 is there for.
+- **Negative controls** are worlds in which version 1 of the rules decides and must fail. They show the purpose of each
+  rule of version 2.
 - In **`three_candidates`** the requests are those of the second of three candidates, whose blocks run in the order that
-  the engine draws; in **`retries`** the slow requests are those answered at a later attempt. Their controls have what
-  was stored before: arms in the order as configured, with the baseline first or last, and slow requests without the
-  time of the failed attempts.
+  the engine draws. In **`retries`** the slow requests are those answered at a later attempt. Their controls have the
+  rows of earlier versions. These held arms in the order as configured, with the baseline first or last, and slow
+  requests without the time of the failed attempts.
 - In **`equal_totals`** no other test passes, so that a proof of a lower total time counts as a false ENABLE.
-- In **steered worlds** (`steered_...`) the verdicts set the sampling rates, as they do in the worker, so that what is
-  measured next depends on what was decided before. They take long: a tenth of the repetitions is run of each. No naive
-  gate is asked there. An alarm where nothing changes counts as a false DISABLE.
-- The figures below are of **{repetitions} repetitions** of each world. The interval beside a rate says how much they
-  can tell: 100 repetitions without a false verdict bound its rate at 3.6%, 2,000 at .2%.
+- In **steered worlds** (`steered_...`) the verdicts set the sampling rates, as they do in the worker. The next
+  measurements then depend on the decisions before. These worlds take long: each has a tenth of the repetitions. No
+  naive gate runs there. An alarm where nothing changes counts as a false DISABLE.
+- The figures below are of **{repetitions} repetitions** of each world. The interval beside a rate shows their
+  precision: 100 repetitions without a false verdict bound its rate at 3.6%, 2,000 at .2%.
 - **Intervals** in brackets are Clopper and Pearson's, 95%, in percent.
 - **Naive gates** see every request of the same runs, timed or not. A gate that reads acceptance is blind to latency,
-  and the other way round; what it enables blindly counts all the same, because it would have been enabled.
+  and the other way round. Its blind ENABLEs count all the same, because it would have enabled.
 
 Repeat it with `shadowspec simulate` (2,000 repetitions of each world; with `--out FILE` only those that it lacks),
 `shadowspec simulate --quick`, or `shadowspec simulate --world NAME --repetitions N`. It exits with 4 if a rate
-contradicts the promise: the upper end of a world's interval above 1.2 alpha; with fewer than 1,000 repetitions, that
-of all null worlds together (of 300 or more), or a world's lower end above alpha.
+contradicts the promise: if the upper end of a world's interval is above 1.2 alpha. With fewer than 1,000 repetitions
+the upper end is that of all null worlds together (of 300 or more). Then a world's lower end may not be above alpha.
 
 ![False ENABLE by world]({picture})
 """
 _NOTES = {
     "Power": (
-        "`within blocks` is 1.5 times the smallest size at which every required test can pass, or 2.5 times the size "
-        "that a test with one look at the end would need at the same level, whichever is larger."
+        "`within blocks` is the larger of two sizes. One is 1.5 times the smallest size at which every required test "
+        "can pass. The other is 2.5 times the size of a test at the same level with one look at the end."
     ),
-    "What other gates would have enabled where nothing may be": (
-        "`*`: the gate does not look at what is wrong in that world. `rolling_mean` stays at nothing because a short "
-        "window soon falls below its threshold by chance, and then it is off for ever: the next table shows the price."
+    "Share that other gates would have enabled where nothing may be": (
+        "`*`: the gate does not test the quantity that is wrong in that world. `rolling_mean` stays at nothing because "
+        "a short window soon falls below its threshold by chance. Then it is off for ever: the next table shows the "
+        "price."
     ),
 }
 
@@ -93,7 +94,7 @@ def page(path: Path) -> str:
             parts.append(_NOTES[table.title] + "\n")
     broken = broken_promises(results.values())
     verdict = (
-        "The gate kept its promise in every world."
+        "No world contradicts the gate's promise."
         if not broken
         else "Broken:\n\n" + "\n".join(f"- {sentence}" for sentence in broken)
     )

@@ -219,7 +219,7 @@ def candidate_of(config: Config, endpoint: str, name: str | None) -> Speculation
     if not drafting:
         raise ConfigError(
             f"{config.path}: endpoints.{endpoint}: only a candidate with proposer = {PROPOSER!r} can be distilled; "
-            "--from-layers makes a draft where there is none"
+            "--from-layers makes a draft from the target"
         )
     if len({each.draft for each in drafting}) > 1:
         known = ", ".join(each.name for each in drafting)

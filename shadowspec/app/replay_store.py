@@ -86,7 +86,7 @@ def replay_writer(config: Config, wanted: bool | None, *, draft_only: bool) -> I
         StoreError, ServiceUnavailableError: the database cannot be used; said by `wanted` or found.
     """
     if wanted and draft_only:
-        raise UsageError("--store needs the target, whose weights name what is stored: leave --draft-only out")
+        raise UsageError("--store needs the target, because its weights name the stored rows: leave --draft-only out")
     if wanted is False or draft_only:
         yield None
         return

@@ -57,7 +57,7 @@ def check(
 ) -> None:
     """Exit with 0 if speculation is proven here (ENABLE), 1 if it is harmful (DISABLE), 3 if neither is proven (HOLD).
 
-    Without --slice the whole endpoint must be ENABLE; no slice with 5% of its traffic may be DISABLE, and no override
+    Without --slice the whole endpoint must be ENABLE. No slice with 5% of its traffic may be DISABLE, and no override
     may cover 5% of it. Loads count by their shares. An override counts as its verdict, also without a decision. Exit
     code 4: the evidence is unusable, being too old or of another config.
     """

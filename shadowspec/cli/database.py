@@ -67,7 +67,7 @@ def check(config_path: ConfigOption = None, as_json: JsonOption = False) -> None
 def retain(
     days: Annotated[int, typer.Option("--days", min=1, help="Keep rows younger than this.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the command would remove, and remove nothing.")
+        bool, typer.Option("--dry-run", help="Print the rows that the command would remove, and remove nothing.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Also remove evidence of undecided hypotheses.")] = False,
     config_path: ConfigOption = None,
@@ -121,7 +121,7 @@ def forget_consumer(
 
 @app.command()
 def grant(
-    role_kind: Annotated[RoleKind, typer.Argument(help="What the role does.")],
+    role_kind: Annotated[RoleKind, typer.Argument(help="Task of the role.")],
     role_name: Annotated[str, typer.Argument(help="An existing role of the Postgres server.")],
     config_path: ConfigOption = None,
     as_json: JsonOption = False,

@@ -194,7 +194,7 @@ def _print(done: Distilled) -> None:
     course = done.course
     first, blend = course.looks[0], course.blend
     results.print(
-        f"{plural(course.num_steps, 'step')} over {course.num_tokens:,} output tokens; kept: "
+        f"{plural(course.num_steps, 'step')} over {course.num_tokens:,} output tokens; retained: "
         f"{blend.share:.0%} of the way to step {course.looks[course.best].step}, "
         f"overlap with the target {first.overlap:.3f} → {blend.look.overlap:.3f} on validation sessions",
         highlight=False,
@@ -202,7 +202,7 @@ def _print(done: Distilled) -> None:
     print_funnel(done.funnel, {})
     results.print(f"the draft and its card are in {done.out}", markup=False, highlight=False, soft_wrap=True)
     if course.blend.share == 0.0:
-        why = "gained nothing" if course.best == 0 else "cost one slice too much at every share kept"
+        why = "gained nothing" if course.best == 0 else "cost one slice too much at every share retained"
         notes.print(
             f"[bold]no better:[/] training {why} on validation sessions; the weights are those that it started from"
         )

@@ -36,7 +36,9 @@ def doctor(
     traffic: Annotated[
         str | None,
         typer.Option(
-            "--traffic", metavar="FILE", help="Also count what the endpoints would measure of this recording."
+            "--traffic",
+            metavar="FILE",
+            help="Also count the records of this recording that the endpoints would measure.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -215,7 +217,7 @@ def _serving_engines(config: Config) -> str:
         elif endpoint.servers is None:
             found.append(f"{name} names none: verdicts are for {verdict_engine(None, IN_PROCESS)}")
         else:
-            found.append(f"{name} names none: verdicts are for what its servers report")
+            found.append(f"{name} names none: verdicts are for the engine that its servers report")
     return "; ".join(found) or "no endpoint yet"
 
 

@@ -43,7 +43,7 @@ def plan(
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how much evidence is still needed, when slices are decided, what that costs, and how to sample.
+    """Show how much evidence is still needed, when slices are decided, the costs of that, and how to sample.
 
     The plan decides and writes nothing. It simulates future traffic from the evidence so far.
     """
@@ -212,7 +212,7 @@ def _hypothesis_document(plan: HypothesisPlan) -> dict[str, Any]:
 
 def _print(plan: EndpointPlan) -> None:
     several = len({(each.hypothesis.concurrency, each.hypothesis.config.fingerprint) for each in plan.hypotheses}) > 1
-    table = Table("slice", "verdict", "still needed", "in simulated futures", title=plan.endpoint, box=None)
+    table = Table("slice", "verdict", "still needed", "in simulated outcomes", title=plan.endpoint, box=None)
     for each in plan.hypotheses:
         hypothesis = each.hypothesis
         candidate = f" ({hypothesis.config.config.name}, load {hypothesis.concurrency})" if several else ""
@@ -251,7 +251,7 @@ def _print_sizing(sizings: Sequence[Pair], within_s: float) -> None:
 
     table = Table(
         "endpoint", "requests per second", "sample_rate", "busy devices", "slices too slow",
-        title=f"to decide within {span_text(within_s)} (median / 90% of simulated futures)", box=None,
+        title=f"to decide within {span_text(within_s)} (median / 90% of simulated outcomes)", box=None,
     )  # fmt: skip
     for median, late in sizings:
         pairs = (f"{_size(median.sample_rate)} / {_size(late.sample_rate)}",

@@ -232,7 +232,7 @@ def _print(profile: Profile) -> None:
     results.print(table)
     results.print(
         f"A step of {escape(config.engine)} on {escape(config.device)} ({config.dtype}) with its standard error over "
-        "rounds, and the tokens per step from which on it is faster than without speculation; "
-        f"{'greedy' if profile.costs.key.is_greedy else 'sampled'} requests, in a queue at that load.",
+        "rounds, and the tokens per step from which on speculation is faster. "
+        f"{'Greedy' if profile.costs.key.is_greedy else 'Sampled'} requests, in a queue at that load.",
         style="dim",
     )

@@ -63,7 +63,7 @@ def replay(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute from logged responses what every candidate accepts, for every number of speculative tokens at once.
+    """Compute each candidate's acceptance from logged responses, for every number of speculative tokens at once.
 
     Two forward passes over each response give the exact expectation of all counters. Nothing is decoded, timed or
     decided; the counters are stored apart from measured ones.

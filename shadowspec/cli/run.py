@@ -42,7 +42,7 @@ def run(
     if max_requests is not None and sum(each.requests_measured for each in done.progress) >= max_requests:
         notes.print(
             "stopped by --max-requests: sessions may continue in the unread part, so the gate may count few or none of "
-            "them; run the same command without it to read on",
+            "them. Run the same command without it to read the rest",
             highlight=False,
         )
     if any(each.requests_measured or each.requests_found for each in done.progress):

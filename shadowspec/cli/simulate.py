@@ -81,10 +81,10 @@ def simulate(
             for head in table.heads:
                 drawn.add_column(head, overflow="fold")
             if any(cell.endswith(BLIND) for row in table.rows for cell in row):
-                drawn.caption = "* that gate does not test what is wrong in that world"
+                drawn.caption = "* that gate does not test the quantity that is wrong in that world"
             for row in table.rows:
                 drawn.add_row(*row)
             results.print(drawn)
     if broken:
         raise NoDataError("the gate broke its promise: " + "; ".join(broken))
-    notes.print("the gate kept its promise in every world")
+    notes.print("no world contradicts the gate's promise")

@@ -68,11 +68,11 @@ def card(
         if origin.first_layers is None
         else f"the target's first {origin.first_layers} of {origin.num_target_layers} layers, its embeddings and head"
     )
-    end = "stopped early, for it got no better" if course.stopped_early else "went on to the end"
+    end = "stopped early, for it got no better" if course.stopped_early else "continued to the end"
     return f"""\
 # A draft distilled on its target
 
-Made by `shadowspec distill` for speculative decoding with one target. It is of no other use: alone it writes worse
+Made by `shadowspec distill` for speculative decoding with one target. It has no other use. By itself it writes worse
 than that target, and with another target its acceptance is unknown.
 
 | | |
@@ -84,34 +84,35 @@ than that target, and with another target its acceptance is unknown.
 | judged at | K = {origin.num_speculative_tokens}, rule {origin.verify_rule} |
 | engine, device | {origin.engine}, {origin.device} |
 
-## What it learnt from
+## Training data
 
 Logged responses of {origin.first_event:%Y-%m-%d %H:%M} to {origin.last_event:%Y-%m-%d %H:%M} UTC. Consent to train
-on them, as it was given: {origin.consent}. Weights may hold what they were trained on: treat them as you treat that
+on them, as it was given: {origin.consent}. Weights may hold parts of their training data: treat them as you treat that
 traffic.
 
 | part | responses | sessions | output tokens |
 |---|---|---|---|
 {parts}
 
-A session is in one part, drawn by hash (seed {settings.seed}). Beside the logged responses of the training part it
-learnt from {len(answers):,} answers ({tokens:,} output tokens) that the target generated again for the same prompts, of
-slices with few tokens, drawn at temperature {MIN_TEMPERATURE:g} where the request's is lower.
+A session is in one part, drawn by hash (seed {settings.seed}). The draft learnt from the logged responses of the
+training part. It also learnt from {len(answers):,} answers ({tokens:,} output tokens) that the target generated again.
+These are for the same prompts, of slices with few tokens, drawn at temperature {MIN_TEMPERATURE:g} where the request's
+is lower.
 
 ## How
 
 The target's distribution over the whole vocabulary, at temperature 1, at every token of a response (forward KL).
 AdamW, learning rate {settings.learning_rate:g} at its highest, at least {settings.tokens_per_step:,} output tokens a
-step, {course.num_steps:,} steps over {course.num_tokens:,} output tokens; training {end}. On the validation sessions:
+step, {course.num_steps:,} steps over {course.num_tokens:,} output tokens. Training {end}. On the validation sessions:
 
 | step | epoch | KL, nats per token | overlap |
 |---|---|---|---|
 {looks}
 
-KL is the mean over tokens. So is the overlap, of the sum of min(target, draft) at the requests' own temperatures (at 0
-the share whose likeliest tokens are one), but tokens of slices with few count up to {MAX_TIMES} times. It is largest at
-step {course.looks[course.best].step:,}. On the way
-from the weights as they were to those (weight interpolation):
+KL is the mean over tokens. The overlap is the mean of the sum of min(target, draft) at the requests' temperatures. At
+temperature 0 it is the share whose likeliest tokens are one. Tokens of slices with few count up to {MAX_TIMES} times in
+it. It is largest at step {course.looks[course.best].step:,}. On the way from the first weights to those (weight
+interpolation):
 
 | share of the way | overlap | most that a slice lost |
 |---|---|---|
@@ -120,7 +121,7 @@ from the weights as they were to those (weight interpolation):
 The weights are those at {course.blend.share:.0%}: the largest overlap of those at which no slice lost more than
 {TOLERANCE:g}.
 
-## What it gained
+## Gains
 
 {NOT_COMPARED if comparison is None else _gains(origin, comparison)}
 """
@@ -133,8 +134,8 @@ Nothing is known of it: the held-out sessions were not replayed with both drafts
 def _gains(origin: Origin, comparison: Comparison) -> str:
     rows = "\n".join(gain_row(gain) for gain in comparison.gains)
     return f"""\
-On the held-out sessions, by exact replay at K = {origin.num_speculative_tokens}: the share of steps that accept the
-first drafted token, its difference with {LEVEL:.0%} bounds over sessions, and the mean acceptance length.
+On the held-out sessions, by exact replay at K = {origin.num_speculative_tokens}. The table has the share of steps that
+accept the first drafted token, its difference with {LEVEL:.0%} bounds over sessions, and the mean acceptance length.
 
 {GAIN_HEADER}
 {rows}"""

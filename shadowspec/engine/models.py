@@ -288,8 +288,8 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
     least, most = USUAL_SIZE_RATIOS
     if ratio < least:
         warnings.append(
-            f"draft {draft.path} is only {ratio:.1f} times smaller than its target ({least:g} to {most:g} is usual): a "
-            "step costs so much that little acceptance pays for it"
+            f"draft {draft.path} is only {ratio:.1f} times smaller than its target ({least:g} to {most:g} is usual). "
+            "A step costs so much that little acceptance pays for it"
         )
     elif ratio > most:
         warnings.append(

@@ -109,7 +109,7 @@ class CostSurface:
         for name, value, axis in axes:
             if not axis or not axis[0] <= value <= axis[-1]:
                 span = f"{axis[0]} to {axis[-1]}" if axis else "none"
-                raise InputError(f"{name} {value:g} lies beyond what was profiled ({span})")
+                raise InputError(f"{name} {value:g} is outside the profiled range ({span})")
         corners = product(*(_weights(axis, value) for _, value, axis in axes))
         return math.fsum(
             load_weight * context_weight * depth_weight * getattr(self._at[Place(load, depth, context)], figure)

@@ -162,5 +162,5 @@ def settle(store: Store, endpoints: Mapping[str, GatePolicy], timeout_s: float) 
             raise
         except ShadowSpecError as error:
             is_settled = False
-            _log.log(logging.WARNING if timeout_s else logging.DEBUG, "a gate run goes on: %s", error)
+            _log.log(logging.WARNING if timeout_s else logging.DEBUG, "a gate run continues: %s", error)
     return is_settled

@@ -49,7 +49,7 @@ class Enforcement:
         if not found:
             log.warning(
                 "%s does not restrict its answers to a grammar: requests that ask for it (response_format, a schema, "
-                "forced tools) fail here; vLLM and SGLang restrict them unless their grammar backend is switched off",
+                "forced tools) fail here. vLLM and SGLang restrict them unless their grammar backend is switched off",
                 client.name,
             )
         self._enforced[arm] = found
@@ -85,5 +85,5 @@ def require_prefix_cache(name: str, finds_prefix: bool | None) -> None:
     if finds_prefix is False:
         raise ModelError(
             f"{name} found nothing of a prompt that it had just answered: servers.prefix_cache is on and the "
-            "server's is off; start vLLM with --enable-prefix-caching, SGLang without --disable-radix-cache"
+            "server's is off. Start vLLM with --enable-prefix-caching, SGLang without --disable-radix-cache"
         )

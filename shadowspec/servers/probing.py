@@ -27,9 +27,8 @@ from shadowspec.types.served_methods import DRAFT_KEYS, METHOD_KEYS, is_same_met
 VLLM: Final = "vllm"  # as its /v1/models says
 TENSORRT_LLM: Final = "tensorrt_llm"  # likewise
 NO_STEPS: Final = (
-    "TensorRT-LLM does not report the accepted tokens of each step: its answers hold a mean "
-    "(avg_decoded_tokens_per_iter), its /perf_metrics totals of a request, from which no position's acceptance "
-    "follows; it cannot be measured"
+    "TensorRT-LLM does not report the accepted tokens of each step, so it cannot be measured. Its answers hold a mean "
+    "(avg_decoded_tokens_per_iter), and its /perf_metrics totals of a request: no position's acceptance follows"
 )
 TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
 SAME_CAPACITY: Final = 0.02  # by which equal servers' caches may differ: each measures memory at its start
@@ -293,7 +292,7 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
         found.append("no token ids are returned: parity stays unknown")
     if baseline.scores_outputs is False:
         found.append(
-            "sampled outputs cannot be scored, so that their parity stays unknown: the baseline server must report "
+            "sampled outputs cannot be scored, so that their parity stays unknown. The baseline server must report "
             "prompt_logprobs (vLLM: --max-logprobs at least score_logprobs, --logprobs-mode not one of logits)"
         )
     if not (baseline.reports_queue and speculative.reports_queue):
@@ -340,7 +339,7 @@ def slot_remarks(load: int, baseline: Probe, speculative: Probe) -> list[str]:
         slots = llamacpp.num_slots(dict(each.identity.reported_settings))
         if slots is not None and slots < load:
             found.append(
-                f"the {arm} server serves {slots} requests at once, and the largest load is {load}: the others wait in "
+                f"the {arm} server serves {slots} requests at once, and the largest load is {load}. The others wait in "
                 f"it, which counts as latency (start it with --parallel {load})"
             )
     return found

@@ -113,7 +113,7 @@ class StreamedAnswer:
             self._has_ids = self._has_ids and not text
             ids = []
         elif not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
-            raise self._fault("garbage", "token_ids are no token ids")
+            raise self._fault("garbage", "token_ids are not token ids")
         self._ids += ids
         self._texts.append(text)
         if len(self._ids) > self._request.sampling.max_tokens:

@@ -200,7 +200,7 @@ NAIVE_GATES = (
     NaiveGate(
         "rolling_mean",
         "rolling mean under a threshold switches off",
-        "NVIDIA/TensorRT-LLM SpeculationGate; it has no defaults, so its own test's: window 5, threshold 0.6",
+        "NVIDIA/TensorRT-LLM SpeculationGate; it has no defaults, so its test's: window 5, threshold 0.6",
         "acceptance",
         rolling_mean,
     ),

@@ -32,7 +32,7 @@ def quoted_figures(results: Mapping[str, WorldResult]) -> list[Quoted]:
         ),
         Quoted("false ENABLE over 8 slices and their endpoint, 5%", "0.6%", _rate(results, "eight_slices")),
         Quoted(
-            "AR(1) .9: crossings of the speedup test alone",
+            "AR(1) .9: crossings of the speedup test by itself",
             "45 to 59%",
             _format_crossed(results, "ar1_nine", "speedup"),
         ),

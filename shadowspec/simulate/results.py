@@ -126,8 +126,8 @@ def add_results(before: WorldResult, further: WorldResult) -> WorldResult:
 
 
 def definition_of(world: World) -> str:
-    """A digest of everything that defines the world, its policy included, and of how it is decided."""
-    return hashlib.sha256(f"{METHOD} {world!r}".encode()).hexdigest()[:16]
+    """A digest of all that defines the world (its policy too, and not its title), and of how it is decided."""
+    return hashlib.sha256(f"{METHOD} {replace(world, title='')!r}".encode()).hexdigest()[:16]
 
 
 def write_results(path: Path, results: Mapping[str, WorldResult], environment: Mapping[str, str]) -> None:

@@ -35,7 +35,7 @@ def tables_of(results: Mapping[str, WorldResult]) -> list[Table]:
             tuple(_null_row(summary) for summary in nulls),
         ),
         Table(
-            "What the rules before (version 1) say in worlds that are there for their faults",
+            "Verdicts of the rules before (version 1) in worlds that are there for their faults",
             ("world", "runs", "false ENABLE", "false DISABLE", "held as dependent"),
             tuple(_null_row(summary) for summary in summaries if summary.world.kind == "control"),
         ),
@@ -46,18 +46,18 @@ def tables_of(results: Mapping[str, WorldResult]) -> list[Table]:
         ),
         Table("Power", ("world", "level", "within blocks", "power"), tuple(_power_rows(summaries))),
         Table(
-            "What other gates would have enabled where nothing may be",
+            "Share that other gates would have enabled where nothing may be",
             ("world", *(gate.name for gate in NAIVE_GATES)),
             tuple(_naive_row(summary) for summary in nulls if summary.naive),
         ),
         Table(
-            "What other gates would have enabled where ENABLE is right",
+            "Share that other gates would have enabled where ENABLE is right",
             ("world", *(gate.name for gate in NAIVE_GATES)),
             tuple(_naive_row(s) for s in effects if s.naive and s.world.wrong_to_enable == ()),
         ),
         Table("Alarms after ENABLE", ("world", "alarmed", "blocks from the change"), tuple(_alarm_rows(summaries))),
         Table(
-            "Version 1 of the rules, and what was measured of this one (median/90%)",
+            "Version 1 of the rules, and measurements of this one (median/90%)",
             ("figure", "version 1", "measured"),
             tuple((line.what, line.says, line.measured) for line in quoted_figures(results) if line.measured),
         ),

@@ -175,7 +175,7 @@ NULL_WORLDS = (
     ),
     World(
         "equal_totals",
-        "A/A with heavy tails where a lower total time must be proven; a proof of that alone counts as a false ENABLE",
+        "A/A with heavy tails where a lower total time must be proven; a proof of only that counts as a false ENABLE",
         "null",
         arrivals=Arrivals(num_sessions=2_000),
         effects=Effects(log_speedup=0.0, noise_sd=0.0, baseline_sd=1.5),
@@ -312,7 +312,7 @@ EFFECT_WORLDS = (
     ),
     World(
         "faults_after_enable",
-        "a sound loop until the hundred and fiftieth block; every output a greedy fault and 25% slowed from then on",
+        "a correct engine until block 150; every output a greedy fault and 25% slowed from then on",
         "effect",
         arrivals=Arrivals(num_sessions=1_000),
         effects=Effects(
@@ -374,7 +374,7 @@ STEERED_WORLDS = (
     ),
     SteeredWorld(
         "steered_decay",
-        "after ENABLE the main slice alone becomes slow: 0.99 as a whole, and an alarm is right",
+        "after ENABLE only the main slice becomes slow: 0.99 as a whole, and an alarm is right",
         "effect",
         policy=_make_policy(2),
         shares=(0.6, 0.1, 0.1, 0.1, 0.1),
@@ -388,13 +388,13 @@ _MEASURED_BEFORE = {
     "retries": replace(MARGIN, log_speedup=(BOUNDARY + 0.08 * CLIP) / 0.92, noise_sd=0.08),
     "three_candidates": Effects(log_speedup=_FIRST_ARM / 2.0, noise_sd=0.06, first_arm_log=_FIRST_ARM / 2.0),
 }
-_BEFORE = ("decided by rules of version 1", "measured as before and decided by rules of version 1")
+_BEFORE = ("Decided by rules of version 1", "Measured as before and decided by rules of version 1")
 # Negative controls: the earlier rules must fail in these worlds.
 CONTROL_WORLDS = tuple(
     replace(
         world,
         name=f"{world.name}_before",
-        title=f"{world.title}: {_BEFORE[world.name in _MEASURED_BEFORE]}",
+        title=f"{world.title}. {_BEFORE[world.name in _MEASURED_BEFORE]}",
         kind="control",
         effects=_MEASURED_BEFORE.get(world.name, world.effects),
         policy=replace(world.policy, rule_set=1),

@@ -105,7 +105,7 @@ class ReasonCode(StrEnum):
         "low_acceptance",
         "HOLD",
         "The upper bound of the acceptance is below `floor`, and no slowdown is proven.",
-        "Distill or replace the draft, or lower `floor` if the speedup is what matters to you.",
+        "Distill or replace the draft, or lower `floor` if only the speedup matters to you.",
     )
     COSTLIER = (
         "costlier",
@@ -123,7 +123,7 @@ class ReasonCode(StrEnum):
         "guardrail",
         "HOLD",
         "A guardrail of the policy failed, such as `ttft_margin` or `score_margin`.",
-        "The reason names the test. Fix what it measures, or review the limit.",
+        "The reason names the test. Fix the measured property, or review the limit.",
     )
     MIX_BOUND = (
         "mix_bound",

@@ -184,7 +184,7 @@ class Pipeline:
         left = iter(messages)
         for raw, hints, early in taken:
             tracker = self.outbox.tracker(raw.key)
-            assert tracker is not None, "a message of a partition that was not taken up"
+            assert tracker is not None, "a message of a partition that was not resumed"
             if early is not None:
                 self._pass_over(tracker, raw.key, early)
                 continue

@@ -113,7 +113,7 @@ class Telemetry:
         )
         self._runs = counter("runs_total", "Runs; an empty `failure` was measured.", *by_slice, "failure")
         self._config = gauge(
-            "config_info", "What a `config` label means; always 1.", "config", "name", "engine", "device"
+            "config_info", "Meaning of a `config` label; always 1.", "config", "name", "engine", "device"
         )
         self._restarts = counter(
             "engine_restarts_total",

@@ -93,7 +93,7 @@ def test_the_report_on_a_span_leaves_the_gating_report_alone(workspace: Workspac
     data = (workspace.folder / "report.html").read_bytes()
     assert "written: report-changes.html" in workspace.run("report", "--period", "day").err
     assert (workspace.folder / "report.html").read_bytes() == data
-    assert b"what changed" in (workspace.folder / "report-changes.html").read_bytes()
+    assert b"Speculative decoding: changes" in (workspace.folder / "report-changes.html").read_bytes()
 
 
 def test_where_nothing_was_measured_there_is_nothing_to_decide(workspace: Workspace) -> None:

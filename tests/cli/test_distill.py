@@ -106,7 +106,7 @@ def test_a_rare_slices_prompts_are_answered_anew_and_learnt_from(
     found = workspace.run(*arguments, "--out", "new").document
     assert 0 < found["answered_anew"] <= 3 * 12
     card = " ".join((workspace.folder / "new" / "README.md").read_text("utf-8").split())
-    assert f"it learnt from {found['answered_anew']} answers (" in card
+    assert f"It also learnt from {found['answered_anew']} answers (" in card
 
     monkeypatch.setattr("shadowspec.app.distill_draft.sample_answers", lambda *_, **__: [])
     without = workspace.run(*arguments, "--out", "other").document

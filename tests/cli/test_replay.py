@@ -282,7 +282,7 @@ def test_the_loop_is_audited_and_an_alarm_holds_the_endpoint(
     assert "HOLD" in result.out
     checked = workspace.run("check", "--endpoint", "letters")
     assert checked.code == 3
-    assert "audit alarm: the loop accepts otherwise than replay expects" in checked.out
+    assert "audit alarm: the engine accepts otherwise than replay expects" in checked.out
     assert "audit" in workspace.run("override", "list").out
     assert "alarm since" in workspace.run("report", "--format", "md").out
 

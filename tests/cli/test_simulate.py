@@ -16,7 +16,7 @@ def test_one_world_as_a_table_as_json_and_in_a_file(workspace: Workspace) -> Non
     assert ran.code == 0, ran.err
     assert "slowdown" in ran.out
     assert "DISABLE at speedup 0.9, blocks" in ran.out
-    assert "kept its promise" in ran.err
+    assert "no world contradicts the gate's promise" in ran.err
     kept = json.loads((workspace.folder / "sim.json").read_text(encoding="utf-8"))
     again = workspace.run("simulate", "--world", "slowdown", "-n", "3", "--jobs", "1", "--out", "sim.json", "--json")
     assert again.document["worlds"] == kept["worlds"], "taken from the file, its seconds included"

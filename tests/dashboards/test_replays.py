@@ -94,7 +94,7 @@ def test_changes_open_the_audits_where_one_alarms(
     assert any("2 engine audits failed" in error.value for error in app.error)
     assert "\u2715 alarm since" in said(app)
     assert any("Production mismatch in 1 comparison" in warning.value for warning in app.warning)
-    assert any("audit alarm: the loop accepts otherwise" in why for why in app.dataframe[0].value["Why"])
+    assert any("audit alarm: the engine accepts otherwise" in why for why in app.dataframe[0].value["Why"])
 
 
 @pytest.fixture

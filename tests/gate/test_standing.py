@@ -160,7 +160,7 @@ def test_a_greedy_fault_after_enable_revokes_it_at_once_and_for_good() -> None:
     faulty = replace(runs[0], parity=Parity(first_divergence=3, divergence_gap=1.0, rerun_differs=False))
     decision = gate.look([faulty, *runs[1:]])
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "parity_fault")
-    assert decision.reason == "1 greedy outputs differ from the target's own; ENABLE is revoked"
+    assert decision.reason == "1 greedy outputs differ from the target's; ENABLE is revoked"
     assert (decision.ends_run, decision.watch, decision.verdict_since) == (False, None, decision.decided_at)
     later = gate.look(draw_runs(100, 2))
     assert (later.verdict, later.reason, later.level) == (Verdict.DISABLE, decision.reason, decision.level)

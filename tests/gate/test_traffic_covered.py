@@ -41,13 +41,13 @@ def at_days(days: Sequence[float]) -> Seen:
 @pytest.mark.parametrize(
     ("days", "min_span_days", "reason"),
     [
-        ((0.1, 7.2), 7.0, "evidence from 2 days, 7 wanted"),
-        ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 6.2), 7.0, "6.1 days of traffic seen, 7 days wanted"),
+        ((0.1, 7.2), 7.0, "evidence from 2 days, 7 needed"),
+        ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 6.2), 7.0, "6.1 days of traffic seen, 7 days needed"),
         ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 7.2), 7.0, None),
-        ((0.1, 1.2), 1.5, "26.4 hours of traffic seen, 36 hours wanted"),
+        ((0.1, 1.2), 1.5, "26.4 hours of traffic seen, 36 hours needed"),
         ((0.1, 2.2), 1.5, None),
         ((0.1, 0.2), 0.1, None),
-        ((0.1, 0.15), 0.1, "72 minutes of traffic seen, 2.4 hours wanted"),
+        ((0.1, 0.15), 0.1, "72 minutes of traffic seen, 2.4 hours needed"),
         ((0.1,), 0.0, None),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_trial_policy_needs_no_span_and_its_verdict_speaks_of_the_recording() 
     trial = replace(policy, recording_only=True)
     found = look(at_days((0.1, 2.2)), trial)
     assert (found.verdict, found.recording_only) == (Verdict.ENABLE, True)
-    assert found.reason.endswith("; trial: of this recording only (evidence from 2 days, 7 wanted)")
+    assert found.reason.endswith("; trial: of this recording only (evidence from 2 days, 7 needed)")
     assert not look(at_days((0.1, 2.2)), policy).recording_only
     # Neither policy inherits the other's verdict: the trial's ENABLE is HOLD in production.
     assert look(at_days((0.1, 2.2)), policy, previous=found).reason_code == "min_span"

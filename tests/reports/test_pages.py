@@ -153,7 +153,7 @@ def test_states_without_evidence_say_so() -> None:
     assert "none measured yet" not in Page(render_html(reports()["full"])).text
     assert "the gate has not judged it yet" in Page(render_html(reports()["not judged"])).text
     assert "No record of this endpoint has been read yet." in Page(render_html(reports()["nothing measured"])).text
-    assert "1 record read, of which no endpoint could be told" in Page(render_html(reports()["nothing told"])).text
+    assert "1 record read, whose endpoint could not be determined" in Page(render_html(reports()["nothing told"])).text
     small = Page(render_html(reports()["one block"]))
     assert "n < 100" in small.text
     assert any(a.get("title") == "needs 100 requests, has 3" for _, a in small.tags)

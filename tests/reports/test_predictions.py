@@ -86,7 +86,7 @@ def test_what_lies_beyond_the_profile_is_said_and_not_guessed() -> None:
     code = next(each for each in endpoint.predictions if each.cell.slice_key == CODE)
     assert code.speedup is None
     assert code.reason is not None
-    assert "lies beyond what was profiled (512 to 1024)" in code.reason
+    assert "is outside the profiled range (512 to 1024)" in code.reason
     assert endpoint.frontiers == ()
     assert median_error(endpoint.predictions) is None
 

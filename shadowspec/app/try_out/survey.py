@@ -153,7 +153,7 @@ def refusals(refused: Counter[str]) -> str:
 def remedy_for(refused: Counter[str]) -> str:
     """What to do about the commonest reason, as the end of a sentence."""
     remedy = REASONS.get(refused.most_common(1)[0][0]) if refused else None
-    return f"; {remedy}" if remedy is not None else "; docs/formats.md lists what is measured"
+    return f"; {remedy}" if remedy is not None else "; docs/formats.md lists the records that can be measured"
 
 
 def _num_output_tokens(reading: Reading) -> int:

@@ -56,7 +56,7 @@ def check_target(response: Response, scores: TokenScores, near_tie_logit: float)
                 response.key,
                 "not_argmax",
                 f"output token {far[0]} is not the target's arg-max but {scores.gaps[far[0]]:.3g} below it, and the "
-                "request is greedy: another model, revision, chat template or sampling gave this response",
+                "request is greedy. Another model, revision, chat template or sampling gave this response",
             )
         return int((~scores.is_best).sum())
     assert scores.probs is not None, "a sampled response was scored without probabilities"
@@ -90,7 +90,7 @@ def logged_target_probs(response: Response, mode: LogprobsMode) -> Reals:
             response.key,
             "raw_logprobs",
             "its logprobs are of the distribution before temperature, truncation and penalties, and the request has "
-            "some of these; only a server that logs processed logprobs can be replayed without the target",
+            "some of these. Only a server that logs processed logprobs can be replayed without the target",
         )
     probs: Reals = np.exp(np.minimum(np.array(logprobs), 0.0))
     _check_possible(response, probs)

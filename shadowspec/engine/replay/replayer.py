@@ -250,6 +250,6 @@ def require_replayable(config: SpeculationConfig) -> None:
     if config.is_adaptive:
         raise ConfigError(
             f"candidate {config.name!r}: draft_confidence_threshold cannot be replayed: how many tokens the draft "
-            "adds to one that is rejected is not in the response; measure it with `shadowspec run`, or replay it "
+            "adds to one that is rejected is not in the response. Measure it with `shadowspec run`, or replay it "
             "with a threshold of 0"
         )

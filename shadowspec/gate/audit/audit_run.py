@@ -101,7 +101,7 @@ def fold_units(states: Mapping[Cell, AuditState], new: Sequence[AuditedUnit], no
 def alarm_words(audit: CellAudit) -> str:
     """One sentence that describes an alarm; identical for the same slice and config."""
     where = audit.slice_key or "the whole endpoint"
-    return f"audit alarm: the loop accepts otherwise than replay expects, config {audit.fingerprint[:12]}, {where}"
+    return f"audit alarm: the engine accepts otherwise than replay expects, config {audit.fingerprint[:12]}, {where}"
 
 
 def _select_alarmed(audits: Iterable[CellAudit]) -> list[CellAudit]:
@@ -113,7 +113,9 @@ def _orders(
 ) -> list[Override]:
     """The orders that alarms ask for and that were never set, cleared ones included."""
     said = {
-        (record.override.slice_key, record.override.reason) for record in records if record.override.author == AUTHOR
+        (record.override.slice_key, _place(record.override.reason))
+        for record in records
+        if record.override.author == AUTHOR
     }
     return [
         Override(
@@ -128,8 +130,13 @@ def _orders(
             expires_at=None,
         )
         for audit in _select_alarmed(audits)
-        if (audit.slice_key, alarm_words(audit)) not in said
+        if (audit.slice_key, _place(alarm_words(audit))) not in said
     ]
+
+
+def _place(reason: str) -> str:
+    """The config and slice of an alarm: earlier versions worded the rest otherwise."""
+    return reason.partition(", ")[2]
 
 
 def _in_order(states: Mapping[Cell, AuditState]) -> list[CellAudit]:

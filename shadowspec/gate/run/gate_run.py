@@ -176,8 +176,8 @@ class EndpointGate:
         left, folded = session.num_rows(progress.cursors), session.num_folded()
         if left[0] < folded[0] or left[1] < folded[1]:
             raise InputError(
-                f"the evidence of endpoint {self.endpoint} must be folded again ({reason}), but rows that it rests on "
-                f"have been removed by retention: {left[0]} of {folded[0]} records and {left[1]} of {folded[1]} runs "
+                f"the evidence of endpoint {self.endpoint} must be folded again ({reason}), but retention has removed "
+                f"rows that it rests on. {left[0]} of {folded[0]} records and {left[1]} of {folded[1]} runs "
                 "are left"
             )
         session.discard_evidence()

@@ -158,7 +158,7 @@ def explain(store: ReplayStore, decision_id: int) -> Explanation:
         if is_superseded(decision):
             fold_id = history[-2][0]
             if fold_id is None:
-                raise NoDataError(f"decision {decision_id} repeats one that was made before folds were kept")
+                raise NoDataError(f"decision {decision_id} repeats one that was made before folds were stored")
         return _Replay(rows, decision, fold_id, history).explanation()
 
 
@@ -209,9 +209,9 @@ class _Replay:
             rule_set = rules.policy.rule_set
             if (completed.num_records, completed.num_runs) != (fold.num_records, fold.num_runs):
                 raise NoDataError(
-                    f"decision {self._target_id} of endpoint {self._decision.endpoint} cannot be recomputed: of fold "
+                    f"decision {self._target_id} of endpoint {self._decision.endpoint} cannot be recomputed. Of fold "
                     f"{fold.fold_id} {completed.num_records} of {fold.num_records} records and {completed.num_runs} of "
-                    f"{fold.num_runs} runs are left; the others have been removed by retention"
+                    f"{fold.num_runs} runs are left. Retention has removed the others"
                 )
             state = completed.state
             if self._key in completed.units:

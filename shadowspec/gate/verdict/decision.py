@@ -252,7 +252,7 @@ def _judge(
     if by_name["memory"].is_required and evidence.runs.num_blocks and not evidence.runs.num_memory_blocks:
         return _hold(
             ReasonCode.UNKNOWN_MEMORY,
-            "the engine that measured does not say what memory the arms took, and the policy sets a budget for it",
+            "the engine that measured does not report the memory of the arms, and the policy sets a budget for it",
         )
     if all(result.outcome == "pass" for result in required):
         waiting, restarts = _dependence(required, policy.rules)
@@ -286,7 +286,7 @@ def _judge(
     for result in undecided:
         if result.betting is not None and result.betting.is_undecidable:
             return _hold(
-                ReasonCode.UNDECIDABLE, f"{figures(result)}: too near the limit {number(result.threshold)} to tell"
+                ReasonCode.UNDECIDABLE, f"{figures(result)}: too near the limit {number(result.threshold)} to decide"
             )
     needed = clusters_needed(ReasonCode.TOO_FEW_UNITS, results, evidence, policy)
     return _hold(ReasonCode.TOO_FEW_UNITS, outlook(slowest_of(undecided), needed))
@@ -299,9 +299,7 @@ def _at_once(
     by_name = {result.name: result for result in results}
     if "parity_faults" in by_name and by_name["parity_faults"].outcome == "fail":
         count = evidence.runs.num_faults(policy.near_tie_logit_of(hypothesis.config.dtype))
-        return _Outcome(
-            Verdict.DISABLE, ReasonCode.PARITY_FAULT, f"{count} greedy outputs differ from the target's own"
-        )
+        return _Outcome(Verdict.DISABLE, ReasonCode.PARITY_FAULT, f"{count} greedy outputs differ from the target's")
     if by_name["memory"].outcome == "fail":
         return _Outcome(Verdict.DISABLE, ReasonCode.MEMORY_OVER_BUDGET, figures(by_name["memory"]) + ": over budget")
     return None

@@ -28,7 +28,7 @@ from shadowspec.types import Decision, Override, OverrideRecord, Rollout, Verdic
 
 DAY_S = 86_400.0
 MAX_PLANNED = 40  # open hypotheses of an endpoint up to which its futures are drawn: a quarter of a second each
-TITLE = "Speculative decoding: what changed"
+TITLE = "Speculative decoding: changes"
 
 
 @dataclass(frozen=True, slots=True)

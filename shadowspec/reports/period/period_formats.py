@@ -276,7 +276,7 @@ def _needs(report: PeriodReport) -> str:
     if not report.needs:
         return "Nothing is undecided."
     return markdown_table(
-        ["Where", "Reason", "Still needed", "Open tests", "Decided in (median / 90% of simulated futures)", "Ends in"],
+        ["Where", "Reason", "Still needed", "Open tests", "Decided in (median / 90% of simulated outcomes)", "Ends in"],
         (
             [_place(n), _text(n.reason), wanted_text(n), _text(tests_text(n)), days_text(n), ends_text(n)]
             for n in report.needs

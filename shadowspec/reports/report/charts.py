@@ -164,7 +164,7 @@ def speedup_histogram(bins: Sequence[SpeedupBin], threshold: float | None) -> Ma
     if threshold is not None:
         parts.append(_threshold(x(threshold), f"threshold {times(threshold)}"))
     parts.append(_caption("speedup of each request (log scale)"))
-    return svg(PANEL_WIDTH, PANEL_HEIGHT, "Histogram of each request's own speedup", *parts)
+    return svg(PANEL_WIDTH, PANEL_HEIGHT, "Histogram of each request's speedup", *parts)
 
 
 def sequence(points: Sequence[SequencePoint], test: TestResult) -> Markup:

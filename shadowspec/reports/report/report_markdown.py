@@ -60,7 +60,7 @@ def render_markdown(report: Report) -> str:
         _configs(report),
         "Bounds in brackets are anytime-valid. Acceptance figures are pooled: counts are added up over requests, then "
         "one ratio is formed. Mean acceptance length includes the bonus or recovered token. End-to-end time is prefill "
-        "plus decode: what a client waited.",
+        "plus decode: the wait of a client.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -205,7 +205,7 @@ def _facts(h: Hypothesis) -> str:
         facts.append(f"greedy parity: {p.num_diverged} of {p.num_greedy} diverged ({known})")
     if h.parity and h.parity.num_sampled:
         facts.append(
-            f"sampled parity: z {format_signed(h.parity.z)}, baseline's own z {format_signed(h.parity.baseline_z)}"
+            f"sampled parity: z {format_signed(h.parity.z)}, baseline's z {format_signed(h.parity.baseline_z)}"
         )
     if h.memory:
         m = h.memory
@@ -290,7 +290,7 @@ def _predictions(report: Report) -> list[str]:
     """What the cost model predicts, where it predicts anything."""
     if not any(prediction.speedup is not None for endpoint in report.endpoints for prediction in endpoint.predictions):
         return []
-    parts = ["## Predicted by the cost model", "No verdict rests on it; it tells what is worth measuring."]
+    parts = ["## Predicted by the cost model", "No verdict rests on it. It shows which measurements are worth making."]
     for endpoint in report.endpoints:
         if not endpoint.predictions:
             continue

@@ -36,7 +36,7 @@ DATA_PARALLEL = (
     "do not use this there"
 )
 SUFFIX = (
-    "vLLM's cache of outputs counts requests and not tokens, and holds outputs that are still being written: its "
+    "vLLM's cache of outputs counts requests and not tokens, and holds outputs that are still being written. Its "
     "proposals may differ from those that were measured"
 )
 MEDUSA = "vLLM drafts with every Medusa head of the checkpoint: let it hold num_speculative_tokens of them"

@@ -189,7 +189,7 @@ def read_histogram(
         StoreError: no such metric is kept.
     """
     if metric not in METRICS:
-        raise StoreError(f"no histogram of {metric!r} is kept; there are {', '.join(METRICS)}")
+        raise StoreError(f"no histogram of {metric!r} is stored; there are {', '.join(METRICS)}")
     entry = {"slice_key": slice_key, "fingerprint": fingerprint, "concurrency": concurrency}
     where = match_hours(endpoint, since, until)
     where += [_rollups[name] == value for name, value in entry.items() if value is not None]

@@ -20,11 +20,11 @@ _HEAD = """\
 Written by `make validate-llamacpp` from `kernels/benchmarks/results/validation-llamacpp.json`; do not edit.
 
 Are the steps, drafts and acceptance that ShadowSpec measures those of llama.cpp? Both sides run the bundled pair in
-float32 (keys and values too, and without flash attention) on {requests} prompts of the bundled traffic (sampled:
-{sampled}), as many of each of its endpoints (the slices here), with answers of up to {max_tokens} tokens and K of
+float32 (keys and values too, and without flash attention). The prompts are {requests} of the bundled traffic (sampled:
+{sampled}), as many of each of its endpoints (the slices here). Answers have up to {max_tokens} tokens, and K is
 {depths}.
-`llama-server` ({version}) runs on the same CPU, once for each way of drafting and K, and answers eight
-requests at a time. Its counts are those that ShadowSpec reads of it when it measures an endpoint ([through
+`llama-server` ({version}) runs on the same CPU, once for each way of drafting and K. It answers eight requests at a
+time. ShadowSpec reads the same counts when it measures an endpoint ([through
 servers](../servers.md#other-servers)): of every request, step by step, from `timings`.
 
 | way | `llama-server` | requests | our rule |
@@ -34,9 +34,9 @@ servers](../servers.md#other-servers)): of every request, step by step, from `ti
 | `ngram` | `--spec-type ngram-simple`, {ngram} tokens | temperature 0 | `greedy` |
 | `ngram_sampled` | `--spec-type ngram-simple`, {ngram} tokens | temperature 0.8, top-p 0.95 | `exact_match` |
 
-Our side is the loop of the engine in process with the product's proposers. n-grams are looked up by
-`ngram_occurrence = "latest_followed"`, which is llama.cpp's rule. One thing is added here: drafts are cut to one token
-less than may still be emitted, as llama.cpp cuts them, so that the last steps of an answer have the same drafts.
+Our side (`loop`) is the engine in process with the product's proposers. n-grams are looked up by
+`ngram_occurrence = "latest_followed"`, which is llama.cpp's rule. One rule is added here, as llama.cpp has it: drafts
+are cut to one token less than may still be emitted. The last steps of an answer then have the same drafts.
 
 ## What came out
 
@@ -45,24 +45,24 @@ less than may still be emitted, as llama.cpp cuts them, so that the last steps o
 _EQUALITY = """\
 ## Greedy: request by request
 
-Equal are the tokens, the steps with and without a draft, and the drafted and accepted tokens, in llama.cpp's own sense:
-a drafted end token counts as not accepted, unless it is the draft's last one. "By our counters": equal in every counter
+Equal are the tokens, the steps with and without a draft, and the drafted and accepted tokens, in llama.cpp's sense. A
+drafted end token counts as not accepted, unless it is the draft's last one. "By our counters": equal in every counter
 of ours too, by position and cut at the last emitted token. "Unsure" are requests of which llama.cpp does not say
-whether the end token had been drafted: its counts have one accepted token fewer where it had. "Hidden": some tokens end
-within a character and came without an event of the stream; their ids were asked for once more.
+whether the end token had been drafted. Its counts have one accepted token fewer where it had. "Hidden": some tokens end
+within a character and came without an event of the stream. Their ids were asked for once more.
 """
 _OWN_OUTPUTS = """\
-## llama.cpp's own outputs, replayed
+## Outputs of llama.cpp, replayed
 
-A draft is certain of its token here, so that an output says exactly what was accepted of the drafts along it: replay
-([replay](../replay.md)) of the speculative server's own outputs gives its counters, request by request and position by
-position, those of sampled requests too. Unsure requests are left out.
+A draft is certain of its token here, so that an output determines exactly which tokens of the drafts along it were
+accepted. [Replay](../replay.md) of the speculative server's outputs therefore gives its counters, request by request
+and position by position, those of sampled requests too. Unsure requests are left out.
 """
 _ARMS = """\
 ## llama.cpp's two arms
 
 Requests whose tokens are the same from the speculative server and from the baseline server. Both draw the same random
-numbers for the same places, so that sampled outputs are the same too, but for rounding: where two arms compute in other
+numbers for the same places, so that sampled outputs are the same too, but for rounding. Where two arms compute in other
 batches, a sum may differ in its last digits. `gap`: of the greedy requests that part, the largest difference of the
 target's two likeliest logits at that place.
 """
@@ -70,8 +70,8 @@ _ACCEPTANCE = """\
 ## Acceptance rates
 
 Accepted over drafted tokens, in percent, with llama.cpp's {level:.0%} interval (requests as units). `*`: ours lies
-outside of it. `!`: outside of the interval of the difference, request by request. Of sampled requests each side draws
-outputs of its own: some cells lie outside by chance.
+outside of it. `!`: outside of the interval of the difference, request by request. For sampled requests each side draws
+separate outputs: some cells lie outside by chance.
 """
 _BUILDING = """\
 ## Building llama.cpp
@@ -89,9 +89,9 @@ _REAL_MODEL = """\
 ## A real language model
 
 The same comparison of greedy requests with SmolLM2-135M-Instruct ([a real language model](real-model.md)): {requests}
-public prompts of four classes (the slices), as chats, with answers of up to {max_tokens} tokens and K of {depths}, in
-float32. A draft is the target without three of its 30 layers: it is nearly as dear as the target and makes nothing
-faster, but much of it is accepted, so that counts are held against counts.
+public prompts of four classes (the slices), as chats, in float32. Answers have up to {max_tokens} tokens, and K is
+{depths}. A draft is the target without three of its 30 layers. It is nearly as dear as the target and makes nothing
+faster, but much of it is accepted: the page compares counts with counts.
 
     python kernels/benchmarks/real_model/dequantised.py FOLDER
     python kernels/benchmarks/real_model/shortened.py FOLDER/model FOLDER/draft
@@ -164,13 +164,13 @@ def _verdicts(document: Row) -> list[str]:
             kinds = counted([each["kind"] for entry in entries for each in entry["differences"]])
             lines.append(
                 f"- `{way.name}`: {equal} of {every} ({equal / every:.1%}) requests are equal in tokens, steps, "
-                f"drafted and accepted tokens; exceptions: {kinds}."
+                f"drafted and accepted tokens. Exceptions: {kinds}."
             )
         elif cells:
             inside = sum(each["is_inside"] for each in cells)
             lines.append(
                 f"- `{way.name}`: within llama.cpp's interval lie {inside} of {len(cells)} ({inside / len(cells):.1%}) "
-                "cells of the loop."
+                "cells of `loop`."
             )
     return lines
 
