@@ -34,7 +34,7 @@ ROWS = {
     "rollouts": ("A change of an endpoint's rollout stage or depth at one load. Append-only.", "changes"),
     "ledger": ("Start and place of a consumer in a partition or file, and when it last moved.", "partitions"),
     "funnel_counts": ("Number of records of a partition by endpoint, counter and reason.", "partitions x endpoints"),
-    "attempts": ("How often a record that may have ended the engine was tried alone.", "engine failures"),
+    "attempts": ("How often a record that may have ended the engine was tried by itself.", "engine failures"),
     "rollups": ("Sums of the runs of an hour.", "hours x slices x configs x loads"),
     "rollup_positions": ("Accepted tokens by position, of a rollup.", "rollups x positions"),
     "rollup_bins": ("A bin of a histogram of a rollup.", "rollups x bins"),
