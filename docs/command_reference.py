@@ -73,7 +73,7 @@ def _placeholder(argument: Any) -> str:
 
 def _names(option: Any, context: typer.Context) -> str:
     names = ", ".join((*option.opts, *option.secondary_opts))
-    return names if option.is_flag else f"{names} {option.display_type(context)}"
+    return names if option.is_flag else f"{names} {option.metavar or option.display_type(context)}"
 
 
 def _help(parameter: Any) -> str:

@@ -6,7 +6,9 @@ written anywhere: it can then neither start a line of its own nor link nor mark 
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -16,6 +18,7 @@ from shadowspec.types import parse_slice_key
 DASH = "\u2014"
 MINUS = "\u2212"
 
+LEAST_LIKENESS: Final = 0.65  # of difflib, from which on a known name is suggested
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&@])")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -37,6 +40,32 @@ def slice_title(slice_key: str) -> str:
     """A slice as every text output writes it: `prompt_class=code, sampling_regime=high`; "" is the whole endpoint."""
     labels = parse_slice_key(slice_key).items()
     return ", ".join(f"{name}={value}" for name, value in labels) or "whole endpoint"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known name most like it, if one is."""
+    close = difflib.get_close_matches(name, sorted({*known} - {name}), 1, LEAST_LIKENESS)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def parse_labels(texts: Iterable[str], option: str = "--slice") -> dict[str, str]:
+    """Labels given as LABEL=VALUE, several of them also in one text, with commas between.
+
+    Args:
+        option: for messages.
+
+    Raises:
+        UsageError: one is not of this form, or a label is given twice.
+    """
+    labels: dict[str, str] = {}
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{option} {part!r}: expected LABEL=VALUE, such as prompt_class=code")
+        if name in labels:
+            raise UsageError(f"{option} {part!r}: the label {name!r} is given twice; give it once")
+        labels[name] = value
+    return labels
 
 
 def plural(number: int, noun: str) -> str:
@@ -122,7 +151,7 @@ def span_text(seconds: float) -> str:
     for unit_s, name in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.1f}".removesuffix(".0") + f" {name}"
-    return f"{seconds:.0f} seconds"
+    return plural(round(seconds), "second")
 
 
 def parse_duration(text: str) -> timedelta:

@@ -53,7 +53,8 @@ def set_override(
         created_at=moment,
         expires_at=None if expires_in is None else moment + expires_in,
     )
-    return orders.set_override(writer(), override, source.config().slice_by)
+    config = source.config()
+    return orders.set_override(writer(), override, config.slice_by, config.concurrencies)
 
 
 def clear_override(override_id: int, *, reason: str, author: str) -> OverrideRecord:

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 from shadowspec.app.console import notes
 from shadowspec.app.try_out.model_folders import download_remedy
-from shadowspec.config import Config, EndpointConfig
-from shadowspec.errors import ConfigError, ModelError
+from shadowspec.app.try_out.sample import read_sample
+from shadowspec.app.try_out.survey import NO_ENDPOINT, refusals, survey_endpoints
+from shadowspec.config import Config, EndpointConfig, load_hash_secret
+from shadowspec.errors import ConfigError, ModelError, NoDataError
 from shadowspec.quality.contracts import require_sql
 from shadowspec.quality.custom_scores import Scorer, load_scorer
-from shadowspec.tap.sources import require_file
+from shadowspec.store import Store
+from shadowspec.tap.endpoints import EndpointRule
+from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.tap.sources import is_rereadable, require_file
 from shadowspec.types import Contract
+
+ANY_LENGTH: Final = 2**31
 
 
 def require_endpoints(config: Config) -> None:
@@ -24,17 +32,67 @@ def require_endpoints(config: Config) -> None:
         raise ConfigError(f"{config.path}: no endpoint is configured; add [endpoints.NAME] (see `shadowspec init`)")
 
 
+def require_mirror(config: Config) -> KafkaSettings:
+    """The mirror's settings; ConfigError where none is configured."""
+    if config.kafka is None:
+        raise ConfigError(f"{config.path}: no mirror is configured; add [kafka] (see `shadowspec init`)")
+    return config.kafka
+
+
+def require_database(config: Config) -> None:
+    """Raise the error of a database that is not there, or not of this version."""
+    with Store.open(config.database_url):
+        pass
+
+
+class _AnyTokenizer:
+    """Takes the place of a tokenizer where only the records are examined."""
+
+    context_length = vocabulary_size = ANY_LENGTH
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]:
+        return [0]
+
+    def encode(self, text: str) -> list[int]:
+        return [0]
+
+
+def require_records(config: Config, files: Sequence[str]) -> None:
+    """Check that the first lines of each file hold a record of an endpoint; what can be read only once is left alone.
+
+    Raises:
+        InputError: a file is broken.
+        NoDataError: a file's first lines hold no record, or the whole file none of a configured endpoint.
+    """
+    rules = [endpoint.rule for endpoint in config.endpoints.values()]
+    for file in filter(is_rereadable, files):
+        sample = read_sample(file)
+        if sample.num_sampled < sample.num_lines:
+            continue  # a later line may match
+        surveys, refused = survey_endpoints(sample, rules, _any_tokenizers(rules), load_hash_secret(config))
+        if not surveys and not refused.keys() - {""}:
+            raise NoDataError(f"{file}: no record is of a configured endpoint ({refusals(refused[''])}); {NO_ENDPOINT}")
+
+
+def _any_tokenizers(rules: Sequence[EndpointRule]) -> dict[str, _AnyTokenizer]:
+    return {rule.name: _AnyTokenizer() for rule in rules}
+
+
 def require_inputs(config: Config, files: Sequence[str], endpoint: str | None = None) -> None:
     """Check files of records (- is standard input), then the model folders of an endpoint (None: of all).
 
     Raises:
-        ConfigError: no endpoint is configured, or none of this name.
+        ConfigError: no endpoint is configured, or none of this name; or files are given and there is no secret.
         InputError: a file or a model folder is missing or unreadable.
         NoDataError: a file is empty.
     """
     require_endpoints(config)
     for file in files:
         require_file(file)
+    if files:
+        load_hash_secret(config)
     for name, settings in config.chosen(endpoint).items():
         folders = {"target": settings.target}
         if settings.servers is None:
@@ -51,7 +109,7 @@ def _missing_model(folder: Path) -> str:
         return f"{folder} has no config.json; give the folder that holds the model"
     if folder.is_file():
         return f"{folder} is a file; give the folder that holds the model"
-    return f"there is no folder {folder}; {download_remedy(folder)}"
+    return f"there is no folder {folder}; {download_remedy(folder)}, or correct the path"
 
 
 def load_scorers(config: Config) -> dict[str, Scorer]:

@@ -61,7 +61,7 @@ def write_file(path: Path, text: str, *, makes_folder: bool = False) -> None:
         require_folder_of(path)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+        raise InputError(f"{path}: cannot be written ({error.strerror}); give another path") from error
 
 
 def set_up_logging(verbose: bool) -> None:

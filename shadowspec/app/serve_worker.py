@@ -9,8 +9,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from shadowspec.app.before_loading import require_mirror
 from shadowspec.config import Config, load_hash_secret
-from shadowspec.errors import ConfigError, ServiceUnavailableError
+from shadowspec.errors import ServiceUnavailableError
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
@@ -94,14 +95,12 @@ def serving(
         ConfigError: nothing to consume or to measure is configured, or there is no secret.
         ServiceUnavailableError: broker or database cannot be reached or refuse.
     """
-    if config.kafka is None:
-        raise ConfigError(f"{config.path}: no mirror is configured; add [kafka] (see `shadowspec init`)")
+    kafka = require_mirror(config)
     rules = [endpoint.rule for endpoint in config.endpoints.values()]
     telemetry = Telemetry()
     rates = SliceRates({name: tuple(load.concurrency for load in e.rule.loads) for name, e in config.endpoints.items()})
     with ExitStack() as stack:
         admission = Admission(rules, tokenizers, KeyedHash(load_hash_secret(config)), rates)
-        kafka = config.kafka
         store = stack.enter_context(patiently(lambda: Store.open(config.database_url)))
         writer = stack.enter_context(patiently(lambda: DeadLetterWriter(kafka)))
         tap = stack.enter_context(patiently(lambda: KafkaTap(kafka)))
@@ -111,8 +110,8 @@ def serving(
             admission,
             BlockFormer(rules),
             joiner=Joiner(DEFAULT_WINDOW),
-            message_format=MessageFormat(config.kafka.format),
-            routing=config.kafka.routing,
+            message_format=MessageFormat(kafka.format),
+            routing=kafka.routing,
             dead_letters=_Letters(writer, tap, telemetry),
         )
         service = Service(
@@ -124,7 +123,7 @@ def serving(
             writer,
             rates,
             rules,
-            consumer=config.kafka.group_id,
+            consumer=kafka.group_id,
             settings=config.worker,
             telemetry=telemetry,
         )

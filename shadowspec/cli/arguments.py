@@ -13,6 +13,7 @@ VERBOSE: Final = ("--verbose", "-v")
 # CI scripts may use them, so they are accepted; help shows the new names only.
 FORMER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "demo": {"--requests": "--max-requests", "-n": "--max-requests"},
+    "plan": {"--traffic": "--rate"},
     "produce": {"--limit": "--max-messages"},
     "dead-letters": {"--limit": "--max-messages"},
 }

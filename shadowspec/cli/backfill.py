@@ -79,36 +79,38 @@ def backfill(
     second full run changes nothing. --max-requests needs --loop.
     """
     from shadowspec.app.before_loading import require_inputs
-    from shadowspec.app.replayers import Asked
     from shadowspec.config import find_config, load_config
-    from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
     from shadowspec.errors import NoDataError, UsageError
 
-    try:
-        from shadowspec.app.backfill_judge import chosen_parallel
-        from shadowspec.app.backfill_loop import loop_files, require_measurable
-        from shadowspec.app.backfill_replay import backfill_files
-        from shadowspec.backfill.places import find_files
-    except ImportError as error:
-        raise UsageError("backfill needs the extra `backfill`: pip install '.[backfill]' in the checkout") from error
-
-    config = load_config(find_config(config_path))
-    require_inputs(config, [file for file in files if "://" not in file and not Path(file).is_dir()], endpoint)
-    cluster = partial(_cluster, ray_address, actors, gpus_per_actor, cpus_per_actor)
     if is_loop:
         _refuse_for_loop(
             {"--k": depths, "--endpoint": endpoint, "--verify-rule": verify_rules, "--near-tie": near_tie_logit}
         )
+    elif max_requests is not None:
+        raise UsageError("--max-requests needs --loop: a replay reads whole blocks")
+    wanted = parse_depths(depths or DEFAULT_DEPTHS)
+    config = load_config(find_config(config_path))
+    require_inputs(config, [file for file in files if "://" not in file and not Path(file).is_dir()], endpoint)
+    try:
+        from shadowspec.app.backfill_judge import chosen_parallel
+        from shadowspec.app.backfill_loop import loop_files, require_measurable
+        from shadowspec.app.backfill_replay import backfill_files
+        from shadowspec.app.replayers import Asked
+        from shadowspec.backfill.places import find_files
+        from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
+    except ImportError as error:
+        raise UsageError("backfill needs the extra `backfill`: pip install '.[backfill]' in the checkout") from error
+
+    cluster = partial(_cluster, ray_address, actors, gpus_per_actor, cpus_per_actor)
+    if is_loop:
         require_measurable(config)
         found = find_files(files)
         with cluster() as (resources, pool):
             measured = loop_files(config, found, resources, pool, max_requests=max_requests)
         show_measured(measured, files, as_json=as_json)
         return
-    if max_requests is not None:
-        raise UsageError("--max-requests needs --loop: a replay reads whole blocks")
     asked = Asked(
-        parse_depths(depths or DEFAULT_DEPTHS),
+        wanted,
         endpoint,
         chosen_rules(verify_rules),
         near_tie_logit=NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,

@@ -63,10 +63,10 @@ def check(
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ShadowSpecError
-    from shadowspec.rollout.check.answer import Question, parse_labels, refusal
+    from shadowspec.rollout.check.answer import Question, refusal
     from shadowspec.rollout.check.judge import judge
     from shadowspec.rollout.check.outcome import exit_code
-    from shadowspec.text import parse_duration
+    from shadowspec.text import parse_duration, parse_labels
 
     summary = _summary_file() if github else None
     question = Question(
@@ -97,10 +97,9 @@ def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
         NoDataError: nothing has been decided about it.
     """
     from shadowspec.app.stored_evidence import no_decision
-    from shadowspec.config.template import suggestion
-    from shadowspec.errors import UsageError
     from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
     from shadowspec.rollout.check.answer import CheckInput
+    from shadowspec.rollout.orders import unknown_endpoint
     from shadowspec.store import Store
 
     settings = config.endpoints.get(question.endpoint)
@@ -110,10 +109,7 @@ def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
         if not found.latest:
             known = sorted({*config.endpoints, *store.endpoints()})
             if question.endpoint not in known:
-                alike = suggestion(question.endpoint, known)
-                raise UsageError(
-                    f"there is no endpoint {question.endpoint!r}{alike} (known: {', '.join(known) or 'none'})"
-                )
+                raise unknown_endpoint(question.endpoint, known)
             raise no_decision(store, [question.endpoint])
         return CheckInput(
             decisions=found,

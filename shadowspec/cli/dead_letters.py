@@ -102,13 +102,10 @@ def replay(
 
 
 def _settings(config_path: Path | None) -> KafkaSettings:
+    from shadowspec.app.before_loading import require_mirror
     from shadowspec.config import find_config, load_config
-    from shadowspec.errors import ConfigError
 
-    config = load_config(find_config(config_path))
-    if config.kafka is None:
-        raise ConfigError(f"{config.path}: no mirror is configured; add [kafka] (see `shadowspec init`)")
-    return config.kafka
+    return require_mirror(load_config(find_config(config_path)))
 
 
 def _matches(letter: DeadLetter, topic: str | None, stage: str | None, reason: str | None) -> bool:

@@ -32,7 +32,10 @@ def demo(
     from shadowspec import demo as bundled
     from shadowspec.app.before_loading import name_loads
     from shadowspec.config import load_config, load_hash_secret
+    from shadowspec.errors import InputError
 
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: is a file; give a folder")
     config_path, report_path = out / "shadowspec.toml", out / "report.html"
     write_file(config_path, bundled.demo_config(out.resolve(), seed), makes_folder=True)
     # The demo's traffic is public, so its secret protects nobody; a real one never has a default.

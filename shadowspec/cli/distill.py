@@ -14,7 +14,7 @@ from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxRequestsOption, OneEndpointOption
 from shadowspec.cli.run import funnel_document, print_funnel
 from shadowspec.distill.training_settings import TOLERANCE, Settings, Shares
-from shadowspec.text import plural, slice_title
+from shadowspec.text import parse_labels, plural, slice_title
 
 if TYPE_CHECKING:
     from shadowspec.app.distill_draft import Distilled
@@ -90,7 +90,7 @@ def distill(
         raise UsageError(f"--held-out {held_out} and --validation {validation}: {error}") from error
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists already and is not empty; choose another folder for the draft")
-    labels = parse_labels(where or [])
+    labels = parse_labels(where or [], "--where")
     config = load_config(find_config(config_path))
     require_inputs(config, files, endpoint)
     from shadowspec.app.distill_draft import Wanted, distill_files
@@ -102,25 +102,6 @@ def distill(
         print_json(_document(done, files, from_layers))
     else:
         _print(done)
-
-
-def parse_labels(given: list[str]) -> dict[str, str]:
-    """The labels of `name=value`s.
-
-    Raises:
-        UsageError: one has another form, or a name comes twice.
-    """
-    from shadowspec.errors import UsageError
-
-    labels = {}
-    for text in given:
-        name, is_pair, value = text.partition("=")
-        if not (is_pair and name and value):
-            raise UsageError(f"--where {text}: must be LABEL=VALUE, such as consent=yes")
-        if name in labels:
-            raise UsageError(f"--where {text}: label {name!r} is given twice")
-        labels[name] = value
-    return labels
 
 
 def _document(done: Distilled, files: list[str], from_layers: int | None) -> dict[str, Any]:

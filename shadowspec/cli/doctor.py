@@ -63,19 +63,25 @@ def doctor(
 
 
 def examine(config_path: Path | None, traffic: str | None = None) -> list[Finding]:
-    """Every check in turn; only the first one if the configuration cannot be read."""
+    """Every check in turn; only the first ones if the configuration or the recording cannot be read."""
     from shadowspec.app.before_loading import name_loads
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ShadowSpecError
+    from shadowspec.tap.sources import require_file
 
     try:
         config = load_config(find_config(config_path))
     except ShadowSpecError as error:
         return [Finding("configuration", False, str(error), error.exit_code)]
-    name_loads({})  # first: the checks before it may wait for a broker
     names = ", ".join(config.endpoints) or "no endpoint yet"
     policy = "" if config.policy_path == config.path else f"; policy: {config.policy_path}"
     findings = [Finding("configuration", True, f"{config.path}: {names}{policy}")]
+    try:
+        if traffic is not None:
+            require_file(traffic)
+    except ShadowSpecError as error:
+        return [*findings, Finding("traffic", False, str(error), error.exit_code)]
+    name_loads({})  # first: the checks before it may wait for a broker
     findings += [
         _run_check(name, check, config)
         for name, check in (
@@ -144,9 +150,10 @@ def _secret(config: Config) -> str:
 
 def _database(config: Config) -> str:
     from shadowspec.store import Store, head
+    from shadowspec.text import plural
 
     with Store.open(config.database_url) as store:
-        return f"reachable, at revision {head()}, {len(store.endpoints())} endpoints measured"
+        return f"reachable, at revision {head()}, {plural(len(store.endpoints()), 'endpoint')} measured"
 
 
 def _broker(config: Config) -> str:
@@ -250,6 +257,7 @@ def _models(config: Config) -> str:
     from shadowspec.app.before_loading import load_scorers, name_loads, require_inputs
     from shadowspec.engine.device import choose_device
     from shadowspec.engine.ordinary import are_settled
+    from shadowspec.text import plural
 
     require_inputs(config, ())
     in_process = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}
@@ -271,7 +279,7 @@ def _models(config: Config) -> str:
         build_engines(replace(config, endpoints=unsettled))
     configs = {candidate.name for endpoint in in_process.values() for candidate in endpoint.candidates}
     targets = {endpoint.target for endpoint in in_process.values()}
-    return f"{len(targets)} target(s); candidates: {', '.join(sorted(configs))}"
+    return f"{plural(len(targets), 'target')}; candidates: {', '.join(sorted(configs))}"
 
 
 def _traffic(config: Config, path: str) -> list[Finding]:

@@ -199,12 +199,17 @@ def _print_audits(run: GateRun, *, with_all: bool) -> None:
 
 
 def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
-    from shadowspec.errors import NoDataError
+    from shadowspec.app.stored_evidence import require_measured
+    from shadowspec.errors import InputError, NoDataError
     from shadowspec.gate.run.recompute import explain
     from shadowspec.store import Store
 
     with Store.open(config.database_url) as store:
-        explanation = explain(store, decision_id)
+        try:
+            explanation = explain(store, decision_id)
+        except InputError:
+            require_measured(store)  # an empty database has no decision
+            raise
     if as_json:
         print_json({"explanation": explanation_document(explanation)})
     else:

@@ -111,6 +111,8 @@ def choose_serving_engine(named: str | None, server: str | None) -> str:
 
         if named is not None:
             raise UsageError("--serving-engine and --server exclude each other; give one")
+        if not server.startswith(("http://", "https://")):
+            raise UsageError(f"--server {server}: is not a URL; give one such as http://HOST:8000")
         return engine_name(server)
     if named is None and not sys.stdin.isatty():
         return IN_PROCESS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -72,6 +73,15 @@ app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Operate")
 app.add_typer(override.app, name="override", rich_help_panel="Promote")
 use_commands(app)
 
+# What is written otherwise in messages about a wrong command line: as of the configuration.
+PLAINER: Final = (
+    (r"Value error, ", ""),
+    (r"Input should be a valid integer(, .*)?$", "must be an integer"),
+    (r"Input should be a valid number(, .*)?$", "must be a number"),
+    (r"Input should be", "must be"),
+    (r" \(Possible options: ([^,)]+).*\)$", r"; did you mean \1?"),
+    (r"\. Did you mean '([^']+)'.*$", r"; did you mean \1?"),
+)
 GO_ON: Final = frozenset({"run", "backfill", "demo", "try"})  # where they were interrupted
 
 
@@ -129,10 +139,12 @@ def main() -> None:
 
 def _describe(error: Any, arguments: Sequence[str]) -> str:
     """A wrong command line in one line, and where its help is."""
-    message = " ".join(str(error.format_message()).replace("Value error, ", "").split()).rstrip(".")
+    message = " ".join(str(error.format_message()).split()).rstrip(".")
+    for pattern, plain in PLAINER:
+        message = re.sub(pattern, plain, message)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else f"shadowspec {command_word(arguments)}".strip()
-    return f"{message[:1].lower()}{message[1:]}; see `{command} --help`"
+    return f"{message[:1].lower()}{message[1:]}{' See' if message.endswith('?') else '; see'} `{command} --help`"
 
 
 def _fail(message: str, exit_code: int) -> None:

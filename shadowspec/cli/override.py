@@ -51,7 +51,7 @@ def set_(
         ),
     ] = None,
     allow_unseen: Annotated[
-        bool, typer.Option("--allow-unseen", help="Also accept a slice that no record has had.")
+        bool, typer.Option("--allow-unseen", help="Also accept a slice or load that no record has had.")
     ] = False,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
@@ -71,7 +71,7 @@ def set_(
     override = Override(
         override_id=0,
         endpoint=endpoint,
-        slice_key=orders.ordered_slice(slices or [], "--slice"),
+        slice_key=orders.ordered_slice(slices or []),
         concurrency=load,
         verdict=Verdict(verdict.value),
         reason=orders.ordered_text(reason, "--reason"),
@@ -80,7 +80,7 @@ def set_(
         expires_at=None if expires_in is None else now + parse_duration(expires_in),
     )
     with Store.open(config.database_url) as store:
-        done = orders.set_override(store, override, config.slice_by, allow_unseen=allow_unseen)
+        done = orders.set_override(store, override, config.slice_by, config.concurrencies, allow_unseen=allow_unseen)
     new_override = done.record.override
     if as_json:
         document = override_document(done.record, now)
@@ -136,8 +136,12 @@ def list_(
     from shadowspec.store import Store
 
     now = datetime.now(UTC)
-    with Store.open(load_config(find_config(config_path)).database_url) as store:
-        found = [record for record in store.overrides(endpoint) if all_ or record.is_active(now)]
+    config = load_config(find_config(config_path))
+    with Store.open(config.database_url) as store:
+        records = store.overrides(endpoint)
+        if endpoint is not None and not records and endpoint not in (known := {*config.endpoints, *store.endpoints()}):
+            raise orders.unknown_endpoint(endpoint, sorted(known))
+        found = [record for record in records if all_ or record.is_active(now)]
     if as_json:
         print_json({"overrides": [override_document(record, now) for record in found]})
         return

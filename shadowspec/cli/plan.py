@@ -36,9 +36,9 @@ def plan(
             "--decide-within", metavar="TIME", help="Also size a shadow that decides in this time, such as 36h."
         ),
     ] = None,
-    traffic: Annotated[
+    rate: Annotated[
         float | None,
-        typer.Option("--traffic", min=0.0, help="Requests per second to size for; default: the mirrored rate."),
+        typer.Option("--rate", min=0.0, help="Requests per second to size for; default: the mirrored rate."),
     ] = None,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
@@ -59,8 +59,8 @@ def plan(
     chosen = config.chosen(endpoint)
     if capacity == 0.0:
         raise UsageError("--capacity must be above 0: a shadow without capacity decides nothing")
-    if traffic is not None and (decide_within is None or endpoint is None or traffic == 0.0):
-        raise UsageError("--traffic must be above 0 and needs --endpoint and --decide-within")
+    if rate is not None and (decide_within is None or endpoint is None or rate == 0.0):
+        raise UsageError("--rate must be above 0 and needs --endpoint and --decide-within")
     within_s = None if decide_within is None else parse_duration(decide_within).total_seconds()
     with Store.open(config.database_url) as store:
         require_measured(store)
@@ -88,7 +88,7 @@ def plan(
     sizings = []
     if within_s is not None:
         for endpoint_plan in plans:
-            asked = {"mirrored_per_s": mirrored[endpoint_plan.endpoint], "requests_per_s": traffic}
+            asked = {"mirrored_per_s": mirrored[endpoint_plan.endpoint], "requests_per_s": rate}
             median, late = (
                 size_endpoint(endpoint_plan, within_s, **asked, is_late=is_late) for is_late in (False, True)
             )

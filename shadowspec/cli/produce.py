@@ -51,9 +51,12 @@ def produce(
     from shadowspec.errors import UsageError
     from shadowspec.tap.kafka.producer import TopicWriter
     from shadowspec.tap.producing import Pace, batches
+    from shadowspec.tap.sources import require_file
 
     if rate is not None and trace_speed is not None:
         raise UsageError("--rate and --trace-speed exclude each other; give one")
+    for file in files:
+        require_file(file)
     settings = _settings(config_path, bootstrap_servers, topic)
     arrivals = islice(_arrivals(files), max_messages)
     num_messages = num_bytes = num_without_key = 0

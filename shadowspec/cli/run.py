@@ -29,11 +29,13 @@ def run(
 
     Interrupt it at any time; run the same command again to resume. A second full run changes nothing.
     """
-    from shadowspec.app.before_loading import name_loads, require_inputs
+    from shadowspec.app.before_loading import name_loads, require_database, require_inputs, require_records
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))
     require_inputs(config, files)
+    require_database(config)
+    require_records(config, files)
     name_loads(config.endpoints)
     from shadowspec.app.measure_files import measure_files
 
@@ -57,7 +59,7 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
     Raises:
         NoDataError: no record could be used.
     """
-    from shadowspec.tap.parameters import REMEDIES
+    from shadowspec.app.try_out.survey import NO_ENDPOINT
 
     totals = {
         "records_read": sum(each.records_read for each in done.progress),
@@ -75,8 +77,6 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
             highlight=False,
         )
         print_funnel(done.funnel, {})
-        for reason in sorted({reason for _, _, reason in done.funnel if reason is not None} & REMEDIES.keys()):
-            notes.print(f"{reason}: {REMEDIES[reason]}", markup=False, highlight=False, soft_wrap=True)
     if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals["requests_found"]:
         malformed = any(counter is FunnelCounter.MALFORMED for _, counter, _ in done.funnel)
         unmatched = any(reason == "no_endpoint" for _, _, reason in done.funnel)
@@ -84,18 +84,18 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
             "no record could be used"
             + ("" if as_json else "; the table says why")
             + ("; malformed: give JSON lines of mirrored requests (docs/formats.md)" if malformed else "")
-            + (
-                "; no_endpoint: change an endpoint's `match`, then try it with `shadowspec doctor --traffic FILE`"
-                if unmatched
-                else ""
-            )
+            + (f"; no_endpoint: {NO_ENDPOINT}" if unmatched else "")
         )
 
 
 def print_funnel(funnel: Mapping[FunnelKey, int], messages: Mapping[str, str]) -> None:
-    """Where records ended, and the first message of each reason."""
+    """Where records ended, the remedy of each reason that has one, and the first message of each reason."""
+    from shadowspec.tap.parameters import REMEDIES
+
     if funnel:
         results.print(funnel_table(funnel))
+    for reason in sorted({reason for _, _, reason in funnel if reason is not None} & REMEDIES.keys()):
+        notes.print(f"{reason}: {REMEDIES[reason]}", markup=False, highlight=False, soft_wrap=True)
     for reason, message in messages.items():
         notes.print(f"first {reason}: {message}", markup=False, highlight=False, soft_wrap=True)
 

@@ -42,19 +42,19 @@ def simulate(
     """
     from rich.table import Table
 
-    from shadowspec.config.template import suggestion
     from shadowspec.errors import NoDataError, UsageError
     from shadowspec.simulate.run_worlds import environment, run_worlds
     from shadowspec.simulate.summary import broken_promises
     from shadowspec.simulate.tables import BLIND, tables_of
     from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
+    from shadowspec.text import suggestion
 
     require_folder_of(out)
     names = world or (QUICK_WORLDS if quick else tuple(WORLDS))
     unknown = [name for name in names if name not in WORLDS]
     if unknown:
         raise UsageError(
-            f"--world {unknown[0]}: is not a known world{suggestion(unknown[0], WORLDS)}; known: {', '.join(WORLDS)}"
+            f"--world {unknown[0]}: is not a known world{suggestion(unknown[0], WORLDS)} (known: {', '.join(WORLDS)})"
         )
     total = repetitions or (QUICK_REPETITIONS if quick else FULL_REPETITIONS)
     with progress_bar() as bar:

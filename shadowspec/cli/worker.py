@@ -22,10 +22,11 @@ def worker(config_path: ConfigOption = None) -> None:
     SIGTERM and Ctrl-C drain: the worker finishes, stores and commits its blocks, then exits. A second Ctrl-C exits at
     once; Kafka delivers unfinished messages again.
     """
-    from shadowspec.app.before_loading import require_inputs
+    from shadowspec.app.before_loading import require_inputs, require_mirror
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))
+    mirror = require_mirror(config)
     require_inputs(config, ())
     from shadowspec.app.measure_files import load_tokenizers
     from shadowspec.app.serve_worker import ConfiguredEngines, serving
@@ -35,8 +36,7 @@ def worker(config_path: ConfigOption = None) -> None:
     factories = [ConfiguredEngines(config, device) for device in config.worker.devices or (config.engine.device,)]
     with serving(config, tokenizers, factories) as service:
         notes.print(
-            f"consuming {', '.join(config.kafka.consumed_topics) if config.kafka else ''}; "
-            f"health on http://{config.worker.health_address}",
+            f"consuming {', '.join(mirror.consumed_topics)}; health on http://{config.worker.health_address}",
             highlight=False,
         )
         run_until_stopped(service)

@@ -2,7 +2,7 @@
 
 In: a TOML file and environment variables.
 Out: frozen settings, or an error that names file, key and remedy.
-Imports: scheduler, rollout, gate, servers, tap, quality, types, errors.
+Imports: scheduler, rollout, gate, servers, tap, quality, text, types, errors.
 """
 
 from shadowspec.config.dashboard_settings import DashboardSettings

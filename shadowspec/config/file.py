@@ -28,7 +28,7 @@ from shadowspec.config.policy_file import (
     read_toml,
 )
 from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection
-from shadowspec.config.template import suggestion
+from shadowspec.config.template import suggest_key
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -38,6 +38,7 @@ from shadowspec.tap.asked_output import ToolCallFormat
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.text import suggestion
 from shadowspec.types import OUTPUT_CONSTRAINT, Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.constrained import nest_table
 from shadowspec.types.engine_rules import ENGINE_OPTIONS, with_engine_rules
@@ -91,6 +92,13 @@ class Config:
             if endpoint.rule.takes_constraints
             else endpoint.rule.slice_by
             for name, endpoint in self.endpoints.items()
+        }
+
+    @property
+    def concurrencies(self) -> dict[str, tuple[int, ...]]:
+        """The configured loads, by endpoint."""
+        return {
+            name: tuple(load.concurrency for load in endpoint.rule.loads) for name, endpoint in self.endpoints.items()
         }
 
     def chosen(self, endpoint: str | None) -> Mapping[str, EndpointConfig]:
@@ -337,6 +345,18 @@ EXAMPLES: Final = {
     "served_models": 'served_models = ["my-model"]',
     "target": 'target = "models/target"',
 }
+MISSING: Final = ("missing", "missing_argument")
+# Of a string that its pattern refuses, by the key's last name.
+PATTERNS: Final = {
+    "currency": "a currency's code of three capitals, such as USD",
+    "device": "auto, cpu, cuda or cuda:NUMBER",
+    "devices": "cpu, cuda or cuda:NUMBER",
+    "health_address": "HOST:PORT, such as 127.0.0.1:8080",
+    "method": "a name of letters, digits, _ . -",
+    "labels": "a name of letters, digits, _ . -",
+    "scores": "json_valid, contract_valid, or MODULE:FUNCTION",
+    "sql_dialect": "a name of small letters, digits and _",
+}
 TOML_TYPES: Final = {bool: "a boolean", int: "an integer", float: "a float", str: "a string", list: "an array"}
 
 
@@ -357,7 +377,11 @@ def _explain(path: Path, error: ValidationError, document: Mapping[str, Any]) ->
             elif len(parts) > 3 and (kind := parts.pop(3)) and fault["type"] == "unexpected_keyword_argument":
                 message += f" of a receiver of kind {kind!r}"
         if message.endswith("is not a known key") and parts:
-            message += suggestion(parts[-1])
+            missing = [
+                str(each["loc"][-1]) for each in faults if each["type"] in MISSING and each["loc"][:-1] == place[:-1]
+            ]
+            is_misplaced = len(parts) > 1 and parts[-1] == "policy"
+            message += "; it belongs before the first table" if is_misplaced else suggest_key(parts[-1], missing)
         example = next((EXAMPLES[part] for part in reversed(parts[-2:]) if part in EXAMPLES), None)
         if example is not None and (message == "is missing" or ", not a" in message):
             message += f"; for example {example}"
@@ -369,20 +393,23 @@ def _explain(path: Path, error: ValidationError, document: Mapping[str, Any]) ->
 def _describe(fault: Mapping[str, Any]) -> str:
     """One fault in TOML's terms."""
     given = TOML_TYPES.get(type(fault["input"]), "a table")
+    wanted = next((PATTERNS[part] for part in reversed(fault["loc"]) if part in PATTERNS), "a known value")
     messages = {
         **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "is not a known key"),
-        **dict.fromkeys(("missing", "missing_argument", "union_tag_not_found"), "is missing"),
+        **dict.fromkeys((*MISSING, "union_tag_not_found"), "is missing"),
         **dict.fromkeys(("dict_type", "dataclass_type", "model_type"), f"must be a table, not {given}"),
         **dict.fromkeys(("tuple_type", "list_type", "frozen_set_type"), f"must be an array, not {given}"),
         **dict.fromkeys(("int_type", "int_from_float"), f"must be an integer, not {given}"),
         "bool_type": f"must be true or false, not {given}",
         "float_type": f"must be a number, not {given}",
         "string_type": f"must be a string, not {given}",
-        "string_pattern_mismatch": "must be one of the known values, or a name of letters, digits, _ . -",
+        "string_pattern_mismatch": f"must be {wanted}",
         "union_tag_invalid": f"must be one of {', '.join(RECEIVERS)}",
     }
     text = re.sub(r"^(Value error, )?(\w+ should )?", lambda found: "must " if found[2] else "", fault["msg"])
     message = messages.get(fault["type"], text.replace(" after validation", ""))
+    if fault["type"] == "literal_error" and isinstance(fault["input"], str):
+        message += suggestion(fault["input"], re.findall("'([^']+)'", message))
     return re.sub(r"^invalid timezone: (.*)$", r"there is no time zone '\1'", message)
 
 

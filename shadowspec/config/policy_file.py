@@ -13,12 +13,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from shadowspec.config.template import suggestion
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.text import suggestion
 
 POLICY_VERSION: Final = 1
+POLICY_KEYS: Final = ("version", "default", "endpoints")
 NO_LIMIT: Final = "none"  # TOML has no null
 OF_ENDPOINTS: Final = frozenset({"serving_engine"})  # fields that the endpoint's own table holds, and no policy
 OF_THE_CODE: Final = frozenset({"rule_set"})  # fields that no file sets
@@ -62,7 +63,9 @@ def read_policy_file(path: Path, configured: Collection[str]) -> PolicyTables:
         raise ConfigError(f"{path}: {said}; write version = {POLICY_VERSION}")
     default, endpoints = document.pop("default", {}), document.pop("endpoints", {})
     for name in document:
-        raise ConfigError(f"{path}: {name}: is not a known key; the keys are version, default and endpoints")
+        raise ConfigError(
+            f"{path}: {name}: is not a known key{suggestion(name, POLICY_KEYS)} (known: {', '.join(POLICY_KEYS)})"
+        )
     for table, values in (("default", default), ("endpoints", endpoints)):
         if not isinstance(values, dict):
             raise ConfigError(f"{path}: {table}: must be a table")

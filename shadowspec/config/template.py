@@ -5,7 +5,6 @@ A default is written in the types alone: "~" in a template is the default of its
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -21,12 +20,12 @@ from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, JobSettings, LiveSettings, ScheduleSettings
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.text import suggestion
 from shadowspec.types.constrained import keys_of
 from shadowspec.types.engine_names import IN_PROCESS
 from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 
 DEFAULT_POLICY_NAME: Final = "policy.toml"
-LEAST_LIKENESS: Final = 0.65  # of difflib, from which on a known key is suggested
 
 _CONFIG = """\
 # ShadowSpec's configuration.  An unknown key is an error.  Paths are relative to the working directory.
@@ -438,16 +437,15 @@ def policy_template() -> str:
     return _with_defaults(_POLICY, {"default": asdict(GatePolicy()), "default.rollout": asdict(RolloutPolicy())})
 
 
-def suggestion(name: str, known: Iterable[str] = ()) -> str:
-    """The end of a message about a key or table that is not known: the one most like it of those known, if any is.
+def suggest_key(name: str, missing: Iterable[str]) -> str:
+    """The end of a message about an unknown key or table: the key most like it, if one is.
 
     Args:
-        known: default: every key and table of the configuration and the policy.
+        missing: keys that its table needs and lacks; they are tried first.
     """
-    written = re.findall(r"^(?:# )?(\w+) = |^(?:# )?\[+([\w.]+)\]+$", _CONFIG + _POLICY, re.MULTILINE)
-    names = set(known) or {part for key, table in written for part in (key, *table.split(".")) if part}
-    close = difflib.get_close_matches(name, names - {name}, 1, LEAST_LIKENESS)
-    return f"; did you mean {close[0]}?" if close else ""
+    written = re.findall(r"\b([a-z]\w*) = |^(?:# )?\[+([\w.]+)\]+$", _CONFIG + _POLICY, re.MULTILINE)
+    known = {part for key, table in written for part in (key, *table.split(".")) if part}
+    return suggestion(name, missing) or suggestion(name, known)
 
 
 def parameter_meanings() -> dict[str, str]:

@@ -29,7 +29,9 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"device {name!r} is configured but this machine has no usable GPU")
+        raise ModelError(
+            f'device {name!r} is configured but this machine has no usable GPU; set device = "auto" in [engine]'
+        )
     return device
 
 

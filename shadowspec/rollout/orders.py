@@ -13,7 +13,7 @@ from datetime import datetime
 from shadowspec.errors import UsageError
 from shadowspec.gate.verdict.effective_decisions import covering
 from shadowspec.store import Store
-from shadowspec.text import plain_text, slice_title
+from shadowspec.text import parse_labels, plain_text, slice_title, suggestion
 from shadowspec.types import FORCEABLE, Clearing, Decision, Override, OverrideRecord, Verdict, parse_slice_key
 
 MAX_SEEN = 20  # slices named in an error
@@ -29,13 +29,19 @@ class Ordered:
 
 
 def set_override(
-    store: Store, override: Override, slice_by: Mapping[str, Collection[str]], *, allow_unseen: bool = False
+    store: Store,
+    override: Override,
+    slice_by: Mapping[str, Collection[str]],
+    loads: Mapping[str, Collection[int]],
+    *,
+    allow_unseen: bool = False,
 ) -> Ordered:
     """Store an override of an endpoint that is configured or was seen.
 
     Args:
         slice_by: of every configured endpoint the labels that its slices have.
-        allow_unseen: also of a slice that no measured record has had.
+        loads: of every configured endpoint its concurrencies.
+        allow_unseen: also of a slice or load that no measured record has had.
 
     Raises:
         UsageError: there is no such endpoint, or none of its slices has such a label or value. Of a seen endpoint
@@ -43,7 +49,7 @@ def set_override(
     """
     known = sorted({*slice_by, *store.endpoints()})
     if override.endpoint not in known:
-        raise UsageError(f"there is no endpoint {override.endpoint!r} (known: {', '.join(known) or 'none'})")
+        raise unknown_endpoint(override.endpoint, known)
     decisions = store.latest_decisions(override.endpoint)
     labels = {name for decision in decisions for name in parse_slice_key(decision.slice_key)}
     labels.update(slice_by.get(override.endpoint, ()))
@@ -51,8 +57,9 @@ def set_override(
     if is_known and (unknown := sorted(set(parse_slice_key(override.slice_key)) - labels)):
         known_labels = plain_text(", ".join(sorted(labels)) or "none")
         raise UsageError(f"endpoint {override.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {known_labels})")
+    traffic = store.traffic(override.endpoint)
     asked = parse_slice_key(override.slice_key).items()
-    seen = {each.slice_key for each in store.traffic(override.endpoint)} | {each.slice_key for each in decisions}
+    seen = {each.slice_key for each in traffic} | {each.slice_key for each in decisions}
     seen.discard("")
     if asked and not allow_unseen and not any(asked <= parse_slice_key(key).items() for key in seen):
         wanted, known_slices = slice_title(override.slice_key), "; ".join(map(slice_title, sorted(seen)[:MAX_SEEN]))
@@ -60,7 +67,20 @@ def set_override(
             f"no measured record of endpoint {override.endpoint!r} has {plain_text(wanted)} (seen: "
             f"{plain_text(known_slices or 'none')}); correct it, or give --allow-unseen to cover future records"
         )
+    known_loads = {each.concurrency for each in traffic} | {each.concurrency for each in decisions}
+    known_loads.update(loads.get(override.endpoint, ()))
+    if override.concurrency is not None and not allow_unseen and override.concurrency not in known_loads:
+        shown = ", ".join(map(str, sorted(known_loads))) or "none"
+        raise UsageError(
+            f"endpoint {override.endpoint!r} has no load {override.concurrency} (its loads: {shown}); correct it, or "
+            "give --allow-unseen to cover future records"
+        )
     return Ordered(_find_stored(store, store.add_override(override)), num_covered(override, decisions))
+
+
+def unknown_endpoint(name: str, known: Collection[str]) -> UsageError:
+    """An endpoint that neither the configuration nor the database knows."""
+    return UsageError(f"there is no endpoint {name!r}{suggestion(name, known)} (known: {', '.join(known) or 'none'})")
 
 
 def clear_override(store: Store, clearing: Clearing) -> OverrideRecord:
@@ -94,19 +114,13 @@ def ordered_verdict(text: str, what: str = "verdict") -> Verdict:
     raise UsageError(f"{what} must be {' or '.join(FORCEABLE)}, not {text!r}: ENABLE needs evidence")
 
 
-def ordered_slice(pairs: Iterable[str], what: str = "slice") -> str:
-    """The key of the slices that have every one of these labels, each label=value.
+def ordered_slice(pairs: Iterable[str]) -> str:
+    """The key of the slices that have every one of these labels, each LABEL=VALUE.
 
     Raises:
         UsageError: one is not of that form, or a label comes twice.
     """
-    labels: dict[str, str] = {}
-    for pair in pairs:
-        name, _, value = pair.partition("=")
-        if not name or not value or "," in pair or "=" in value or name in labels:
-            raise UsageError(f"{what} must be label=value, each label once, not {pair!r}")
-        labels[name] = value
-    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+    return ",".join(f"{name}={value}" for name, value in sorted(parse_labels(pairs).items()))
 
 
 def ordered_text(text: str, what: str) -> str:

@@ -212,7 +212,8 @@ class Client:
     def _unreachable(self, error: Exception, code: str) -> ServerError:
         """Names only the class of an error: its message may name more than the host."""
         word = "the answer was cut off" if code == "cut_off" else "it cannot be reached"
-        return ServerError(self.name, code, f"{word} ({type(error).__name__})", is_retryable=True)
+        remedy = "" if code == "cut_off" else "; start it, or correct its URL"
+        return ServerError(self.name, code, f"{word} ({type(error).__name__}){remedy}", is_retryable=True)
 
 
 async def _drain(received: AsyncIterator[str]) -> None:

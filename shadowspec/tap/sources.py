@@ -65,16 +65,19 @@ def read_records(path: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES)
         yield from read_stream(stream, path, max_record_bytes)
 
 
-def require_file(path: str) -> None:
-    """Check the beginning of a file before its records are read.
+def is_rereadable(path: str) -> bool:
+    """Whether the same bytes can be read twice; those of standard input and pipes cannot."""
+    return not (path == STANDARD_INPUT or Path(path).is_fifo() or Path(path).is_char_device())
 
-    Standard input and pipes are left alone: their bytes can be read only once.
+
+def require_file(path: str) -> None:
+    """Check the beginning of a file before its records are read; what can be read only once is left alone.
 
     Raises:
         InputError: the file is missing, unreadable, or binary.
         NoDataError: it is empty.
     """
-    if path == STANDARD_INPUT or Path(path).is_fifo() or Path(path).is_char_device():
+    if not is_rereadable(path):
         return
     with _open(path) as stream, _translated_errors(path):
         start = stream.read(CHUNK_BYTES)
@@ -87,11 +90,11 @@ def require_file(path: str) -> None:
 
 def _open(path: str) -> BinaryIO:
     if Path(path).is_dir():
-        raise InputError(f"{path}: is a folder, not a file of JSON lines")
+        raise InputError(f"{path}: is a folder; give a file of JSON lines")
     try:
         return Path(path).open("rb")
     except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
+        raise InputError(f"{path}: no such file; check the path") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
         raise InputError(f"{path}: cannot be read ({reason})") from error

@@ -296,7 +296,9 @@ def test_records_that_no_endpoint_matches_are_told_apart(workspace: Workspace) -
     path.write_text(json.dumps(record) + "\n", encoding="utf-8")
     done = workspace.run("run", str(path))
     assert done.code == 4
-    assert "no_endpoint: change an endpoint's `match`" in " ".join(done.err.split())
+    assert "no record is of a configured endpoint (no_endpoint: 1); change an endpoint's `match`" in " ".join(
+        done.err.split()
+    )
     assert "canary" not in done.out + done.err
 
 
@@ -338,7 +340,7 @@ def test_unwritable_output(workspace: Workspace, traffic: str) -> None:
     workspace.run("run", traffic)
     (workspace.folder / "file").write_text("")
     bad(workspace, 2, "there is no folder file", command=("report", "--out", "file/report.html"))
-    bad(workspace, 2, "cannot be written", command=("demo", "--out", "file"))
+    bad(workspace, 2, "--out file: is a file; give a folder", command=("demo", "--out", "file"))
 
 
 def test_database_states(workspace: Workspace, traffic: str) -> None:

@@ -232,8 +232,8 @@ def test_layers_that_cannot_be_taken_say_why(
     [
         (("-e", "nowhere"), "no endpoint 'nowhere' is configured (configured: letters)"),
         (("-e", "letters", "--candidate", "other"), "endpoints.letters has no candidate 'other' (it has: draft)"),
-        (("-e", "letters", "--where", "consent"), "--where consent: must be LABEL=VALUE"),
-        (("-e", "letters", "--where", "a=b", "--where", "a=c"), "--where a=c: label 'a' is given twice"),
+        (("-e", "letters", "--where", "consent"), "--where 'consent': expected LABEL=VALUE"),
+        (("-e", "letters", "--where", "a=b", "--where", "a=c"), "--where 'a=c': the label 'a' is given twice"),
         (("-e", "letters", "--where", "consent=yes"), "keeps no label 'consent' (its labels: prompt_class, "),
         (("-e", "letters", "--held-out", "0.9", "--validation", "0.2"), "leave some to train on"),
         (("-e", "letters", "--learning-rate", "0"), "--learning-rate must be above 0"),

@@ -53,7 +53,8 @@ def test_json(decided: Workspace) -> None:
     )
     assert stored_override["expires_at"] > stored_override["created_at"]
     assert decided.run("override", "list", "--json").document["overrides"] == [stored_override]
-    assert decided.run("override", "list", "--endpoint", "other", "--json").document["overrides"] == []
+    unknown = decided.run("override", "list", "--endpoint", "leters", "--json")
+    assert (unknown.code, "no endpoint 'leters'; did you mean letters? (known: letters)" in unknown.err) == (2, True)
     cleared = decided.run("override", "clear", "1", "--reason", "mended", "--author", "grace", "--json").document
     assert cleared["override"]["cleared_by"] == "grace"
     assert not cleared["override"]["is_active"]
@@ -87,11 +88,12 @@ def test_of_an_endpoint_that_was_taken_from_the_configuration_any_slice_can_be_k
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("-e", "leters", *WHO), "there is no endpoint 'leters' (known: letters)"),
+        (("-e", "leters", *WHO), "there is no endpoint 'leters'; did you mean letters? (known: letters)"),
         (("-e", "letters", *WHO, "--verdict", "ENABLE"), "'ENABLE' is not one of 'disable', 'hold'"),
-        (("-e", "letters", *WHO, "--slice", "code"), "label=value"),
-        (("-e", "letters", *WHO, "--slice", "a=b,c=d"), "label=value"),
-        (("-e", "letters", *WHO, "--slice", "a=b", "--slice", "a=c"), "each label once"),
+        (("-e", "letters", *WHO, "--slice", "code"), "--slice 'code': expected LABEL=VALUE, such as prompt_class=code"),
+        (("-e", "letters", *WHO, "--slice", "a=b,c=d"), "endpoint 'letters' is not sliced by 'a'"),
+        (("-e", "letters", *WHO, "--slice", "a=b", "--slice", "a=c"), "'a' is given twice; give it once"),
+        (("-e", "letters", *WHO, "--load", "77"), "endpoint 'letters' has no load 77 (its loads: 2); correct it, or"),
         (
             ("-e", "letters", *WHO, "--slice", "prompt_klass=code"),
             "endpoint 'letters' is not sliced by 'prompt_klass' (its labels: prompt_class, sampling_regime)",

@@ -65,7 +65,7 @@ def test_a_shadow_is_sized_for_a_time_and_a_traffic(measured: Workspace) -> None
     assert sizing["decide_within_s"] == 30 * 86_400
     (sized,) = sizing["endpoints"]
     assert sized["requests_per_s"] == pytest.approx(1.0)
-    more = measured.run(*asked, "--json", "--traffic", "50").document["sizing"]["endpoints"][0]
+    more = measured.run(*asked, "--json", "--rate", "50").document["sizing"]["endpoints"][0]
     assert more["requests_per_s"] == 50.0
     assert {len(sized[way]["too_slow"]) > 0 for way in ("median", "p90") if sized[way]["sample_rate"] is None} <= {True}
     rates = [(sized[way]["sample_rate"], more[way]["sample_rate"]) for way in ("median", "p90")]
@@ -86,8 +86,8 @@ def test_a_shadow_is_sized_for_a_time_and_a_traffic(measured: Workspace) -> None
         (("--capacity", "0"), 2, "--capacity must be above 0"),
         (("--capacity", "-1"), 2, "--capacity"),
         (("--decide-within", "soon"), 2, "invalid duration 'soon'"),
-        (("--traffic", "5"), 2, "--traffic must be above 0 and needs --endpoint"),
-        (("--traffic", "0", "--endpoint", "letters", "--decide-within", "1d"), 2, "--traffic must be above 0"),
+        (("--rate", "5"), 2, "--rate must be above 0 and needs --endpoint"),
+        (("--rate", "0", "--endpoint", "letters", "--decide-within", "1d"), 2, "--rate must be above 0"),
     ],
 )
 def test_what_cannot_be_planned(workspace: Workspace, arguments: tuple[str, ...], code: int, says: str) -> None:

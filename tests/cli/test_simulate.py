@@ -27,7 +27,7 @@ def test_one_world_as_a_table_as_json_and_in_a_file(workspace: Workspace) -> Non
 def test_a_world_that_is_not(workspace: Workspace) -> None:
     ran = workspace.run("simulate", "--world", "narnia")
     assert ran.code == 2
-    assert "--world narnia: is not a known world; known: a_a, margin" in ran.err.replace("\n", " ")
+    assert "--world narnia: is not a known world (known: a_a, margin" in ran.err.replace("\n", " ")
 
 
 def test_a_broken_promise_is_exit_code_4(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

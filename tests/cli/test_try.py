@@ -287,7 +287,7 @@ def test_paths_that_are_none(
     refused(monkeypatch, lambda: attempt(target=recording), 2, "is a file", "give the folder")
     refused(monkeypatch, lambda: attempt(draft="nowhere"), 2, "--draft nowhere: no such folder", "download")
     refused(monkeypatch, lambda: attempt(traffic="nowhere.jsonl"), 2, "nowhere.jsonl: no such file")
-    refused(monkeypatch, lambda: attempt(traffic=workspace.folder), 2, "is a folder, not a file of JSON lines")
+    refused(monkeypatch, lambda: attempt(traffic=workspace.folder), 2, "is a folder; give a file of JSON lines")
     refused(monkeypatch, lambda: attempt(traffic="-"), 2, "standard input", "give a file")
     refused(monkeypatch, lambda: attempt(out=recording), 2, "--out", "is a file; give a folder")
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.gate.verdict.trial_levels import supersede
-from shadowspec.rollout.check.answer import Answer, CheckInput, Question, Role, parse_labels
+from shadowspec.rollout.check.answer import Answer, CheckInput, Question, Role
 from shadowspec.rollout.check.check_document import answer_document
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.rollout.check.plain_text import answer_lines
 from shadowspec.store import Traffic
-from shadowspec.text import parse_duration
+from shadowspec.text import parse_duration, parse_labels
 from shadowspec.types import Decision, EvidenceSummary, Override, Verdict
 from shadowspec.types.engine_rules import with_engine_rules
 from tests.promote.worlds import CHAT, CODE, HOUR, NOW, check_input, config, decision, fingerprint, question, traffic

@@ -26,8 +26,10 @@ SHOWN_REASONS: Final = 3
 # In the order of preference; the last has one value in this process, where no output is constrained.
 SLICES: Final = (DEFAULT_SLICE_BY, ("prompt_class",), ("sampling_regime",))
 NO_SLICES: Final = (OUTPUT_CONSTRAINT,)
+NO_ENDPOINT: Final = "change an endpoint's `match`, then try it with `shadowspec doctor --traffic FILE`"
 REASONS: Final[Mapping[str, str]] = {
     **REMEDIES,
+    "no_endpoint": NO_ENDPOINT,
     "no_chat_template": "the target has no chat template: give an instruction-tuned model, or its chat_template.jinja",
     "longer_than_context": "the requests are longer than the target's context: give the model that served them",
     "token_not_in_vocabulary": "the records hold another tokenizer's ids: give the model that served them",

@@ -2,5 +2,5 @@
 
 In: pairs of expected and measured counts.
 Out: betting sequences and overrides that hold an endpoint.
-Imports: metrics, types, errors.
+Imports: metrics, text, types, errors.
 """

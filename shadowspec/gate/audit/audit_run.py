@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from shadowspec.gate.audit.difference import AuditState
+from shadowspec.text import slice_title
 from shadowspec.types import AuditedRun, AuditedUnit, Override, OverrideRecord, StoredAudit, Verdict
 
 AUTHOR: Final = "audit"
@@ -99,9 +100,14 @@ def fold_units(states: Mapping[Cell, AuditState], new: Sequence[AuditedUnit], no
 
 
 def alarm_words(audit: CellAudit) -> str:
-    """One sentence that describes an alarm; identical for the same slice and config."""
-    where = audit.slice_key or "the whole endpoint"
-    return f"audit alarm: the engine accepts otherwise than replay expects, config {audit.fingerprint[:12]}, {where}"
+    """One sentence that describes an alarm."""
+    where = slice_title(audit.slice_key)
+    return f"audit alarm: the engine accepts otherwise than replay expects, {_config_words(audit)} {where}"
+
+
+def _config_words(audit: CellAudit) -> str:
+    """The part of an alarm's sentence by which a stored order is known to be of this config."""
+    return f"config {audit.fingerprint[:12]},"
 
 
 def _select_alarmed(audits: Iterable[CellAudit]) -> list[CellAudit]:
@@ -112,11 +118,7 @@ def _orders(
     endpoint: str, audits: Iterable[CellAudit], records: Iterable[OverrideRecord], now: datetime
 ) -> list[Override]:
     """The orders that alarms ask for and that were never set, cleared ones included."""
-    said = {
-        (record.override.slice_key, _place(record.override.reason))
-        for record in records
-        if record.override.author == AUTHOR
-    }
+    said = [record.override for record in records if record.override.author == AUTHOR]
     return [
         Override(
             override_id=0,
@@ -130,13 +132,8 @@ def _orders(
             expires_at=None,
         )
         for audit in _select_alarmed(audits)
-        if (audit.slice_key, _place(alarm_words(audit))) not in said
+        if not any(each.slice_key == audit.slice_key and _config_words(audit) in each.reason for each in said)
     ]
-
-
-def _place(reason: str) -> str:
-    """The config and slice of an alarm: earlier versions worded the rest otherwise."""
-    return reason.partition(", ")[2]
 
 
 def _in_order(states: Mapping[Cell, AuditState]) -> list[CellAudit]:

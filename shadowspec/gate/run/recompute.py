@@ -149,7 +149,7 @@ def explain(store: ReplayStore, decision_id: int) -> Explanation:
     """
     found = store.decision(decision_id)
     if found is None:
-        raise InputError(f"there is no decision {decision_id}")
+        raise InputError(f"there is no decision {decision_id}; `shadowspec check` shows the numbers of decisions")
     fold_id, decision = found
     if fold_id is None:
         raise NoDataError(f"decision {decision_id} is older than the first stored fold: it cannot be recomputed")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from shadowspec.errors import UsageError
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, Expectation
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.store import Traffic
@@ -178,20 +177,3 @@ class CheckInput:
     load_shares: Mapping[int, float]
     candidates: Sequence[str]
     log_speedup_clip: float
-
-
-def parse_labels(texts: Sequence[str]) -> dict[str, str]:
-    """Labels given as `name=value`, several of them also in one text, with commas between.
-
-    Raises:
-        UsageError: one is not of this form, or a label is given twice.
-    """
-    labels: dict[str, str] = {}
-    for part in (part.strip() for text in texts for part in text.split(",")):
-        name, equals, value = part.partition("=")
-        if not (name and equals and value):
-            raise UsageError(f"--slice {part!r}: expected label=value, such as prompt_class=code")
-        if name in labels:
-            raise UsageError(f"--slice: the label {name!r} is given twice")
-        labels[name] = value
-    return labels

@@ -83,7 +83,7 @@ def migrate(url: str, revision: str) -> None:
     parsed = session.parse_url(url)
     folder = Path(str(parsed.database)).parent
     if session.is_missing_file(parsed) and not folder.is_dir():
-        raise StoreError(f"the database's folder {folder} does not exist")
+        raise StoreError(f"the database's folder {folder} does not exist; create it, or correct database.url")
     with _engine(parsed) as engine, session.write(engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": lock_number("migrations")})

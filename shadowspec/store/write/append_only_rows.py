@@ -40,7 +40,7 @@ def clear_override(connection: Connection, clearing: Clearing) -> None:
     """
     found = _read_overrides(connection, overrides.c.override_id == clearing.override_id)
     if not found:
-        raise UsageError(f"there is no override {clearing.override_id}")
+        raise UsageError(f"there is no override {clearing.override_id}; `shadowspec override list` shows the numbers")
     if (before := found[0].clearing) is not None:
         raise UsageError(
             f"override {clearing.override_id} was cleared before, by {before.author} "
