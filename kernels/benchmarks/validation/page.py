@@ -139,8 +139,8 @@ requests. Blocks have four for each slot (three where eight run at once). The bl
 servers whose turn it is not are stopped (at most {idle:.1%} of a processor meanwhile). `measured` is the mean over
 blocks with its 95% interval. `predicted` is our engine's steps on these prompts times the server's costs, which come
 of other requests. These costs are given for each load and K. They are the price of a step, and a line for the time to
-the first token by the prompt's length. `in process` is our engine's speedup on the same blocks: latency is a property of the engine.
-`*`: off by more than 10%. `!`: the wrong sign, where the interval excludes none.
+the first token by the prompt's length. `in process` is our engine's speedup on the same blocks: latency is a property
+of the engine. `*`: off by more than 10%. `!`: the wrong sign, where the interval excludes none.
 
 `at its prices` is the error of the same prediction with prices from the very blocks that it is compared with. The rest
 of it is acceptance, and the form of the costs. The rest of `error` is prices that change from one minute to the next.
