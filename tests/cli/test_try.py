@@ -67,7 +67,7 @@ def test_one_command_gives_a_verdict_on_a_model_and_a_recording(
     assert f"{NUM_RECORDS} usable requests of {NUM_RECORDS} sessions, 11 seconds, model m" in done.err
     assert "not usable: not_an_object: 1" in done.err
     assert f"estimate: {NUM_RECORDS} requests in about" in done.err
-    assert "7 wanted" in done.out
+    assert "7 needed" in done.out
     assert done.out.rstrip().splitlines()[-2].startswith("Next: open ")
     out = workspace.folder / "shadowspec-try"
     assert stat.S_IMODE((out / "shadowspec.secret").stat().st_mode) == 0o600
