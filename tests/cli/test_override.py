@@ -93,7 +93,7 @@ def test_of_an_endpoint_that_was_taken_from_the_configuration_any_slice_can_be_k
         (("-e", "letters", *WHO, "--slice", "code"), "--slice 'code': expected LABEL=VALUE, such as prompt_class=code"),
         (("-e", "letters", *WHO, "--slice", "a=b,c=d"), "endpoint 'letters' is not sliced by 'a'"),
         (("-e", "letters", *WHO, "--slice", "a=b", "--slice", "a=c"), "'a' is given twice; give it once"),
-        (("-e", "letters", *WHO, "--load", "77"), "endpoint 'letters' has no load 77 (its loads: 2, 4); correct it, or"),
+        (("-e", "letters", *WHO, "--load", "77"), "endpoint 'letters' has no load 77 (its loads: 2, 4)"),
         (
             ("-e", "letters", *WHO, "--slice", "prompt_klass=code"),
             "endpoint 'letters' is not sliced by 'prompt_klass' (its labels: prompt_class, sampling_regime)",
