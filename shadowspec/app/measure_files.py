@@ -20,6 +20,7 @@ from shadowspec.engine import Engine, Models
 from shadowspec.engine.audit import Auditor
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.errors import ModelError
+from shadowspec.quality.custom_scores import Scorer
 from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
@@ -110,15 +111,7 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
     for name, endpoint in config.endpoints.items():
         requests_per_slot, sampling = endpoint.rule.requests_per_slot, endpoint.rule.default_sampling
         if endpoint.servers is not None:
-            engines[name] = connect(
-                endpoint.servers,
-                endpoint.candidates[0],
-                config.engine,
-                requests_per_slot=requests_per_slot,
-                default_sampling=sampling,
-                max_turns=endpoint.rule.max_turns,
-                scorer=scorers[name],
-            )
+            engines[name] = connect_servers(config, endpoint, scorers[name])
             continue
         key = (endpoint.target, requests_per_slot, frozenset(sampling.items()), *endpoint.candidates)
         if key not in shared:
@@ -130,6 +123,27 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
             shared[key] = Engine(target, candidates, config.engine, scorers=scorers, auditor=auditor)
         engines[name] = shared[key]
     return engines
+
+
+def connect_servers(config: Config, endpoint: EndpointConfig, scorer: Scorer) -> ServerEngine:
+    """The engine of an endpoint with servers; both are looked at.
+
+    Raises:
+        ServerError: one of them gives no usable answer.
+        ModelError: they do not fit the candidate.
+    """
+    assert endpoint.servers is not None, "only an endpoint with servers has them"
+    if scorer.takes_prompt:
+        scorer = replace(scorer, decode=load_tokenizer(endpoint.target).decode_marked)
+    return connect(
+        endpoint.servers,
+        endpoint.candidates[0],
+        config.engine,
+        requests_per_slot=endpoint.rule.requests_per_slot,
+        default_sampling=endpoint.rule.default_sampling,
+        max_turns=endpoint.rule.max_turns,
+        scorer=scorer,
+    )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ fit into memory by itself (`arms`) fails its runs, which are stored and counted,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -71,7 +72,8 @@ class Engine:
         self.candidates = tuple(candidates)
         self._settings = settings
         self._warm: set[tuple[int, int]] = set()  # slots, requests
-        self._scorers = dict(scorers or {})
+        decode = target.tokenizer.decode_marked
+        self._scorers = {name: replace(scorer, decode=decode) for name, scorer in (scorers or {}).items()}
         self._auditor = auditor
         self._outputs = OutputsByEndpoint()
         self._answers = Answers(target.tokenizer, target.end_token_ids)
@@ -170,8 +172,13 @@ class Engine:
         scorer = self._scorers.get(block.endpoint, Scorer())
         scores: dict[int, dict[str, PairedScore | None]] = {index: {} for index in drafted}
         if scorer.functions:
-            texts = [[self._answers.text(requests[index], arm[index]) for index in drafted] for arm in (plain, drafted)]
-            scores = dict(zip(drafted, scorer.score_pairs(*texts), strict=True))  # texts end here
+            base_texts, spec_texts = (
+                [self._answers.text(requests[index], arm[index]) for index in drafted] for arm in (plain, drafted)
+            )
+            prompts = [block.requests[index] for index in drafted]
+            scores = dict(
+                zip(drafted, scorer.score_pairs(base_texts, spec_texts, prompts), strict=True)
+            )  # texts end here
         flags = {
             index: self._answers.flags(block.requests[index], requests[index], candidate, plain[index], drafted[index])
             for index in drafted

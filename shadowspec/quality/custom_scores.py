@@ -8,6 +8,7 @@ quote the text, so only the error's class is logged.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import logging
 from collections import Counter
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from shadowspec.errors import ConfigError
-from shadowspec.types import PairedScore, RunFlags, Validity
+from shadowspec.types import PairedScore, RunFlags, ShadowPrompt, Validity
 
 JSON_VALID: Final = "json_valid"
 CONTRACT_VALID: Final = "contract_valid"
@@ -24,7 +25,13 @@ CONTRACT_VALID: Final = "contract_valid"
 STRUCTURED_VALIDITY: Final = "structured_validity"
 OWN_SCORE: Final = "score"
 
-ScoreFunction = Callable[[str], float]
+# What a function may ask for by name, beside the output that is its only positional argument.
+PROMPT: Final = "prompt"
+REFERENCE: Final = "reference"
+OTHER_OUTPUT: Final = "other_output"
+NAMED: Final = (PROMPT, REFERENCE, OTHER_OUTPUT)
+
+ScoreFunction = Callable[..., float]
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +40,35 @@ log = logging.getLogger(__name__)
 class Scorer:
     """The scores of an endpoint's outputs: functions of the text, by the name of the figure in runs.
 
-    `uses_contract`: contract validity, from the run's flags, is a figure as well.
+    A function takes an output, and by name any of `NAMED`: the prompt as the model sees it, production's recorded
+    answer (None: the record has none), and the output of the other arm.  Nothing says which arm an output is of.
+
+    `uses_contract`: contract validity, from the run's flags, is a figure as well.  `decode` reads prompts; engines set
+    it where a function takes them.
     """
 
     functions: Mapping[str, ScoreFunction] = field(default_factory=dict)
     uses_contract: bool = False
+    decode: Callable[[Sequence[int]], str] | None = None
 
-    def score_pairs(self, baseline: Sequence[str], speculative: Sequence[str]) -> list[dict[str, PairedScore | None]]:
-        """The figures of both arms' outputs of the same requests, as their runs carry them."""
-        pairs = zip(self._score(baseline), self._score(speculative), strict=True)
-        return [{name: PairedScore(base[name], spec[name]) for name in self.functions} for base, spec in pairs]
+    @property
+    def takes_prompt(self) -> bool:
+        """Whether a function asks for the prompt."""
+        return any(PROMPT in _named_parameters(function) for function in self.functions.values())
+
+    def score_pairs(
+        self, baseline: Sequence[str], speculative: Sequence[str], prompts: Sequence[ShadowPrompt] | None = None
+    ) -> list[dict[str, PairedScore | None]]:
+        """The figures of both arms' outputs of the same requests, as their runs carry them.
+
+        `prompts` are these requests; None where no function takes their prompt or reference.
+        """
+        arguments: list[dict[str, str | None]] = [{}] * len(baseline) if prompts is None else self._arguments(prompts)
+        base = self._score(baseline, speculative, arguments)
+        spec = self._score(speculative, baseline, arguments)
+        return [
+            {name: PairedScore(b[name], s[name]) for name in self.functions} for b, s in zip(base, spec, strict=True)
+        ]
 
     def of_flags(self, flags: RunFlags) -> dict[str, PairedScore | None]:
         """The figures that a run's flags give; None where the contract applied to neither arm.
@@ -55,11 +81,27 @@ class Scorer:
         keeps = [float(each is Validity.VALID) for each in (flags.baseline_validity, flags.speculative_validity)]
         return {STRUCTURED_VALIDITY: None if flags.contract is None else PairedScore(*keeps)}
 
-    def _score(self, texts: Sequence[str]) -> list[dict[str, float | None]]:
+    def _arguments(self, prompts: Sequence[ShadowPrompt]) -> list[dict[str, str | None]]:
+        if not self.takes_prompt:
+            return [{REFERENCE: prompt.reference} for prompt in prompts]
+        assert self.decode is not None, "an engine whose scorer takes prompts lets it read them"
+        return [{PROMPT: self.decode(prompt.prompt_token_ids), REFERENCE: prompt.reference} for prompt in prompts]
+
+    def _score(
+        self, texts: Sequence[str], others: Sequence[str], arguments: Sequence[Mapping[str, str | None]]
+    ) -> list[dict[str, float | None]]:
         """The figures of each text, by name; None where it is missing."""
         failed: Counter[tuple[str, str]] = Counter()
-        scored = [{name: _figure(name, function, text, failed) for name, function in self.functions.items()}
-                  for text in texts]  # fmt: skip
+        named = {name: _named_parameters(function) for name, function in self.functions.items()}
+        scored: list[dict[str, float | None]] = []
+        for text, other, given in zip(texts, others, arguments, strict=True):
+            every = {**given, OTHER_OUTPUT: other}
+            scored.append(
+                {
+                    name: _figure(name, function, text, {key: every[key] for key in named[name]}, failed)
+                    for name, function in self.functions.items()
+                }
+            )
         for (name, why), number in sorted(failed.items()):
             log.warning("%s of %d of %d outputs is missing: %s", name, number, len(texts), why)
         return scored
@@ -103,13 +145,41 @@ def _function(name: str) -> ScoreFunction:
     if not callable(found):
         raise ConfigError(f"scores: {name}: this is not a function")
     function: ScoreFunction = found
+    try:
+        inspect.signature(function).bind("", **dict.fromkeys(_named_parameters(function)))
+    except ValueError:
+        pass  # a function in C may have no signature: it takes the output
+    except TypeError as error:
+        raise ConfigError(
+            f"scores: {name}: it cannot be called ({error}): a score takes the output, and by name any of "
+            f"{', '.join(NAMED)}"
+        ) from error
     return function
 
 
-def _figure(name: str, function: ScoreFunction, text: str, failed: Counter[tuple[str, str]]) -> float | None:
+def _named_parameters(function: ScoreFunction) -> tuple[str, ...]:
+    """Those of `NAMED` that a function takes beside its first argument."""
     try:
-        value = float(function(text))
-    except Exception as error:  # the operator's code may raise anything; its message may quote the text
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function in C may have no signature
+        return ()
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return NAMED
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    taken = {each.name for each in list(parameters)[1:] if each.kind in by_name}  # the first is the output's
+    return tuple(name for name in NAMED if name in taken)
+
+
+def _figure(
+    name: str,
+    function: ScoreFunction,
+    text: str,
+    named: Mapping[str, str | None],
+    failed: Counter[tuple[str, str]],
+) -> float | None:
+    try:
+        value = float(function(text, **named))
+    except (Exception, SystemExit) as error:  # the operator's code may raise anything; its message may quote the text
         failed[name, type(error).__name__] += 1
         return None
     if not 0.0 <= value <= 1.0:

@@ -241,7 +241,7 @@ class ServerEngine:
                 continue
             assert isinstance(known, Accepted), "a run without a failure has its counts"
             flags = _flags(prompt, base, spec, known)
-            scores = self._scorer.score_pairs([base.text], [spec.text])[0]
+            scores = self._scorer.score_pairs([base.text], [spec.text], [prompt])[0]
             runs.append(
                 Run(
                     key=prompt.key,

@@ -25,9 +25,10 @@ from msgspec import Struct
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.formats import Opened
 from shadowspec.tap.hashing import KeyedHash
-from shadowspec.tap.openai import ParsedRequest, intervention_of
+from shadowspec.tap.openai import ParsedRequest, intervention_of, response_of
 from shadowspec.tap.reading import Reader, Reading, Tokenizer
 from shadowspec.tap.records import EPOCH
+from shadowspec.tap.responses import response_text
 from shadowspec.tap.routing import NO_HINTS, Hints
 from shadowspec.types import (
     FunnelCounter,
@@ -225,6 +226,7 @@ class Admission:
             reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
             _contract(rule, reading.labels["prompt_class"], reading.request),
             intervention_of(reading.record, reading.logged), reading.request.asked.constraint,
+            response_text(response_of(reading.record)),
         )  # fmt: skip
         return Admitted(
             prompt, _make_row(reading, FunnelCounter.MEASURED, None, *place), self._concurrency(rule, unit_key)

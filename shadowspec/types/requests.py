@@ -118,6 +118,7 @@ class ShadowPrompt(Struct, frozen=True):
     contract: OutputContract | None = None  # the required form of its output
     intervention: Intervention | None = None  # production's action on its output
     constraint: OutputConstraint | None = None  # for a server to enforce; the in-process engine cannot
+    reference: str | None = None  # production's answer as text, for scores; None: the record has none
 
     def __repr__(self) -> str:  # without its text
         return f"ShadowPrompt({self.key!r}, endpoint={self.endpoint!r}, {self.sampling!r})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import math
@@ -127,6 +128,9 @@ def test_only_what_fails_is_missing() -> None:
 def test_functions_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_package").mkdir()
     (tmp_path / "own_package" / "quality.py").write_text("def of(text):\n    return len(text) / 10\n\nnothing = 3\n")
+    (tmp_path / "odd.py").write_text(
+        "def two(text, rubric):\n    return 1\n\ndef no_output(*, prompt):\n    return 1\n"
+    )
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('at import')\n")
     monkeypatch.syspath_prepend(tmp_path)
     scorer = load_scorer(["json_valid", "own_package.quality:of"])
@@ -136,11 +140,83 @@ def test_functions_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
     for name, says in (
         ("own_package.quality:off", "own_package.quality has no off"),
         ("own_package.quality:nothing", "this is not a function"),
+        ("odd:two", "missing a required argument: 'rubric'"),
+        ("odd:no_output", "by name any of prompt, reference, other_output"),
         ("no_such_package:of", "no_such_package cannot be imported"),
         ("broken_module:of", "importing broken_module failed: RuntimeError: at import"),
     ):
         with pytest.raises(ConfigError, match=says):
             load_scorer([name])
+
+
+def whole_request(output: str, *, prompt: str, reference: str | None, other_output: str) -> float:
+    assert (prompt, reference) == ("(1, 2)", "production's")
+    return 0.25 + (0.5 if output == reference else 0.0) + (0.25 if output == other_output else 0.0)
+
+
+def test_a_function_sees_prompt_reference_and_both_outputs() -> None:
+    """And not which arm an output is of: equal outputs have equal figures."""
+    asked = structs.replace(prompt(1, 1, 2, length=0), reference="production's")
+    scorer = Scorer({"score": whole_request}, decode=str)
+    assert scorer.takes_prompt
+    assert scorer.score_pairs(["production's", "same"], ["another", "same"], [asked, asked]) == [
+        {"score": PairedScore(0.75, 0.25)},
+        {"score": PairedScore(0.5, 0.5)},
+    ]
+    assert "production's" not in repr(asked)
+
+
+def plain(prompt: str) -> float:
+    return len(prompt) / 10
+
+
+def with_option(text: str, strict: bool = True) -> float:
+    return float(strict)
+
+
+def with_reference(text: str, reference: str | None = "unset") -> float:
+    return float(reference is None)
+
+
+def with_everything(text: str, **named: str | None) -> float:
+    return float(sorted(named) == ["other_output", "prompt", "reference"])
+
+
+@pytest.mark.parametrize(
+    ("function", "takes_prompt", "figure"),
+    [
+        (plain, False, 0.6),  # its only argument is the output, whatever its name
+        (with_option, False, 1.0),
+        (with_reference, False, 1.0),
+        (with_everything, True, 1.0),
+    ],
+)
+def test_a_function_is_given_what_it_names_and_no_more(function: object, takes_prompt: bool, figure: float) -> None:
+    scorer = Scorer({"score": function}, decode=str)  # type: ignore[dict-item]
+    assert scorer.takes_prompt is takes_prompt
+    asked = prompt(1, 1, 2, length=0)
+    assert scorer.score_pairs(["output"], ["output"], [asked]) == [{"score": PairedScore(figure, figure)}]
+
+
+def quotes_all(output: str, prompt: str, reference: str, other_output: str) -> float:
+    raise ValueError(f"{output} {prompt} {reference} {other_output}")
+
+
+def exits(output: str, prompt: str) -> float:
+    raise SystemExit(f"{output} {prompt}")
+
+
+@pytest.mark.parametrize("function", [quotes_all, exits])
+def test_a_function_that_raises_quotes_no_prompt(
+    function: object, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scorer = Scorer({"score": function}, decode=lambda _: "a secret prompt")  # type: ignore[dict-item]
+    asked = structs.replace(prompt(1, 1, 2, length=0), reference="a secret reference")
+    with caplog.at_level(logging.DEBUG):
+        assert scorer.score_pairs(["a secret output"], ["another"], [asked]) == [{"score": PairedScore(None, None)}]
+    written = caplog.text + "".join(capsys.readouterr())
+    assert written.count("score of 1 of 1 outputs is missing") == 2
+    assert "secret" not in written
 
 
 VALID, INVALID, CUT = Validity.VALID, Validity.INVALID, Validity.UNFINISHED
@@ -264,6 +340,44 @@ def test_a_configured_function_scores_what_run_measures(workspace: Workspace, mo
     wrong = workspace.run("run", traffic)
     assert wrong.code == 2
     assert "endpoints.letters.scores: letters_of_ours:share_of_b: letters_of_ours has no share_of_b" in wrong.err
+
+
+def test_a_configured_function_sees_the_logged_answer_and_leaves_no_text(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It raises with all that it sees, for every second request."""
+    (workspace.folder / "judge_of_ours.py").write_text(
+        "seen = []\n"
+        "def judge(output, prompt, reference):\n"
+        "    seen.append((prompt, reference))\n"
+        "    if len(seen) % 2:\n"
+        "        raise RuntimeError(f'{prompt} {reference} {output}')\n"
+        "    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(workspace.folder)
+    workspace.replace_in_config("loads =", 'scores = ["judge_of_ours:judge"]\nloads =')
+    records = [
+        record(number, prompt="hgfedcba" + "abcdefgh"[number:])
+        | {"response": {"choices": [{"index": 0, "text": f"answer-{number}-of-production", "finish_reason": "stop"}]}}
+        for number in range(6)
+    ]
+    traffic = str(write_traffic(workspace.folder / "traffic.jsonl", records))
+    assert workspace.run("db", "upgrade").code == 0
+    with caplog.at_level(logging.DEBUG, logger="shadowspec"):
+        done = workspace.run("run", traffic)
+    assert done.code == 0, done.err
+    seen = importlib.import_module("judge_of_ours").seen
+    assert len(seen) == 12
+    assert {reference for _, reference in seen} == {f"answer-{number}-of-production" for number in range(6)}
+    prompts = {each for each, _ in seen}
+    assert all(len(each) >= 8 for each in prompts)
+    with Store.open("sqlite:///shadow.db") as store:
+        assert len(store.runs("letters")) == 6
+    everything = done.out + done.err + caplog.text
+    assert "is missing: RuntimeError" in everything
+    content = b"".join(each.read_bytes() for each in workspace.folder.glob("shadow.db*")) + everything.encode()
+    for text in (b"of-production", *(each.encode() for each in prompts)):
+        assert text not in content
 
 
 @pytest.mark.parametrize(
