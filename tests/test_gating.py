@@ -14,9 +14,10 @@ from msgspec import structs
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.recompute import explain
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
-from shadowspec.types import Block, BlockResult, Decision, PairedScore, RecordKey, Verdict
+from shadowspec.types import Block, BlockResult, Decision, Evaluation, PairedScore, RecordKey, Verdict
 from tests.gate.feeding import assert_same_value
 from tests.gate.oracle import EndpointEvidence, decide_endpoint, endpoint_sequences
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run, run_of
@@ -211,6 +212,54 @@ def test_scores_of_both_arms_go_through_the_store_to_their_guardrail(
     score = next(test for test in whole.tests if test.name == "score")
     assert score.estimate == pytest.approx(change)
     assert score.betting.num_missing == 0
+
+
+def evaluation(number: int, spec: float, *, fingerprint: str = CONFIG.fingerprint, first: int = 0) -> Evaluation:
+    documents = {f"{each:06}": PairedScore(1.0, spec) for each in range(first, first + number)}
+    return Evaluation(ENDPOINT, fingerprint, "sums", "exact_match,none", START, documents)
+
+
+def test_a_task_set_is_a_guardrail_of_the_endpoint_and_of_every_slice(store: Store) -> None:
+    save(store, World(160, slices=SLICES, make_run=noisy_run()).evidence())
+    policy = replace(POLICY, task_margin=0.05)
+
+    def gate(day: int) -> list[Decision]:
+        return run_gate(store, {ENDPOINT: policy}, input_ended=True, now=START + timedelta(days=day))
+
+    # 1. Without a task set nothing passes, and another config's says nothing.
+    store.save_fingerprints([other := replace(CONFIG, fingerprint="another")])
+    store.append_evaluations([evaluation(300, 1.0, fingerprint=other.fingerprint)])
+    first = gate(0)
+    assert {each.verdict for each in first} == {Verdict.HOLD}
+    assert all("no task set was evaluated with this config; run `shadowspec evaluate`" in each.reason for each in first)
+    assert [each.clusters_needed for each in first] == [None] * 3, "no session brings a document"
+
+    # 2. Each document counts once, however often it is evaluated.
+    store.append_evaluations([replace(evaluation(20, 1.0), measured_at=START + timedelta(days=1))] * 50)
+    second = gate(1)
+    assert {each.verdict for each in second} == {Verdict.HOLD}
+    for each in second:
+        (test,) = (test for test in each.tests if test.name == "task_score")
+        assert (test.num_units, test.outcome, test.unit) == (20, "open", "document")
+        assert f"about {test.units_needed} more documents" in each.reason
+
+    # 3. Enough of them are the last proof that was missing.
+    store.append_evaluations([replace(evaluation(300, 1.0, first=20), measured_at=START + timedelta(days=2))])
+    third = gate(2)
+    assert {each.verdict for each in third} == {Verdict.ENABLE}
+    for each in (*first, *second, *third):
+        assert explain(store, each.decision_id or 0).differences == (), "with the task sets that there were at the look"
+
+
+def test_a_task_set_that_speculation_answers_worse_fails_its_guardrail(store: Store) -> None:
+    save(store, World(100, make_run=noisy_run()).evidence())
+    store.append_evaluations([evaluation(100, 0.5)])
+    policy = replace(POLICY, task_margin=0.05)
+    (whole,) = (each for each in run_gate(store, {ENDPOINT: policy}, input_ended=True, now=START) if not each.slice_key)
+    assert (whole.verdict, whole.reason_code) == (Verdict.HOLD, "guardrail")
+    assert whole.reason.startswith("task_score -0.5")
+    assert (replaced := run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START)[0]).verdict is Verdict.ENABLE
+    assert "task_score" not in {test.name for test in replaced.tests}
 
 
 def test_two_gates_at_once_give_the_evidence_of_one(store: Store) -> None:

@@ -25,7 +25,7 @@ from shadowspec.reports.shared_values import Change
 from shadowspec.reports.tally import CacheCost, ContextPoint, ContextRow, Tally, by_context
 from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, Traffic, VerdictChange
 from shadowspec.store.read.rollup_reads import Step
-from shadowspec.types import CostKey, Decision, FingerprintedConfig, ProfiledCosts, StoredEvidence
+from shadowspec.types import CostKey, Decision, Evaluation, FingerprintedConfig, ProfiledCosts, StoredEvidence
 
 from . import source
 from .formats import now
@@ -181,6 +181,12 @@ def context_rows(
 def slice_evidence(endpoint: str, slice_key: str) -> list[StoredEvidence]:
     """The folded evidence of one slice."""
     return source.store().slice_evidence(endpoint, slice_key)
+
+
+@_keep
+def evaluations(endpoint: str) -> list[Evaluation]:
+    """The task sets that were evaluated at an endpoint, oldest first."""
+    return source.store().evaluations(endpoint)
 
 
 @_keep

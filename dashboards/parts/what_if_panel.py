@@ -47,7 +47,8 @@ def draw(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: GateP
     )
     evidence = queries.slice_evidence(endpoint, slice_key)
     try:
-        found = what_if(measured, evidence, queries.configs()[chosen.fingerprint], policy, changed)
+        config, evaluations = queries.configs()[chosen.fingerprint], queries.evaluations(endpoint)
+        found = what_if(measured, evidence, config, policy, changed, evaluations)
     except NoDataError as error:
         states.empty("No stored evidence", f"{error}.", commands=("shadowspec gate",))
         return

@@ -49,6 +49,7 @@ ROWS = {
     "evidence_keys": ("A session that is open or may not reopen yet.", "sessions of a day or two"),
     "evidence_blocks": ("A block that is not whole below the ledger.", "open blocks"),
     "cost_surfaces": ("Profiled cost of a pair's steps on a device. Append-only.", "profiles"),
+    "evaluations": ("A task of a harness, answered with and without speculation. Append-only.", "evaluated tasks"),
     "schedule_periods": ("When a scheduled job was due, and the time that its report covers.", "jobs x times"),
     "report_deliveries": (
         "Outcome of a report's delivery to one receiver, never its content.",

@@ -206,6 +206,11 @@ def _scores(config: Config) -> str:
                     f"{config.path}: endpoints.{name}.scores: add {wanted[score]}, because the policy sets {margin}; "
                     "without it the endpoint stays on HOLD"
                 )
+        if endpoint.policy.task_margin is not None and endpoint.servers is None:
+            raise ConfigError(
+                f"{config.path}: endpoints.{name}: the policy sets task_margin, and a task set needs servers to ask "
+                '(engine = "openai"); without it the endpoint stays on HOLD'
+            )
     names = sorted({each for endpoint in config.endpoints.values() for each in endpoint.scores})
     return ", ".join(names) or "no output is scored; no policy asks for it"
 

@@ -21,6 +21,7 @@ from shadowspec.cli import (
     demonstrate,
     distill,
     doctor,
+    evaluate,
     export,
     gate,
     init,
@@ -58,6 +59,7 @@ GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Start": (demonstrate.demo, try_out.try_out, init.init, doctor.doctor),
     "Measure": (
         run.run, worker.worker, produce.produce, replay.replay, backfill.backfill, distill.distill,
+        evaluate.evaluate,
         profile_device.profile_device, profile_server.profile_server,
     ),
     "Decide": (gate.gate, plan.plan, report.report, dashboard.dashboard, simulate.simulate),

@@ -330,6 +330,7 @@ version = 1
 # device_price_per_hour = ~       # price of the device
 # validity_margin = ~           # the share of valid structured outputs may fall by this
 # score_margin = ~              # the mean score of outputs, from 0 to 1, may fall by this
+# task_margin = ~               # the mean score of task sets, from 0 to 1, may fall by this (`shadowspec evaluate`)
 
 # After ENABLE
 # drift_run_length = ~          # average number of units between false alarms of an endpoint's detectors, at least

@@ -112,6 +112,7 @@ class GatePolicy:
     device_price_per_hour: float | None = None
     validity_margin: float | None = None  # share of valid structured outputs may be lower by this
     score_margin: float | None = None  # the mean of the user's score, from 0 to 1, may be lower by this
+    task_margin: float | None = None  # the mean score of the documents of task sets may be lower by this
 
     require_serving_engine: bool = True  # where a serving engine is named, only its latency counts
     serving_engine: str | None = None  # a key of the endpoint, not of the policy
@@ -159,7 +160,7 @@ class GatePolicy:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (is_number and 0.0 <= value < math.inf):
                 raise ConfigError(f"policy key {name!r} must be 0 or more, not {value!r}")
-        for name in ("validity_margin", "score_margin"):
+        for name in ("validity_margin", "score_margin", "task_margin"):
             if (getattr(self, name) or 0.0) >= 1.0:
                 raise ConfigError(f"policy key {name!r} must be below 1, or nothing is tested")
         if self.max_cost_per_million_tokens == 0:
@@ -273,6 +274,7 @@ _OPTIONAL = (
     "device_price_per_hour",
     "validity_margin",
     "score_margin",
+    "task_margin",
 )
 _WHOLE_NUMBERS = (
     "max_hypotheses",

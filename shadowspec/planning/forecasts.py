@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shadowspec.gate.evidence.betting_tests import applies, score_units
+from shadowspec.gate.evidence.guardrails import DOCUMENT
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.stats.betting import Floats
@@ -101,6 +102,8 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
     runs = evidence.runs
     for test in score_units((), (), policy):
         if not applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
+            continue
+        if test.unit == DOCUMENT:  # no traffic brings them
             continue
         tested = evidence.tests.get(test.name)
         ahead = outlook(test, tested, level)

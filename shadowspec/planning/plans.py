@@ -93,7 +93,8 @@ def plan_stored(
         )
     state, evidence = loaded.state, loaded.evidence
     configs = {fingerprint: snapshot.fingerprints[fingerprint] for fingerprint in state.seen}
-    look = EndpointLook(endpoint, state, evidence, rules, configs, sorted(state.loads), snapshot.watermark.time)
+    loads, until = sorted(state.loads), snapshot.watermark.time
+    look = EndpointLook(endpoint, state, evidence, rules, configs, loads, until, snapshot.evaluations)
     return plan_endpoint(
         endpoint,
         list(look.looks().values()),

@@ -41,6 +41,7 @@ TEST_TITLE = {
     "cost": "Cost per output token over its limit",
     "structured_validity": "Valid structured output, difference",
     "score": "Score, difference",
+    "task_score": "Task sets' score, difference",
     "p95": "p95 end to end, speculative over baseline",
     "p99": "p99 end to end, speculative over baseline",
 }
@@ -94,7 +95,8 @@ DEFINITIONS = {
     "level": ("Level", "Largest probability of a false pass of this test, over all looks together."),
     "units": (
         "Units",
-        "A test counts blocks (requests that went through both arms together), clusters (sessions) or requests. It "
+        "A test counts blocks (requests that went through both arms together), clusters (sessions), requests or "
+        "documents of task sets. It "
         "never counts tokens, which are not independent. 'Smallest n' is the fewest units at which it could pass; "
         "'still needed' is an estimate.",
     ),
@@ -282,7 +284,7 @@ def shown_as(test_name: str) -> Format:
         return percent
     if test_name == "memory":
         return memory_figure
-    return format_signed if test_name in ("parity_sampled", "structured_validity", "score") else figure
+    return format_signed if test_name in ("parity_sampled", "structured_validity", "score", "task_score") else figure
 
 
 def memory_figure(value: float | None) -> str:

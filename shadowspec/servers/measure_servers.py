@@ -100,6 +100,19 @@ class ServerEngine:
         """
         return run_async(self._measure(block))
 
+    def require_same_servers(self) -> None:
+        """Raise unless both servers are still those that the config's fingerprint names.
+
+        Raises:
+            ServiceUnavailableError: a server is away, or is not the one that it was.
+        """
+        run_async(self._require_same_servers())
+
+    async def _require_same_servers(self) -> None:
+        for arm, url in zip((Arm.BASELINE, Arm.SPECULATIVE), self._settings.roots, strict=True):
+            async with open_client(arm, url, self._settings, self._context, 1) as client:
+                await self._await_server(arm, client)
+
     async def _measure(self, block: Block) -> BlockResult:
         conversations = [
             [self._request(prompt, is_later_turn=turn > 0) for turn, prompt in enumerate(turns)]

@@ -16,6 +16,7 @@ from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.types import (
     Decision,
     EndpointProgress,
+    Evaluation,
     FingerprintedConfig,
     Fold,
     FunnelCounter,
@@ -165,6 +166,10 @@ class MemoryStore:
     def fingerprints(self) -> dict[str, FingerprintedConfig]:
         """Every config measured."""
         return self._configs
+
+    def evaluations(self) -> list[Evaluation]:
+        """None: a world has no task sets."""
+        return []
 
     def latest_decisions(self) -> list[Decision]:
         """The last decision on every hypothesis."""

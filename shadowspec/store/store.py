@@ -165,6 +165,11 @@ class Store:
     rollouts = reading(append_only_rows.read_rollouts)
     rollout_history = reading(append_only_rows.read_rollout_history)
 
+    # task sets
+
+    append_evaluations = writing(append_only_rows.append_evaluations)
+    evaluations = reading(append_only_rows.read_evaluations)
+
     # rollups
 
     rollups = reading(rollup_reads.read_rollups)

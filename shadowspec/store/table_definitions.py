@@ -416,6 +416,18 @@ cost_surfaces = Table(  # append-only: the cost of steps on a device, a row per 
     Column("points", Json, nullable=False),
 )
 
+evaluations = Table(  # append-only: a task of a harness through both servers, a row per task
+    "evaluations",
+    metadata,
+    Column("evaluation_id", AutoKey, primary_key=True, autoincrement=True),
+    Column("endpoint", Text, nullable=False),
+    fingerprint_reference(),
+    *(Column(name, Text, nullable=False) for name in ("task", "metric")),
+    Column("measured_at", UtcDateTime, nullable=False),
+    Column("documents", Json, nullable=False),  # by keyed hash: [baseline, speculative], null where missing
+    Index(None, "endpoint"),
+)
+
 schedule_periods = Table(  # the runs of each job: one row per time at which it was due
     "schedule_periods",
     metadata,

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from shadowspec.types.consumed_records import StoredBlock, StoredRecord
 from shadowspec.types.fold_state import EndpointProgress, Fold, StoredEvidence
-from shadowspec.types.measurement import Run
+from shadowspec.types.measurement import Evaluation, Run
 from shadowspec.types.progress import PartitionId
 from shadowspec.types.speculation import FingerprintedConfig
 from shadowspec.types.verdicts import Decision
@@ -67,3 +67,4 @@ class EvidenceSnapshot:
     watermark: Watermark
     fingerprints: Mapping[str, FingerprintedConfig]
     latest_decisions: tuple[Decision, ...]
+    evaluations: tuple[Evaluation, ...] = ()

@@ -165,6 +165,21 @@ class PairedScore:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A task of an evaluation harness, answered with and without speculation: paired scores by document.
+
+    A document is named by a keyed hash of its content; its text is in no row.
+    """
+
+    endpoint: str
+    fingerprint: str
+    task: str
+    metric: str
+    measured_at: datetime
+    documents: Mapping[str, PairedScore]
+
+
+@dataclass(frozen=True, slots=True)
 class ServedRun:
     """Facts of a run that exist only where servers answered it.
 

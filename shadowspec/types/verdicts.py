@@ -75,10 +75,11 @@ class TestResult:
     """One required test of a hypothesis at one look.
 
     `outcome` is "pass", "fail" or "open"; the bounds are simultaneous over all looks.  `unit` names the unit that
-    `num_units` counts ("block", "cluster" or "request"); `min_units` is the smallest number at which this test could
-    pass; `units_needed` estimates how many more it needs (None: no estimate, or decided).  A test that is not required
-    is shown beside those that are.  `dependence` is None unless the units are a series, `betting` unless it is a
-    betting test.  `figures` are only for people: they are shown by their names, and no rule reads one.
+    `num_units` counts ("block", "cluster", "request" or "document"); `min_units` is the smallest number at which
+    this test could pass; `units_needed` estimates how many more it needs (None: no estimate, or decided).  A test
+    that is not required is shown beside those that are.  `dependence` is None unless the units are a series,
+    `betting` unless it is a betting test.  `figures` are only for people: they are shown by their names, and no rule
+    reads one.
     """
 
     __test__ = False  # a value, not a pytest class

@@ -152,6 +152,14 @@ def test_a_margin_on_scores_that_nobody_gives(workspace: Workspace, margin: str,
     assert f"endpoints.letters.scores: add {wanted}, because the policy sets {margin}" in found["scores"]
 
 
+def test_a_margin_on_task_sets_that_no_server_can_answer(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    workspace.replace_in_config("[gate]", "[gate]\ntask_margin = 0.1")
+    found = wrong(workspace, 2)
+    assert list(found) == ["scores"]
+    assert "endpoints.letters: the policy sets task_margin, and a task set needs servers to ask" in found["scores"]
+
+
 def test_scores_that_a_margin_asks_for(workspace: Workspace) -> None:
     workspace.run("db", "upgrade")
     workspace.replace_in_config("[gate]", "[gate]\nvalidity_margin = 0.1")

@@ -10,17 +10,23 @@ import numpy as np
 import pytest
 
 from shadowspec.errors import ConfigError
-from shadowspec.gate.evidence.guardrails import COST_CLIP, guardrail_tests, min_quantile_units, quantile_results
+from shadowspec.gate.evidence.guardrails import (
+    COST_CLIP,
+    first_scores,
+    guardrail_tests,
+    min_quantile_units,
+    quantile_results,
+)
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.quantiles import LatencyHistogram, bin_of
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports import definitions as words
-from shadowspec.types import ArmTiming, PairedScore, Run, Verdict
+from shadowspec.types import ArmTiming, Evaluation, PairedScore, Run, Verdict
 from tests.gate.coverage import lag_one_autocorrelation
 from tests.gate.test_decision import POLICY as OPEN
 from tests.gate.test_decision import evidence_of, look, result
-from tests.gate.worlds import block_unit, noisy_run, run_of
+from tests.gate.worlds import START, block_unit, noisy_run, run_of
 
 CLIP = math.log(2.0)
 POLICY = GatePolicy(
@@ -98,6 +104,30 @@ def test_scores_are_paired_differences() -> None:
     test = guardrail("score", runs)
     assert test.series.lower.values[0] == pytest.approx((0.25 - 1.0) / 4)
     assert (test.above, test.series.lowest, test.series.highest) == (-0.03, -1.0, 1.0)
+
+
+def evaluated(fingerprint: str, documents: dict[str, PairedScore], task: str = "sums") -> Evaluation:
+    return Evaluation("chat", fingerprint, task, "exact_match,none", START, documents)
+
+
+def test_a_document_of_a_task_set_is_a_unit_and_counts_once() -> None:
+    same, worse, missing = PairedScore(1.0, 1.0), PairedScore(1.0, 0.0), PairedScore(1.0, None)
+    found = first_scores(
+        [
+            evaluated("one", {"b": worse, "a": same}),
+            evaluated("other", {"d": worse}),
+            evaluated("one", {"a": worse, "c": missing}),
+            evaluated("one", {"a": worse}, task="differences"),
+        ],
+        "one",
+    )
+    assert found == [same, worse, missing, worse], "in the order of hashes within an evaluation"
+    (test,) = guardrail_tests([], GatePolicy(task_margin=0.02), found)
+    assert (test.name, test.unit, test.above, test.num_missing) == ("task_score", "document", -0.02, 1)
+    assert test.series.lower.values.tolist() == [0.0, -1.0, -1.0, -1.0], "a missing score counts at its worst"
+    assert test.series.upper.values.tolist() == [0.0, -1.0, 1.0, -1.0]
+    assert test.series.lower.weights.tolist() == [1.0] * 4
+    assert guardrail_tests([], GatePolicy(), found) == []
 
 
 def test_validity_weighs_only_where_structured_output_was_asked_for() -> None:

@@ -34,6 +34,7 @@ from shadowspec.gate.policy import GatePolicy
         ("tpot_margin", 1.5),
         ("validity_margin", 1.0),
         ("score_margin", 1.5),
+        ("task_margin", 1.0),
     ],
 )
 def test_a_value_out_of_range_is_an_error_that_names_the_key(key: str, value: object) -> None:

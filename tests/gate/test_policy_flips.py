@@ -265,6 +265,7 @@ CASES = {
     ),
     "validity_margin": Case(0.01, seen(FAST)),  # nothing says whether an output was valid
     "score_margin": Case(0.01, seen(FAST)),
+    "task_margin": Case(0.01, seen(FAST)),
     "drift_run_length": Case(10**9, drifted(speedup=0.9, blocks=60), DRIFT),
     "drift_tolerance": Case(1.0, drifted(speedup=1.05, blocks=100), DRIFT),
     "on_alarm": Case("hold", drifted(speedup=0.8, blocks=200), DRIFT),

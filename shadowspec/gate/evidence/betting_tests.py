@@ -12,12 +12,17 @@ from shadowspec.gate.evidence.series import BettingTest, Blocks, add_times
 from shadowspec.gate.evidence.speedup import speedup_test, tail_test, total_time_test
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.types import PairedScore
 
 Totals = Mapping[str, float]
 
 
 def score_units(
-    clusters: Sequence[ClusterUnit], blocks: Blocks, policy: GatePolicy, before: Mapping[str, Totals] | None = None
+    clusters: Sequence[ClusterUnit],
+    blocks: Blocks,
+    policy: GatePolicy,
+    before: Mapping[str, Totals] | None = None,
+    documents: Sequence[PairedScore] = (),
 ) -> list[BettingTest]:
     """Every betting test over these units; `before` are the totals of the units before them, by test."""
     timed, past = add_times(blocks), before or {}
@@ -25,7 +30,7 @@ def score_units(
     tail = tail_test(timed, policy)
     acceptance = acceptance_test(clusters, policy)
     parity = [near_tie_test(timed, policy), z_test(clusters, policy)]
-    guardrails = guardrail_tests(timed.units, policy)
+    guardrails = guardrail_tests(timed.units, policy, documents)
     means = [shown_beside(test, policy.alpha) for test in (speedup, total_time, acceptance)]
     rules = policy.rules
     return [

@@ -1,16 +1,16 @@
 """Optional guardrails: further figures that must not get worse, on the same betting machinery.
 
 No guardrail is required by default: each is computed, and then required, where the policy sets its margin or limit.  A
-failed guardrail gives HOLD, never DISABLE.  Units are blocks: sums over the measured requests divided by n_max.  A
-request to which a figure does not apply has weight 0; a block of only such requests is no unit.  A request whose
-figure is missing counts as the worst.
+failed guardrail gives HOLD, never DISABLE.  Units are blocks: sums over the measured requests divided by n_max; of task
+sets they are documents.  A request to which a figure does not apply has weight 0; a block of only such requests is no
+unit.  A request whose figure is missing counts as the worst.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ from shadowspec.gate.evidence.series import BettingTest, Unit, is_missing, unit_
 from shadowspec.gate.evidence.units import BlockUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.metrics import ratio, time_per_output_token_ms
-from shadowspec.types import ArmTiming, Dependence, Run, TestResult
+from shadowspec.types import ArmTiming, Dependence, Evaluation, PairedScore, Run, TestResult
 
 COST_CLIP = 4.0  # a request's cost per token is clipped at this multiple of the limit
 COST_STEP = 1.02  # bounds of the cost over the limit are powers of this
@@ -29,14 +29,18 @@ TOKENS_PER_PRICE = 1_000_000
 
 # Figures of quality that a run carries for both arms (`Run.scores`): by policy key, its name there.
 SCORES = {"validity_margin": "structured_validity", "score_margin": "score"}
+TASK_SCORE = "task_score"  # of the documents of task sets (`Evaluation`), under `task_margin`
+DOCUMENT = "document"  # its unit
 
 Score = tuple[float, float] | None  # value and weight in [0, 1]; None: missing
 UNKNOWN = QuantileBounds(estimate=0.0, lower=None, upper=None)  # of no request
 _NOT_APPLICABLE: Score = (0.0, 0.0)
 
 
-def guardrail_tests(blocks: Sequence[BlockUnit], policy: GatePolicy) -> list[BettingTest]:
-    """The betting tests of the guardrails that the policy sets."""
+def guardrail_tests(
+    blocks: Sequence[BlockUnit], policy: GatePolicy, documents: Sequence[PairedScore] = ()
+) -> list[BettingTest]:
+    """The betting tests of the guardrails that the policy sets; `documents` are those of task sets."""
     tests = []
     if policy.ttft_margin is not None:
         tests.append(_time_test("ttft", blocks, lambda timing: timing.prefill_ms, policy.ttft_margin, policy))
@@ -48,6 +52,8 @@ def guardrail_tests(blocks: Sequence[BlockUnit], policy: GatePolicy) -> list[Bet
         margin = getattr(policy, key)
         if margin is not None:
             tests.append(score_test(name, blocks, margin))
+    if policy.task_margin is not None:
+        tests.append(task_test(documents, policy.task_margin))
     return tests
 
 
@@ -109,13 +115,35 @@ def score_test(name: str, blocks: Sequence[BlockUnit], margin: float) -> Betting
         if name not in run.scores:
             return None
         pair = run.scores[name]
-        if pair is None:
-            return _NOT_APPLICABLE
-        if pair.baseline is None or pair.speculative is None:
-            return None
-        return pair.speculative - pair.baseline, 1.0
+        return _NOT_APPLICABLE if pair is None else _difference(pair)
 
     return _test(name, blocks, score, -1.0, 1.0, above=-margin)
+
+
+def task_test(documents: Sequence[PairedScore], margin: float) -> BettingTest:
+    """The same mean over documents of task sets, each of which is a unit."""
+    return _grouped_test(
+        TASK_SCORE, (([_difference(pair)], 1) for pair in documents), -1.0, 1.0, DOCUMENT, above=-margin
+    )
+
+
+def first_scores(evaluations: Iterable[Evaluation], fingerprint: str) -> list[PairedScore]:
+    """The scores of a config's documents, in the order of their evaluations and in that of their hashes within one.
+
+    A document that was evaluated again counts once, with its first result: otherwise repetition would be evidence.
+    """
+    found: dict[tuple[str, str], PairedScore] = {}
+    for each in evaluations:
+        if each.fingerprint == fingerprint:
+            for document, pair in sorted(each.documents.items()):
+                found.setdefault((each.task, document), pair)
+    return list(found.values())
+
+
+def _difference(pair: PairedScore) -> Score:
+    if pair.baseline is None or pair.speculative is None:
+        return None
+    return pair.speculative - pair.baseline, 1.0
 
 
 @lru_cache
@@ -162,11 +190,26 @@ def _test(
     below: float | None = None,
     is_log: bool = False,
 ) -> BettingTest:
+    groups = (([score(unit, measured.run) for measured in unit.runs], unit.block.n_max) for unit in blocks)
+    return _grouped_test(name, groups, lowest, highest, "block", above=above, below=below, is_log=is_log)
+
+
+def _grouped_test(
+    name: str,
+    groups: Iterable[tuple[Sequence[Score], int]],
+    lowest: float,
+    highest: float,
+    unit: str,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    is_log: bool = False,
+) -> BettingTest:
+    """A test whose units are the scores of each group over the size of a full one."""
     units, num_missing = [], 0
-    for unit in blocks:
-        scores = [score(unit, measured.run) for measured in unit.runs]
+    for scores, n_max in groups:
         known = [pair for pair in scores if pair is not None]
-        missing, n_max = len(scores) - len(known), unit.block.n_max
+        missing = len(scores) - len(known)
         value, weight = sum(value for value, _ in known), sum(weight for _, weight in known)
         num_missing += missing
         if weight + missing > 0.0:
@@ -180,7 +223,7 @@ def _test(
     return BettingTest(
         name,
         unit_series(units, lowest, highest),
-        "block",
+        unit,
         best=highest if below is None else lowest,
         above=above,
         below=below,

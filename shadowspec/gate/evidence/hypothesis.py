@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Protocol
 
 from shadowspec.gate.evidence.betting_tests import Totals, score_units
+from shadowspec.gate.evidence.guardrails import DOCUMENT, TASK_SCORE
 from shadowspec.gate.evidence.quantiles import LatencyHistogram
 from shadowspec.gate.evidence.series import BettingTest, add_times
 from shadowspec.gate.evidence.totals import RunTotals
@@ -24,7 +25,7 @@ from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable
 from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS, Detector
 from shadowspec.metrics import ratio
-from shadowspec.types import Decision, Figure, TestState
+from shadowspec.types import Decision, Figure, PairedScore, TestState
 
 WatcherState = Mapping[str, Figure]
 
@@ -257,12 +258,24 @@ class HypothesisEvidence:
         }
         return replace(self, tests=tests)
 
+    def with_documents(
+        self, documents: Sequence[PairedScore], policy: GatePolicy, state: TestState | None
+    ) -> HypothesisEvidence:
+        """The evidence with the documents of task sets, in their order, where the policy sets their margin.
+
+        They are rows of few columns and no units of traffic: each look reads all of them, and none is stored as folded.
+        """
+        if policy.task_margin is None:
+            return self
+        (test,) = (each for each in score_units((), (), policy, documents=documents) if each.name == TASK_SCORE)
+        return replace(self, tests={**self.tests, TASK_SCORE: TestEvidence.empty(test, state).fold(test)})
+
     def lost_units(self, unit: str, policy: GatePolicy) -> float:
         """The lost requests in units of a test, all at their worst, by rules that count them.
 
         Each would have made one cluster, or one block in which it weighs 1 / n_max.
         """
-        if not policy.rules.folds_lost:
+        if unit == DOCUMENT or not policy.rules.folds_lost:
             return 0.0
         return self.num_lost / max(self.runs.max_block_requests, 1) if unit == "block" else float(self.num_lost)
 

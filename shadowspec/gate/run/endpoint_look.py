@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from shadowspec.gate.evidence.guardrails import TASK_SCORE, first_scores
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.folding import Rules
@@ -26,7 +27,7 @@ from shadowspec.gate.verdict.trial_levels import (
     name_of,
     superseded_rows,
 )
-from shadowspec.types import Decision, FingerprintedConfig, Trial, WeightedBounds
+from shadowspec.types import Decision, Evaluation, FingerprintedConfig, Trial, WeightedBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class EndpointLook:
     configs: Mapping[str, FingerprintedConfig]
     loads: Sequence[int]
     known_until: datetime | None
+    evaluations: Sequence[Evaluation] = ()
 
     def looks(self, passed: Collection[HypothesisName] = ()) -> dict[HypothesisId, Look]:
         """Every hypothesis at each load and with each config that is current, in the order of `decide`.
@@ -115,7 +117,9 @@ class EndpointLook:
     def look_at(self, key: HypothesisId, trial: Trial | None, *, has_entered: bool) -> Look:
         """One hypothesis in its run."""
         policy, folded = self.rules.of(key), self.evidence.get(key)
-        evidence = folded.evidence if folded else HypothesisEvidence()
+        evidence, previous = folded.evidence if folded else HypothesisEvidence(), self.rules.previous.get(key)
+        states = restarted_states(previous) if previous is not None and not previous.ends_run else {}
+        evidence = evidence.with_documents(first_scores(self.evaluations, key[2]), policy, states.get(TASK_SCORE))
         replaces = None if trial is None or trial.supersedes is None else self.configs.get(trial.supersedes)
         return Look(
             hypothesis=Hypothesis(self.endpoint, key[0], key[1], self.configs[key[2]], replaces),
@@ -123,7 +127,7 @@ class EndpointLook:
             policy=policy,
             trial=trial,
             has_entered=has_entered,
-            previous=self.rules.previous.get(key),
+            previous=previous,
             rule_set=self.rules.policy.rule_set,
         )
 
@@ -218,10 +222,16 @@ def with_counts(
 
 
 def look_again(
-    decision: Decision, evidence: HypothesisEvidence, config: FingerprintedConfig, policy: GatePolicy
+    decision: Decision,
+    evidence: HypothesisEvidence,
+    config: FingerprintedConfig,
+    policy: GatePolicy,
+    evaluations: Iterable[Evaluation] = (),
 ) -> Look:
     """The look of a decision under another policy, as if it were the first; the counts of its slice remain."""
     counted = decision.evidence
+    documents = first_scores(evaluations, decision.fingerprint)
+    evidence = evidence.with_documents(documents, policy, restarted_states(decision).get(TASK_SCORE))
     evidence = replace(
         evidence,
         num_closed_clusters=counted.num_closed_clusters,

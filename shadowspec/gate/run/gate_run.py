@@ -144,7 +144,16 @@ class EndpointGate:
             wanted = completed.state.seen if self._fingerprints is None else self._fingerprints
             loads = sorted(completed.state.loads) if self._loads is None else self._loads
             wanted_configs = {fingerprint: configs[fingerprint] for fingerprint in wanted}
-            look = EndpointLook(self.endpoint, completed.state, evidence, rules, wanted_configs, loads, part.mark.time)
+            look = EndpointLook(
+                self.endpoint,
+                completed.state,
+                evidence,
+                rules,
+                wanted_configs,
+                loads,
+                part.mark.time,
+                session.evaluations(),
+            )
             decided = look.decide(self._now)
             decisions = tuple(note_held_watermark(decision, part.mark) for decision in decided.decisions)
             changed |= decided.changed

@@ -11,6 +11,7 @@ from shadowspec.gate.evidence.clusters import KeyTable
 from shadowspec.types import (
     Decision,
     EndpointProgress,
+    Evaluation,
     FingerprintedConfig,
     Fold,
     FunnelCounter,
@@ -95,6 +96,9 @@ class GateSession(Rows, OpenUnits, Offsets, Protocol):
 
     def fingerprints(self) -> dict[str, FingerprintedConfig]:
         """Every config measured."""
+
+    def evaluations(self) -> list[Evaluation]:
+        """The task sets that were evaluated, oldest first."""
 
     def latest_decisions(self) -> list[Decision]:
         """The last decision on every hypothesis of the endpoint."""

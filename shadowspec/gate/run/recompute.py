@@ -29,7 +29,18 @@ from shadowspec.gate.verdict.trial_levels import (
     supersede,
     with_level,
 )
-from shadowspec.types import Decision, Figure, FingerprintedConfig, Fold, OpenBlock, OpenKey, SliceKey, Span, Trial
+from shadowspec.types import (
+    Decision,
+    Evaluation,
+    Figure,
+    FingerprintedConfig,
+    Fold,
+    OpenBlock,
+    OpenKey,
+    SliceKey,
+    Span,
+    Trial,
+)
 from shadowspec.types.decision_documents import TEST_FIELDS, decision_figures, shown_figure, shown_test_details
 
 TOLERANCE = 1e-9  # relative, and absolute about 0: sums are stored, read and added in the same order
@@ -46,6 +57,9 @@ class ReplayRows(Rows, Protocol):
 
     def decisions_of(self, fold_id: int) -> list[Decision]:
         """Every decision of the look that ended with this fold, in their order."""
+
+    def evaluations(self) -> list[Evaluation]:
+        """The task sets that were evaluated, oldest first."""
 
     def fingerprints(self) -> dict[str, FingerprintedConfig]:
         """Every config measured."""
@@ -257,6 +271,7 @@ class _Replay:
             configs=self._rows.fingerprints(),
             loads=(decision.concurrency,),
             known_until=decision.evidence.newest_record,
+            evaluations=[each for each in self._rows.evaluations() if each.measured_at <= decision.decided_at],
         )
         trial = self._trial()
         has_entered = bool(look.entered([self._key], [decision]))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from shadowspec.gate.evidence.guardrails import DOCUMENT
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.verdict.current_decision import is_stale
@@ -57,20 +58,22 @@ def clusters_needed(
     per_block = max(evidence.runs.max_block_requests // evidence.runs.max_turns, 1)
     needed = []
     for result in results:
-        if result.outcome == "open" and result.is_required:
+        if result.outcome == "open" and result.is_required and result.unit != DOCUMENT:
             if result.units_needed is None:
                 return None
             merged = (result.state or TestState()).merged_units
             needed.append(result.units_needed * merged * (per_block if result.unit == "block" else 1))
-    return max(needed)
+    return max(needed, default=None)
 
 
 def outlook(result: TestResult, num_clusters: int | None = None) -> str:
     """An open test's figures so far, and the evidence that it still needs."""
+    if result.unit == DOCUMENT and result.num_units == 0:
+        return f"{result.name}: no task set was evaluated with this config; run `shadowspec evaluate`"
     if result.num_units == 0 or result.units_needed is None:
         return f"{figures(result)}: not proven against {number(result.threshold)}, and not trending towards it"
     needed = plural(result.units_needed, f"more {result.unit}")
-    if num_clusters is not None:
+    if num_clusters is not None and result.unit != DOCUMENT:
         needed = plural(num_clusters, "more session")
     return f"{figures(result)}: not yet proven against {number(result.threshold)}, about {needed}"
 

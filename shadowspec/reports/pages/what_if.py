@@ -8,7 +8,7 @@ nothing here is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import look_again
 from shadowspec.gate.run.state import decode_evidence
 from shadowspec.gate.verdict.trial_levels import frozen_policy
-from shadowspec.types import Decision, FingerprintedConfig, StoredEvidence
+from shadowspec.types import Decision, Evaluation, FingerprintedConfig, StoredEvidence
 
 MAX_MARGIN = 0.75  # of the slider: beyond it a log speedup clipped at ln 2 proves nothing
 # Thresholds, which may change between looks; what defines an estimand (clips, caps, the tail margin) is fixed at entry.
@@ -42,11 +42,12 @@ def what_if(
     config: FingerprintedConfig,
     policy: GatePolicy,
     changed: Mapping[str, float],
+    evaluations: Sequence[Evaluation] = (),
 ) -> WhatIf:
     """The hypothesis of `decision` (its latest) judged again, with these of the keys TRIED `changed`.
 
-    `evidence` is its slice's.  Everything else is as at that decision: its time, its run's level, its frozen
-    parameters.
+    `evidence` is its slice's, `evaluations` are the endpoint's.  Everything else is as at that decision: its time, its
+    run's level, its frozen parameters.
 
     Raises:
         NoDataError: nothing is folded of it, or its evidence restarted when the decision ended a run.
@@ -70,7 +71,8 @@ def what_if(
     assert changed.keys() <= set(TRIED), "only thresholds can be tried"
     gate_policy = frozen_policy(policy, decision)
     tried: dict[str, Any] = dict(changed)
+    before = [each for each in evaluations if each.measured_at <= decision.decided_at]
     return WhatIf(
-        today=look_again(decision, folded, config, gate_policy).decide(decision.decided_at),
-        tried=look_again(decision, folded, config, replace(gate_policy, **tried)).decide(decision.decided_at),
+        today=look_again(decision, folded, config, gate_policy, before).decide(decision.decided_at),
+        tried=look_again(decision, folded, config, replace(gate_policy, **tried), before).decide(decision.decided_at),
     )

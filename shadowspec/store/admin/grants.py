@@ -60,7 +60,7 @@ RIGHTS = {
             ),
             "fingerprints": "SELECT, INSERT, UPDATE (recipe)",
             "backfill_blocks": "SELECT, INSERT",
-            "cost_surfaces": "SELECT, INSERT",
+            **dict.fromkeys(("cost_surfaces", "evaluations"), "SELECT, INSERT"),
             **dict.fromkeys(("ledger", "funnel_counts"), "SELECT, INSERT, UPDATE"),
             "attempts": "SELECT, INSERT, UPDATE, DELETE",
             **dict.fromkeys(
@@ -69,7 +69,7 @@ RIGHTS = {
             "decisions": _VERDICT,  # decided slices are sampled less
             "alembic_version": "SELECT",
         },
-        sequences=("rollups_rollup_id_seq", "cost_surfaces_surface_id_seq"),
+        sequences=("rollups_rollup_id_seq", "cost_surfaces_surface_id_seq", "evaluations_evaluation_id_seq"),
         functions=(PARTITION_FUNCTION,),
     ),
     RoleKind.GATE: _GATE,

@@ -16,10 +16,11 @@ from shadowspec.store import bulk
 from shadowspec.store import table_definitions as tables
 from shadowspec.store.column_types import RECORD_KEY
 from shadowspec.store.read import decision_reads, row_reads
-from shadowspec.store.write import ledger_rows
+from shadowspec.store.write import append_only_rows, ledger_rows
 from shadowspec.types import (
     Decision,
     EndpointRows,
+    Evaluation,
     FingerprintedConfig,
     Fold,
     FunnelCounter,
@@ -135,6 +136,10 @@ class EvidenceRows:
     def fingerprints(self) -> dict[str, FingerprintedConfig]:
         """Every config measured, by fingerprint."""
         return row_reads.read_fingerprints(self._connection)
+
+    def evaluations(self) -> list[Evaluation]:
+        """The task sets that were evaluated, oldest first."""
+        return append_only_rows.read_evaluations(self._connection, self.endpoint)
 
     def latest_decisions(self) -> list[Decision]:
         """The last decision on every hypothesis of the endpoint."""

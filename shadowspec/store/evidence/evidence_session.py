@@ -20,6 +20,7 @@ from shadowspec.store.evidence.evidence_keys import StoredKeys
 from shadowspec.store.evidence.evidence_rows import KEYS_AT_ONCE, EvidenceRows
 from shadowspec.store.read.decision_reads import read_latest_decisions
 from shadowspec.store.read.row_reads import read_fingerprints
+from shadowspec.store.write.append_only_rows import read_evaluations
 from shadowspec.store.write.ledger_rows import read_watermark
 from shadowspec.types import (
     Decision,
@@ -193,6 +194,7 @@ def read_snapshot(connection: Connection, endpoint: str) -> EvidenceSnapshot:
         watermark=read_watermark(connection, endpoint),
         fingerprints=read_fingerprints(connection),
         latest_decisions=tuple(read_latest_decisions(connection, endpoint)),
+        evaluations=tuple(read_evaluations(connection, endpoint)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Overrides, rollout stages and cost surfaces in the database: a row per change; none is ever changed."""
+"""Overrides, rollout stages, cost surfaces and evaluations in the database: a row per change; none is ever changed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Final
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, select
 
 from shadowspec.errors import UsageError
-from shadowspec.store.table_definitions import cost_surfaces, override_clearings, overrides, rollouts
+from shadowspec.store.table_definitions import cost_surfaces, evaluations, override_clearings, overrides, rollouts
 from shadowspec.types import (
     Clearing,
     CostKey,
+    Evaluation,
     Override,
     OverrideRecord,
+    PairedScore,
     ProfiledCosts,
     Rollout,
     Stage,
@@ -124,4 +126,24 @@ def read_costs(connection: Connection) -> dict[CostKey, ProfiledCosts]:
     for row in connection.execute(statement.order_by(cost_surfaces.c.surface_id)).mappings():
         key = CostKey(**{name: row[name] for name in COST_KEY})
         found[key] = ProfiledCosts(key, row["profiled_at"], tuple(StepCost(**point) for point in row["points"]))
+    return found
+
+
+def append_evaluations(connection: Connection, measured: Iterable[Evaluation]) -> None:
+    """Append one row per evaluated task."""
+    for each in measured:
+        documents = {name: [pair.baseline, pair.speculative] for name, pair in each.documents.items()}
+        names = ("endpoint", "fingerprint", "task", "metric", "measured_at")
+        values = {name: getattr(each, name) for name in names}
+        connection.execute(insert(evaluations), values | {"documents": documents})
+
+
+def read_evaluations(connection: Connection, endpoint: str) -> list[Evaluation]:
+    """Every evaluated task of an endpoint, oldest first."""
+    statement = select(evaluations).where(evaluations.c.endpoint == endpoint).order_by(evaluations.c.evaluation_id)
+    found = []
+    for row in connection.execute(statement).mappings():
+        documents = {name: PairedScore(*pair) for name, pair in row["documents"].items()}
+        values = {name: row[name] for name in ("endpoint", "fingerprint", "task", "metric", "measured_at")}
+        found.append(Evaluation(**values, documents=documents))
     return found

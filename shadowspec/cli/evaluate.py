@@ -1,0 +1,115 @@
+"""`shadowspec evaluate`: a task set of lm-evaluation-harness with and without speculation, as evidence for the gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shadowspec.app.console import notes, print_json, results
+from shadowspec.cli.options import ConfigOption, JsonOption, OneEndpointOption
+
+if TYPE_CHECKING:
+    from shadowspec.app.evaluate_tasks import Evaluated
+    from shadowspec.types import Evaluation
+
+
+def evaluate(
+    endpoint: OneEndpointOption,
+    tasks: Annotated[str, typer.Option("--tasks", metavar="TASK[,TASK]", help="The harness's names of the tasks.")],
+    config_path: ConfigOption = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", min=1, help="Only the first N documents of each task; default: all."),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", metavar="NAME[,FILTER]", help="The score of a document; default: each task's first."),
+    ] = None,
+    is_chat: Annotated[
+        bool, typer.Option("--chat", help="Ask for chat completions, under the servers' chat template.")
+    ] = False,
+    program: Annotated[
+        Path | None,
+        typer.Option("--lm-eval", metavar="FILE", help="The harness's executable; default: lm_eval on PATH."),
+    ] = None,
+    as_json: JsonOption = False,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGUMENT]...", help="Further arguments of lm_eval, such as --include_path DIR."),
+    ] = None,
+) -> None:
+    """Run your task set of lm-evaluation-harness through both servers of an endpoint, and store the paired scores.
+
+    The endpoint needs engine = "openai". With task_margin in its policy, `shadowspec gate` requires that the mean score
+    with speculation is not lower by more than this. Only hashes of documents and scores are stored, no text.
+    """
+    from shadowspec.app.evaluate_tasks import TaskSet, evaluate_tasks
+    from shadowspec.config import find_config, load_config
+
+    config = load_config(find_config(config_path))
+    names = tuple(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
+    task_set = TaskSet(names, limit, metric, is_chat, program, tuple(arguments or ()))
+    done = evaluate_tasks(
+        config, endpoint, task_set, lambda arm: notes.print(f"{endpoint}: the task set through the {arm} server")
+    )
+    if as_json:
+        print_json(_document(endpoint, done))
+        return
+    _print(done)
+    margin = config.endpoints[endpoint].policy.task_margin
+    if margin is None:
+        notes.print("no verdict depends on it: set task_margin in the endpoint's policy (docs/evaluate.md)")
+
+
+def _document(endpoint: str, done: Evaluated) -> dict[str, Any]:
+    return {
+        "endpoint": endpoint,
+        "fingerprint": done.evaluations[0].fingerprint,
+        "num_documents": done.num_documents,
+        "num_new_documents": done.num_new,
+        "tasks": [
+            {
+                "task": each.task,
+                "metric": each.metric,
+                "num_documents": len(each.documents),
+                **_figures(each),
+            }
+            for each in done.evaluations
+        ],
+    }
+
+
+def _figures(evaluation: Evaluation) -> dict[str, Any]:
+    """Means over the documents that both arms have a score of, and how many of these differ."""
+    from shadowspec.metrics import ratio
+
+    pairs = [(each.baseline, each.speculative) for each in evaluation.documents.values()]
+    known = [(base, spec) for base, spec in pairs if base is not None and spec is not None]
+    return {
+        "baseline": ratio(sum(base for base, _ in known), len(known)),
+        "speculative": ratio(sum(spec for _, spec in known), len(known)),
+        "num_different": sum(base != spec for base, spec in known),
+    }
+
+
+def _print(done: Evaluated) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from shadowspec.text import figure, format_signed, plural
+
+    table = Table()
+    for name in ("task", "metric"):
+        table.add_column(name)
+    for name in ("documents", "baseline", "speculative", "difference", "documents that differ"):
+        table.add_column(name, justify="right")
+    for each in done.evaluations:
+        found = _figures(each)
+        base, spec = found["baseline"], found["speculative"]
+        difference = None if base is None or spec is None else spec - base
+        figures = (figure(base), figure(spec), format_signed(difference), str(found["num_different"]))
+        table.add_row(escape(each.task), escape(each.metric), str(len(each.documents)), *figures)
+    results.print(table)
+    results.print(f"{plural(done.num_new, 'new document')} of {done.num_documents} for the gate", style="dim")
