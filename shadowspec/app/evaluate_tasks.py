@@ -98,7 +98,7 @@ def evaluate_tasks(config: Config, endpoint: str, task_set: TaskSet, on_arm: Cal
                     endpoint,
                     measured.fingerprint,
                     name,
-                    base.metric,
+                    f"{base.metric} (chat)" if task_set.is_chat else base.metric,
                     now,
                     {
                         keyed_hash.identifier("document", f"{name}\0{document}"): pair
@@ -171,8 +171,9 @@ def _ask(
             raise ConfigError(f"--lm-eval: {program} cannot be started: {error.strerror}") from error
         if done.returncode != 0:
             raise InputError(
-                f"{PROGRAM} ended with exit code {done.returncode} at the {arm} server. Its messages may quote prompts "
-                f"and are not shown; see them with: {shlex.join([*command, 'OUTPUT_FOLDER'])}"
+                f"{PROGRAM} ended with exit code {done.returncode} at the {arm} server. Tasks must generate their "
+                "answers (output_type generate_until). Its messages may quote prompts and are not shown; see them "
+                f"with: {shlex.join([*command, 'OUTPUT_FOLDER'])}"
             )
         return read_samples(Path(folder), task_set.metric)
 

@@ -203,6 +203,9 @@ def test_another_metric_is_another_measure(served: Workspace, harness: Harness) 
     done = evaluated(served, harness)
     assert done.code == 2
     assert "was evaluated with this config by exact_match,first-number, and now by exact_match,another" in done.err
+    harness.plans([1.0], [1.0])
+    done = evaluated(served, harness, "--chat")
+    assert "and now by exact_match,first-number (chat)" in done.err, "another way of asking"
 
 
 def test_a_server_that_is_replaced_meanwhile(

@@ -46,6 +46,7 @@ NOT_RUN = {
     "dead-letters replay": "a broker: tests/kafka",
     "dashboard": "serves until stopped: tests/cli/test_dashboard.py",
     "schedule": "runs until stopped: tests/scheduler",
+    "evaluate": "a harness and two servers: tests/cli/test_evaluate.py",
     "profile-server": "two servers: tests/cli/test_profile_server.py",
     "profile-device": "a longer context than the tiny model's: tests/cli/test_profile_device.py",
     "backfill": "Ray, S3 and the web: tests/cli/test_backfill.py",
