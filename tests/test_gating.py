@@ -238,6 +238,7 @@ def test_a_task_set_is_a_guardrail_of_the_endpoint_and_of_every_slice(store: Sto
     store.append_evaluations([replace(evaluation(20, 1.0), measured_at=START + timedelta(days=1))] * 50)
     second = gate(1)
     assert {each.verdict for each in second} == {Verdict.HOLD}
+    assert [each.clusters_needed for each in second] == [None] * 3
     for each in second:
         (test,) = (test for test in each.tests if test.name == "task_score")
         assert (test.num_units, test.outcome, test.unit) == (20, "open", "document")

@@ -6,8 +6,10 @@ The harness is imitated by a program that writes the files of a real run (tests/
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,21 @@ def test_a_task_set_becomes_evidence_for_the_config_that_was_measured(served: Wo
     assert "0 new documents of 4" in again.out
 
 
+@contextmanager
+def descriptors_in(file: Path) -> Iterator[None]:
+    """What this process and its children write to stdout and stderr, as the descriptors see it."""
+    before = [(number, os.dup(number)) for number in (1, 2)]
+    try:
+        with file.open("wb") as taken:
+            for number, _ in before:
+                os.dup2(taken.fileno(), number)
+            yield
+    finally:
+        for number, kept in before:
+            os.dup2(kept, number)
+            os.close(kept)
+
+
 def test_no_text_leaves_the_harness(served: Workspace, harness: Harness) -> None:
     texts = json.loads((RECORDED / "samples.jsonl").read_text().splitlines()[0])
     harness.plans([1.0, 0.0], [1.0, 1.0])
@@ -147,8 +164,10 @@ def test_no_text_leaves_the_harness(served: Workspace, harness: Harness) -> None
     assert done.code == 0, done.err
     assert "set task_margin in the endpoint's policy" in done.err
     harness.plans([1.0], [1.0], fails="a prompt that was refused")
-    failed = evaluated(served, harness, "--verbose")
+    with descriptors_in(served.folder / "descriptors"):
+        failed = evaluated(served, harness, "--verbose")
     assert failed.code == 2
+    assert b"refused" not in (served.folder / "descriptors").read_bytes()
     assert "lm_eval ended with exit code 3 at the baseline server" in failed.err
     assert "--output_path OUTPUT_FOLDER" in " ".join(failed.err.split()), "so that the operator can see its messages"
     written = "".join(each.out + each.err for each in (done, failed)).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import select
 import time
@@ -488,3 +489,23 @@ def test_in_process_a_schema_is_refused_with_its_remedy(workspace: Workspace) ->
     assert done.code == 0, done.err
     assert "grammar" in done.out
     assert 'engine = "openai"' in done.err
+
+
+def test_a_score_of_servers_answers_sees_the_prompt_and_the_logged_answer(
+    served: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (served.folder / "judge_of_servers.py").write_text(
+        "seen = []\n"
+        "def judge(output, prompt, reference, other_output):\n"
+        "    seen.append((prompt, reference, output == other_output))\n"
+        "    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(served.folder)
+    served.replace_in_config("loads =", 'scores = ["judge_of_servers:judge"]\nloads =')
+    logged = {"response": {"choices": [{"index": 0, "text": "production's", "finish_reason": "stop"}]}}
+    traffic = write_traffic(served.folder / "traffic.jsonl", [record(0) | logged, record(1)])
+    assert served.run("run", str(traffic)).code == 0
+    seen = importlib.import_module("judge_of_servers").seen
+    assert sorted(seen, key=repr) == sorted([("abcdefgh", "production's", True), ("bcdefgh", None, True)] * 2, key=repr)
+    with Store.open(f"sqlite:///{served.folder}/shadow.db") as store:
+        assert {run.scores["score"] for run in store.runs("letters")} == {PairedScore(1.0, 1.0)}
