@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -33,6 +33,7 @@ TASK_SCORE = "task_score"  # of the documents of task sets (`Evaluation`), under
 DOCUMENT = "document"  # its unit
 
 Score = tuple[float, float] | None  # value and weight in [0, 1]; None: missing
+_Group = tuple[Sequence[Score], int]  # the scores of a unit, and how many a full one has
 UNKNOWN = QuantileBounds(estimate=0.0, lower=None, upper=None)  # of no request
 _NOT_APPLICABLE: Score = (0.0, 0.0)
 
@@ -117,14 +118,12 @@ def score_test(name: str, blocks: Sequence[BlockUnit], margin: float) -> Betting
         pair = run.scores[name]
         return _NOT_APPLICABLE if pair is None else _difference(pair)
 
-    return _test(name, blocks, score, -1.0, 1.0, above=-margin)
+    return _difference_test(name, _groups(blocks, score), "block", margin)
 
 
 def task_test(documents: Sequence[PairedScore], margin: float) -> BettingTest:
     """The same mean over documents of task sets, each of which is a unit."""
-    return _grouped_test(
-        TASK_SCORE, (([_difference(pair)], 1) for pair in documents), -1.0, 1.0, DOCUMENT, above=-margin
-    )
+    return _difference_test(TASK_SCORE, (([_difference(pair)], 1) for pair in documents), DOCUMENT, margin)
 
 
 def first_scores(evaluations: Iterable[Evaluation], fingerprint: str) -> list[PairedScore]:
@@ -138,6 +137,10 @@ def first_scores(evaluations: Iterable[Evaluation], fingerprint: str) -> list[Pa
             for document, pair in sorted(each.documents.items()):
                 found.setdefault((each.task, document), pair)
     return list(found.values())
+
+
+def _difference_test(name: str, groups: Iterable[_Group], unit: str, margin: float) -> BettingTest:
+    return _grouped_test(name, groups, -1.0, 1.0, unit, above=-margin)
 
 
 def _difference(pair: PairedScore) -> Score:
@@ -190,13 +193,17 @@ def _test(
     below: float | None = None,
     is_log: bool = False,
 ) -> BettingTest:
-    groups = (([score(unit, measured.run) for measured in unit.runs], unit.block.n_max) for unit in blocks)
+    groups = _groups(blocks, score)
     return _grouped_test(name, groups, lowest, highest, "block", above=above, below=below, is_log=is_log)
+
+
+def _groups(blocks: Iterable[BlockUnit], score: Callable[[BlockUnit, Run], Score]) -> Iterator[_Group]:
+    return (([score(unit, measured.run) for measured in unit.runs], unit.block.n_max) for unit in blocks)
 
 
 def _grouped_test(
     name: str,
-    groups: Iterable[tuple[Sequence[Score], int]],
+    groups: Iterable[_Group],
     lowest: float,
     highest: float,
     unit: str,
