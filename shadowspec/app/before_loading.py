@@ -1,11 +1,13 @@
 """Checks before models are loaded: the configuration has endpoints, and their models, scores and input files exist.
 
-Torch and transformers take seconds to load, so nothing of them is imported here.
+Torch and transformers take seconds to load, so nothing of them is imported here.  Servers are connected here too,
+because they need neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.errors import ConfigError, ModelError, NoDataError
 from shadowspec.quality.contracts import require_sql
 from shadowspec.quality.custom_scores import Scorer, load_scorer
+from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.kafka import KafkaSettings
@@ -132,6 +135,29 @@ def load_scorers(config: Config) -> dict[str, Scorer]:
                 except ConfigError as error:
                     raise ConfigError(f"{config.path}: endpoints.{name}: {error}") from error
     return scorers
+
+
+def connect_servers(config: Config, endpoint: EndpointConfig, scorer: Scorer) -> ServerEngine:
+    """The engine of an endpoint with servers; both are looked at.
+
+    Raises:
+        ServerError: one of them gives no usable answer.
+        ModelError: they do not fit the candidate.
+    """
+    assert endpoint.servers is not None, "only an endpoint with servers has them"
+    if scorer.takes_prompt:
+        from shadowspec.engine.tokenizer import load_tokenizer
+
+        scorer = replace(scorer, decode=load_tokenizer(endpoint.target).decode_marked)
+    return connect(
+        endpoint.servers,
+        endpoint.candidates[0],
+        config.engine,
+        requests_per_slot=endpoint.rule.requests_per_slot,
+        default_sampling=endpoint.rule.default_sampling,
+        max_turns=endpoint.rule.max_turns,
+        scorer=scorer,
+    )
 
 
 def name_loads(endpoints: Mapping[str, EndpointConfig]) -> None:

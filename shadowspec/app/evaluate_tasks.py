@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from shadowspec.app.measure_files import connect_servers
+from shadowspec.app.before_loading import connect_servers
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.errors import ConfigError, InputError, UsageError
 from shadowspec.gate.evidence.guardrails import first_scores

@@ -13,15 +13,14 @@ from rich.progress import Progress as Bar
 from rich.progress import TaskID
 from transformers.utils import logging as transformers_logging
 
-from shadowspec.app.before_loading import load_scorers, require_endpoints
+from shadowspec.app.before_loading import connect_servers, load_scorers, require_endpoints
 from shadowspec.app.console import notes, progress_bar
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.audit import Auditor
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.errors import ModelError
-from shadowspec.quality.custom_scores import Scorer
-from shadowspec.servers.measure_servers import ServerEngine, connect
+from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
@@ -123,27 +122,6 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
             shared[key] = Engine(target, candidates, config.engine, scorers=scorers, auditor=auditor)
         engines[name] = shared[key]
     return engines
-
-
-def connect_servers(config: Config, endpoint: EndpointConfig, scorer: Scorer) -> ServerEngine:
-    """The engine of an endpoint with servers; both are looked at.
-
-    Raises:
-        ServerError: one of them gives no usable answer.
-        ModelError: they do not fit the candidate.
-    """
-    assert endpoint.servers is not None, "only an endpoint with servers has them"
-    if scorer.takes_prompt:
-        scorer = replace(scorer, decode=load_tokenizer(endpoint.target).decode_marked)
-    return connect(
-        endpoint.servers,
-        endpoint.candidates[0],
-        config.engine,
-        requests_per_slot=endpoint.rule.requests_per_slot,
-        default_sampling=endpoint.rule.default_sampling,
-        max_turns=endpoint.rule.max_turns,
-        scorer=scorer,
-    )
 
 
 @contextmanager

@@ -32,6 +32,7 @@ WITHOUT_TORCH: dict[str, tuple[list[str], set[int]]] = {
     "gate --explain": (["1"], {0}),
     "check": (["--endpoint", "letters"], {0, 1, 3}),
     "plan": ([], {0}),
+    "evaluate": (["--endpoint", "served", "--tasks", "sums", "--lm-eval", sys.executable], {5}),
     "live": ([], {5}),
     "report": ([], {0}),
     "report --period": (["day"], {0}),
