@@ -16,11 +16,13 @@ from shadowspec.types import (
     BlockResult,
     Composition,
     Decision,
+    Evaluation,
     ExpectedCounts,
     FingerprintedConfig,
     FunnelCounter,
     Memory,
     Override,
+    PairedScore,
     RecordKey,
     ReplayedRecord,
     Rollout,
@@ -117,3 +119,9 @@ def backfilled(number: int, source: str = "file", **changes: Any) -> BackfilledB
         ("chat", FunnelCounter.DUPLICATE, None): 3,
     }
     return replace(BackfilledBlock(BlockPlace(source, number), False, 8, 2, 1, funnel, NOON), **changes)
+
+
+def evaluation() -> Evaluation:
+    """Of a task set; one of its scores is missing."""
+    documents = {"a" * 64: PairedScore(1.0, 0.5), "b" * 64: PairedScore(None, 1.0)}
+    return Evaluation("chat", "fp", "sums", "exact_match,none", NOON, documents)

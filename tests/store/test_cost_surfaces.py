@@ -1,4 +1,4 @@
-"""Cost surfaces read back as they were stored, and the newest of a kind counts."""
+"""Cost surfaces and evaluations read back as they were stored; of cost surfaces the newest of a kind counts."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def test_the_newest_of_each_kind_reads_back(store: Store) -> None:
     for costs in (old, other, new):
         store.append_costs(costs)
     assert store.costs() == {greedy: new, sampled: other}
+
+
+def test_every_evaluation_of_an_endpoint_reads_back_in_its_order(store: Store) -> None:
+    store.save_fingerprints([examples.config()])
+    first, again = examples.evaluation(), replace(examples.evaluation(), task="another task")
+    store.append_evaluations([first, replace(first, endpoint="code"), again])
+    assert store.evaluations("chat") == [first, again]
+    assert store.folded_evidence("chat").evaluations == (first, again)
 
 
 def test_what_a_surface_is_of_leaves_the_depth_out() -> None:

@@ -131,6 +131,9 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
         assert store.save_backfilled("work", examples.backfilled(0), [examples.replayed(2)]) == 0
         assert store.backfilled_blocks("work", {"file"}) == [examples.backfilled(0)]
         assert store.backfilled_sums({"file"}, {"fp"}, ["chat"])["chat"]
+        with store.endpoint_lock("chat"):
+            store.append_evaluations([examples.evaluation()])
+        assert store.evaluations("chat") == [examples.evaluation()]
         assert store.save_batch(_batch(2, year=2023), "group").num_new_runs == 1  # a month that it makes
         assert store.record_attempt([RecordKey("topic", 0, 9)]) == {RecordKey("topic", 0, 9): 1}
         store.clear_attempts([RecordKey("topic", 0, 9)])
