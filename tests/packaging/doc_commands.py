@@ -1,10 +1,13 @@
-"""The commands that the documentation shows, as a reader would type them."""
+"""The commands that the documentation shows, as a reader would type them.
+
+A block without a language, or in a shell's, holds commands, and nothing but them and comments.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +18,14 @@ PAGES = (
     ROOT / "CONTRIBUTING.md",
 )
 SHELLS = ("", "sh", "bash", "shell", "console")
-PROGRAM = re.compile(r"(?:\$ )?(?:[A-Z_]+=\S+ )*(\.|\$[A-Z]+|\.venv/bin/python|[a-z][a-z0-9.-]*)(?:$| (?!=))")
-PROGRAMS = (
-    "shadowspec", "make", "python", "python3", ".venv/bin/python", "pip", "docker", "kubectl", "llama-server", "cmake",
-    "ninja", "tar", "cd", "mkdir", "printf", ".", "$EDITOR", "sqlite3",
-)  # fmt: skip
+# A command within a pipeline of a CI system, or in a sentence.
+EMBEDDED = re.compile(r"(?:- |: |')(shadowspec [^'#]*)")
+INLINE = re.compile(r"(?<!`)`(?:\$ )?((?:shadowspec|make) [^`]+)`(?!`)")
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a page: where it is, and its words without what redirects its output."""
+    """A command of a page: where it is, and its words without redirections of its output."""
 
     page: str
     line: int
@@ -35,50 +36,56 @@ class Command:
 
 
 def commands(path: Path) -> Iterator[Command]:
-    """The commands of a page, in their order."""
+    """The commands of a page's blocks, in their order."""
     page = str(path.relative_to(ROOT))
-    for start, lines in _blocks(path.read_text(encoding="utf-8")):
-        if not any(_is_command(line) for line in lines):
+    for start, language, lines in _blocks(path.read_text(encoding="utf-8")):
+        if language in SHELLS:
+            yield from _of_shell(page, start, lines)
+        else:
+            for offset, line in enumerate(lines):
+                if found := EMBEDDED.search(line):
+                    yield Command(page, start + offset, tuple(shlex.split(found[1])))
+
+
+def mentions(path: Path) -> Iterator[Command]:
+    """The commands in a page's sentences, cut at the first part that is not literal, such as `[--load B]`."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for found in INLINE.finditer(line):
+            literal = found[1].replace("[", " ").replace("]", " ")
+            yield Command(str(path.relative_to(ROOT)), number, tuple(shlex.split(literal)))
+
+
+def _of_shell(page: str, start: int, lines: Iterable[str]) -> Iterator[Command]:
+    joined = ""
+    for offset, line in enumerate(lines):
+        joined += line.removesuffix("\\")
+        if line.endswith("\\"):
             continue
+        for words in _split(joined.removeprefix("$ ")):
+            yield Command(page, start + offset, words)
         joined = ""
-        for offset, line in enumerate(lines):
-            joined += line.removesuffix("\\")
-            if line.endswith("\\"):
-                continue
-            if _is_command(joined):
-                for words in _split(joined.removeprefix("$ ")):
-                    yield Command(page, start + offset, words)
-            joined = ""
 
 
-def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
-    """The blocks of shell on a page, fenced without another language or indented, with their first lines' numbers."""
+def _blocks(text: str) -> Iterator[tuple[int, str, list[str]]]:
+    """The blocks of a page, fenced or indented, with their first lines' numbers and their languages."""
     language: str | None = None
     block: list[str] = []
     start, follows_blank = 0, True
     for number, line in enumerate([*text.splitlines(), ""], 1):
         fence = re.match(r"\s*```(\w*)", line)
-        inside = (
-            language in SHELLS if language is not None else line.startswith("    ") and (bool(block) or follows_blank)
-        )
-        if fence is None and inside:
+        if fence is None and (language is not None or (line.startswith("    ") and (block or follows_blank))):
             start = start if block else number
-            block.append(line if language is not None else line.strip())
+            block.append(line.strip())
         elif block:
-            yield start, block
+            yield start, language or "", block
             block = []
         if fence is not None:
             language = fence[1] if language is None else None
         follows_blank = not line.strip()
 
 
-def _is_command(line: str) -> bool:
-    found = PROGRAM.match(line)
-    return found is not None and found[1] in PROGRAMS
-
-
 def _split(line: str) -> Iterator[tuple[str, ...]]:
-    """The commands of a line: comments and redirections left out, and what a pipe or `&&` separates apart."""
+    """The commands of a line: comments and redirections left out, and those around a pipe or `&&` separate."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split = True
     words: list[str] = []
