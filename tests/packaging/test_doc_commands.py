@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,18 @@ from sqlalchemy import NullPool
 
 from shadowspec.cli.main import app, main
 from shadowspec.store import Store
+from shadowspec.store.admin import schema
 from tests.cli.conftest import record, write_traffic
 from tests.cli_process import run_command
 from tests.conftest import temporary_database
 from tests.kafka_topics import Topics
 from tests.packaging.doc_commands import PAGES, ROOT, Command, commands, mentions
-from tests.services import PATIENCE_S
+from tests.services import PATIENCE_S, free_port
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 
 COMMANDS = [command for path in PAGES for command in commands(path)]
 MENTIONS = [command for path in PAGES for command in mentions(path)]
+CLI: Any = typer.main.get_command(app)
 SHADOWSPEC = [each for each in COMMANDS if each.words[0] == "shadowspec"]
 CHECKED = ("shadowspec", "make", "python", "python3", ".venv/bin/python", "pip", "docker", "kubectl")
 # Of other programs: why nothing here can check their arguments.
@@ -45,6 +48,7 @@ OF_OTHERS = {
     "llama-server": "llama.cpp's own",
     "cmake": "builds llama.cpp",
     "ninja": "builds llama.cpp",
+    "harness/bin/pip": "lm-evaluation-harness's environment",
     "tar": "unpacks llama.cpp",
     "vllm": "vLLM's own; its middleware: tests/tap",
     "litellm": "LiteLLM's own; its callback: tests/tap",
@@ -63,11 +67,12 @@ NOT_RUN = {
     "demo": "takes minutes: tests/demo",
     "distill training.jsonl": "the public model and traffic of kernels/benchmarks/real_model",
     "evaluate": "a harness and two servers: tests/cli/test_evaluate.py",
+    "profile-device": "half a minute for its grid: tests/cli/test_profile_device.py",
     "profile-server": "a benchmark of two servers: tests/cli/test_profile_server.py",
 }
 SERVED = ("worker", "produce", "dead-letters", "db grant")  # need the broker or Postgres
 WORKER_PAGE = "docs/tutorials/mirror-to-ci.md"  # where the worker is run, of all pages that show its command
-NUM_RECORDS = 24
+NUM_RECORDS = 120  # `distill` parts their sessions by chance
 
 
 def _text(command: Command) -> str:
@@ -97,7 +102,7 @@ def test_every_program_is_known() -> None:
 
 @pytest.mark.parametrize("command", SHADOWSPEC, ids=str)
 def test_the_command_line_takes_it(command: Command) -> None:
-    _parse(typer.main.get_command(app), list(command.words[1:]))
+    _parse(CLI, list(command.words[1:]))
 
 
 def test_the_sentences_name_commands_and_options_that_exist() -> None:
@@ -105,7 +110,7 @@ def test_the_sentences_name_commands_and_options_that_exist() -> None:
         if mention.words[0] == "make":
             _require_target(mention)
             continue
-        command: Any = typer.main.get_command(app)
+        command = CLI
         words = list(mention.words[1:])
         while hasattr(command, "commands") and words:
             assert words[0] in command.commands, str(mention)
@@ -151,9 +156,10 @@ def test_containers_and_manifests_exist() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
     for command in COMMANDS:
         if command.words[:2] == ("docker", "compose"):
-            place = next(place for place, word in enumerate(command.words) if word in services)
-            if command.words[place + 1 :]:  # of `docker compose run`: a command of the image's program
-                _parse(typer.main.get_command(app), list(command.words[place + 1 :]))
+            words = [word for word in command.words[3:] if word not in ("--rm", "--build")]
+            assert words[0] in services, str(command)
+            if words[1:]:  # of `docker compose run`: a command of the image's program
+                _parse(CLI, words[1:])
         for before, word in zip(command.words, command.words[1:], strict=False):
             if command.words[0] == "kubectl" and before in ("-f", "-k"):
                 assert (ROOT / word).exists(), str(command)
@@ -179,6 +185,8 @@ def test_the_commands_of_a_page_run_as_written(
             (folder / name).unlink()
     if any(_text(each).startswith(SERVED) for each in given):
         request.getfixturevalue("services")
+        if not any(_text(each) == "db upgrade" for each in given):
+            schema.upgrade(os.environ["SHADOWSPEC_DATABASE_URL"])
     for each in given:
         if _text(each) == "worker":
             _run_worker()
@@ -195,26 +203,29 @@ def services(
     """Postgres with the roles of the pages and Kafka with the topics of `make services`, in the configuration."""
     engine = sqlalchemy.create_engine(postgres_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     roles = [each.words[-1] for each in RUN if _text(each).startswith("db grant")]
-    with temporary_database(postgres_url) as url, Topics(kafka_bootstrap) as topics:
+
+    def for_each_role(statement: str) -> None:
         with engine.connect() as connection:
             for role in roles:
-                connection.exec_driver_sql(f'CREATE ROLE "{role}"')
+                connection.exec_driver_sql(f'{statement} "{role}"')
+
+    for_each_role("CREATE ROLE")
+    with temporary_database(postgres_url) as url, Topics(kafka_bootstrap) as topics:
         for topic in ("shadow.prompts", "shadow.retry", "shadow.dead-letters"):
             topics.create(name=topic)
         monkeypatch.setenv("SHADOWSPEC_DATABASE_URL", url)
         with (tmp_path / "folder/shadowspec.toml").open("a", encoding="utf-8") as file:
             file.write(
                 f'\n[kafka]\nbootstrap_servers = ["{kafka_bootstrap}"]\ntopics = ["shadow.prompts"]\n'
-                'retry_topics = ["shadow.retry"]\n[worker]\nhealth_port = 0\n'
+                f'retry_topics = ["shadow.retry"]\n[worker]\nhealth_address = "127.0.0.1:{free_port()}"\n'
             )
         yield
-        with engine.connect() as connection:
-            for role in roles:
-                connection.exec_driver_sql(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+    for_each_role("DROP ROLE")
 
 
 def _run_worker() -> None:
-    """Run `shadowspec worker` until every record is counted, then ask it to drain, as Ctrl-C does."""
+    """Run `shadowspec worker` until it has read every record, then ask it to drain, as Ctrl-C does."""
+    address = tomllib.loads(Path("shadowspec.toml").read_text(encoding="utf-8"))["worker"]["health_address"]
     with subprocess.Popen(
         [sys.executable, "-m", "shadowspec", "worker"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -224,15 +235,28 @@ def _run_worker() -> None:
     ) as worker:
         try:
             deadline = time.monotonic() + PATIENCE_S
-            with Store.open(os.environ["SHADOWSPEC_DATABASE_URL"]) as store:
-                while sum(store.funnel().values()) < NUM_RECORDS and worker.poll() is None:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.1)
+            while worker.poll() is None and _lag(address) != 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
             worker.send_signal(signal.SIGINT)
             said, _ = worker.communicate(timeout=PATIENCE_S)
         finally:
             worker.kill()
     assert worker.returncode == 130, said
+    with Store.open(os.environ["SHADOWSPEC_DATABASE_URL"]) as store:
+        assert sum(store.funnel().values()) == NUM_RECORDS
+
+
+def _lag(address: str) -> float | None:
+    """Records that the worker has not read yet; None before it knows."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_S) as answer:
+            found = re.findall(
+                r"^shadowspec_consumer_lag_messages\{.*shadow.prompts.* (\S+)$", answer.read().decode(), re.MULTILINE
+            )
+    except OSError:
+        return None
+    return sum(map(float, found)) if found else None
 
 
 @pytest.fixture(scope="module")
@@ -251,11 +275,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def _measure(folder: Path, endpoint: str) -> Path:
     save_model(folder / "models/my-model", tiny_llama(3, layers=5), letter_tokenizer())
     save_model(folder / "models/draft", tiny_llama(4, layers=1), letter_tokenizer())
-    answer = {"model": endpoint, "choices": [{"text": "abc", "finish_reason": "stop"}]}
+    choice = {"text": "abc", "token_ids": [2, 3, 4], "finish_reason": "length"}
+    answer = {"model": endpoint, "choices": [choice], "usage": {"completion_tokens": 3}}
     traffic = write_traffic(
         folder / "traffic.jsonl",
         [
-            record(number, model=endpoint) | {"response": answer, "metadata": {"consent": "yes"}}
+            record(number, model=endpoint, max_tokens=3, temperature=1.0)
+            | {"response": answer, "metadata": {"consent": "yes"}}
             for number in range(NUM_RECORDS)
         ],
     )
@@ -271,6 +297,12 @@ def _measure(folder: Path, endpoint: str) -> Path:
             with pytest.raises(SystemExit) as ended:
                 main()
             assert not ended.value.code
+            if words[0] == "init":
+                config = folder / "shadowspec.toml"
+                text = config.read_text(encoding="utf-8")
+                config.write_text(
+                    text.replace("served_models", 'labels = ["consent"]\nserved_models', 1), encoding="utf-8"
+                )
     return folder
 
 
@@ -296,8 +328,15 @@ def _require_target(command: Command) -> None:
             _require_options(command, scripts, value.split())
 
 
-def _require_options(command: Command, scripts: list[Path], words: Iterator[str] | list[str] | tuple[str, ...]) -> None:
-    """A script, or a module beside it, declares each option."""
-    text = "".join(path.read_text(encoding="utf-8") for script in scripts for path in script.parent.glob("*.py"))
+def _require_options(command: Command, scripts: Iterable[Path], words: Iterable[str]) -> None:
+    """A script, or a module that it imports, declares each option."""
+    found: dict[Path, str] = {}
+    waiting = list(scripts)
+    while waiting:
+        if (script := waiting.pop()) not in found:
+            found[script] = script.read_text(encoding="utf-8")
+            for name in re.findall(r"^from ([\w.]+) import", found[script], re.MULTILINE):
+                module = f"{name.replace('.', '/')}.py"
+                waiting += [path for root in (ROOT, ROOT / "kernels/benchmarks") if (path := root / module).is_file()]
     for word in words:
-        assert not word.startswith("--") or f'"{word}"' in text, f"{command}: {word}"
+        assert not word.startswith("--") or any(f'"{word}"' in text for text in found.values()), f"{command}: {word}"
