@@ -297,5 +297,7 @@ def _read(
                 break
     if not examples:
         reasons = ", ".join(sorted({reason or counter for _, counter, reason in funnel})) or "no record"
-        raise NoDataError(f"no record holds a response that can be learnt from ({reasons})")
+        raise NoDataError(
+            f"no record holds a response that can be learnt from ({reasons}); record responses too (docs/capture.md)"
+        )
     return _Traffic(tuple(examples), dict(funnel), min(times), max(times))

@@ -315,7 +315,7 @@ def _traffic(config: Config, path: str) -> list[Finding]:
     ]  # fmt: skip
     for name, endpoint in config.endpoints.items():
         words = _matched(endpoint, surveys.get(name), refused[name])
-        found.append(Finding(f"traffic {name}", True, words))
+        found.append(Finding(f"traffic {name}", is_any, words, NoDataError.exit_code))
     return found
 
 

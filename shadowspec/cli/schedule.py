@@ -51,12 +51,12 @@ def schedule(
         raise UsageError("--once and --list exclude each other; give one")
     config = load_config(find_config(config_path))
     crons = crons_of(config.path, config.schedule.jobs)
+    if not config.schedule.jobs and not live_jobs(config) and config.schedule.metrics_address is None:
+        raise ConfigError(f"{config.path}: schedule.jobs: is missing; add a job (docs/schedule.md)")
     if list_:
         with Store.open(config.database_url) as store:
             _list(config, crons, store, as_json=as_json)
         return
-    if not config.schedule.jobs and not live_jobs(config) and config.schedule.metrics_address is None:
-        raise ConfigError(f"{config.path}: schedule.jobs: is missing; add a job (docs/schedule.md)")
     _require_receivers(config)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

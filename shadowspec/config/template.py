@@ -445,7 +445,7 @@ def suggest_key(name: str, missing: Iterable[str]) -> str:
         missing: keys that its table needs and lacks; they are tried first.
     """
     written = re.findall(r"\b([a-z]\w*) = |^(?:# )?\[+([\w.]+)\]+$", _CONFIG + _POLICY, re.MULTILINE)
-    known = {part for key, table in written for part in (key, *table.split(".")) if part}
+    known = {"gate"} | {part for key, table in written for part in (key, *table.split(".")) if part}
     return suggestion(name, missing) or suggestion(name, known)
 
 

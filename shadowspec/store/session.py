@@ -44,6 +44,7 @@ SILENCE_TIMEOUT_S = 30  # a server whose host is gone answers nothing: the conne
 # interrupted by an operator or a time-out, rolled back in favour of others, lock not had, read-only (a standby).
 HEALING_SQLSTATES = ("08", "53", "57", "58", "40", "55P03", "25006", "25P03", "25P04")
 LOCK_NOT_AVAILABLE = "55P03"
+NOT_SQLITE = "file is not a database"  # SQLite's words for another file
 FINAL_SQLSTATES = ("28", "3D")  # login refused, unknown database
 # Conditions that need more than the state: a row that was on its way to the default partition when its month was made
 # (the next attempt goes to the month), and a server that is a standby for now.
@@ -239,7 +240,9 @@ def translate_errors(url: URL) -> Iterator[None]:
         unavailable = _unavailability(url, exc)
         if unavailable is not None:
             raise unavailable from exc
-        raise StoreError(f"database {name}: {_first_line(exc)}") from exc
+        said = _first_line(exc)
+        remedy = "; correct database.url" if said == NOT_SQLITE else ""
+        raise StoreError(f"database {name}: {said}{remedy}") from exc
     except SQLAlchemyError as exc:
         raise StoreError(f"database {name}: {_first_line(exc)}") from exc
     except (OverflowError, ValueError) as exc:  # a number too large, text without a UTF-8 form, NaN in JSON
@@ -255,14 +258,17 @@ def _unavailability(url: URL, exc: StatementError) -> ServiceUnavailableError | 
     is_connection_error = isinstance(exc, OperationalError | InterfaceError) and sqlstate is None
     if is_connection_error or (isinstance(exc, DBAPIError) and exc.connection_invalidated and sqlstate is None):
         return ServiceUnavailableError(
-            f"database {name} cannot be reached: {said}", is_retryable=FINAL_LOGIN.search(str(exc.orig)) is None
+            f"database {name} cannot be reached: {said}; start it, or correct database.url",
+            is_retryable=FINAL_LOGIN.search(str(exc.orig)) is None,
         )
     if sqlstate is None:
         return None
     if sqlstate.startswith(FINAL_SQLSTATES):
-        return ServiceUnavailableError(f"database {name} cannot be reached: {said}", is_retryable=False)
+        return ServiceUnavailableError(
+            f"database {name} cannot be reached: {said}; correct database.url", is_retryable=False
+        )
     if sqlstate.startswith(HEALING_SQLSTATES) or HEALING_WORDS.get(sqlstate, "\0") in str(exc.orig):
-        return ServiceUnavailableError(f"database {name} cannot serve now ({sqlstate}): {said}")
+        return ServiceUnavailableError(f"database {name} cannot serve now ({sqlstate}): {said}; try again later")
     return None
 
 

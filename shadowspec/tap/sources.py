@@ -112,7 +112,7 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
         magic = stream.read(len(GZIP_MAGIC))
         is_gzip = magic == GZIP_MAGIC
         if magic and not is_gzip and name.endswith(".gz"):
-            raise InputError(f"{name}: is not gzip, though its name says so")
+            raise InputError(f"{name}: is not gzip, though its name says so; rename it, or compress it")
         digest = _digest(_unpack(stream, is_gzip))
         content = _unpack(stream, is_gzip)
     second_digest = hashlib.sha256()

@@ -151,7 +151,8 @@ def _find_expected(question: Question, decisions: Sequence[Decision], inputs: Ch
             differences.append(f"{name}: {difference}")
     if not kept:
         raise NoDataError(
-            f"endpoint {question.endpoint!r}: no measured config matches the expected one; {'; '.join(differences)}"
+            f"endpoint {question.endpoint!r}: no measured config matches the expected one; {'; '.join(differences)}; "
+            "measure the deployed model and engine, or correct the expectation"
         )
     return kept
 

@@ -95,7 +95,7 @@ def grant(engine: Engine, kind: RoleKind, role: str) -> list[str]:
         StoreError: there is no such role, or this role may not grant.
     """
     if engine.dialect.name != "postgresql":
-        raise UsageError("roles are Postgres's: SQLite knows only the permissions of the file")
+        raise UsageError("only Postgres has roles; protect a SQLite database by the permissions of its file")
     with session.write(engine) as connection:
         _check(connection, role)
         statements = _statements(engine, connection, RIGHTS[kind], engine.dialect.identifier_preparer.quote(role))
