@@ -23,8 +23,12 @@ def funnel() -> str:
 
 def _reasons(*, is_hold: bool) -> str:
     rows = [
-        (code(each), *(() if is_hold else (", ".join(each.verdicts),)), each.meaning, each.remedy)
+        (code(each), *(() if is_hold else (", ".join(each.verdicts),)), each.meaning, _remedy(each))
         for each in ReasonCode
         if (Verdict.HOLD in each.verdicts) is is_hold
     ]
     return table(("code", *(() if is_hold else ("verdict",)), "meaning", "what to do"), rows)
+
+
+def _remedy(reason: ReasonCode) -> str:
+    return " ".join(filter(None, (f"{reason.step[0].upper()}{reason.step[1:]}.", reason.note)))

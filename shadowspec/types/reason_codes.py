@@ -1,193 +1,224 @@
 """The reason codes of decisions: when the gate gives each, and what to do about it.
 
-The documentation's page on HOLD is made from these texts, so that a code without one cannot be given.
+Commands, dashboard and the documentation's page on HOLD show these texts, so that a code without one cannot be given.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
+
+GATE_AGAIN: Final = "then run `shadowspec gate` again"
 
 
 class ReasonCode(StrEnum):
-    """Why a hypothesis has its verdict: `verdicts` that carry the code, `meaning`, and `remedy` for an operator."""
+    """Why a hypothesis has its verdict.
+
+    `verdicts` that carry the code, `meaning`, and for an operator the next `step` as an order and a `note` on it.
+    """
 
     verdicts: tuple[str, ...]
     meaning: str
-    remedy: str
+    step: str
+    note: str
 
-    def __new__(cls, value: str, verdicts: str = "", meaning: str = "", remedy: str = "") -> Self:  # by value: a lookup
-        member = str.__new__(cls, value)
+    def __new__(cls, value: str, verdicts: str = "", meaning: str = "", step: str = "", note: str = "") -> Self:
+        member = str.__new__(cls, value)  # the defaults are those of a lookup by value
         member._value_ = value
-        member.verdicts, member.meaning, member.remedy = tuple(verdicts.split("/")), meaning, remedy
+        member.verdicts, member.meaning = tuple(verdicts.split("/")), meaning
+        member.step, member.note = step, note
         return member
 
     ALL_TESTS_PASS = (
         "all_tests_pass",
         "ENABLE",
         "Every required test passes at this look.",
-        "Roll out by the policy's stages; `shadowspec export` writes the configuration of the serving engine.",
+        "roll out by the policy's stages",
+        "`shadowspec export` writes the configuration of the serving engine.",
     )
     SLOWDOWN = (
         "slowdown",
         "DISABLE",
         "The upper bound of the speedup is below 1 + `margin`.",
-        "Leave speculation off here. Try a smaller K, another proposer, or a lower load as a new candidate.",
+        "keep speculation off; to try again, configure another draft or fewer speculative tokens",
+        "A lower load can be a candidate too.",
     )
     TAIL_SLOWED = (
         "tail_slowed",
         "DISABLE",
         "More requests than `tail_share` became slower by `tail_margin`.",
-        "Leave speculation off here, or find the slow requests in the dashboard's explorer and give them a slice.",
+        "keep speculation off; to try again, configure another draft or fewer speculative tokens",
+        "Or find the slow requests in the dashboard's explorer, and give them a slice.",
     )
     PARITY_FAULT = (
         "parity_fault",
         "DISABLE",
         "A greedy output differs from the target's, and rounding does not explain it.",
-        "Report it as an error of the engine or the server; its acceptance counts are not valid either.",
+        "keep speculation off, and report the difference as an error of the engine or the server",
+        "Its acceptance counts are not valid either.",
     )
     PARITY_BIASED = (
         "parity_biased",
         "DISABLE",
         "Sampled outputs do not follow the target's distribution.",
-        "Report it as an error of the engine or the server; compare `baseline_z` to see whether both arms have it.",
+        "keep speculation off, and report the difference as an error of the engine or the server",
+        "Compare `baseline_z` to see whether both arms have it.",
     )
     MEMORY_OVER_BUDGET = (
         "memory_over_budget",
         "DISABLE",
         "A block took more memory than `memory_budget_share` or `memory_budget_tokens` allows.",
-        "Use a smaller draft or a proposer without one, or review the budget in the policy.",
+        "keep speculation off; use a smaller draft or none, or review the memory budget in the policy",
     )
     DRIFT = (
         "drift",
         "DISABLE/HOLD",
         "A detector fired after ENABLE: speedup, acceptance or parity no longer keeps its promise.",
-        "Look at Changes in the dashboard: mix of slices, a new model, a new load. The next run decides again.",
+        "keep speculation off, and look for the cause under Changes in the dashboard; the next run decides again",
+        "Causes: mix of slices, a new model, a new load.",
     )
     OVERRIDE = (
         "override",
         "DISABLE/HOLD",
         "An operator's override, an engine audit or the live guard keeps speculation off.",
-        "`shadowspec override list` shows reason and author; `shadowspec override clear ID` ends it.",
+        "see reason and author in `shadowspec override list`",
+        "`shadowspec override clear ID` ends it.",
     )
     CHANGED_RULES = (
         "changed_rules",
         "DISABLE/HOLD",
         "The run began under an older version of the gate's rules, and ended undecided.",
-        "Nothing: the next look begins a run under the current rules.",
+        "run `shadowspec gate` again: it begins a run under the current rules",
     )
     TOO_FEW_CLUSTERS = (
         "too_few_clusters",
         "HOLD",
         "Fewer sessions than `entry_clusters` have closed, so that no test is read yet.",
-        "Send more sessions. A session closes when it is full, idle for `cluster_idle_s`, or at the end of a file.",
+        f"send traffic, {GATE_AGAIN}",
+        "A session closes when it is full, idle for `cluster_idle_s`, or at the end of a file.",
     )
     TOO_FEW_UNITS = (
         "too_few_units",
         "HOLD",
         "No test failed, and at least one is not decided yet.",
-        "Send more traffic. `shadowspec plan` says how many sessions and how much time it takes, and names candidates "
-        "that are never decided at this rate.",
+        f"send traffic, {GATE_AGAIN}",
+        "`shadowspec plan` says how many sessions and how much time it takes, and names candidates that are "
+        "never decided at this rate.",
     )
     MIN_SPAN = (
         "min_span",
         "HOLD",
         "Every required test passes, but the traffic covers less time or fewer days than `min_span_s`.",
-        "Measure a week of traffic. For a verdict on a shorter recording only, use `shadowspec try`.",
+        f"every test passes; measure traffic over the missing time, {GATE_AGAIN}",
+        "For a verdict on a shorter recording only, use `shadowspec try`.",
     )
     CHANGED_FINGERPRINT = (
         "changed_fingerprint",
         "HOLD",
         "The model, template, sampling defaults or engine changed, and the new fingerprint has too little evidence.",
-        "Send more traffic, or undo the change. The evidence of the old fingerprint does not count for the new one.",
+        f"send traffic, or undo the change of model or engine, {GATE_AGAIN}",
+        "The evidence of the old fingerprint does not count for the new one.",
     )
     LOW_ACCEPTANCE = (
         "low_acceptance",
         "HOLD",
         "The upper bound of the acceptance is below `floor`, and no slowdown is proven.",
-        "Distill or replace the draft, or lower `floor` if only the speedup matters to you.",
+        "try another draft or fewer speculative tokens",
+        "Distill a draft, or lower `floor` if only the speedup matters to you.",
     )
     COSTLIER = (
         "costlier",
         "HOLD",
         "Requests became faster on average, but the total time of all requests grew.",
-        "Look at the long requests; give them a slice, so that the short ones can be enabled.",
+        "try another draft or fewer speculative tokens",
+        "Or give the long requests a slice, so that the short ones can be enabled.",
     )
     NEAR_TIES = (
         "near_ties",
         "HOLD",
         "Greedy outputs differ by rounding in more requests than `parity_margin`.",
-        "Check that both arms use the same dtype and kernels; review `parity_margin` if such differences are harmless.",
+        "use the same dtype and kernels in both arms, or review `parity_margin` in the policy",
+        "Such differences may be harmless.",
     )
     GUARDRAIL = (
         "guardrail",
         "HOLD",
         "A guardrail of the policy failed, such as `ttft_margin` or `score_margin`.",
-        "The reason names the test. Fix the measured property, or review the limit.",
+        "fix the figure that the reason names, or review its limit in the policy",
     )
     MIX_BOUND = (
         "mix_bound",
         "HOLD",
         "`require_mix_bound` is set, and the slices' bounds do not prove the speedup under the current mix.",
-        "Send traffic of the slices with wide bounds, or decide by slice.",
+        f"send traffic of the slices with wide bounds, {GATE_AGAIN}",
+        "Or decide by slice.",
     )
     DEPENDENT = (
         "dependent",
         "HOLD",
         "A test crossed its bound, but its units are not shown to be independent.",
-        "Send more traffic: the test waits, or merges units and starts again. Check that `session_id` is set.",
+        f"send traffic, {GATE_AGAIN}",
+        "The test waits, or merges units and starts again. Check that `session_id` is set.",
     )
     UNDECIDABLE = (
         "undecidable",
         "HOLD",
         "The interval lies within `indifference` of its limit, or `max_clusters` sessions did not decide.",
-        "Treat the gain as too small to matter, and leave speculation off. More traffic does not help.",
+        "try another candidate, or change the limit in the policy: the effect is too close to it",
+        "More traffic does not help.",
     )
     OTHER_ENGINE = (
         "other_engine",
         "HOLD",
         "Latency was measured on another engine than `serving_engine` names.",
-        "Measure through two servers of that engine. Acceptance carries over, latency does not.",
+        "measure through two servers of the serving engine (docs/servers.md)",
+        "Acceptance carries over, latency does not.",
     )
     NO_LEVEL_LEFT = (
         "no_level_left",
         "HOLD",
         "All `max_hypotheses` hypotheses have entered, so that no part of alpha is left for this one.",
-        "Slice by fewer labels, compare fewer candidates, or raise `max_hypotheses` (every test then needs more).",
+        "raise `max_hypotheses` in the policy, or configure fewer candidates, loads or labels",
+        "With more hypotheses every test needs more evidence.",
     )
     UNPROVABLE = (
         "unprovable",
         "HOLD",
         "A limit of today cannot be proven with a definition that was fixed when the hypothesis entered.",
-        "Change the limit that the reason names, or rename the candidate to begin a new hypothesis.",
+        "change the limit in the policy: no evidence can prove it",
+        "Or rename the candidate to begin a new hypothesis.",
     )
     MISSING_DATA = (
         "missing_data",
         "HOLD",
         "More requests than `max_missing` failed or were shed.",
-        "Find the cause in the funnel and the worker's log: time-outs, memory, an engine that is behind.",
+        f"see the failures in `shadowspec report`, fix their cause and measure again, {GATE_AGAIN}",
+        "Causes: time-outs, memory, an engine that is behind.",
     )
     LATE_DATA = (
         "late_data",
         "HOLD",
         "More requests than `max_missing` came out of order, after their sessions had entered the evidence.",
-        "Check clocks and partitions of the mirror; one session belongs in one partition.",
+        f"keep each session in one partition of the mirror and in order, {GATE_AGAIN}",
+        "Check the mirror's clocks.",
     )
     STALE_DATA = (
         "stale_data",
         "HOLD",
         "The newest evidence is older than `max_evidence_age_s`.",
+        f"measure newer traffic, {GATE_AGAIN}",
         "Check that the worker runs and the mirror has records.",
     )
     UNKNOWN_PARITY = (
         "unknown_parity",
         "HOLD",
         "Parity was not measured for more requests than `max_missing`.",
-        "For servers: let the baseline return log probabilities (`score_logprobs`).",
+        f"let the baseline's server return log probabilities (`score_logprobs`), {GATE_AGAIN}",
     )
     UNKNOWN_MEMORY = (
         "unknown_memory",
         "HOLD",
         "The policy has a memory budget, and no block reports memory.",
-        'Use servers that report their KV cache, or set both budgets to "none".',
+        "remove the memory budget from the policy, or measure on an engine that reports memory",
+        'Both budgets off: "none".',
     )

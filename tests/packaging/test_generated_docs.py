@@ -48,7 +48,7 @@ def test_every_key_of_the_policy_has_a_meaning() -> None:
 
 def test_every_reason_of_a_decision_says_what_to_do() -> None:
     page = (DOCS / "reading-a-hold.md").read_text(encoding="utf-8")
-    assert all(each.meaning and each.remedy and f"| `{each}` |" in page for each in ReasonCode)
+    assert all(each.meaning and each.step and f"| `{each}` |" in page for each in ReasonCode)
     # The codes that the gate gives are members: a literal would be a reason that no page explains.
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "shadowspec/gate").rglob("*.py"))
     assert re.findall(r'(?:_hold\(|_Outcome\(\w+\.\w+, |reason_code=)"(\w+)"', sources) == []

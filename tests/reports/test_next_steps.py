@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.reports import next_steps
 from shadowspec.reports.next_steps import next_action, next_step
 from shadowspec.types import OverriddenVerdict, Override, ReasonCode, Rollout, Stage, Verdict
 from tests.reports.test_board import board, build_board, decision, sums, values
@@ -15,10 +14,15 @@ from tests.reports.worlds import NOW
 ORDER = Override(7, "chat", "", None, Verdict.DISABLE, "it answers nonsense", "ada", NOW)
 
 
-@pytest.mark.parametrize("code", [code for code in ReasonCode if "HOLD" in code.verdicts])
-def test_every_hold_has_a_step(code: ReasonCode) -> None:
-    if code is not ReasonCode.OVERRIDE:  # it has its own, with the number to clear
-        assert code in next_steps.STEPS
+@pytest.mark.parametrize("code", ReasonCode)
+def test_every_reason_has_a_step(code: ReasonCode) -> None:
+    assert next_action(decision(reason_code=code)) == code.step
+    assert code.step[0].islower()
+    assert not code.step.endswith(".")
+
+
+def test_a_reason_of_a_later_version_has_a_step_too() -> None:
+    assert next_action(decision(reason_code="unheard_of")).startswith("send traffic")
 
 
 def test_a_hold_counts_what_is_needed_before_the_order() -> None:
