@@ -54,7 +54,7 @@ def main() -> None:
 Kafka and Postgres are running; stop them with: make services-down
 topics (partitions): {topics}
 
-Keys for shadowspec.toml, where they stand already, those of Kafka as comments:
+Keys for shadowspec.toml; if it has them already, replace them:
 
 [database]
 url = "{url}"

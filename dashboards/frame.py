@@ -1,4 +1,4 @@
-"""What stands around every page: title, navigation, what is always visible, and what is shown when all fails."""
+"""The frame of every page: title, navigation, the parts that are always visible, and the page of a failure."""
 
 from __future__ import annotations
 

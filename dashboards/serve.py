@@ -12,7 +12,7 @@ from threading import Thread
 
 
 def main() -> None:
-    """Run until stopped; the arguments are Streamlit's own options."""
+    """Run until stopped; the arguments are options of Streamlit."""
     folder = Path(__file__).resolve().parent
     app = importlib.import_module("app")  # beside this file, whose folder leads the search path
     sys.path.pop(0)

@@ -73,7 +73,7 @@ class NoDataError(ShadowSpecError):
 
 
 class StoreError(ShadowSpecError):
-    """The database cannot be used as it stands (its revision, its permissions)."""
+    """The database cannot be used in its state (its revision, its permissions)."""
 
 
 class FencedError(StoreError):
@@ -89,7 +89,7 @@ class ServiceUnavailableError(ShadowSpecError):
     """A service (database, broker) cannot be reached, or cannot serve now.
 
     `is_retryable` says whether waiting may heal it (a restart, a full disk, a cut connection); wrong
-    credentials, an unknown database or an untrusted certificate need somebody to mend them.
+    credentials, an unknown database or an untrusted certificate need an operator.
     """
 
     exit_code = ExitCode.UNAVAILABLE
@@ -100,9 +100,9 @@ class ServiceUnavailableError(ShadowSpecError):
 
 
 class DeadLetterError(ServiceUnavailableError):
-    """A topic of our own takes no message: it is gone, may not be written, or refuses one.
+    """One of our topics takes no message: it is gone, may not be written, or refuses one.
 
-    Whoever has something to write there stops rather than drop it.
+    A writer stops rather than drop a message.
     """
 
     def __init__(self, message: str) -> None:

@@ -1,7 +1,7 @@
-"""Numbers and names as people read them.  An undefined figure is an em dash; the reason stands beside it.
+"""Numbers and names as people read them.  An undefined figure is an em dash, with the reason beside it.
 
 Text that comes from traffic (labels, and what quotes them) goes through `plain_text` or `markdown_text` before it is
-written anywhere: it can then neither start a line of its own nor link nor mark up.
+written anywhere: it can then neither start a line nor link nor mark up.
 """
 
 from __future__ import annotations

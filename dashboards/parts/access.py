@@ -17,7 +17,7 @@ NO_LOGIN = (
 
 
 def current() -> Identity:
-    """Who is at this page at this moment; asked anew each time, for a login ends while a page is open.
+    """Who is at this page at this moment; asked each time, because a login ends while a page is open.
 
     Raises:
         AccessError: nobody who may be.
@@ -32,7 +32,7 @@ def current() -> Identity:
 
 
 def is_admitted() -> bool:
-    """Whether whoever is at this page may go on looking at it."""
+    """Whether the visitor of this page may still see it."""
     try:
         current()
     except AccessError:

@@ -98,7 +98,7 @@ def _config(row: BoardRow) -> str:
 
 
 def _link(row: BoardRow, name: str) -> str:
-    """To the evidence page; the script follows it without loading the page anew."""
+    """To the evidence page; the script follows it without loading the page again."""
     shown = text(name).replace("=", "=<wbr/>")  # a slice's label breaks before its value
     return f'<a class="ss-go" href="{escape(evidence_address(row))}">{shown}</a>'
 
@@ -185,7 +185,7 @@ def _total_times(row: BoardRow) -> str:
 
 
 def _bare(text: str) -> str:
-    """Without its unit, which stands at the estimate."""
+    """Without its unit, which the estimate shows."""
     return text.rstrip("%\u00d7")
 
 
@@ -243,7 +243,7 @@ def _evidence(row: BoardRow, context: TableContext) -> str:
 
 
 def coarse_age(span: timedelta) -> str:
-    """An age in hours or days: what changes by the minute would draw the table anew every minute."""
+    """An age in hours or days: a value in minutes would redraw the table every minute."""
     return "under 1 h" if span < timedelta(hours=1) else age(span).replace(" hours", " h").replace(" hour", " h")
 
 

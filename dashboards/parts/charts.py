@@ -29,11 +29,11 @@ HEIGHT = 260
 DAY_MS = 86_400_000
 DAYS = alt.Axis(format="%d %b", labelOverlap=True, tickMinStep=DAY_MS)  # no day twice
 HOURS = alt.Axis(format="%d %b %H:%M", labelOverlap=True)  # as the tables write them
-# Beside a chart a legend would leave a phone no width; its symbols are not as pale as a band that they stand for.
+# Beside a chart a legend would leave a phone no width; its symbols are not as pale as the band that they explain.
 BELOW = alt.Legend(orient="bottom", labelLimit=260, columns=3, symbolOpacity=1)
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY)
 
-# Legends stand below each other: side by side, a phone would cut the second off.  Close to the drawing, whose height
+# Legends are below each other: side by side, a phone would cut the second off.  Close to the drawing, whose height
 # they take from.
 _LEGEND = {"layout": {"bottom": {"anchor": "start", "direction": "vertical"}}, "padding": 2, "offset": 8}
 _altair = Lock()  # what is enabled in it is enabled in every thread
@@ -99,12 +99,12 @@ def specification(chart: Any, height: int) -> dict[str, Any]:
 
 
 def _layer(found: dict[str, Any]) -> dict[str, Any]:
-    """A chart as a layer: what is of the whole alone is left out."""
+    """A chart as a layer: settings of the whole chart are left out."""
     return {name: value for name, value in found.items() if name not in ("$schema", "config", "datasets")}
 
 
 def _named_rows(data: Any, **options: Any) -> dict[str, str]:
-    """Write rows to the option `found`, once each, and name them; Altair's own way takes longer than all else of it."""
+    """Write rows to the option `found`, once each, and name them; Altair's method takes most of the time."""
     found: dict[str, bytes] = options["found"]
     table = pa.Table.from_pandas(data, preserve_index=False)
     sink = pa.BufferOutputStream()
@@ -142,7 +142,7 @@ def pixel_place(channel: Any, pixels: float) -> Any:
 
 
 def threshold(value: float, text: str, *, is_vertical: bool = False, is_below: bool = False) -> list[alt.Chart]:
-    """A labelled line at a threshold, as layers of a chart; the words stand above a level line, or below it.
+    """A labelled line at a threshold, as layers of a chart; the words are above a level line, or below it.
 
     Channels are written out here and everywhere: Altair takes some 5 ms to make one of a mere string.
     """

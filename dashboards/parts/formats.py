@@ -16,7 +16,7 @@ from shadowspec.text import DASH, age, markdown_text, moment, plain_text
 from shadowspec.types import Verdict
 
 UTC_ZONE = ZoneInfo("UTC")
-# Word and shape tell verdicts apart; the style sheet adds a colour.
+# Word and shape distinguish verdicts; the style sheet adds a colour.
 SHAPE = {Verdict.ENABLE: "\u25cf", Verdict.DISABLE: "\u25a0", Verdict.HOLD: "\u25c6", None: "\u25cb"}
 UNDECIDED = "undecided"
 

@@ -1,7 +1,7 @@
 """What every page shows at its top: what the data is, how fresh it is, where the records ended, and orders in force.
 
 It is also the heartbeat of an open page: it looks for news at the configured pace, and only where there is any is the
-page drawn anew, in place.
+page redrawn in place.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _strip(pulse: Pulse, funnel: Mapping[FunnelKey, int], settings: DashboardSet
 
 
 def _engines(configs: Iterable[FingerprintedConfig]) -> list[str]:
-    """On what all latency of the page was measured; where that is several engines, each row's evidence says its own."""
+    """The engine that measured all latency of the page; of several engines, each row's evidence names its engine."""
     found = sorted({(config.engine, config.device, config.dtype) for config in configs})
     said = [f"{engine} on {device}, {dtype}" for engine, device, dtype in found]
     more = f" and {len(said) - MAX_ENGINES} more" if len(said) > MAX_ENGINES else ""

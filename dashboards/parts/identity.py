@@ -36,7 +36,7 @@ class Identity:
 def identify(claims: Mapping[str, Any], settings: AccessSettings, now: datetime) -> Identity:
     """Who a login's claims say this is.
 
-    A login that does not say when it ends, or has ended, is none: Streamlit keeps its cookie for 30 days whatever the
+    A login without an end, or after it, does not count: Streamlit keeps its cookie for 30 days whatever the
     token says.  Of a claim that lists several values (groups) one is enough.
 
     Raises:
@@ -61,7 +61,7 @@ def identify(claims: Mapping[str, Any], settings: AccessSettings, now: datetime)
 
 
 def local(settings: AccessSettings) -> Identity:
-    """Whoever reaches the address, where there is no login."""
+    """Anyone who reaches the address, where there is no login."""
     return Identity(None, settings.local_role, None)
 
 

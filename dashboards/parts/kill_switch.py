@@ -1,6 +1,6 @@
-"""The only writes of the dashboard: overrides set and cleared, by an operator, through a database role of their own.
+"""The only writes of the dashboard: overrides set and cleared, by an operator, through a separate database role.
 
-Whoever asks is identified again here, at the moment of writing: a button that should not have been shown does nothing.
+The visitor is identified again here, at the moment of writing: a button that should not have been shown does nothing.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def set_override(
     expires_in: timedelta | None,
     confirmation: str,
 ) -> Ordered:
-    """Store an override; `confirmation` is the endpoint's name, typed by whoever orders.
+    """Store an override; `confirmation` is the endpoint's name, typed by the operator.
 
     Raises:
-        AccessError: whoever asks is no operator, or did not confirm.
+        AccessError: the visitor is not an operator, or did not confirm.
         UsageError: reason or author says nothing, or there is no such endpoint or label of its slices.
         StoreError: the database's role may not write overrides.
     """
@@ -61,7 +61,7 @@ def clear_override(override_id: int, *, reason: str, author: str) -> OverrideRec
     """Store the end of an override.
 
     Raises:
-        AccessError: whoever asks is no operator.
+        AccessError: the visitor is not an operator.
         UsageError: reason or author says nothing, or it was cleared before.
         StoreError: the database's role may not write overrides.
     """

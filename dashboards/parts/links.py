@@ -1,4 +1,4 @@
-"""Addresses of views: every selection stands in the query, so that a link shows what its sender saw."""
+"""Addresses of views: every selection is in the query, so that a link shows what its sender saw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What production's own engines counted before and after an enabling, from live evidence."""
+"""The counters of production's engines before and after an enabling, from live evidence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLES = {
 
 
 def live_section(enabling: Enabling, span: timedelta) -> None:
-    """Production around the moment: all of the endpoint, whatever the enabling's slice and load."""
+    """Production around the moment: all of the endpoint, at every slice and load."""
     found = queries.production(enabling.endpoint, enabling.decided_at, span)
     st.markdown("**Production**", help=_MEANING)
     if found is None:

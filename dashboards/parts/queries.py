@@ -1,6 +1,6 @@
-"""What several pages ask the store, kept for as long as nothing new was decided and for `MAX_AGE` at most.
+"""Answers of the store for several pages, cached for as long as nothing new was decided and for `MAX_AGE` at most.
 
-Values are shared between all open pages and never changed.  What an operator orders is never kept: it counts at once.
+Values are shared between all open pages and never changed.  An operator's order is never cached: it counts at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shadowspec.types import CostKey, Decision, Evaluation, FingerprintedConfig,
 from . import source
 from .formats import now
 
-MAX_AGE = timedelta(seconds=60)  # rollups grow within their hour, whatever is decided
+MAX_AGE = timedelta(seconds=60)  # rollups grow within their hour, without a decision
 MAX_CONTEXT_RUNS = 2_000  # some hundred milliseconds; the page says how many they were
 MAX_CHANGES = 2_000  # of one kind; the page says so where there are more
 
@@ -57,7 +57,7 @@ def _keep(ask: Callable[_Question, _Answer]) -> Callable[_Question, _Answer]:
 
 
 def forget() -> None:
-    """Ask anew at the next question."""
+    """Ask again at the next question."""
     for clear in _clear_calls:
         clear()
 

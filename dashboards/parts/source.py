@@ -1,6 +1,6 @@
 """Where the pages' values come from: the configuration, and one store with a bounded pool for all open pages.
 
-What is read is kept by what it was read of (`pulse`), not by time alone: a page that nothing new has come for asks the
+Answers are cached by the store's state (`pulse`), not only by time: a page that nothing new has come for asks the
 database one small question.
 """
 
@@ -28,7 +28,7 @@ from shadowspec.store import Pulse, Store
 from shadowspec.types import FunnelKey, OverrideRecord
 
 READER = "read-ahead"  # the thread that reads what the end of a page needs
-MAX_AGE = timedelta(minutes=10)  # of anything kept, whatever the pulse says
+MAX_AGE = timedelta(minutes=10)  # of any cached answer, for any pulse
 
 
 def config() -> Config:
@@ -45,14 +45,14 @@ def store() -> Store:
     """The store that every page shares.
 
     Raises:
-        StoreError: the database is at another revision; the message says what mends it.
+        StoreError: the database is at another revision; the message names the remedy.
         ServiceUnavailableError: it cannot be reached.
     """
     return _store(config().database_url)
 
 
 def pulse() -> Pulse:
-    """How far the store has come: what everything read of it is kept by."""
+    """The state of the store, by which its answers are cached."""
     return store().pulse()
 
 
@@ -122,7 +122,7 @@ def window_start(hours: tuple[datetime, datetime] | None, window: timedelta | No
 
 
 def forget() -> None:
-    """Open the database and read everything anew at the next question."""
+    """Open the database and read everything again at the next question."""
     _store.clear()
     _config.clear()
     for kept in (_funnel, _overrides, _values, _board, _paths, _curves, _read_figures, _failures):
@@ -130,7 +130,7 @@ def forget() -> None:
 
 
 @st.cache_resource(show_spinner=False, max_entries=4)
-def _config(path: Path, changed_ns: int) -> Config:  # changed_ns: part of what it is kept by
+def _config(path: Path, changed_ns: int) -> Config:  # changed_ns: a part of the cache key
     return load_config(path)
 
 

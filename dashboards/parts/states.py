@@ -15,7 +15,7 @@ from . import source
 
 @contextmanager
 def show_errors() -> Iterator[None]:
-    """Show our own errors as a state of the page; anything else goes on to Streamlit, which shows no details."""
+    """Show our errors as a state of the page; Streamlit handles other errors, and shows no details."""
     try:
         yield
     except ServiceUnavailableError as error:
@@ -59,5 +59,5 @@ def broken(title: str, message: str, advice: str) -> None:
 
 
 def _verbatim(words: str) -> str:
-    """A command or an error as it is.  Streamlit's own box would load 1.5 MB of colours for it."""
+    """A command or an error as it is.  Streamlit's box would load 1.5 MB of colours for it."""
     return f'<pre class="ss-verbatim">{escape(words)}</pre>'

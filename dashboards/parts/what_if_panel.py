@@ -79,7 +79,7 @@ def _pick(column: st.delta_generator.DeltaGenerator, label: str, options: list[s
 
 
 def _thresholds(policy: GatePolicy) -> dict[str, float]:
-    """The thresholds to try; the policy's own where nothing is moved."""
+    """The thresholds to try; the policy's where nothing is moved."""
     columns = st.columns(3)
     margin = columns[0].slider(
         "Speedup to prove (margin), %",

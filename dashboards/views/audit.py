@@ -24,7 +24,7 @@ EXPIRIES: Mapping[str, timedelta | None] = {
     "1 day": timedelta(days=1),
     "7 days": timedelta(days=7),
 }
-SAID = "order_said"  # in the session: what the last order came to, and until when that is told
+SAID = "order_said"  # in the session: the result of the last order, and until when it is shown
 CONFIRMATION_TIME = timedelta(seconds=30)  # the header draws the page again as soon as it sees the order
 
 
@@ -158,7 +158,7 @@ def _clear(active: Sequence[OverrideRecord], name: str | None) -> None:
 
 
 def _say(text: str) -> None:
-    """Draw the page anew, with what was done at its top."""
+    """Draw the page again, with the result at its top."""
     st.session_state[SAID] = plain_text(text), formats.now() + CONFIRMATION_TIME
     for name in ("order_reason", "order_confirmation", "clear_reason"):
         st.session_state.pop(name, None)

@@ -24,7 +24,7 @@ AHEAD = (
     "Multiselect",
 )  # fmt: skip
 CHARTS = "loadVegaEmbed."  # the one of them that hands out what draws charts
-LABEL_KEYS = 6  # slice labels that get a filter of their own; a slice has two by default
+LABEL_KEYS = 6  # slice labels that get a filter; a slice has two by default
 
 
 def page() -> None:
@@ -84,7 +84,7 @@ def _partial(board: Board) -> None:
 
 
 def _filters(board: Board) -> tuple[BoardFilter, str]:
-    """Every filter stands in the address."""
+    """Every filter is in the address."""
     models = sorted({name for row in board.rows for name in models_of(row)})
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         search = st.text_input(

@@ -113,7 +113,7 @@ def _controls(known: list[str], labels: list[str]) -> tuple[str, str, str, str] 
 
 
 def _filter_points(points: list[Point]) -> list[Point]:
-    """What is left of the points under the filters, which stand in the address too."""
+    """The points that pass the filters, which are in the address too."""
     names = [name for name in explorer.dimensions(points) if name != explorer.DAY]
     with st.expander("Filter", icon=":material/filter_alt:"):
         columns = st.columns(min(len(names), 4) or 1)
@@ -238,7 +238,7 @@ def _scale(grid: Grid, kind: str) -> alt.Scale:
 
 
 def _ink(grid: Grid, value: float | None, kind: str) -> str:
-    """Black on light cells, white on dark ones: whichever of the two is told better from the cell's colour."""
+    """Black on light cells, white on dark ones: whichever of the two has more contrast with the cell's colour."""
     values = _values(grid)
     if value is None or not values:
         return "#808080"

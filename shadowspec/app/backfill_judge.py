@@ -1,6 +1,6 @@
 """What a backfill does on the cluster: files are read in blocks, and the responses of each are replayed.
 
-Nothing here knows the database.  What raises is told by its kind alone: its text may quote a prompt.
+Nothing here knows the database.  An error is reported by its kind only: its text may quote a prompt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Finished = Mapping[str, tuple[set[int], bool]]  # of each source: its finished b
 
 @dataclass(frozen=True, slots=True)
 class FileRead:
-    """A file read to its end, or why it was not.  `num_blocks` None: all were finished, and nothing was cut anew."""
+    """A file read to its end, or why it was not.  `num_blocks` None: all were finished, and nothing was cut again."""
 
     place: str
     source: str | None
@@ -63,7 +63,7 @@ class Failed:
 
 
 def chosen_parallel(config: Config, endpoint: str | None) -> dict[str, EndpointConfig]:
-    """The endpoints with the candidates whose acceptance of a response depends on that response alone.
+    """The endpoints with the candidates whose acceptance of a response depends only on that response.
 
     Raises:
         ConfigError: one has none.

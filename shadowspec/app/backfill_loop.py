@@ -1,7 +1,7 @@
 """From a configuration and places of logs to measured blocks, by engines on a cluster.
 
-This process alone reads, decides which requests are measured and in which blocks, and writes: what `run` does with one
-engine.  The actors only measure, each block whole and on its own device.
+Only this process reads, decides which requests are measured and in which blocks, and writes: what `run` does with one
+engine.  The actors only measure, each block whole and on one device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From a configuration and places of logs to rows in the database, by way of a cluster.
 
-The reading of files and the judging of their blocks run on the cluster; this process alone writes, and holds the
+The reading of files and the judging of their blocks run on the cluster; only this process writes, and holds the
 database's address.
 """
 

@@ -63,7 +63,7 @@ class _AnyTokenizer:
 
 
 def require_records(config: Config, files: Sequence[str]) -> None:
-    """Check that the first lines of each file hold a record of an endpoint; what can be read only once is left alone.
+    """Check that the first lines of each file hold a record of an endpoint; pipes are not read.
 
     Raises:
         InputError: a file is broken.

@@ -46,7 +46,7 @@ PROPOSER = "draft_model"  # what can be trained here
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked for beside the training's own settings."""
+    """The request, without the settings of the training."""
 
     endpoint: str  # whose candidate is taken
     candidate: str | None  # None: its only draft model
@@ -68,7 +68,7 @@ class Distilled:
     endpoints: tuple[str, ...]  # that have the pair
     funnel: dict[FunnelKey, int]  # records that were not used
     split: Split
-    answers: tuple[Response, ...]  # of the target anew, learnt from beside those of training
+    answers: tuple[Response, ...]  # of the target again, learnt from beside those of training
     course: Course
     comparison: Comparison
 
@@ -85,7 +85,7 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
     """Train a draft on the responses in files, write it, and replay what was held out with it and what it was before.
 
     It begins as a candidate's draft, or as the target's first layers. All endpoints with the same target and draft
-    take part, with the same target alone where there is no draft yet: what one gains is not to be another's loss.
+    take part, with the same target only, where there is no draft yet: one's gain must not be another's loss.
 
     Raises:
         UsageError: no record can have a wanted label, or the target has too few layers.

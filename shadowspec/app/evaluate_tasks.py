@@ -1,6 +1,6 @@
 """A task set of lm-evaluation-harness through both servers of an endpoint, stored as paired scores.
 
-The harness runs as another process, mostly in an environment of its own.  Its files and its messages hold prompts: the
+The harness runs as another process, mostly in a separate environment.  Its files and its messages hold prompts: the
 files lie in a folder that only this user can read and that is removed, and the messages are dropped.
 """
 

@@ -74,7 +74,7 @@ class Unreadable:
 
 @contextmanager
 def unreadable_in(path: str) -> Iterator[Unreadable]:
-    """What takes a file's dead letters, and tells them at the end, whether the file was read to its own or not."""
+    """Takes a file's dead letters, and reports them at the end, also if the file was not read to its end."""
     found = Unreadable(path)
     try:
         yield found
@@ -126,7 +126,7 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
 
 @contextmanager
 def _with_endpoint_context(config: Config, name: str) -> Iterator[None]:
-    """A model that cannot be used is told with the file and the endpoint that ask for it."""
+    """The error of a model that cannot be used names the file and the endpoint that ask for it."""
     try:
         yield
     except ModelError as error:
@@ -203,10 +203,10 @@ def measure_with(
 def one_by_one(
     paths: Iterable[str], max_requests: int | None, measure: Callable[[str, int | None], Progress]
 ) -> tuple[Progress, ...]:
-    """Measure files one after the other, until so many requests are measured in all (None: every one).
+    """Measure files one after the other, until this number of requests is measured in all (None: every one).
 
     Args:
-        measure: measures one file, and stops reading it after so many requests.
+        measure: measures one file, and stops reading it after this number of requests.
     """
     found: list[Progress] = []
     for path in paths:

@@ -87,7 +87,7 @@ def replay_files(
     Args:
         on_outcome: called for every record, in no particular order.
         on_replayed: called for every one that was replayed, with the configs by which it is stored (None: they are not
-            needed, and no weights are loaded for them alone).
+            needed, and no weights are loaded only for them).
     """
     chosen = chosen_endpoints(config, asked.endpoint)
     secret = load_hash_secret(config)

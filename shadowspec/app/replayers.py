@@ -1,4 +1,4 @@
-"""What replays an endpoint's responses: its models loaded, its candidates judged, each told by what it is stored as."""
+"""Replays an endpoint's responses: its models loaded, its candidates judged, each by its stored config."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a replay, whoever replays.
+    """The parameters of a replay, for `replay` and `backfill`.
 
-    `endpoint` is the one that is replayed alone (None: all); `verify_rules` stand in for each candidate's own (none:
+    `endpoint` is the only one to replay (None: all); `verify_rules` replace each candidate's (none:
     they do not); of `near_tie_logit` see `check_target`.
     """
 
@@ -71,7 +71,7 @@ def load_endpoint(
 ) -> EndpointReplay:
     """Load what is needed: lookup needs no model at all, and `draft_only` no target, unless it names what is stored.
 
-    A candidate that cannot be replayed is left out, and told; it is an error where there is no other.
+    A candidate that cannot be replayed is left out with a message; it is an error where there is no other.
     """
     transformers_logging.disable_progress_bar()  # stderr is ours
     draftings: list[Drafting] = []

@@ -12,7 +12,7 @@ from shadowspec.types import FunnelCounter
 
 
 def require_measured(store: Store) -> None:
-    """Raise NoDataError where no endpoint has a measurement, and no decision tells of an earlier one."""
+    """Raise NoDataError where no endpoint has a measurement, and no decision shows an earlier one."""
     if not store.endpoints() and not store.decisions_at(datetime.now(UTC)):
         raise NoDataError("nothing has been measured yet: run `shadowspec run FILE` first")
 

@@ -113,14 +113,14 @@ def _read(batch: Mapping[str, Any], read: bytes) -> Iterator[dict[str, list[byte
 
 
 class _Tries:
-    """An actor that counts how often each row was begun."""
+    """An actor that counts how often each row was started."""
 
     def __init__(self) -> None:
         self._numbers: Counter[bytes] = Counter()
         self._again: set[bytes] = set()
 
     def begin(self, row: bytes) -> int:
-        """How often it was begun, this time included."""
+        """How often it was started, this time included."""
         self._numbers[row] += 1
         if self._numbers[row] > 1:
             self._again.add(row)
@@ -131,7 +131,7 @@ class _Tries:
         self._numbers.pop(row, None)
 
     def num_again(self) -> int:
-        """How many were begun more than once."""
+        """How many were started more than once."""
         return len(self._again)
 
 

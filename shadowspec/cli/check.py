@@ -81,7 +81,7 @@ def check(
     now = datetime.now(UTC)
     try:
         answer = judge(question, _standing(load_config(find_config(config_path)), question, now), now)
-    except ShadowSpecError as error:  # whoever reads the reports must see that there is no answer
+    except ShadowSpecError as error:  # readers of the reports must see that there is no answer
         _write_reports(refusal(question, str(error), now), on_hold, junit, summary, as_json=as_json)
         raise
     _print(answer, on_hold, is_github=github, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`shadowspec dashboard`: serve the pages of `dashboards/`, in a process of Streamlit's own."""
+"""`shadowspec dashboard`: serve the pages of `dashboards/`, in a separate process of Streamlit."""
 
 from __future__ import annotations
 

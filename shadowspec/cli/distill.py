@@ -1,4 +1,4 @@
-"""`shadowspec distill`: a draft made for its endpoints' own traffic."""
+"""`shadowspec distill`: a draft made for the traffic of its endpoints."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MAX_SHOWN = 20  # figures that differ; --json has all of them
 
 @dataclass(frozen=True, slots=True)
 class GateRun:
-    """The results of one gate run over its endpoints; `standing` is the decisions after overrides."""
+    """The results of one gate run over its endpoints; `standing` has the decisions after overrides."""
 
     decisions: list[Decision]
     standing: list[Decision]

@@ -35,7 +35,7 @@ class RoleSettings:
 
     claim: Text = "email"
     operators: frozenset[Text] = frozenset()
-    viewers: frozenset[Text] | None = None  # None: whoever logs in
+    viewers: frozenset[Text] | None = None  # None: everybody who logs in
 
 
 @dataclass(frozen=True, slots=True)

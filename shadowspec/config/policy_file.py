@@ -51,7 +51,7 @@ def inline_tables(path: Path, gate: Mapping[str, Any], endpoints: Mapping[str, M
 
 
 def read_policy_file(path: Path, configured: Collection[str]) -> PolicyTables:
-    """The tables of a policy file, which may speak of `configured` endpoints alone: a misspelt one would be ignored.
+    """The tables of a policy file, which may name only `configured` endpoints: a misspelt one would be ignored.
 
     Raises:
         ConfigError: the file cannot be read, is not TOML (with its line), has another version or an unknown table.

@@ -1,6 +1,6 @@
 """The files that `shadowspec init` writes: every key, with its default and what it means.
 
-A default is written in the types alone: "~" in a template is the default of its key, as its value or in its comment.
+A default is written only in the types: "~" in a template is the default of its key, as its value or in its comment.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ _DEFAULTED = re.compile(r"^((?:# )?([a-z_0-9]+) = (?:.*# default: )?)(~ *)")
 
 
 def config_template(policy: str = DEFAULT_POLICY_NAME, serving_engine: str = IN_PROCESS) -> str:
-    """A commented configuration that parses as it stands beside a policy file and with the engine that it names."""
+    """A commented configuration that parses unchanged, beside a policy file and with the engine that it names."""
     sections: dict[str, type[Section]] = {
         "database": DatabaseSection,
         "endpoints.chat": EndpointSection,
@@ -434,7 +434,7 @@ def filled_template(inferred: str, policy: str, serving_engine: str) -> str:
 
 
 def policy_template() -> str:
-    """A commented policy that parses as it stands."""
+    """A commented policy that parses unchanged."""
     return _with_defaults(_POLICY, {"default": asdict(GatePolicy()), "default.rollout": asdict(RolloutPolicy())})
 
 

@@ -325,7 +325,7 @@ def torch_threads(target: Any, longest_prompt: int) -> AbstractContextManager[No
 
 
 def _is_step(cache: RaggedCache) -> bool:
-    """Whether the pass that was begun is one of all slots over the cache, to which torch would append."""
+    """Whether the current pass is one of all slots over the cache, to which torch would append."""
     return all(
         type(layer) is RaggedLayer and layer.read_width > 0 and layer.read_rows is None for layer in cache.layers
     )

@@ -124,7 +124,7 @@ def _measure(
 class _Watched:
     """A proposer under a clock, which separates the work once per batch from the work in every step.
 
-    With a depth to fill, every row is given as many tokens to verify, whatever was proposed.
+    With a depth to fill, every row is given as many tokens to verify, also where fewer were proposed.
     """
 
     def __init__(self, proposer: Proposer, timeline: Timeline, filled_depth: int) -> None:

@@ -52,7 +52,7 @@ class ToolCall:
 def find_calls(text: str) -> list[ToolCall | None] | None:
     """The calls in a text, None in place of each malformed one; None where the text has no call.
 
-    A call that is begun and not ended is malformed.
+    A call that starts and does not end is malformed.
     """
     for mark, read in _MARKED:
         if mark in text:

@@ -154,12 +154,12 @@ def _slice_frontier(
 
 
 def _place(key: CostKey) -> tuple[str, str, str]:
-    """What costs speak of, whatever is drafted."""
+    """The subject of costs, independent of the proposer."""
     return key.engine, key.device, key.dtype
 
 
 def _name(candidate: _Candidate, candidates: Sequence[_Candidate]) -> str:
-    """The config's name, with what tells it from others of the same name and depth among these."""
+    """The config's name, with the part that distinguishes it from others of the same name and depth among these."""
     config = candidate.config.config
     there = (each.config.config for each in candidates)
     alike = [

@@ -89,7 +89,7 @@ def order_note(order: Override, written: Callable[[datetime | None], str] = mome
 
 
 def override_notes(decision: Decision) -> list[str]:
-    """Since and until when an override holds, and what was measured; none where the decision is the gate's own."""
+    """Since and until when an override holds, and what was measured; none where the gate's decision is in force."""
     override = decision.override
     if override is None:
         return []

@@ -144,7 +144,7 @@ def _prediction(
 
 
 def why_not(cell: MeasuredCell, config: SpeculationConfig) -> str | None:
-    """Why nothing can be predicted of this, whatever is profiled."""
+    """Why no profile can predict this."""
     if config.is_adaptive:
         return BY_TEXT
     if config.drafts_in_every_step and cell.num_plain_steps:  # where the draft's context ends before the request

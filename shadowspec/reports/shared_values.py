@@ -64,7 +64,7 @@ def funnel_of(endpoint: str | None, counts: FunnelCounts, names: set[str | None]
 
 
 def data_note(configs: Iterable[FingerprintedConfig], fallback: str) -> str:
-    """What the measured configs say of their data, whoever reads them; where they say nothing, the given note."""
+    """The measured configs' note on their data; the given note where they have none."""
     return " ".join(sorted({config.data_note for config in configs if config.data_note})) or fallback
 
 
@@ -90,7 +90,7 @@ class ChangeKind(StrEnum):
     FINGERPRINT = "fingerprint"
     ADVICE = "advice"  # something has come down, or the mix has shifted, without an alarm
     NEW = "new"  # the first verdict on a hypothesis
-    # Of the timeline alone, which divides these otherwise.
+    # Only of the timeline, which divides these otherwise.
     MIX = "mix shift"
     OVERRIDE = "override"  # set, cleared or expired
 
@@ -110,7 +110,7 @@ class Change:
     concurrency: int | None
     what: str  # "HOLD to ENABLE"
     why: str
-    who: str = ""  # of the timeline alone
+    who: str = ""  # only of the timeline
     before: str | None = None
     after: str | None = None
     config_name: str | None = None

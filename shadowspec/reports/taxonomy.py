@@ -10,8 +10,8 @@ more: it is no test, has no error rate, and no verdict reads it.
 other labels differ; or `EARLY_SHARE` of the requests are early rejections |
 | tool calling, structured output | the same in a slice of that prompt class; or `BROKEN_SHARE` more of the \
 speculative arm's outputs break their contract than of the baseline's |
-| sampling regime | acceptance lies `GAP` below that of the slices that differ in a cooler sampling regime alone |
-| long context | acceptance lies `GAP` below that of the slices that differ in a shorter context alone; or \
+| sampling regime | acceptance lies `GAP` below that of the slices that differ only in a cooler sampling regime |
+| long context | acceptance lies `GAP` below that of the slices that differ only in a shorter context; or \
 `BEYOND_SHARE` of the requests are longer than the draft's context |
 """
 
@@ -87,7 +87,7 @@ def suspicions(slice_figures: SliceFigures, others: Sequence[SliceFigures]) -> t
 
     Args:
         own: the slice, or the whole endpoint, which is compared with nothing.
-        others: the endpoint's slices at the same load and with the same config; a slice is no peer of its own.
+        others: the endpoint's slices at the same load and with the same config; a slice is not its peer.
     """
     if slice_figures.num_requests < MIN_REQUESTS:
         return ()
@@ -139,7 +139,7 @@ def _differs_in_content(entry: Mapping[str, str], other: Mapping[str, str]) -> b
 
 
 def _is_cooler(name: str) -> Differs:
-    """Whether another slice differs in this label alone, and comes before in its order."""
+    """Whether another slice differs only in this label, and comes before in its order."""
     order = _ORDER[name]
 
     def differs(entry: Mapping[str, str], other: Mapping[str, str]) -> bool:

@@ -1,6 +1,6 @@
-"""Sends one receiver's deliveries: stored as begun, sent, stored as sent, in that order.
+"""Sends one receiver's deliveries: stored as started, sent, stored as sent, in that order.
 
-A crash between sending and storing leaves a delivery that is begun: the next leader sends it again, with the same key
+A crash between sending and storing leaves a delivery only started: the next leader sends it again, with the same key
 and Message-ID, because nobody can know whether it arrived.  A receiver that fails waits, longer each time.
 """
 

@@ -1,4 +1,4 @@
-"""One scheduler leads, the others stand by; each term begins with only configuration and database.
+"""One scheduler leads, the others wait; each term begins with only configuration and database.
 
 While it leads, every job and every receiver is scheduled in APScheduler: jobs wake at the times of their cron
 expressions, and at intervals for work that an error left undone; receivers every few seconds.  A missed wake-up costs

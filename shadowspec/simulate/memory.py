@@ -152,7 +152,7 @@ class MemoryStore:
         return self._units.keys(clustering)
 
     def open_blocks(self) -> dict[str, OpenBlock]:
-        """The blocks that have begun and are in no evidence yet, by id."""
+        """The blocks that have started and are in no evidence yet, by id."""
         return self._units.open_blocks()
 
     def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:

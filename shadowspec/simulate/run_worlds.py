@@ -1,4 +1,4 @@
-"""Runs worlds: repetitions spread over processes, results kept after each world so that a run can be taken up."""
+"""Runs worlds: repetitions spread over processes, results kept after each world so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_worlds(
 ) -> dict[str, WorldResult]:
     """Results by world, in the order of `worlds`.
 
-    Repetition i of a world has the same draws whatever else is run.  With `out`, repetitions in the file of a world
+    Repetition i of a world has the same draws in every run.  With `out`, repetitions in the file of a world
     with the same definition and seed count: only the missing ones are run, and each world is written when it is done.
     Of a world that takes long only its `part` of the repetitions is run.  A file with more repetitions keeps them.
 

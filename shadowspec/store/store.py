@@ -61,7 +61,7 @@ class Store:
         """Open `sqlite:///FILE` or `postgresql+psycopg://…`, which must be at this code's revision.
 
         Raises:
-            UsageError: the URL is none of these.
+            UsageError: the URL is of another kind.
             StoreError: the schema is missing, behind or ahead; the message says how to fix it.
             ServiceUnavailableError: the server cannot be reached.
         """

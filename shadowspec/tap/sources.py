@@ -71,7 +71,7 @@ def is_rereadable(path: str) -> bool:
 
 
 def require_file(path: str) -> None:
-    """Check the beginning of a file before its records are read; what can be read only once is left alone.
+    """Check the beginning of a file before its records are read; a source that can be read only once is not touched.
 
     Raises:
         InputError: the file is missing, unreadable, or binary.

@@ -52,7 +52,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """One partition's step forward; refused unless the ledger is at `expected` (None: not begun)."""
+    """One partition's step forward; refused unless the ledger is at `expected` (None: not started)."""
 
     partition: PartitionId
     expected: int | None

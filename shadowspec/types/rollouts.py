@@ -39,7 +39,7 @@ class Rollout:
     reason_code: str
     reason: str
     num_blocks: int = 0
-    alarms: tuple[str, ...] = ()  # that were sounding
+    alarms: tuple[str, ...] = ()  # that had fired
     depth_since: datetime | None = None  # when the caps were last raised or reset
     depth_caps: Mapping[str, int] = field(default_factory=dict)
     share: float = 0.0  # of the enabled traffic that is to be served with speculation

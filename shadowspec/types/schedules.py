@@ -11,7 +11,7 @@ class DeliveryState(StrEnum):
     """How far one report to one receiver has come."""
 
     PENDING = "pending"  # not sent yet, or to be tried again
-    SENDING = "sending"  # begun; after a crash it is unknown whether it arrived
+    SENDING = "sending"  # started; after a crash it is unknown whether it arrived
     SENT = "sent"
     FAILED = "failed"  # given up
 

@@ -123,7 +123,7 @@ def starting_config(inputs: TrialInputs, slicing: Slicing, database: Path, secre
 
 
 def write_secret(path: Path) -> None:
-    """Write a new secret that the user alone may read; one that is there stays.
+    """Write a new secret that only the user may read; an existing one stays.
 
     Raises:
         InputError: the place cannot be written to.

@@ -24,7 +24,7 @@ class Sample:
 
     path: str
     digest: str
-    num_lines: int  # of the file; blank ones are none
+    num_lines: int  # of the file; blank ones do not count
     num_sampled: int
     opened: tuple[Opened, ...]
 

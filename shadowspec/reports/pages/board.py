@@ -99,7 +99,7 @@ class BoardRow:
         return still_needed(decision) if decision is not None and decision.verdict is Verdict.HOLD else None
 
     def is_stale(self, max_age: timedelta, now: datetime) -> bool:
-        """Whether its evidence is older than `max_age`; where nothing was decided on evidence there is none to be."""
+        """Whether its evidence is older than `max_age`; False where nothing was decided on evidence."""
         is_dated = self.evidence_at is not None or self.verdict is Verdict.ENABLE
         return is_dated and is_stale(self.evidence_at, max_age, now)
 

@@ -103,7 +103,7 @@ def saving(days: Sequence[GroupSums], newest_day: date | None, price_per_hour: f
 class BoardValues:
     """What a board is built of: everything of one moment of the store.
 
-    `days` are the sums by day (`DAY_SUMS` alone) of the last `TREND_DAYS` before `newest_day`; `prices` those of the
+    `days` are the sums by day (only `DAY_SUMS`) of the last `TREND_DAYS` before `newest_day`; `prices` those of the
     device per hour.
     """
 

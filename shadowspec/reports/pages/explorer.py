@@ -1,7 +1,7 @@
 """Any two dimensions of what was measured, and a figure in each of their cells.
 
 Dimensions that rollups are divided by (slice labels, load, K, config, day) come from all of the time asked for.
-Every other label of the records comes from the newest runs alone, `MAX_LABELLED` of them at most, and the grid says so.
+Every other label of the records comes only from the newest runs, `MAX_LABELLED` of them at most, and the grid says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LABELLED = 5_000  # runs read with their labels: some hundred milliseconds
 FEW_RUNS = 30  # a cell of fewer says little, and is drawn so
 
 LOAD, DEPTH, CONFIG, DAY = "load", "K", "config", "day"
-PROMPT_TOKENS = "prompt tokens"  # of single runs alone: no rollup is divided by it
+PROMPT_TOKENS = "prompt tokens"  # only of single runs: no rollup is divided by it
 OWN_DIMENSIONS = (LOAD, DEPTH, CONFIG, DAY)
 UNKNOWN = "unknown"
 

@@ -58,7 +58,7 @@ class LivePoint:
 
 
 def live_period(hours: Iterable[LiveHour]) -> LivePeriod:
-    """These hours added up; a window alone is an hour too."""
+    """These hours added up; a single window is an hour too."""
     ordered = sorted(hours, key=lambda hour: hour.ended_at)
     whole = sum_counts(hour.counts for hour in ordered)
     return LivePeriod(
@@ -104,7 +104,7 @@ def switched_on_at(hours: Iterable[LiveHour], enabled_at: datetime) -> datetime 
 
 
 def _first_position_rate(hours: Iterable[LiveHour]) -> float | None:
-    """Pooled; where the engine tells no positions, what it is at most."""
+    """Pooled; its largest possible value where the engine reports no positions."""
     pairs = [(hour.num_first_accepted_tokens, hour.num_first_drafts) for hour in hours]
     return ratio(sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
 
@@ -196,7 +196,7 @@ def around(store: Store, endpoint: str, enabled_at: datetime, span: timedelta) -
 
 
 def _split_hours(store: Store, endpoint: str, hours: Sequence[LiveHour], moment: datetime) -> list[LiveHour]:
-    """The hours, those that the moment cuts as their windows, each an hour of its own."""
+    """The hours, those that the moment cuts as their windows, each a separate hour."""
     cut = [hour for hour in hours if hour.num_windows > 1 and hour.began_at < moment <= hour.ended_at]
     windows: dict[tuple[datetime, str, str], list[LiveHour]] = defaultdict(list)
     for start in sorted({hour.hour for hour in cut}):

@@ -33,7 +33,7 @@ class LoadCell:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """Where one config breaks even, as far as the measured loads tell; speedup need not fall with load throughout."""
+    """Where one config breaks even, as far as the measured loads show; speedup need not fall with load throughout."""
 
     config_name: str
     depth: int

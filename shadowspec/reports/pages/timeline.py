@@ -22,7 +22,7 @@ from shadowspec.types.engine_rules import ENGINE_OPTIONS
 
 GATE, ROLLOUT, CLOCK = "the gate", "the rollout", "its expiry"
 SYSTEMS = (AUDITOR, GUARD)  # whose overrides are alarms
-KINDS = (  # that the timeline tells apart
+KINDS = (  # that the timeline distinguishes
     ChangeKind.VERDICT,
     ChangeKind.ALARM,
     ChangeKind.FINGERPRINT,

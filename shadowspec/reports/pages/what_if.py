@@ -28,8 +28,8 @@ TRIED = ("margin", "floor", "tail_share")
 class WhatIf:
     """One hypothesis under the policy in force, and under the one tried: both from the same stored evidence.
 
-    `today` differs from the decision where its verdict is current and today's figures alone would not give it again, or
-    where the policy has changed since.
+    `today` differs from the decision where its verdict is current and today's figures by themselves would not
+    give it again, or where the policy has changed since.
     """
 
     today: Decision

@@ -58,7 +58,7 @@ def build_period_report(
     `gate_outcome` is what became of the gate run that went before it, where one did.  With `events` the report lists
     only the changes that are such events, and draws no plans: it is sent at once.
     """
-    # 1. How things stood at the beginning and at the end.
+    # 1. The state at the beginning and at the end.
     before, after = source.decisions_at(since), source.decisions_at(until)
     records = [record for record in (_at(override, until) for override in source.overrides()) if record is not None]
     orders = active(records, until)
@@ -125,7 +125,7 @@ def _at(record: OverrideRecord, moment: datetime) -> OverrideRecord | None:
 def _row(
     measured: Decision, orders: Sequence[Override], stages: Mapping[tuple[str, int], Rollout], until: datetime
 ) -> PeriodRow:
-    """How a hypothesis stood; `stages` are the rollouts of each endpoint and load as they stood."""
+    """The state of a hypothesis at a time; `stages` are the rollouts of each endpoint and load at that time."""
     place = measured.endpoint, measured.slice_key, measured.concurrency
     standing = standing_verdict(*place, measured, orders, until)
     shown = standing.decision

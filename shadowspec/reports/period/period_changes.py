@@ -33,7 +33,7 @@ def changes_within(
 ) -> tuple[list[Change], bool]:
     """Everything from `since` up to, but without, `until`, by kind and each oldest first; whether some was left out.
 
-    `before` and `after` are the decisions as they stood at the one and at the other.
+    `before` and `after` are the current decisions at the one and at the other.
     """
     configs = source.fingerprints()
     words = source.verdict_changes(since=since, until=until, limit=MAX_CHANGES + 1)

@@ -1,4 +1,4 @@
-"""The values of a report on a span of time: what changed in it, and how things stood at its end.
+"""The values of a report on a span of time: the changes in it, and the state at its end.
 
 Everything is as it was at `until`, but for what is kept only as it is now: the funnel, which says so.  Undefined is
 None.  No value here holds prompt text.
@@ -23,7 +23,7 @@ GATE_DONE = "done"
 
 @dataclass(frozen=True, slots=True)
 class PeriodRow:
-    """One hypothesis at the end of the time.  `verdict` is what stood, `measured_verdict` the gate's own word."""
+    """One hypothesis at the end of the time.  `verdict` was in force, `measured_verdict` is the gate's."""
 
     endpoint: str
     slice_key: str
@@ -152,7 +152,7 @@ class PeriodReport:
 
     @property
     def tally(self) -> Mapping[Verdict, int]:
-        """How many hypotheses stood at each verdict."""
+        """The number of hypotheses at each verdict."""
         return {verdict: sum(row.verdict is verdict for row in self.board) for verdict in Verdict}
 
     def num_of(self, *kinds: ChangeKind) -> int:

@@ -145,7 +145,7 @@ def latency_ecdf(distributions: Sequence[Distribution], measure: str) -> Markup:
 
 
 def speedup_histogram(bins: Sequence[SpeedupBin], threshold: float | None) -> Markup:
-    """How many requests had which speedup of their own; log scale, the outermost bins are open."""
+    """The number of requests by speedup; log scale, the outermost bins are open."""
     filled = [i for i, b in enumerate(bins) if b.num_requests]
     if not filled:
         return Markup("")
@@ -290,7 +290,7 @@ def _caption(text: str) -> Markup:
 
 
 def _short(format_value: Format) -> Format:
-    """An axis needs no decimals of a share, and only those that tell ticks apart of anything else."""
+    """An axis needs no decimals of a share, and of anything else only those that distinguish ticks."""
     if format_value is percent:
         return lambda value: percent(value, 0)
     return lambda value: "" if value is None else f"{value:g}" + ("\u00d7" if format_value is times else "")

@@ -122,7 +122,7 @@ def endpoint_report(
 
 
 def _cells(hypotheses: Iterable[Hypothesis], runs: Mapping[HypothesisId, Sequence[JoinedRun]]) -> list[MeasuredCell]:
-    """What predictions are made for: the slices.  The whole endpoint is their mixture, and no cell of its own."""
+    """The subjects of predictions: the slices.  The whole endpoint is their mixture, not another cell."""
     return [
         measured_cell(
             (hypothesis.slice_key, hypothesis.concurrency, hypothesis.fingerprint),

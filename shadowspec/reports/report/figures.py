@@ -1,7 +1,7 @@
 """What was measured, computed from stored rows: exact order statistics and pooled counts, no estimates.
 
 Pooled figures and quantiles weigh each request by the inverse of its session's sampling rate where rates
-differ.  Ratios are formed by `shadowspec.metrics` alone.
+differ.  Ratios are formed only by `shadowspec.metrics`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class JoinedRun:
     concurrency: int
     sampling_rate: float
     is_greedy: bool  # the request was sampled at temperature 0
-    unit_key: str | None  # its session, or what stands for it
+    unit_key: str | None  # its session, or the substitute of one
     turn: int | None  # its place in its session, from 1
 
 
@@ -259,7 +259,7 @@ def _speedup_histogram(values: Sequence[float]) -> tuple[SpeedupBin, ...]:
 
 
 def _times(counts: SpeculationCounts, weight: int) -> SpeculationCounts:
-    """Every counter so many times."""
+    """Every counter, multiplied."""
 
     def multiply(value: int | tuple[int, ...]) -> Any:
         return tuple(each * weight for each in value) if isinstance(value, tuple) else value * weight

@@ -123,7 +123,7 @@ def _prediction(prediction: Prediction, price_per_hour: float | None) -> dict[st
 
 
 def _cost(device: DeviceTime, price_per_hour: float | None) -> Json:
-    """Of an output token in either arm; without a price there is device time alone."""
+    """Of an output token in either arm; without a price only device time."""
     if device.ms_per_token(Arm.BASELINE) is None:
         return None
     return {
@@ -199,7 +199,7 @@ def _queue(cell: QueueCell) -> dict[str, Json]:
 
 
 def _measured_verdict(h: Hypothesis) -> Json:
-    """The gate's own word, whatever an operator has ordered over it."""
+    """The gate's verdict, before overrides."""
     if h.decision is None:
         return None
     measured = h.decision.override.verdict if h.decision.override else h.decision.verdict

@@ -80,7 +80,7 @@ def render_html(report: Report) -> str:
 
 
 def template_environment(vocabulary: Mapping[str, object]) -> Environment:
-    """Where the templates of reports are; they may say these things besides the report's own values."""
+    """The folder of the reports' templates; they may use these things besides the report's values."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # `gate` prints tables of this package without it
 
     environment = Environment(
@@ -95,7 +95,7 @@ def template_environment(vocabulary: Mapping[str, object]) -> Environment:
 
 
 def _vocabulary() -> dict[str, object]:
-    """Everything that the templates may say besides the report's own values."""
+    """Everything that the templates may use besides the report's values."""
     return {
         **{f.__name__: f for f in (words.times, words.percent, words.milliseconds, words.number, words.format_signed)},
         **{

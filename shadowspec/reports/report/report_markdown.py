@@ -345,7 +345,7 @@ def _funnel(report: Report) -> str:
 
 
 def _drafting(config: SpeculationConfig) -> str:
-    """The proposer with its rules; of a server that drafts by its own method, that with what it was started with."""
+    """The proposer with its rules; of a server that drafts by another method, the method with its settings."""
     if config.is_served_method:
         return f"{config.proposer} {config.speculative_config}"
     return ", ".join([config.proposer, *rule_texts(config)])

@@ -43,7 +43,7 @@ def terminal_tables(report: Report) -> list[RenderableType]:
 
 
 def verdict_tables(decisions: Sequence[Decision]) -> list[RenderableType]:
-    """One table per endpoint, of these decisions alone: what a gate run prints, whatever has been measured."""
+    """One table per endpoint, only of these decisions: a gate run prints them."""
     by_endpoint = _by_endpoint(with_forbidding(decisions))
     return [_verdicts(name, [_line_of(each) for each in decisions]) for name, decisions in by_endpoint.items()]
 

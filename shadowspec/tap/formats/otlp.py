@@ -59,7 +59,7 @@ def is_document(document: Mapping[str, Any]) -> bool:
 
 
 def envelopes(document: Mapping[str, Any]) -> list[dict[str, Any] | RecordError]:
-    """Each call of a model in our own envelope, or why it cannot be read.
+    """Each call of a model in our envelope, or why it cannot be read.
 
     Raises:
         RecordError: unsupported ("no_genai"), the document holds no call of a model; malformed, a list is not one of
