@@ -11,7 +11,7 @@ from rich.table import Table
 
 from shadowspec.app.console import print_json, progress_bar, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
-from shadowspec.text import slice_title, span_text
+from shadowspec.text import plural, slice_title, span_text
 from shadowspec.types import parse_slice_key
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _print(plan: EndpointPlan) -> None:
         cost = plan.costs.overall
         what = "all of their work" if cost.source.value == "blocks" else "baseline and speculative decoding only"
         results.print(
-            f"device time of {plan.endpoint}: {cost.seconds:.3g} s per session by {cost.num_blocks} blocks ({what}); "
+            f"device time of {plan.endpoint}: {cost.seconds:.3g} s per session by {plural(cost.num_blocks, 'block')} ({what}); "
             f"{span_text(plan.shadow_time.so_far_s)} so far, still to come: {_to_come(plan.shadow_time)}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
