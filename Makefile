@@ -141,7 +141,7 @@ bench-costs: $(VENV)/.installed-base ## Hold the cost model against the loop (no
 	$(BIN)/python kernels/benchmarks/cost_model.py $(ARGS)
 
 .PHONY: bench-kernels
-bench-kernels: $(VENV)/.installed-kernels ## Measure the Triton kernels against their torch twins, on a GPU (ARGS=--small tries it without)
+bench-kernels: $(VENV)/.installed-kernels ## Measure the Triton kernels against their torch reference, on a GPU (ARGS=--small tries it without)
 	$(BIN)/python kernels/benchmarks/kernel_costs.py $(ARGS)
 
 .PHONY: bench-gpu

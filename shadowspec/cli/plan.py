@@ -236,8 +236,8 @@ def _print(plan: EndpointPlan) -> None:
         cost = plan.costs.overall
         what = "all of their work" if cost.source.value == "blocks" else "baseline and speculative decoding only"
         results.print(
-            f"device time of {plan.endpoint}: {cost.seconds:.3g} s per session by {plural(cost.num_blocks, 'block')} ({what}); "
-            f"{span_text(plan.shadow_time.so_far_s)} so far, still to come: {_to_come(plan.shadow_time)}",
+            f"device time of {plan.endpoint}: {cost.seconds:.3g} s per session by {plural(cost.num_blocks, 'block')} "
+            f"({what}); {span_text(plan.shadow_time.so_far_s)} so far, still to come: {_to_come(plan.shadow_time)}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     if plan.recommended_sample_rate is not None:
