@@ -57,7 +57,7 @@ def _heading(column: Column, sort: str) -> str:
 
 def _body(index: int, endpoint: BoardEndpoint, context: TableContext) -> str:
     first = _row(endpoint.head, context, _toggle(endpoint, f"ss-of-{index}"), is_head=True)
-    why = f'<tr class="ss-child ss-why" hidden=""><td colspan="{len(COLUMNS)}">{_why(endpoint.head)}</td></tr>'
+    why = f'<tr class="ss-child ss-why" hidden=""><td colspan="{len(COLUMNS)}">{_why(endpoint)}</td></tr>'
     rest = "".join(_row(row, context, _child_name(row, endpoint.head), is_head=False) for row in endpoint.rows)
     order = f'<tr class="ss-next"><td colspan="{len(COLUMNS)}">{next_html(endpoint.head)}</td></tr>'
     return f'<tbody id="ss-of-{index}" data-endpoint="{escape(endpoint.name)}">{first}{order}{why}{rest}</tbody>'
@@ -70,8 +70,15 @@ def _toggle(endpoint: BoardEndpoint, target: str) -> str:
         f'<button type="button" class="ss-toggle" aria-expanded="false" aria-controls="{target}" '
         f'aria-label="Show {escape(words_)}">\u25b8</button>'
     )
-    inner = f"{_link(head, endpoint.name)}<small>{_config(head)}</small>{_alert_mark(head)}"
+    inner = f"{_link(head, endpoint.name)}<small>{_config(head)}</small>{_loads(endpoint)}{_alert_mark(head)}"
     return f'<div class="ss-name">{button}<div>{inner}</div></div>'
+
+
+def _loads(endpoint: BoardEndpoint) -> str:
+    """What is on at which loads; what production's demand makes of it is a hover away."""
+    if endpoint.loads is None:
+        return ""
+    return f'<small title="{text(" ".join(endpoint.loads.lines()))}">{text(endpoint.loads.words)}</small>'
 
 
 def _child_name(row: BoardRow, head: BoardRow) -> str:
@@ -118,8 +125,9 @@ def _alert_mark(row: BoardRow) -> str:
     )
 
 
-def _why(row: BoardRow) -> str:
-    notes = "".join(f"<br>{text(note)}" for note in row.alerts)
+def _why(endpoint: BoardEndpoint) -> str:
+    row, loads = endpoint.head, [] if endpoint.loads is None else endpoint.loads.lines()
+    notes = "".join(f"<br/>{text(note)}" for note in (*row.alerts, *loads))
     return f"<b>{formats.mark_verdict(row.verdict)}</b>: {text(row.reason)}{notes}"
 
 

@@ -164,7 +164,7 @@ def _values(url: str, changed_ns: int, of: Pulse) -> BoardValues:
         for name, settings in current_config.endpoints.items()
     }
     policies = {name: settings.policy for name, settings in current_config.endpoints.items()}
-    return board_values(_store(url), prices, loads, policies)
+    return board_values(_store(url), prices, loads, policies, datetime.now(UTC))
 
 
 @st.cache_resource(show_spinner=False, max_entries=4, ttl=MAX_AGE)

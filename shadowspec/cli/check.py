@@ -37,6 +37,10 @@ def check(
     max_age: Annotated[
         str | None, typer.Option("--max-age", metavar="TIME", help=f"{MAX_AGE_HELP} Default: any age.")
     ] = None,
+    accept_schedule: Annotated[
+        bool,
+        typer.Option("--accept-schedule", help="Also pass if it is ENABLE up to a load and DISABLE above."),
+    ] = False,
     expect_fingerprint: Annotated[
         str | None, typer.Option("--expect-fingerprint", metavar="SHA256", help="Accept only this speculation config.")
     ] = None,
@@ -58,8 +62,9 @@ def check(
     """Exit with 0 if speculation is proven here (ENABLE), 1 if it is harmful (DISABLE), 3 if neither is proven (HOLD).
 
     Without --slice the whole endpoint must be ENABLE. No slice with 5% of its traffic may be DISABLE, and no override
-    may cover 5% of it. Loads count by their shares. An override counts as its verdict, also without a decision. Exit
-    code 4: the evidence is unusable, being too old or of another config.
+    may cover 5% of it. Loads count by production's demand where it is measured, else by their shares. An override
+    counts as its verdict, also without a decision. Exit code 4: the evidence is unusable, being too old or of another
+    config.
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ShadowSpecError
@@ -77,6 +82,7 @@ def check(
         expected_fingerprint=expect_fingerprint,
         model_revision=model_revision,
         expected_engine=expect_engine,
+        accepts_schedule=accept_schedule,
     )
     now = datetime.now(UTC)
     try:
@@ -98,6 +104,7 @@ def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
     """
     from shadowspec.app.stored_evidence import no_decision
     from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
+    from shadowspec.planning.demand import read_demand
     from shadowspec.rollout.check.answer import CheckInput
     from shadowspec.rollout.orders import unknown_endpoint
     from shadowspec.store import Store
@@ -118,6 +125,7 @@ def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
             load_shares={load.concurrency: load.share for load in settings.rule.loads} if settings else {},
             candidates=[candidate.name for candidate in settings.candidates] if settings else [],
             log_speedup_clip=policy.log_speedup_clip,
+            demand=read_demand(store, question.endpoint, now, policy.mix_window_s),
         )
 
 

@@ -152,7 +152,7 @@ def _render(
 
     from shadowspec.rollout.export import flagd, llamacpp, modelopt, sglang, tensorrt_llm, vllm
     from shadowspec.rollout.export.engine_match import require_engine
-    from shadowspec.rollout.export.load_schedule import endpoint_schedule, slice_schedules, with_share
+    from shadowspec.rollout.export.load_schedule import endpoint_schedule, ranges_text, slice_schedules, with_share
 
     decisions, orders = served.decisions, served.orders
     if form is ExportFormat.FLAGD:
@@ -163,7 +163,8 @@ def _render(
         schedules = [each for whole, slices in endpoints for each in (whole, *slices)]
         accepted = require_engine(form, schedules, is_accepted=accept_other_engine)
         document = flagd.render(endpoints)
-        return replace(document, remarks=(*accepted, *document.remarks))
+        loads = [f"{whole.endpoint}, by the verdicts: {ranges_text(whole)}" for whole, _ in endpoints]
+        return replace(document, remarks=(*accepted, *loads, *document.remarks))
     schedule = endpoint_schedule(names[0], decisions, overrides=orders)
     match form:
         case ExportFormat.VLLM:
@@ -181,7 +182,7 @@ def _render(
             document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
     accepted = require_engine(form, [schedule], is_accepted=accept_other_engine)
     document = with_share(document, schedule)
-    return replace(document, remarks=(*accepted, *document.remarks))
+    return replace(document, remarks=(*accepted, f"by the verdicts: {ranges_text(schedule)}", *document.remarks))
 
 
 def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCounts]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shadowspec.config import Config
     from shadowspec.gate.policy import GatePolicy
     from shadowspec.gate.run.recompute import Explanation
+    from shadowspec.planning.demand import EndpointLoads
     from shadowspec.reports.replay_rows import AuditRow
     from shadowspec.rollout.endpoint_run import EndpointGateRun
     from shadowspec.rollout.stages import RolloutStep
@@ -31,12 +32,16 @@ MAX_SHOWN = 20  # figures that differ; --json has all of them
 
 @dataclass(frozen=True, slots=True)
 class GateRun:
-    """The results of one gate run over its endpoints; `standing` has the decisions after overrides."""
+    """The results of one gate run over its endpoints; `standing` has the decisions after overrides.
+
+    `loads` are those decisions by load, under production's demand where it is measured.
+    """
 
     decisions: list[Decision]
     standing: list[Decision]
     audits: dict[str, tuple[AuditRow, ...]]  # by endpoint
     steps: list[RolloutStep]
+    loads: list[EndpointLoads]
 
 
 def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
@@ -50,7 +55,7 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
         runs, errors = run_gates(store, policies, input_ended=input_ended)
         if errors:
             raise next(iter(errors.values()))
-        return _require_decided(_gather(store, runs), store, policies.gate)
+        return _require_decided(_gather(store, runs, policies.gate), store, policies.gate)
 
 
 def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
@@ -63,12 +68,13 @@ def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) 
             rollout_policy = config.endpoints[name].rollout
             with store.rehearsal(name) as undone:
                 run = run_endpoint_gate(undone, name, policy, rollout_policy, input_ended=input_ended)
-                found.append(_gather(undone, {name: run}))
+                found.append(_gather(undone, {name: run}, {name: policy}))
         together = GateRun(
             [decision for run in found for decision in run.decisions],
             [decision for run in found for decision in run.standing],
             {name: rows for run in found for name, rows in run.audits.items()},
             [],  # no rollout moves
+            [loads for run in found for loads in run.loads],
         )
         return _require_decided(together, store, _policies(config, endpoint))
 
@@ -85,14 +91,25 @@ def _require_decided(run: GateRun, store: Store, endpoints: Collection[str]) -> 
     return run
 
 
-def _gather(store: Store, runs: Mapping[str, EndpointGateRun]) -> GateRun:
+def _gather(store: Store, runs: Mapping[str, EndpointGateRun], policies: Mapping[str, GatePolicy]) -> GateRun:
     """The results of these endpoints' runs, with the audits and overrides after them."""
     from shadowspec.gate.verdict.effective_decisions import effective_decisions
+    from shadowspec.planning.demand import endpoint_loads, read_demand
     from shadowspec.reports.replay_rows import audit_rows
 
+    now = datetime.now(UTC)
     decisions = [decision for run in runs.values() for decision in run.decisions]
-    standing = effective_decisions(decisions, store.overrides(), datetime.now(UTC))
-    return GateRun(decisions, standing, audit_rows(store, runs), [step for run in runs.values() for step in run.steps])
+    standing = effective_decisions(decisions, store.overrides(), now)
+    loads = [
+        endpoint_loads(
+            [each for each in standing if each.endpoint == name],
+            read_demand(store, name, now, policies[name].mix_window_s),
+        )
+        for name in runs
+    ]
+    steps = [step for run in runs.values() for step in run.steps]
+    known = [each for each in loads if each is not None]
+    return GateRun(decisions, standing, audit_rows(store, runs), steps, known)
 
 
 def _policies(config: Config, endpoint: str | None) -> dict[str, GatePolicy]:
@@ -156,7 +173,8 @@ def gate(
             "decisions": [
                 {**decision_document(decision), "standing_verdict": each.verdict.value}
                 for decision, each in zip(decisions, standing, strict=True)
-            ]
+            ],
+            "loads": [each.document() for each in run.loads],
         }
         if dry_run:
             document["dry_run"] = True
@@ -173,6 +191,9 @@ def gate(
     if steps:
         results.print(rollout_table(steps))
     _print_audits(run, with_all=tests)
+    for loads in run.loads:
+        for line in loads.lines():
+            results.print(f"loads of {loads.endpoint}: {line}", markup=False, highlight=False, soft_wrap=True)
     for endpoint_name in dict.fromkeys(each.endpoint for each in standing):
         if best := best_decision(each for each in standing if each.endpoint == endpoint_name):
             results.print(f"next: {next_step(best)}", markup=False, highlight=False, soft_wrap=True)

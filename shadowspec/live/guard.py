@@ -91,7 +91,10 @@ def window_between(before: LiveReplica | None, scrape: LiveScrape) -> LiveWindow
         counts, began_at = scrape.counts, max(last.scraped_at, begun or last.scraped_at)
     if counts is None or began_at >= scrape.scraped_at:
         return None
-    return LiveWindow(scrape.replica, scrape.series, began_at, scrape.scraped_at, is_reset, before.num_failed, counts)
+    times = began_at, scrape.scraped_at
+    return LiveWindow(
+        scrape.replica, scrape.series, *times, is_reset, before.num_failed, counts, num_running=scrape.num_running
+    )
 
 
 def is_too_coarse(scrape: LiveScrape, last: LiveScrape) -> bool:

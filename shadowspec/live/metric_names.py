@@ -29,12 +29,14 @@ class MetricNames:
     position.
 
     `num_digits`: digits to which counters are rounded when printed; 0: exact.  Those by position are always exact.
-    `excludes_cached`: prompt tokens are counted without those from the prefix cache.
+    `excludes_cached`: prompt tokens are counted without those from the prefix cache.  `running` names the gauge of the
+    requests in progress.
     """
 
     prefix: str
     counters: Mapping[str, str]
     latencies: Mapping[str, str]
+    running: str
     position_label: str = ""
     drafted_per_pos: str | None = None
     accepted_per_pos: str | None = None
@@ -60,6 +62,7 @@ VLLM: Final = MetricNames(
         QUEUE: "request_queue_time_seconds",
         COMPUTE: "request_inference_time_seconds",
     },
+    running="num_requests_running",
     position_label="position",
     accepted_per_pos="spec_decode_num_accepted_tokens_per_pos_total",
 )
@@ -78,6 +81,7 @@ SGLANG: Final = MetricNames(
         END_TO_END: "e2e_request_latency_seconds",
         QUEUE: "queue_time_seconds",
     },
+    running="num_running_reqs",
 )
 TENSORRT_LLM: Final = MetricNames(
     prefix="trtllm_",
@@ -94,6 +98,7 @@ TENSORRT_LLM: Final = MetricNames(
         QUEUE: "request_queue_time_seconds",
         COMPUTE: "request_inference_time_seconds",
     },
+    running="num_requests_running",
     position_label="token_position",
     drafted_per_pos="spec_decode_drafted_tokens_total",
     accepted_per_pos="spec_decode_accepted_tokens_total",
@@ -109,6 +114,7 @@ LLAMACPP: Final = MetricNames(
         "num_cached_tokens": "prompt_tokens_cached_total",
     },
     latencies={},
+    running="requests_processing",
     position_label="position",
     accepted_per_pos="spec_decode_num_accepted_tokens_per_pos_total",
     num_digits=6,

@@ -24,13 +24,17 @@ MAX_POSITIONS = 1_024  # of drafted tokens in a step
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page's metrics of one model.  `is_known`: it has metrics of the engine; `has_model`: also of the model."""
+    """A page's metrics of one model.  `is_known`: it has metrics of the engine; `has_model`: also of the model.
+
+    `num_running` are the requests in progress; None where the page does not say.
+    """
 
     is_known: bool
     has_model: bool
     series: str
     started_at: datetime | None
     counts: LiveCounts
+    num_running: int | None
 
 
 @dataclass(slots=True)
@@ -42,6 +46,7 @@ class _Sums:
     accepted: dict[int, int] = field(default_factory=dict)
     buckets: dict[str, dict[float, int]] = field(default_factory=lambda: defaultdict(dict))  # by metric and bound
     ranks: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # labels that distinguish counters
+    num_running: int | None = None
 
 
 def parse(text: str, names: MetricNames, model: str) -> Page:
@@ -62,7 +67,7 @@ def parse(text: str, names: MetricNames, model: str) -> Page:
                 has_model |= MODEL_LABEL in sample.labels  # metrics of the whole server have none
                 _add(sums, sample, names)
     counts = _counts(sums, names)
-    return Page(is_known, has_model or bool(sums.counters), _series(sums, counts), started_at, counts)
+    return Page(is_known, has_model or bool(sums.counters), _series(sums, counts), started_at, counts, sums.num_running)
 
 
 def _add(sums: _Sums, sample: Sample, names: MetricNames) -> None:
@@ -75,6 +80,8 @@ def _add(sums: _Sums, sample: Sample, names: MetricNames) -> None:
             raise ValueError("a position is not a number")
         accepted[position] = accepted.get(position, 0) + _count(sample.value)
         sums.ranks.add(tuple(sorted(labels.items())))
+    elif name == names.running:
+        sums.num_running = (sums.num_running or 0) + _count(sample.value)
     elif name in names.counters.values():
         sums.counters[name] = sums.counters.get(name, 0) + _count(sample.value)
         if name == names.counters["num_output_tokens"]:

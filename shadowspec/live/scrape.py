@@ -56,7 +56,7 @@ async def _scrape(http: httpx.AsyncClient, source: LiveSource, url: str) -> Live
     except ServerError as error:
         return FailedScrape(replica, datetime.now(UTC), error.code, str(error))
     series, digits = f"{source.engine} {source.model}, {page.series}", ENGINES[source.engine].num_digits
-    return LiveScrape(replica, series, scraped_at, page.started_at, page.counts, digits)
+    return LiveScrape(replica, series, scraped_at, page.started_at, page.counts, digits, page.num_running)
 
 
 async def _text(http: httpx.AsyncClient, url: str, timeout_s: float) -> str:

@@ -99,7 +99,8 @@ class LiveScrape:
 
     `series` identifies the counters: engine, model, ranks, positions, bins.  Under another one they are other counters.
     `started_at` is when the server's process began, None where it is not reported.  Counts with more than `num_digits`
-    digits are rounded to that many; 0: none is.
+    digits are rounded to that many; 0: none is.  `num_running` are the requests in progress at this moment, without
+    those that wait; None where the engine does not report them.
     """
 
     replica: str
@@ -108,6 +109,7 @@ class LiveScrape:
     started_at: datetime | None
     counts: LiveCounts
     num_digits: int = 0
+    num_running: int | None = None
 
     def rounding(self, count: int) -> int:
         """The most by which the difference of this count and a smaller one of the same counter is off."""
@@ -140,7 +142,7 @@ class LiveWindow:
     """A replica's counts from `began_at` to `ended_at`: live evidence.
 
     `is_reset`: its counters restarted in between, so the counts between the earlier scrape and the restart are unknown.
-    `num_failed_scrapes` lie within it.
+    `num_failed_scrapes` lie within it.  `num_running` are the requests in progress at its end (None: not reported).
     """
 
     replica: str
@@ -150,6 +152,7 @@ class LiveWindow:
     is_reset: bool
     num_failed_scrapes: int
     counts: LiveCounts
+    num_running: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -162,7 +165,7 @@ class LiveHour:
 
     Everything merges with others of its kind, and outlives the windows.  The last four are no plain sums of counts (a
     window's bound at the first position, and its accepted tokens, which may follow from several counts): they were
-    summed window by window.
+    summed window by window.  `running` counts the windows' ends by the number of requests in progress then.
     """
 
     replica: str
@@ -181,6 +184,7 @@ class LiveHour:
     num_first_drafts: int
     num_known_accepted_tokens: int  # `accepted_tokens`, of the windows that report it and drafted
     num_known_drafts: int
+    running: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[datetime, str, str]:

@@ -101,6 +101,29 @@ def read(shell: Shell) -> dict[str, Any]:
     return dict(entry)
 
 
+@pytest.mark.integration
+def test_production_s_load_weighs_the_loads_of_the_evidence(shell: Shell, production: Production) -> None:
+    """Read by `live`, said by check, report and gate: 2, 4 and 40 requests at once, of which 4 were measured."""
+    assert "production's load is not measured" in shell("check", "-e", "chat").out
+    for running in (1, 0, 2, 4, 40):  # the first reading begins the counting
+        production.running = running
+        production.serve(drafts=1_000, rate=0.7)
+        read(shell)
+    found = shell("check", "-e", "chat", "--json").document["loads"]
+    assert found["words"] == "on up to 4, not measured above"
+    assert found["demand"]["readings"] == {"0": 1, "2": 1, "4": 1, "40": 1}
+    assert found["demand"]["covered_share"] == pytest.approx(6 / 46)
+    assert [each["factor"] for each in found["demand"]["speedups"]] == [1.0, 1.5, 2.0]
+    said = "to cover the rest, add load 40 to endpoints.chat.loads"
+    assert said in shell("check", "-e", "chat").out
+    assert said in shell("report", "--format", "md").out
+    shell("report", "--out", "report.html")
+    assert said in Path("report.html").read_text(encoding="utf-8")
+    (endpoint,) = shell("report", "--json").document["endpoints"]
+    assert endpoint["loads"] == found
+    assert "by the verdicts: on at batch sizes up to 4, off above" in shell("export", "--format", "vllm").err
+
+
 def flags(shell: Shell) -> dict[str, Any]:
     flag = shell("export", "--format", "flagd").document["flags"]["chat.speculation"]
     return dict(flag)

@@ -101,13 +101,16 @@ def test_what_cannot_be_planned(workspace: Workspace, arguments: tuple[str, ...]
 def test_a_dry_run_decides_and_keeps_nothing(fed: Workspace) -> None:
     first = fed.run("gate", "--dry-run", "--json")
     assert first.code == 0, first.err
+    (loads,) = first.document["loads"]
+    assert (loads["endpoint"], loads["demand"]) == ("letters", None)
     assert first.document["dry_run"] is True
     assert "too_few_clusters" not in {item["reason_code"] for item in first.document["decisions"]}
     fed.replace_in_config("entry_clusters = 2", "entry_clusters = 5000")
     tried = fed.run("gate", "--dry-run", "--json").document
     assert {item["reason_code"] for item in tried["decisions"]} == {"too_few_clusters"}
     shown = fed.run("gate", "--dry-run")
-    assert "letters" in shown.out
+    assert "loads of letters: " in shown.out
+    assert "production's load is not measured: set metrics_urls in endpoints.letters.live" in shown.out
     assert "dry run: nothing was stored" in shown.err
     with Store.open("sqlite:///shadow.db") as store:
         assert store.latest_decisions() == store.rollout_history("letters") == []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.gate.verdict.trial_levels import supersede
+from shadowspec.planning.demand import Demand
 from shadowspec.rollout.check.answer import Answer, CheckInput, Question, Role
 from shadowspec.rollout.check.check_document import answer_document
 from shadowspec.rollout.check.judge import judge
@@ -240,12 +241,77 @@ def test_what_a_small_load_may_cost_is_weighed() -> None:
     narrow = decision("ENABLE", load=2, speedup=(1.2, 1.07, 1.3))
     slow = decision("DISABLE", load=32, speedup=(0.55, 0.5, 0.6))
     found = answer(check_input([narrow, slow], load_shares={2: 97.0, 32: 3.0}))
-    assert found.outcome is Outcome.HOLD
+    assert found.outcome is Outcome.DISABLE, "every load is decided: it is a schedule, and nothing to wait for"
+    assert found.schedule_limit == 2
     speedup = found.findings[0].speedup
     assert speedup is not None
     assert speedup.lower == pytest.approx(math.exp(0.97 * math.log(1.07) + 0.03 * math.log(0.5)))
     assert speedup.estimate == pytest.approx(math.exp(0.97 * math.log(1.2) + 0.03 * math.log(0.55)))
     assert speedup.upper == pytest.approx(math.exp(0.97 * math.log(1.3) + 0.03 * math.log(0.6)))
+
+
+def test_a_schedule_passes_only_where_it_is_accepted() -> None:
+    """On up to 8, off above: nothing is left to decide, whatever the loads weigh."""
+    decisions = [decision("ENABLE", load=4), decision("ENABLE", load=8), decision("DISABLE", load=16)]
+    for share in (0.1, 1.0, 30.0):
+        what = check_input(decisions, load_shares={4: 1.0, 8: 1.0, 16: share})
+        found = answer(what)
+        assert (found.outcome, found.schedule_limit) == (Outcome.DISABLE if share > 0.1 else found.outcome, 8)
+        assert found.outcome is not Outcome.HOLD
+        accepted = answer(what, question(accepts_schedule=True))
+        assert (accepted.outcome, accepted.schedule_limit) == (Outcome.ENABLE, 8)
+        assert answer_lines(accepted)[0].endswith("up to load 8, and off above")
+    assert "on up to load 8 and off above: --accept-schedule accepts it" in answer_lines(found)[0]
+    assert answer_document(found, OnHold.FAIL)["schedule_limit"] == 8
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "outcome"),
+    [
+        (("ENABLE", "HOLD", "DISABLE"), Outcome.DISABLE),
+        (("DISABLE", "ENABLE", "ENABLE"), Outcome.DISABLE),
+        (("ENABLE", "ENABLE", "HOLD"), Outcome.HOLD),
+        (("DISABLE", "DISABLE", "DISABLE"), Outcome.DISABLE),
+        (("ENABLE", "ENABLE", "ENABLE"), Outcome.ENABLE),
+    ],
+)
+def test_what_is_no_schedule_is_judged_as_ever(verdicts: Sequence[str], outcome: Outcome) -> None:
+    decisions = [decision(verdict, load=load) for verdict, load in zip(verdicts, (4, 8, 16), strict=True)]
+    found = answer(check_input(decisions), question(accepts_schedule=True))
+    assert (found.outcome, found.schedule_limit) == (outcome, None)
+
+
+def test_a_slice_that_is_off_above_a_load_lowers_the_schedule() -> None:
+    decisions = [decision("ENABLE", load=load) for load in (4, 8, 16)]
+    decisions += [
+        decision(verdict, CODE, load=load) for load, verdict in ((4, "ENABLE"), (8, "DISABLE"), (16, "DISABLE"))
+    ]
+    what = check_input(decisions, [row for load in (4, 8, 16) for row in traffic({CODE: 1.0, CHAT: 9.0}, load=load)])
+    assert answer(what).outcome is Outcome.DISABLE
+    found = answer(what, question(accepts_schedule=True))
+    assert (found.outcome, found.schedule_limit) == (Outcome.ENABLE, 4)
+    assert found.loads is not None
+
+
+def test_an_order_of_the_whole_endpoint_ends_a_schedule() -> None:
+    decisions = [decision("ENABLE", load=4), decision("DISABLE", load=16)]
+    what = under([order("DISABLE", "")], decisions)
+    found = answer(what, question(accepts_schedule=True))
+    assert (found.outcome, found.schedule_limit) == (Outcome.DISABLE, None)
+
+
+def test_production_s_demand_weighs_the_loads_before_the_configuration_does() -> None:
+    """Configured evenly, but production is at 16 for one request in fifty."""
+    decisions = [decision("ENABLE", load=4), decision("DISABLE", load=16)]
+    even = {4: 1.0, 16: 1.0}
+    demand = Demand(NOW - HOUR, NOW, {0: 50, 4: 196, 16: 1}, {8: {4: 196}})
+    assert answer(check_input(decisions, load_shares=even)).outcome is Outcome.DISABLE
+    found = answer(check_input(decisions, load_shares=even, demand=demand))
+    assert found.outcome is Outcome.ENABLE
+    assert [(load.concurrency, load.share) for load in found.findings[0].loads] == [(4, 0.98), (16, 0.02)]
+    far = replace(demand, readings={100: 3})
+    assert answer(check_input(decisions, load_shares=even, demand=far)).outcome is Outcome.DISABLE, "as configured"
+    assert answer(check_input(decisions, demand=demand), question(concurrency=16)).outcome is Outcome.DISABLE
 
 
 def test_a_load_that_nobody_judged_is_held_at_the_end_of_the_range() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from shadowspec.planning.demand import Demand
 from shadowspec.reports.pages.board import (
     Board,
     BoardFilter,
@@ -92,18 +93,36 @@ def board(*decisions: Decision, overrides: tuple[Override, ...] = ()) -> Board:
 def test_the_weightiest_load_speaks_for_the_endpoint_and_slices_stand_below_by_traffic() -> None:
     rows = [
         decision(concurrency=4, verdict=Verdict.ENABLE),
-        decision(concurrency=16, verdict=Verdict.DISABLE),
+        decision(concurrency=16, verdict=Verdict.HOLD),
         in_traffic(decision(slice_key="prompt_class=chat"), 0.2),
         in_traffic(decision(slice_key="prompt_class=code"), 0.8),
     ]
     (endpoint,) = board(*rows).endpoints
-    assert endpoint.head.verdict is Verdict.DISABLE
+    assert endpoint.head.verdict is Verdict.HOLD
+    assert endpoint.loads is not None
+    assert endpoint.loads.words == "on up to 4, undecided from 5 to 16, not measured above"
     assert [(row.slice_key, row.concurrency) for row in endpoint.rows] == [
         ("", 4),
         ("prompt_class=code", 4),
         ("prompt_class=chat", 4),
     ]
-    assert board(*rows).tallies() == {Verdict.ENABLE: 0, Verdict.DISABLE: 1, Verdict.HOLD: 0, None: 0}
+    assert board(*rows).tallies() == {Verdict.ENABLE: 0, Verdict.DISABLE: 0, Verdict.HOLD: 1, None: 0}
+
+
+def test_a_schedule_speaks_by_a_load_at_which_it_is_on() -> None:
+    rows = [decision(concurrency=4, verdict=Verdict.ENABLE), decision(concurrency=16, verdict=Verdict.DISABLE)]
+    (endpoint,) = board(*rows).endpoints
+    assert (endpoint.head.concurrency, endpoint.head.verdict) == (4, Verdict.ENABLE)
+    assert endpoint.loads is not None
+    assert endpoint.loads.words == "on up to 4, off above"
+
+
+def test_production_s_demand_chooses_the_load_that_speaks() -> None:
+    rows = [decision(concurrency=4, verdict=Verdict.ENABLE), decision(concurrency=16, verdict=Verdict.HOLD)]
+    for number, load in ((3, 4), (9, 16)):
+        demand = Demand(NOW - timedelta(hours=1), NOW, {number: 5}, {9: {number: 5}})
+        (endpoint,) = build_board(replace(values(rows), demands={"chat": demand}), (), NOW).endpoints
+        assert endpoint.head.concurrency == load
 
 
 def test_a_row_repeats_the_gate_and_an_override_stands_before_it() -> None:

@@ -20,6 +20,7 @@ from shadowspec.types import (
     FingerprintedConfig,
     Fold,
     FunnelCounter,
+    LiveHour,
     LoopSpan,
     Memory,
     OverrideRecord,
@@ -57,6 +58,10 @@ class MemorySource:
     replayed_with: dict[str, FingerprintedConfig] = field(default_factory=dict)
     looped: dict[str, list[AcceptanceSums]] = field(default_factory=dict)
     audits: dict[str, list[StoredAudit]] = field(default_factory=dict)
+    hours: dict[str, list[LiveHour]] = field(default_factory=dict)
+
+    def live_hours(self, endpoint: str, since: datetime, until: datetime) -> Sequence[LiveHour]:
+        return [each for each in self.hours.get(endpoint, []) if since <= each.hour < until]
 
     def endpoints(self) -> Sequence[str]:
         return sorted({*self.rows, *self.measured_blocks})

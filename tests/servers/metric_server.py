@@ -23,6 +23,7 @@ class Production:
     per_pos: list[int] = field(default_factory=lambda: [0] * 4)
     tokens: int = 0
     requests: int = 0
+    running: int | None = None  # requests in progress; None: the page does not say
     prompt_tokens: int = 0
     cached_tokens: int = 0
     times: list[int] = field(default_factory=lambda: [0] * 4)  # end to end, by bin
@@ -60,6 +61,9 @@ class Production:
             f"vllm:prefix_cache_queries_total{{{text}}} {self.prompt_tokens}.0",
             f"vllm:prefix_cache_hits_total{{{text}}} {self.cached_tokens}.0",
         ]
+        if self.running is not None:  # two ranks of one server
+            for rank, number in enumerate((self.running // 2, self.running - self.running // 2)):
+                lines.append(f'vllm:num_requests_running{{engine="{rank}",model_name="{self.model}"}} {number}.0')
         reached = 0
         for bound, number in zip((*BOUNDS, "+Inf"), self.times, strict=True):
             reached += number

@@ -93,6 +93,7 @@ def test_what_vllm_counts(production: Production) -> None:
     production.serve(drafts=100, rate=0.8)
     (scrape,) = scrape_all(source(production))
     assert isinstance(scrape, LiveScrape)
+    assert scrape.num_running is None, "the page does not say"
     assert scrape.replica == replica_name(production.url) == production.url.removeprefix("http://")
     assert scrape.started_at == datetime.fromtimestamp(1_800_000_000, UTC)
     assert abs((datetime.now(UTC) - scrape.scraped_at).total_seconds()) < PATIENCE_S
@@ -118,6 +119,11 @@ def test_a_page_as_vllm_sends_it() -> None:
     assert counts.num_accepted_tokens_per_pos == (773, 659, 578, 525)
     assert (counts.num_output_tokens, counts.num_requests) == (3_504, 118 + 2)
     assert (counts.num_prompt_tokens, counts.num_cached_tokens) == (11_067, 0)
+    assert page.num_running == 0
+    busy = text.replace(
+        'running{engine="0",model_name="demo-sql"} 0.0', 'running{engine="0",model_name="demo-sql"} 7.0'
+    )
+    assert read_as("demo-sql", busy).num_running == 7
     assert page.started_at == datetime.fromtimestamp(1_795_394_344, UTC)
     assert set(counts.latencies) == set(LATENCIES)
     assert {latency.total for latency in counts.latencies.values()} == {120}, "one observation of each request"
@@ -137,6 +143,7 @@ def test_a_page_as_llama_cpp_sends_it() -> None:
     assert counts.num_accepted_tokens_per_pos == (41, 26, 24)
     assert (counts.num_output_tokens, counts.num_requests) == (156, None)
     assert counts.num_prompt_tokens == 14 + 42
+    assert page.num_running == 0
     assert counts.num_cached_tokens == 42
     assert page.started_at is None
     assert page.has_model, "a page without a model's name is of the server's one model"

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions, is_stale
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
+from shadowspec.planning.demand import EndpointLoads, endpoint_loads, governing_shares
 from shadowspec.planning.still_needed import StillNeeded, still_needed
 from shadowspec.reports.definitions import find_test
 from shadowspec.reports.next_steps import keep_off, next_action
@@ -116,11 +117,15 @@ class BoardRow:
 
 @dataclass(frozen=True, slots=True)
 class BoardEndpoint:
-    """An endpoint: the row that speaks for it, and every row below it (other loads and configs, then slices)."""
+    """An endpoint: the row that speaks for it, and every row below it (other loads and configs, then slices).
+
+    `loads` is what its verdicts say of its loads; None where none was judged.
+    """
 
     name: str
     head: BoardRow
     rows: tuple[BoardRow, ...]
+    loads: EndpointLoads | None
 
     @property
     def all_rows(self) -> tuple[BoardRow, ...]:
@@ -155,11 +160,13 @@ def build_board(values: BoardValues, overrides: Sequence[Override], now: datetim
     for decision in values.decisions:
         by_endpoint[decision.endpoint].append(decision)
     decisions: dict[Key, LatestDecision] = {}
+    loads: dict[str, EndpointLoads | None] = {}
     fingerprints = set()
     for name in {*by_endpoint, *(key[0] for key in days)}:
         policy, measured = values.policies.get(name), values.traffic.get(name, ())
         found = endpoint_decisions(by_endpoint[name], policy, overrides, now, measured=measured, configs=values.configs)
         decisions |= {_key(each.decision): each for each in found.latest if each.is_current}
+        loads[name] = endpoint_loads(found.current, values.demands.get(name))
         fingerprints |= {(name, fingerprint) for fingerprint in found.fingerprints.values()}
     stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in values.rollouts}
     rows: dict[str, list[BoardRow]] = defaultdict(list)
@@ -168,18 +175,30 @@ def build_board(values: BoardValues, overrides: Sequence[Override], now: datetim
         rows[row.endpoint].append(row)
     for name in {*values.endpoints, *(override.endpoint for override in overrides)} - set(rows):
         rows[name].append(_unmeasured_row(name, values, overrides, now))
-    return Board(tuple(_endpoint(name, rows[name], values.loads.get(name, {})) for name in sorted(rows)))
+    return Board(
+        tuple(_endpoint(name, rows[name], values.loads.get(name, {}), loads.get(name)) for name in sorted(rows))
+    )
 
 
-def _endpoint(name: str, rows: Sequence[BoardRow], shares: Mapping[int, float]) -> BoardEndpoint:
-    """The whole endpoint at its weightiest load and with its best config speaks for it."""
+def _endpoint(
+    name: str, rows: Sequence[BoardRow], shares: Mapping[int, float], loads: EndpointLoads | None
+) -> BoardEndpoint:
+    """The whole endpoint at its weightiest load and with its best config speaks for it.
+
+    Production's demand weighs the loads where it is measured, else the configured shares.  Where the verdicts are a
+    schedule, a load at which it is on speaks.
+    """
+    if loads is not None and loads.demand is not None:
+        shares = governing_shares(loads.demand, [each.concurrency for each in loads.loads]) or shares
+    if loads is not None and (limit := loads.schedule_limit) is not None:
+        shares = {load: share for load, share in shares.items() if load <= limit}
     wholes = [row for row in rows if not row.slice_key] or list(rows)
     head = max(wholes, key=lambda row: (shares.get(row.concurrency, 0.0), row.num_runs, *_preference(row)))
 
     def order(row: BoardRow) -> tuple[object, ...]:
         return (row.slice_key != "", -(row.traffic_share or 0.0), row.slice_key, row.concurrency, row.fingerprint)
 
-    return BoardEndpoint(name, head, tuple(sorted((row for row in rows if row is not head), key=order)))
+    return BoardEndpoint(name, head, tuple(sorted((row for row in rows if row is not head), key=order)), loads)
 
 
 def _preference(row: BoardRow) -> tuple[bool, bool, float]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.metrics import ratio
+from shadowspec.planning.demand import Demand, read_demand
 from shadowspec.reports.token_costs import DeviceTime, device_time
 from shadowspec.store import GroupSums, RollupSums, Store, Traffic
 from shadowspec.types import Arm, Decision, FingerprintedConfig, Rollout
@@ -117,6 +118,7 @@ class BoardValues:
     loads: Mapping[str, Mapping[int, float]]  # each endpoint's configured loads with their shares
     policies: Mapping[str, GatePolicy]  # of the configured endpoints
     traffic: Mapping[str, Sequence[Traffic]]  # what each endpoint was measured with
+    demands: Mapping[str, Demand] = field(default_factory=dict)  # production's, where it is measured
 
 
 def board_values(
@@ -124,8 +126,9 @@ def board_values(
     prices: Mapping[str, float | None],
     loads: Mapping[str, Mapping[int, float]],
     policies: Mapping[str, GatePolicy],
+    now: datetime,
 ) -> BoardValues:
-    """Everything that a board needs; `prices`, `loads` and `policies` are the configured endpoints'."""
+    """Everything that a board needs at `now`; `prices`, `loads` and `policies` are the configured endpoints'."""
     endpoints = sorted({*store.named_endpoints(), *loads})
     newest = [hours[1] for name in endpoints if (hours := store.rollup_hours(name)) is not None]
     newest_day = max(newest).astimezone(UTC).date() if newest else None
@@ -144,4 +147,9 @@ def board_values(
         loads=loads,
         policies=policies,
         traffic={name: store.traffic(name) for name in endpoints},
+        demands={
+            name: demand
+            for name, policy in policies.items()
+            if (demand := read_demand(store, name, now, policy.mix_window_s)) is not None
+        },
     )

@@ -15,6 +15,7 @@ from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
+from shadowspec.planning.demand import Demand, endpoint_loads
 from shadowspec.planning.frontier import Length
 from shadowspec.reports.by_turn import production_cache, turn_rows
 from shadowspec.reports.cells import MeasuredCell, measured_cell
@@ -57,6 +58,7 @@ def endpoint_report(
     costs: Mapping[CostKey, ProfiledCosts],
     replayed: Iterable[tuple[str, FingerprintedConfig, Length]],
     price_per_hour: float | None,
+    demand: Demand | None,
 ) -> EndpointReport:
     """One endpoint as of its current decisions, without its replays and audits.
 
@@ -74,6 +76,7 @@ def endpoint_report(
         costs: what steps cost, as it was profiled last.
         replayed: tokens per step of its replays, by slice and config.
         price_per_hour: of the device; None: as the policy has it.
+        demand: production's; None: not measured.
     """
     records, blocks, runs = source.records(name), source.blocks(name), source.runs(name)
     measured = _join_runs(records, blocks, runs)
@@ -118,6 +121,7 @@ def endpoint_report(
         queues=tuple(queue_cells(newest_arrivals(records), timed_requests(runs, blocks), configs)),
         price_per_hour=price_per_hour or (None if policy is None else policy.device_price_per_hour),
         production_cache=production_cache(records),
+        loads=endpoint_loads([each.decision for each in ordered if each.decision is not None], demand),
     )
 
 

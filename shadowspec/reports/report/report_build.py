@@ -13,6 +13,7 @@ from datetime import datetime
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.effective_decisions import active
+from shadowspec.planning.demand import read_demand
 from shadowspec.reports.frontiers import list_replayed_lengths
 from shadowspec.reports.notes import TRIAL_NOTE
 from shadowspec.reports.replay_rows import audit_rows, replay_rows
@@ -66,6 +67,7 @@ def build_report(
             costs=costs,
             replayed=list_replayed_lengths(replayed[name], replay_configs),
             price_per_hour=price_per_hour,
+            demand=read_demand(source, name, now, policies.get(name, GatePolicy()).mix_window_s),
         )
         for name in names
     ]

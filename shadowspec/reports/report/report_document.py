@@ -38,6 +38,7 @@ def report_document(report: Report) -> dict[str, Json]:
                 "last_measured": plain(endpoint.last_measured),
                 "policy": plain(endpoint.policy),
                 "production_cache": plain(endpoint.production_cache),
+                "loads": None if endpoint.loads is None else endpoint.loads.document(),
                 "overrides": [_order(order) for order in endpoint.overrides],
                 "hypotheses": [_hypothesis(h) for h in endpoint.hypotheses],
                 "predictions": [

@@ -105,6 +105,8 @@ def _endpoint(endpoint: EndpointReport) -> list[str]:
         parts.append("\n".join(f"- {_text(order_note(order))}" for order in endpoint.overrides))
     if endpoint.production_cache is not None:
         parts.append(endpoint.production_cache.text)
+    if endpoint.loads is not None:
+        parts.append("\n".join(f"- {_text(line)}" for line in endpoint.loads.lines()))
     parts += [_audits(endpoint), _replays(endpoint)]
     for h in endpoint.hypotheses:
         parts.append(f"### {_text(slice_title(h.slice_key))} ({_text(h.config_name)}, load {h.concurrency})")

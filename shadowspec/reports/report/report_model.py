@@ -13,6 +13,7 @@ from datetime import datetime
 
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.effective_decisions import order_words
+from shadowspec.planning.demand import EndpointLoads
 from shadowspec.reports.by_turn import ProductionCache, TurnRow
 from shadowspec.reports.definitions import find_test
 from shadowspec.reports.failure_rows import Failures
@@ -188,7 +189,8 @@ class Hypothesis:
 class EndpointReport:
     """One endpoint: its own hypotheses first (one per load and config), then its slices'.
 
-    `overrides` are those in force on any part of it, whether anything was measured there or not.
+    `overrides` are those in force on any part of it, whether anything was measured there or not.  `loads` is None where
+    no load was judged.
     """
 
     name: str
@@ -204,6 +206,7 @@ class EndpointReport:
     queues: tuple[QueueCell, ...]  # derived; in no test
     price_per_hour: float | None  # of the device
     production_cache: ProductionCache | None  # None: no production answer says what was cached
+    loads: EndpointLoads | None
     replays: tuple[ReplayRow, ...] = ()  # what logged responses say; in no test
     audits: tuple[AuditRow, ...] = ()  # of loop against replay
 

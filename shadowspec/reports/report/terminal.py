@@ -101,7 +101,11 @@ def _endpoint(endpoint: EndpointReport) -> RenderableType:
         )
         for h in endpoint.hypotheses
     ]
-    return _verdicts(endpoint.name, lines, endpoint.overrides)
+    loads = [] if endpoint.loads is None else endpoint.loads.lines()
+    return Group(
+        _verdicts(endpoint.name, lines, endpoint.overrides),
+        *(Padding(Text(f"loads: {line}", "dim"), (0, 0, 0, 1)) for line in loads),
+    )
 
 
 def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] = ()) -> RenderableType:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, Expectation
+from shadowspec.planning.demand import Demand, EndpointLoads
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, FingerprintedConfig
@@ -61,7 +62,8 @@ class LoadFinding:
 class Finding:
     """The endpoint as a whole (no `slice_key`) or one slice, over its loads.
 
-    `since` is when its verdict began; `age` that of the oldest among its loads' newest evidence; `traffic_share` is
+    `on_up_to` is the load up to which it is ENABLE where it is DISABLE at every larger one, else None.  `since` is when
+    its verdict began; `age` that of the oldest among its loads' newest evidence; `traffic_share` is
     None where no traffic is known.  `override_id` is set where the finding is about an order and not about decisions;
     it then has no loads.
     """
@@ -76,6 +78,7 @@ class Finding:
     age: timedelta | None
     loads: tuple[LoadFinding, ...]
     override_id: int | None = None
+    on_up_to: int | None = None
 
     @property
     def is_blocking(self) -> bool:
@@ -95,8 +98,8 @@ class Answer:
     """The decisions' answer for one speculation config, the best of the endpoint's candidates.
 
     `engines` measured, `serving_engine` serves (None: none is named).  `others` are the candidates that it was chosen
-    from, with their outcomes; `remarks` are further facts for the deployer, which change no outcome.  A refusal has a
-    `problem` and neither config nor findings.
+    from, with their outcomes; `remarks` are further facts for the deployer, which change no outcome.  `loads` is what
+    the endpoint's verdicts say of its loads.  A refusal has a `problem` and neither config nor findings.
     """
 
     question: Question
@@ -109,6 +112,7 @@ class Answer:
     others: tuple[tuple[str, Outcome], ...] = ()
     remarks: tuple[str, ...] = ()
     problem: str | None = None
+    loads: EndpointLoads | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -130,6 +134,17 @@ class Answer:
         return is_expected or is_for_serving(self.serving_engine, " ".join(self.engines))
 
     @property
+    def schedule_limit(self) -> int | None:
+        """Up to which load all that bears on the answer is on, where some of it is DISABLE above.
+
+        None where nothing is DISABLE above a load, or something else blocks.
+        """
+        bearing = [finding for finding in self.findings if finding.role is not Role.SHOWN]
+        is_settled = all(finding.on_up_to is not None or not finding.is_blocking for finding in bearing)
+        limits = [finding.on_up_to for finding in bearing if finding.on_up_to is not None]
+        return min(limits) if is_settled and limits else None
+
+    @property
     def blocking(self) -> Sequence[Finding]:
         """The findings that keep the answer from ENABLE, worst first."""
         found = (finding for finding in self.findings if finding.is_blocking)
@@ -146,7 +161,8 @@ class Question:
     """May speculation be on here?
 
     Without `slice_labels` it is about the whole endpoint, else about every slice with all these labels; without
-    `concurrency` about all of the endpoint's loads, by their shares.  The expected deployment (None: any) is compared
+    `concurrency` about all of the endpoint's loads, by their shares.  `accepts_schedule`: speculation may be on up to a
+    load and off above, as exports write it.  The expected deployment (None: any) is compared
     with the speculation configs that are measured now, by `Expectation`.
     """
 
@@ -157,6 +173,7 @@ class Question:
     expected_fingerprint: str | None = None
     model_revision: str | None = None
     expected_engine: str | None = None
+    accepts_schedule: bool = False
 
     @property
     def expected(self) -> Expectation:
@@ -168,6 +185,7 @@ class CheckInput:
     """The input of a check: the decisions in force at an endpoint, and their weights.
 
     `configs` are every measured one by fingerprint; `load_shares` and `candidates` the operator's (none: as measured).
+    Where production's `demand` is measured it weighs the loads instead.
     A load without a bound counts as a speedup at plus or minus `log_speedup_clip`, the end of the range.
     """
 
@@ -177,3 +195,4 @@ class CheckInput:
     load_shares: Mapping[int, float]
     candidates: Sequence[str]
     log_speedup_clip: float
+    demand: Demand | None = None

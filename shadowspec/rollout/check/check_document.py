@@ -27,6 +27,9 @@ def answer_document(answer: Answer, on_hold: OnHold) -> dict[str, Any]:
         "verdict_engine": None if answer.config_name is None else answer.verdict_engine,
         "other_candidates": [{"config": name, "outcome": outcome.value} for name, outcome in answer.others],
         "remarks": list(answer.remarks),
+        "accepts_schedule": question.accepts_schedule,
+        "schedule_limit": answer.schedule_limit,
+        "loads": None if answer.loads is None else answer.loads.document(),
         "findings": [_finding(finding) for finding in answer.findings],
         "checked_at": answer.checked_at.isoformat(),
     }
@@ -40,6 +43,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "is_blocking": finding.is_blocking,
         "reason": finding.reason,
         "override_id": finding.override_id,
+        "on_up_to": finding.on_up_to,
         "traffic_share": finding.traffic_share,
         "speedup": None if finding.speedup is None else asdict(finding.speedup),
         "since": None if finding.since is None else finding.since.isoformat(),

@@ -12,6 +12,7 @@ from typing import Final
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.gate.verdict.current_decision import require_promotable
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint
+from shadowspec.planning.demand import endpoint_loads, governing_shares
 from shadowspec.rollout.check.answer import Answer, CheckInput, Question, Role
 from shadowspec.rollout.check.load_weights import find
 from shadowspec.rollout.check.outcome import Outcome
@@ -78,6 +79,7 @@ def _answer(
         findings=tuple(findings),
         serving_engine=serving_engine,
         remarks=() if config is None else _remarks(config, serving_engine),
+        loads=endpoint_loads(inputs.decisions.current, inputs.demand, fingerprint=fingerprint),
     )
 
 
@@ -94,7 +96,9 @@ def _load_shares(question: Question, decisions: Iterable[Decision], inputs: Chec
             known = ", ".join(map(str, sorted(decided | set(inputs.load_shares))))
             raise UsageError(f"endpoint {question.endpoint!r} has no load {question.concurrency} (its loads: {known})")
         return {question.concurrency: 1.0}
-    shares: dict[int, float] = dict(inputs.load_shares)
+    loads = sorted(inputs.load_shares or decided)
+    shares: dict[int, float] = {} if inputs.demand is None else governing_shares(inputs.demand, loads)
+    shares = shares or dict(inputs.load_shares)
     if not shares:
         shares = dict.fromkeys(decided, 0.0)
         for row in inputs.traffic:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
 from shadowspec.gate.verdict.slice_rules import SHARE_TOLERANCE, bears_on_endpoint
@@ -28,7 +29,8 @@ def find(
     """The finding on the endpoint as a whole ("") or one slice; `shares` are those of its loads and add up to 1.
 
     DISABLE where it is at loads that carry MIN_SLICE_SHARE of the traffic together.  ENABLE where it is at all loads;
-    or at all but less than that, if the speedup is still proven on average over the loads.
+    or at all but less than that, if the speedup is still proven on average over the loads.  ENABLE up to a load and
+    DISABLE at every larger one is a schedule: ENABLE where the question accepts that, else DISABLE and never HOLD.
     """
     loads = tuple(
         _load(slice_key, concurrency, share, fingerprint, inputs, question, now)
@@ -44,6 +46,11 @@ def find(
         missing = 1.0 - by_outcome[Outcome.ENABLE]
         is_enabled = missing <= SHARE_TOLERANCE or (not bears_on_endpoint(missing) and is_proven)
         outcome = Outcome.ENABLE if is_enabled else Outcome.HOLD
+    on_up_to = _on_up_to(loads)
+    if on_up_to is not None and question.accepts_schedule:
+        outcome = Outcome.ENABLE
+    elif on_up_to is not None and outcome is Outcome.HOLD:
+        outcome = Outcome.DISABLE
     decisions = [load.decision for load in loads if load.decision is not None and load.outcome is outcome]
     return Finding(
         slice_key=slice_key,
@@ -55,7 +62,15 @@ def find(
         since=max((decision.since for decision in decisions), default=None),
         age=max((load.age for load in loads if load.age is not None), default=None),
         loads=loads,
+        on_up_to=on_up_to,
     )
+
+
+def _on_up_to(loads: Sequence[LoadFinding]) -> int | None:
+    """The last of the loads at ENABLE, where DISABLE follows at every larger one; None where it is otherwise."""
+    groups = [(outcome, list(group)) for outcome, group in groupby(loads, key=lambda load: load.outcome)]
+    is_schedule = [outcome for outcome, _ in groups] == [Outcome.ENABLE, Outcome.DISABLE]
+    return groups[0][1][-1].concurrency if is_schedule else None
 
 
 def _load(

@@ -39,14 +39,19 @@ def headline(answer: Answer) -> str:
     blocking = answer.blocking
     if answer.outcome is Outcome.ENABLE:
         where = "here" if answer.is_for_serving else f"for {plain_text(answer.verdict_engine)} only"
-        return f"ENABLE {asked}: speculation with {answer.config_name} is proven {where}"
+        limit = answer.schedule_limit if answer.question.accepts_schedule else None
+        up_to = "" if limit is None else f" up to load {limit}, and off above"
+        return f"ENABLE {asked}: speculation with {answer.config_name} is proven {where}{up_to}"
     named = ", ".join(finding_title(finding) for finding in blocking if finding.outcome is answer.outcome)
     meaning = {
         Outcome.DISABLE: f"speculation with {answer.config_name} must stay off",
         Outcome.HOLD: f"speculation with {answer.config_name} is not proven yet",
         Outcome.UNUSABLE: "there is no usable verdict",
     }
-    return f"{answer.outcome} {asked}: {meaning[answer.outcome]} ({named})"
+    said = f"{answer.outcome} {asked}: {meaning[answer.outcome]} ({named})"
+    if answer.outcome is Outcome.DISABLE and (limit := answer.schedule_limit) is not None:
+        said += f"; a schedule is proven, on up to load {limit} and off above: --accept-schedule accepts it"
+    return said
 
 
 def subject_lines(answer: Answer) -> list[str]:
@@ -58,7 +63,8 @@ def subject_lines(answer: Answer) -> list[str]:
     lines.append(f"the verdict is for {verdict_engine_words(answer)}")
     if answer.others:
         lines.append("other candidates: " + ", ".join(f"{name} {outcome}" for name, outcome in answer.others))
-    return [*lines, *(plain_text(remark) for remark in answer.remarks)]
+    loads = [] if answer.loads is None else answer.loads.lines()
+    return [*lines, *(f"loads: {line}" for line in loads), *(plain_text(remark) for remark in answer.remarks)]
 
 
 def engines_text(answer: Answer) -> str:

@@ -167,6 +167,19 @@ def _reach(schedule: Schedule) -> tuple[int, float]:
     return reach, max((each.speedup_lower for each in of_depth), default=0.0)
 
 
+def ranges_text(schedule: Schedule) -> str:
+    """Where the schedule is on, as in `on up to batch size 8, off above`."""
+    spans: list[tuple[int, int]] = []
+    for each in schedule.ranges:
+        if each.num_speculative_tokens and each.last is not None:
+            first = spans.pop()[0] if spans and spans[-1][1] + 1 == each.first else each.first
+            spans.append((first, each.last))
+    if not spans:
+        return "off at every batch size"
+    parts = [f"up to {last}" if first == 1 else f"from {first} to {last}" for first, last in spans]
+    return f"on at batch sizes {' and '.join(parts)}, off above"
+
+
 def with_share(document: Document, schedule: Schedule) -> Document:
     """The export of a whole server, which cannot draw requests, with a remark where the rollout is partial."""
     if not schedule.is_on or schedule.share >= 1.0:

@@ -7,7 +7,7 @@ each window's own counts, so a figure formed from hours equals the one formed fr
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import zip_longest
@@ -22,7 +22,7 @@ from shadowspec.types import COUNTS, LATENCIES, Buckets, LiveCounts, LiveHour, L
 
 HOUR = timedelta(hours=1)
 
-_WINDOW_NAMES = ("replica", "series", "began_at", "ended_at", "is_reset", "num_failed_scrapes")
+_WINDOW_NAMES = ("replica", "series", "began_at", "ended_at", "is_reset", "num_failed_scrapes", "num_running")
 _WINDOW = ("endpoint", *_WINDOW_NAMES, *COUNTS, "num_accepted_tokens_per_pos", "latencies")
 _MICROSECOND = timedelta(microseconds=1)
 _HOUR_KEY = ("hour", "replica", "series")
@@ -163,6 +163,7 @@ def hour_of_window(window: LiveWindow) -> LiveHour:
         num_first_drafts=first[1] if first else 0,
         num_known_accepted_tokens=accepted if accepted is not None and drafts else 0,
         num_known_drafts=drafts if accepted is not None else 0,
+        running={} if window.num_running is None else {window.num_running: 1},
     )
 
 
@@ -180,6 +181,14 @@ def sum_counts(counts: Iterable[LiveCounts]) -> LiveCounts:
         num_accepted_tokens_per_pos=tuple(map(sum, positions)),
         latencies={name: bins for name in LATENCIES if (bins := _sum_bins(rows, name)) is not None},
     )
+
+
+def sum_running(hours: Iterable[LiveHour]) -> dict[int, int]:
+    """How many windows ended with each number of requests in progress."""
+    total: Counter[int] = Counter()
+    for hour in hours:
+        total.update(hour.running)
+    return dict(sorted(total.items()))
 
 
 def _sum_bins(rows: Sequence[LiveCounts], name: str) -> Buckets | None:
@@ -235,16 +244,20 @@ def _merge(hours: Sequence[LiveHour]) -> LiveHour:
         ended_at=ordered[-1].ended_at,
         drafted_at=min(drafted, default=None),
         counts=sum_counts(hour.counts for hour in ordered),
+        running=sum_running(ordered),
         **{name: sum(getattr(hour, name) for hour in ordered) for name in _SUMS},
     )
 
 
 def _hour_row(endpoint: str, hour: LiveHour) -> dict[str, Any]:
-    return {"endpoint": endpoint, **{name: getattr(hour, name) for name in _HOUR_NAMES}, **counts_document(hour.counts)}
+    row = {name: getattr(hour, name) for name in _HOUR_NAMES}
+    running = {str(number): count for number, count in hour.running.items()} or None
+    return {"endpoint": endpoint, **row, **counts_document(hour.counts), "running": running}
 
 
 def _hour(row: RowMapping) -> LiveHour:
-    return LiveHour(**{name: row[name] for name in _HOUR_NAMES}, counts=read_counts(row))
+    running = {int(number): count for number, count in (row["running"] or {}).items()}
+    return LiveHour(**{name: row[name] for name in _HOUR_NAMES}, counts=read_counts(row), running=running)
 
 
 def counts_document(counts: LiveCounts) -> dict[str, Any]:
