@@ -195,7 +195,7 @@ def test_the_demand_says_how_much_is_covered_and_what_to_add() -> None:
     said = "\n".join(found.lines())
     assert "covered: 20.0% of production's requests and 66.7% of its busy time (130 readings" in said
     assert "to cover the rest, add load 32 to endpoints.chat.loads" in said
-    assert "bounds at error level 2.00% a side" in said
+    assert "error level 2.00% a side" in said
 
 
 def test_a_small_share_above_asks_for_no_load() -> None:

@@ -303,15 +303,15 @@ class EndpointLoads:
         if self.added_load is not None:
             found.append(f"to cover the rest, add load {self.added_load} to {keys}.loads")
         for each in self.speedups:
-            under = "today's demand" if each.factor == 1.0 else f"{each.factor:g} times the demand"
+            under = "at today's demand" if each.factor == 1.0 else f"at {each.factor:g} times the demand"
             found.append(
-                f"under {under}: speedup {times(each.estimate)} [{times(each.lower)}, {times(each.upper)}] by this "
-                f"schedule, [{times(each.always_lower)}, {times(each.always_upper)}] if it is on at every load"
+                f"{under}: speedup {times(each.estimate)} [{times(each.lower)}, {times(each.upper)}] by this schedule, "
+                f"[{times(each.always_lower)}, {times(each.always_upper)}] with speculation at every load"
             )
         stable = "not even today" if self.headroom is None else _up_to(self.headroom)
         found.append(
-            f"on at every load it is proven not to slow the mean request: {stable} "
-            f"(bounds at error level {percent(self.error_level, 2)} a side, all loads and looks together)"
+            f"speculation at every load is proven not to slow the mean request: {stable} "
+            f"(error level {percent(self.error_level, 2)} a side, all loads and looks together)"
         )
         return found
 

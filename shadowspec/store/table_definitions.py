@@ -550,7 +550,7 @@ live_windows = Table(  # a replica's counts between two scrapes
     *integers(*COUNTS, nullable=True),  # NULL: the engine does not count it
     Column("num_accepted_tokens_per_pos", Json, nullable=False),
     Column("latencies", Json, nullable=False),
-    Column("num_running", BigInteger),  # requests in progress at its end; NULL: not reported, or read before 0024
+    Column("num_running", BigInteger),  # requests in progress at its end; NULL: not reported, or read before 0025
     Index(None, "endpoint", "ended_at"),
 )
 
@@ -570,7 +570,7 @@ live_hours = Table(  # sums of the windows that ended in an hour; they outlive t
     *integers("num_known_accepted_tokens", "num_known_drafts"),
     Column("num_accepted_tokens_per_pos", Json, nullable=False),
     Column("latencies", Json, nullable=False),
-    Column("running", Json),  # windows by the requests in progress at their ends; NULL: none since 0024
+    Column("running", Json),  # windows by the requests in progress at their ends; NULL: none since 0025
 )
 
 ROLLUP_KEY = ("endpoint", "hour", "slice_key", "fingerprint", "concurrency")

@@ -1,6 +1,6 @@
 """The promotion check: the answer to "may this endpoint speculate?" for CI.
 
-In: a question, current decisions, overrides and traffic.
+In: a question, current decisions, overrides, traffic and production's demand.
 Out: an answer as text, JSON, JUnit XML and GitHub annotations.
-Imports: gate, store, text, types, errors.
+Imports: planning, gate, store, text, types, errors.
 """

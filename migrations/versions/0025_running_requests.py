@@ -2,7 +2,7 @@
 
 Nullable columns: no row is rewritten, and a scheduler that does not know them can still write.
 
-Revision: 0024
+Revision: 0025
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0024"
-down_revision = "0023"
+revision = "0025"
+down_revision = "0024"
 branch_labels = None
 depends_on = None
 
