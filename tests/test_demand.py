@@ -181,7 +181,7 @@ def test_verdicts_by_load_are_said_as_one_schedule(
     found = loads(*verdicts)
     assert (found.words, found.schedule_limit, found.covered_words) == (words, limit, covered)
     (line,) = found.lines()
-    assert line.endswith("production's load is not measured: set metrics_urls in endpoints.chat.live")
+    assert line.endswith("Production's load is not measured: set metrics_urls in endpoints.chat.live")
 
 
 def test_the_demand_says_how_much_is_covered_and_what_to_add() -> None:

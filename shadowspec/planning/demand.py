@@ -292,7 +292,7 @@ class EndpointLoads:
         head = f"{plain_text(self.config_name)}: {self.words}; verdicts cover {self.covered_words}"
         demand, keys = self.demand, f"endpoints.{plain_text(self.endpoint)}"
         if demand is None:
-            return [f"{head}; production's load is not measured: set metrics_urls in {keys}.live"]
+            return [f"{head}. Production's load is not measured: set metrics_urls in {keys}.live"]
         found = [head]
         requests, time = self.covered_share(), self.covered_share(by_time=True)
         found.append(

@@ -110,7 +110,7 @@ def test_a_dry_run_decides_and_keeps_nothing(fed: Workspace) -> None:
     assert {item["reason_code"] for item in tried["decisions"]} == {"too_few_clusters"}
     shown = fed.run("gate", "--dry-run")
     assert "loads of letters: " in shown.out
-    assert "production's load is not measured: set metrics_urls in endpoints.letters.live" in shown.out
+    assert "Production's load is not measured: set metrics_urls in endpoints.letters.live" in shown.out
     assert "dry run: nothing was stored" in shown.err
     with Store.open("sqlite:///shadow.db") as store:
         assert store.latest_decisions() == store.rollout_history("letters") == []
