@@ -293,6 +293,20 @@ def test_a_slice_that_is_off_above_a_load_lowers_the_schedule() -> None:
     assert found.loads is not None
 
 
+def test_of_two_schedules_the_smaller_limit_counts() -> None:
+    """The whole endpoint is on up to 8, one of its slices up to 4: together up to 4."""
+    limits = {"": 8, CODE: 4}
+    decisions = [
+        decision("ENABLE" if load <= limit else "DISABLE", slice_key, load=load)
+        for slice_key, limit in limits.items()
+        for load in (4, 8, 16)
+    ]
+    what = check_input(decisions, [row for load in (4, 8, 16) for row in traffic({CODE: 1.0, CHAT: 9.0}, load=load)])
+    found = answer(what, question(accepts_schedule=True))
+    assert [finding.on_up_to for finding in found.findings] == [8, 4]
+    assert (found.outcome, found.schedule_limit) == (Outcome.ENABLE, 4)
+
+
 def test_an_order_of_the_whole_endpoint_ends_a_schedule() -> None:
     decisions = [decision("ENABLE", load=4), decision("DISABLE", load=16)]
     what = under([order("DISABLE", "")], decisions)
