@@ -81,7 +81,8 @@ def _add(sums: _Sums, sample: Sample, names: MetricNames) -> None:
         accepted[position] = accepted.get(position, 0) + _count(sample.value)
         sums.ranks.add(tuple(sorted(labels.items())))
     elif name == names.running:
-        sums.num_running = (sums.num_running or 0) + _count(sample.value)
+        if not labels.get("priority"):  # SGLang adds parts by priority to the total, which has none
+            sums.num_running = (sums.num_running or 0) + _count(sample.value)
     elif name in names.counters.values():
         sums.counters[name] = sums.counters.get(name, 0) + _count(sample.value)
         if name == names.counters["num_output_tokens"]:

@@ -176,6 +176,19 @@ def test_what_sglang_counts() -> None:
     assert counts.latencies == {"end_to_end_s": Buckets((0.1,), (3, 7))}
 
 
+def test_requests_in_progress_count_once() -> None:
+    """With priorities SGLang prints the total and its parts; ranks are added up."""
+    head, model = "sglang:num_running_reqs", 'model_name="m"'
+    parts = [("0", "", 5), ("0", "1", 3), ("0", "2", 2), ("1", "", 4), ("1", "1", 4)]
+    lines = [f'{head}{{dp_rank="{rank}",{model},priority="{priority}"}} {number}.0' for rank, priority, number in parts]
+    assert read(SGLANG, "sglang").num_running is None
+    assert read(SGLANG + "\n".join(lines) + "\n", "sglang").num_running == 9
+    bare = f"{head}{{{model}}} 6.0\n"
+    assert read(SGLANG + bare, "sglang").num_running == 6
+    tensorrt_llm = f"trtllm_num_requests_running{{{model}}} 3.0\n"
+    assert read(TENSORRT_LLM + tensorrt_llm, "tensorrt-llm").num_running == 3
+
+
 def test_what_tensorrt_llm_counts() -> None:
     counts = read(TENSORRT_LLM, "tensorrt-llm").counts
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (250, 490, 330)
