@@ -119,15 +119,15 @@ requests. Blocks have four for each slot (two where eight run at once). The serv
 baseline again, within the same minute. `measured` is the mean over {blocks} such turns, with its 95% interval, of the
 two baseline times' mean over the speculative time.
 
-`predicted` is our engine's steps on these prompts times the servers' prices. They hold for each load and K: the price
-of a step, and a line for the time to the first token in the prompt's length. Prices come of other requests, of all
+`predicted` is our engine's steps on these prompts times the servers' prices. For each load and K these are the
+price of a step, and the time to the first token, linear in the prompt's length. Prices come of other requests, of all
 slices, which go through each server right before and right after each block. Times of a minute are predicted at prices
 of that minute. `in process` is our engine's speedup on the same blocks: latency is a property of the engine. `*`: off
 by more than 10%. `!`: the wrong sign, where the interval excludes none.
 
 `at its prices` is the error of the same prediction with prices from the very blocks that it is compared with. The rest
 of it is acceptance, and the form of the costs. The rest of `error` is prices that change between neighbouring blocks.
-`baseline again` shows that change where nothing differs: the first of the two baseline times over the second, which
+`baseline again` shows that change where nothing differs. It is the first of the two baseline times over the second, and
 would be 1 on a machine that does not drift. Of like blocks through the baseline server, one request at a
 time, the dearest step cost {spread:.1f} times the cheapest.
 """
@@ -315,9 +315,9 @@ def verdicts(document: Row) -> list[str]:
             calm = _share(sum(cell["baseline_again"]["is_close"] for cell in item["cells"]), len(item["cells"]))
             furthest = max(abs(cell["baseline_again"]["error"]) for cell in item["cells"])
             lines.append(
-                f"Calibration of `{item['way']}`: the baseline's blocks, sent through the same server again after the "
-                f"speculative turn, took as long within 10% in {calm} cells. At most they were off by {furthest:.1%}. "
-                "That is the machine's drift."
+                f"Calibration of `{item['way']}`: the baseline's blocks went through the same server again after the "
+                f"speculative turn. They took as long within 10% in {calm} cells. At most they were off by "
+                f"{furthest:.1%}. That is the machine's drift."
             )
     return lines
 
