@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from shadowspec.gate.policy import GatePolicy
     from shadowspec.rollout.export.endpoint_state import ServedDecision
     from shadowspec.rollout.export.export_document import Document
+    from shadowspec.rollout.export.routes import Pools
     from shadowspec.store import Store
     from shadowspec.types import Override, SpeculationCounts
 
 DEFAULT_MAX_AGE = "7d"  # one cycle of the traffic
+ROUTES = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.ENVOY)
+SERVERS = (ExportFormat.VLLM, ExportFormat.SGLANG, ExportFormat.TENSORRT_LLM, ExportFormat.LLAMACPP)
 ADAPTIVE_WITHOUT_FILE = "speculation.adaptive.json"  # named where nothing says where the export will lie
 
 
@@ -50,6 +53,19 @@ def export(
     accept_other_engine: Annotated[
         bool, typer.Option("--accept-other-engine", help="Also export verdicts for another engine.")
     ] = False,
+    routed: Annotated[
+        bool,
+        typer.Option("--routed", help="For the servers behind routes: they get only the slices that are on."),
+    ] = False,
+    speculative: Annotated[
+        str, typer.Option("--speculative", metavar="HOST:PORT", help="Routes: the pool of servers that speculate.")
+    ] = "speculative:8000",
+    plain: Annotated[
+        str, typer.Option("--plain", metavar="HOST:PORT", help="Routes: the pool of servers that do not.")
+    ] = "plain:8000",
+    gateway: Annotated[
+        str, typer.Option("--gateway", metavar="NAME", help="Routes: the Gateway that an HTTPRoute attaches to.")
+    ] = "gateway",
     config_path: ConfigOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document: the export and its reasons.")
@@ -61,18 +77,27 @@ def export(
     standard error. The command refuses verdicts for another engine (exit code 2): their latency was measured elsewhere.
     """
     from shadowspec.config import find_config, load_config
+    from shadowspec.errors import UsageError
     from shadowspec.rollout.export.endpoint_state import describe, describe_orders
+    from shadowspec.rollout.export.routes import Pool, Pools
     from shadowspec.rollout.export.vllm import NOTHING
     from shadowspec.store import Store
     from shadowspec.text import parse_duration
 
     require_folder_of(out)
+    pools = Pools(Pool.parse(speculative, "--speculative"), Pool.parse(plain, "--plain"), gateway)
+    if routed and form not in SERVERS:
+        raise UsageError(f"--routed goes with --format {', '.join(SERVERS)}: {form} configures no server")
     age = parse_duration(max_age)
     config = load_config(find_config(config_path))
     names = _endpoints(form, endpoint, config)
     with Store.open(config.database_url) as store:
         served = _load_served(store, {name: config.endpoints[name].policy for name in names}, age, expect_engine)
-        document = _render(form, names, served, store, out, accept_other_engine=accept_other_engine)
+        if form in ROUTES:
+            models = config.endpoints[names[0]].rule.served_models
+            document = _render_routes(form, names[0], served, pools, models, accept_other_engine=accept_other_engine)
+        else:
+            document = _render(form, names, served, store, out, routed=routed, accept_other_engine=accept_other_engine)
 
     if as_json:
         print_json({
@@ -146,6 +171,7 @@ def _render(
     store: Store,
     out: Path | None,
     *,
+    routed: bool,
     accept_other_engine: bool,
 ) -> Document:
     from dataclasses import replace
@@ -153,6 +179,7 @@ def _render(
     from shadowspec.rollout.export import flagd, llamacpp, modelopt, sglang, tensorrt_llm, vllm
     from shadowspec.rollout.export.engine_match import require_engine
     from shadowspec.rollout.export.load_schedule import endpoint_schedule, ranges_text, slice_schedules, with_share
+    from shadowspec.rollout.export.routes import choose_routes
 
     decisions, orders = served.decisions, served.orders
     if form is ExportFormat.FLAGD:
@@ -166,23 +193,51 @@ def _render(
         loads = [f"{whole.endpoint}, by the verdicts: {ranges_text(whole)}" for whole, _ in endpoints]
         return replace(document, remarks=(*accepted, *loads, *document.remarks))
     schedule = endpoint_schedule(names[0], decisions, overrides=orders)
+    if routed:
+        schedule = choose_routes(names[0], decisions, overrides=orders).pool_schedule
     match form:
         case ExportFormat.VLLM:
             document = vllm.render(schedule)
         case ExportFormat.SGLANG:
-            schedule = sglang.choose(names[0], decisions, overrides=orders)
+            schedule = schedule if routed else sglang.choose(names[0], decisions, overrides=orders)
             adaptive = _beside(out, sglang.ADAPTIVE_SUFFIX) if out else Path(ADAPTIVE_WITHOUT_FILE)
             document = sglang.render(schedule, str(adaptive))
         case ExportFormat.TENSORRT_LLM:
             document = tensorrt_llm.render(schedule)
         case ExportFormat.LLAMACPP:
-            schedule = llamacpp.choose(names[0], decisions, overrides=orders)
+            schedule = schedule if routed else llamacpp.choose(names[0], decisions, overrides=orders)
             document = llamacpp.render(schedule)
         case ExportFormat.MODELOPT:
             document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
     accepted = require_engine(form, [schedule], is_accepted=accept_other_engine)
     document = with_share(document, schedule)
     return replace(document, remarks=(*accepted, f"by the verdicts: {ranges_text(schedule)}", *document.remarks))
+
+
+def _render_routes(
+    form: ExportFormat,
+    endpoint: str,
+    served: ServedDecisions,
+    pools: Pools,
+    served_models: Sequence[str],
+    *,
+    accept_other_engine: bool,
+) -> Document:
+    from dataclasses import replace
+
+    from shadowspec.rollout.export import routes
+    from shadowspec.rollout.export.engine_match import require_engine
+
+    found = routes.choose_routes(endpoint, served.decisions, overrides=served.orders)
+    accepted = require_engine(form, [found.pool_schedule], is_accepted=accept_other_engine)
+    match form:
+        case ExportFormat.LITELLM:
+            document = routes.litellm(found, pools, served_models)
+        case ExportFormat.HTTPROUTE:
+            document = routes.httproute(found, pools)
+        case _:
+            document = routes.envoy(found, pools)
+    return replace(document, remarks=(*accepted, *document.remarks))
 
 
 def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCounts]]:

@@ -15,6 +15,7 @@ from shadowspec.app.console import notes, set_up_logging
 from shadowspec.cli import (
     backfill,
     check,
+    classify,
     dashboard,
     database,
     dead_letters,
@@ -63,7 +64,7 @@ GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
         profile_device.profile_device, profile_server.profile_server,
     ),
     "Decide": (gate.gate, plan.plan, report.report, dashboard.dashboard, simulate.simulate),
-    "Promote": (check.check, export.export),
+    "Promote": (check.check, export.export, classify.classify),
     "Operate": (live.live, schedule.schedule),
 }  # fmt: skip
 NAMES: Mapping[Callable[..., None], str] = {try_out.try_out: "try"}  # of functions that cannot have their command's

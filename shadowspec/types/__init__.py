@@ -88,6 +88,8 @@ from shadowspec.types.progress import (
 )
 from shadowspec.types.reason_codes import ReasonCode
 from shadowspec.types.requests import (
+    NO_SLICE,
+    SLICE_HEADER,
     LoggedResponse,
     RecordKey,
     SamplingParameters,
@@ -95,6 +97,7 @@ from shadowspec.types.requests import (
     ShadowPrompt,
     format_slice_key,
     parse_slice_key,
+    slice_tag,
 )
 from shadowspec.types.rollouts import FORCEABLE, Clearing, Override, OverrideRecord, RoleKind, Rollout, Stage
 from shadowspec.types.schedules import Delivery, DeliveryState, Period
@@ -149,11 +152,13 @@ __all__ = [
     "FIRST_TOKEN",
     "FORCEABLE",
     "LATENCIES",
+    "NO_SLICE",
     "OUTPUT_CONSTRAINT",
     "PER_TOKEN",
     "PREFIX_CACHE",
     "QUEUE",
     "SERVED_BACKEND",
+    "SLICE_HEADER",
     "SUFFIX_OPTIONS",
     "UNCONSTRAINED",
     "AcceptanceSums",
@@ -270,4 +275,5 @@ __all__ = [
     "fingerprint_config",
     "format_slice_key",
     "parse_slice_key",
+    "slice_tag",
 ]

@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 
 from shadowspec.types.constraints import OUTPUT_CONSTRAINT, OutputConstraint
 from shadowspec.types.flags import Intervention, OutputContract
+
+SLICE_HEADER: Final = "x-shadowspec-slice"  # holds a `slice_tag`, or NO_SLICE
+NO_SLICE: Final = "none"  # the tag of a request without a slice; no route matches it
 
 
 class SamplingRegime(StrEnum):
@@ -146,3 +149,8 @@ def format_slice_key(labels: Mapping[str, str], slice_by: tuple[str, ...]) -> st
 def parse_slice_key(slice_key: str) -> dict[str, str]:
     """The labels of a canonical slice name; {} for the whole endpoint."""
     return dict(part.split("=", 1) for part in slice_key.split(",")) if slice_key else {}
+
+
+def slice_tag(endpoint: str, slice_key: str) -> str:
+    """The text by which gateways and exported routes know a slice: one value of a header, without commas."""
+    return f"{endpoint}/{slice_key.replace(',', ';')}"

@@ -17,6 +17,9 @@ class ExportFormat(StrEnum):
     LLAMACPP = "llama.cpp"
     MODELOPT = "modelopt"
     FLAGD = "flagd"
+    LITELLM = "litellm"
+    HTTPROUTE = "httproute"
+    ENVOY = "envoy"
 
 
 @dataclass(frozen=True, slots=True)

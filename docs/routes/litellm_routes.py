@@ -1,0 +1,46 @@
+"""LiteLLM hook: tag each request with its slice, which `shadowspec classify --listen` names.
+
+CLASSIFIER_URL is the classifier's address.  Where it does not answer in time, the request has no tag and goes to the
+plain pool.
+"""
+
+import json
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from litellm.integrations.custom_logger import CustomLogger
+
+TIMEOUT_S = 0.1
+
+
+class Routes(CustomLogger):
+    """Replaces the tags of the client, so that no client chooses its pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client = httpx.AsyncClient(
+            base_url=os.environ.get("CLASSIFIER_URL", "http://127.0.0.1:9300"), timeout=TIMEOUT_S
+        )
+
+    async def async_pre_call_hook(
+        self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
+    ) -> dict[str, Any]:
+        """Ask for the slice; LiteLLM runs this before it chooses a deployment."""
+        received = data.get("proxy_server_request") or {}
+        path = urlsplit(str(received.get("url") or "/")).path
+        headers = {name: value for name, value in (received.get("headers") or {}).items() if name.startswith("x-")}
+        body = json.dumps(received.get("body") or {}).encode()
+        tag = None
+        try:
+            answer = await self.client.post(path, content=body, headers=headers)
+            tag = answer.headers.get("x-litellm-tags")
+        except httpx.HTTPError:
+            pass
+        metadata = data.get("metadata")
+        data["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), "tags": [tag] if tag else []}
+        return data
+
+
+routes = Routes()

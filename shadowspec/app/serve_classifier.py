@@ -1,0 +1,91 @@
+"""The classifier over HTTP, for gateways that ask a service before they route (Envoy's `ext_authz`, forward auth).
+
+A call to any path carries the request: its body, its path and its headers.  The answer is always 200 and names the
+slice in headers, so that a request that cannot be classified is served too: without speculation.
+
+    x-shadowspec-slice   the tag of the slice, or "none"
+    x-litellm-tags       the same, for LiteLLM's tag-based routing; absent without a slice
+    x-shadowspec-reason  why there is no slice; absent with one
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from shadowspec.errors import ConfigError
+from shadowspec.tap.classifier import Classified, Classifier
+from shadowspec.types import NO_SLICE, SLICE_HEADER
+
+LITELLM_HEADER: Final = "x-litellm-tags"
+REASON_HEADER: Final = "x-shadowspec-reason"
+MAX_BODY_BYTES: Final = 16 * 1024 * 1024
+TOO_LARGE: Final = Classified(reason="too_large")
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+def slice_headers(found: Classified) -> list[tuple[str, str]]:
+    """The headers that a gateway adds to a request."""
+    if found.tag is None:
+        return [(SLICE_HEADER, NO_SLICE), (REASON_HEADER, found.reason or "no_slice")]
+    return [(SLICE_HEADER, found.tag), (LITELLM_HEADER, found.tag)]
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens on the address; port 0 takes a free one.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"--listen {host}:{port}: cannot be listened on: {error.strerror or error}") from error
+
+
+class ClassifierApp:
+    """An ASGI application around a classifier; any ASGI server runs it."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        self._classifier = classifier
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one call."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        body = await _body(receive)
+        if body is None:
+            found = TOO_LARGE
+        else:
+            headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
+            found = self._classifier.classify(body, path=scope["path"], headers=headers)
+        answer = [(b"content-length", b"0")]
+        answer += [(name.encode(), value.encode("latin-1", "replace")) for name, value in slice_headers(found)]
+        await send({"type": "http.response.start", "status": 200, "headers": answer})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None where it is too large to be read."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= MAX_BODY_BYTES:
+            parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts) if size <= MAX_BODY_BYTES else None
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

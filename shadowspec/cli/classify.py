@@ -1,0 +1,111 @@
+"""`shadowspec classify`: the slice of each request, from files or for a gateway over HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shadowspec.app.console import notes, print_json, results
+from shadowspec.cli.options import ConfigOption, JsonOption
+
+if TYPE_CHECKING:
+    from shadowspec.config import Config
+    from shadowspec.tap.classifier import Classified, Classifier
+
+PATIENCE_S = 5  # that open connections have when the server stops
+
+
+def classify(
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Files with one request body a line; - is standard input.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="HOST:PORT", help="Answer gateways over HTTP instead, until stopped."),
+    ] = None,
+    config_path: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Name the slice of requests as the tap does, for routes by slice.
+
+    With --listen a gateway sends each request (body, path and headers) and gets the slice in headers, which the routes
+    of `shadowspec export` match. Requests that the tap cannot measure have no slice.
+    """
+    from shadowspec.app.before_loading import require_inputs
+    from shadowspec.config import find_config, load_config
+    from shadowspec.errors import UsageError
+
+    if bool(files) == (listen is not None):
+        raise UsageError("give FILES, or --listen HOST:PORT, and not both")
+    config = load_config(find_config(config_path))
+    require_inputs(config, files or ())
+    if listen is not None:
+        _serve(config, listen)
+        return
+    classifier = _load(config)
+    from shadowspec.tap.sources import read_records
+
+    rows = [
+        (raw.key.offset, classifier.classify(raw.value or b"")) for file in files or () for raw in read_records(file)
+    ]
+    if as_json:
+        print_json({"requests": [_entry(line, found) for line, found in rows]})
+        return
+    for line, found in rows:
+        place = found.tag or f"no slice ({found.reason})"
+        results.print(f"{line}: {place}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _load(config: Config) -> Classifier:
+    from shadowspec.app.measure_files import load_tokenizers
+    from shadowspec.config import load_hash_secret
+    from shadowspec.tap.classifier import Classifier
+    from shadowspec.tap.hashing import KeyedHash
+
+    with notes.status("loading tokenizers"):
+        tokenizers = load_tokenizers(config)
+    rules = [endpoint.rule for endpoint in config.endpoints.values()]
+    routing = None if config.kafka is None else config.kafka.routing
+    return Classifier(rules, tokenizers, KeyedHash(load_hash_secret(config)), routing)
+
+
+def _serve(config: Config, listen: str) -> None:
+    """Answer until stopped.
+
+    Raises:
+        ConfigError: the address is none, is taken, or no server is installed.
+    """
+    from shadowspec.errors import ConfigError
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--listen {listen!r}: must be HOST:PORT, such as 127.0.0.1:9300")
+    try:
+        import uvicorn
+    except ImportError:
+        raise ConfigError("--listen needs uvicorn: pip install 'shadowspec[classify]'") from None
+    from shadowspec.app.serve_classifier import ClassifierApp, listening_socket
+    from shadowspec.gc_control import gc_relaxed
+
+    with listening_socket(host.strip("[]"), int(port)) as listener:
+        app = ClassifierApp(_load(config))
+        address = "{}:{}".format(*listener.getsockname()[:2])
+        notes.print(f"classifying requests on http://{address}", highlight=False, markup=False)
+        settings = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=PATIENCE_S
+        )
+        with gc_relaxed():
+            uvicorn.Server(settings).run(sockets=[listener])
+
+
+def _entry(line: int, found: Classified) -> dict[str, object]:
+    from shadowspec.types import parse_slice_key
+
+    return {
+        "line": line,
+        "endpoint": found.endpoint,
+        "slice": None if found.slice_key is None else parse_slice_key(found.slice_key),
+        "tag": found.tag,
+        "reason": found.reason,
+    }

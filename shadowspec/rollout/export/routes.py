@@ -1,0 +1,297 @@
+"""Routes by slice between two pools of servers, one that speculates and one that does not.
+
+A gateway reads the slice of a request from a header that `shadowspec classify` sets.  Only slices that are on go to
+the speculative pool; all other requests, those without a slice included, go to the plain pool.  A pool runs one draft
+at one depth, and a gateway knows no concurrency.  So a slice is on where that config is on at every load measured with
+it.  The pool may hold no more requests than the smallest of the slices' largest measured loads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from shadowspec.errors import UsageError
+from shadowspec.rollout.export.endpoint_state import ServedDecision
+from shadowspec.rollout.export.export_document import Document, comment_lines
+from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, slice_schedules
+from shadowspec.types import SLICE_HEADER, Override, SpeculationConfig, slice_tag
+from shadowspec.types.constrained import LAST_PORT
+from shadowspec.types.speculation import draft_key
+
+SPECULATIVE, PLAIN = "speculative", "plain"
+WEIGHTS: Final = 1_000  # a share in whole parts of this, rounded down
+MAX_RULES: Final = 16  # of one HTTPRoute
+MAX_MATCHES: Final = 64  # of one rule; Gateway API allows 128 in all rules together
+MAX_ALL_MATCHES: Final = 128
+DEFAULT_GROUP: Final = "default"  # LiteLLM's tag of deployments for requests without a known tag
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Where a pool's servers are reached."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Pool:
+        """The pool at HOST:PORT.
+
+        Raises:
+            UsageError: the text is none.
+        """
+        host, _, port = text.rpartition(":")
+        if not host or ":" in host or "/" in host or not port.isdigit() or not 1 <= int(port) <= LAST_PORT:
+            raise UsageError(f"{option} {text!r}: must be HOST:PORT, such as {PLAIN}:8000")
+        return cls(host, int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Both pools, and the name of the gateway that an HTTPRoute attaches to."""
+
+    speculative: Pool
+    plain: Pool
+    gateway: str = "gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One slice that is on, and the share of its requests that its rollout lets through."""
+
+    tag: str
+    share: float
+
+    @property
+    def weights(self) -> tuple[int, int]:
+        """Parts of WEIGHTS for the speculative and the plain pool."""
+        speculative = int(self.share * WEIGHTS)
+        return speculative, WEIGHTS - speculative
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The routes of one endpoint.
+
+    `pool_schedule` is that of the speculative pool's servers: `config` at its one depth, up to `max_concurrency`
+    requests at once.  `off` are the tags of decided slices that stay in the plain pool.
+    """
+
+    endpoint: str
+    pool_schedule: Schedule
+    on: tuple[Route, ...]
+    off: tuple[str, ...]
+
+    @property
+    def config(self) -> SpeculationConfig | None:
+        """What the speculative pool runs; None: nothing is on."""
+        return self.pool_schedule.config
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When the first of the decisions behind the routes becomes stale."""
+        return self.pool_schedule.expires_at
+
+    @property
+    def max_concurrency(self) -> int:
+        """The largest number of requests at once for which every routed slice is proven; 0: nothing is on."""
+        return self.pool_schedule.ranges[0].last or 0
+
+    def describe(self) -> list[str]:
+        """What the reader of the routes has to know, one fact a line."""
+        if self.config is None:
+            return [f"{self.endpoint}: no slice is on, every request goes to the plain pool"]
+        assert self.expires_at is not None, "something is on without evidence"
+        return [
+            self.pool_schedule.basis,
+            f"the speculative pool runs {self.config.name}: write its settings with `shadowspec export --routed`",
+            f"keep it at {self.max_concurrency} requests at once or fewer: more were not measured",
+            f"the evidence becomes stale at {self.expires_at:%Y-%m-%dT%H:%M}Z: export again before then",
+        ]
+
+
+def choose_routes(
+    endpoint: str, served_decisions: Sequence[ServedDecision], *, overrides: Collection[Override] = ()
+) -> Routes:
+    """The routes by slice, with the config that serves the largest share of the traffic.
+
+    Of equal shares the config with the better lower bounds counts, then the first by name.
+    """
+    by_config: dict[tuple[SpeculationConfig, int], list[ServedDecision]] = defaultdict(list)
+    slices = {each.decision.slice_key: each.decision for each in served_decisions if _is_slice(each, endpoint)}
+    for each in served_decisions:
+        if _is_slice(each, endpoint):
+            config = each.decision.config
+            by_config[draft_key(config), config.num_speculative_tokens].append(each)
+    found = [_routed(slice_schedules(endpoint, each, overrides=overrides)) for each in by_config.values()]
+    routed = max(found, key=lambda schedules: _merit(schedules, slices), default=[])
+    on = tuple(Route(slice_tag(endpoint, each.slice_key), each.share) for each in routed)
+    tags = {route.tag for route in on}
+    off = tuple(tag for key in sorted(slices) if (tag := slice_tag(endpoint, key)) not in tags)
+    return Routes(endpoint, _pool_schedule(endpoint, routed), on, off)
+
+
+def _is_slice(served: ServedDecision, endpoint: str) -> bool:
+    return served.decision.endpoint == endpoint and bool(served.decision.slice_key)
+
+
+def _routed(schedules: Sequence[Schedule]) -> list[Schedule]:
+    """Those that are on at every load that was measured, for some of the traffic at least."""
+    return [
+        each
+        for each in schedules
+        if all(part.num_speculative_tokens for part in each.measured_ranges) and int(each.share * WEIGHTS)
+    ]
+
+
+def _merit(schedules: Sequence[Schedule], slices: Mapping[str, Any]) -> tuple[float, float, str]:
+    share = sum(slices[each.slice_key].traffic_share or 0.0 for each in schedules)
+    bounds = sum(min(served.speedup_lower for served in each.served_decisions) for each in schedules)
+    names = sorted(each.config.name for each in schedules if each.config is not None)
+    return share, bounds, names[0] if names else ""
+
+
+def _pool_schedule(endpoint: str, routed: Sequence[Schedule]) -> Schedule:
+    """One depth up to the largest load at which all of the slices are on."""
+    behind = tuple(served for each in routed for served in each.served_decisions if served.is_on)
+    if not routed:
+        return Schedule(endpoint, "", None, (BatchRange(1, None, 0),), behind)
+    last = min(each.measured_ranges[-1].last or 0 for each in routed)
+    ids = tuple(sorted({number for each in routed for number in each.decision_ids}))
+    ranges = (BatchRange(1, last, routed[0].max_num_speculative_tokens, ids), BatchRange(last + 1, None, 0))
+    expires_at = min(each.expires_at for each in routed if each.expires_at is not None)
+    return Schedule(endpoint, "", routed[0].config, ranges, behind, expires_at=expires_at)
+
+
+def litellm(routes: Routes, pools: Pools, served_models: Sequence[str]) -> Document:
+    """LiteLLM's proxy configuration with tag-based routing.
+
+    Each model name has a deployment in either pool.  Requests without a known tag go to the one tagged `default`, which
+    is plain.  LiteLLM keeps a tagged request from other deployments even if all of its own are down, so a fallback
+    group leads to the plain pool.
+    """
+    speculative, plain = (f"http://{pool.host}:{pool.port}/v1" for pool in (pools.speculative, pools.plain))
+    deployments: list[dict[str, Any]] = []
+    fallbacks = []
+    by_share: dict[float, list[Route]] = defaultdict(list)
+    for route in routes.on:
+        by_share[route.share].append(route)
+    for model in served_models:
+        backup = f"{model}-{PLAIN}"
+        for routed in by_share.values():
+            tags, weights = [route.tag for route in routed], routed[0].weights
+            deployments.append(_deployment(model, model, speculative, tags, weights[0]))
+            if weights[1]:
+                deployments.append(_deployment(model, model, plain, tags, weights[1]))
+        deployments += [
+            _deployment(model, model, plain, [DEFAULT_GROUP]),
+            _deployment(backup, model, plain, [DEFAULT_GROUP]),
+        ]
+        fallbacks.append({model: [backup]})
+    document = {
+        "model_list": deployments,
+        "router_settings": {"enable_tag_filtering": True, "fallbacks": fallbacks},
+    }
+    return _commented(routes, document)
+
+
+def _deployment(group: str, model: str, url: str, tags: list[str], weight: int | None = None) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"model": f"hosted_vllm/{model}", "api_base": url, "tags": tags}
+    if weight is not None:
+        parameters["weight"] = weight
+    return {"model_name": group, "litellm_params": parameters}
+
+
+def httproute(routes: Routes, pools: Pools) -> Document:
+    """A Gateway API HTTPRoute (v1) that matches the header of the slice.
+
+    Raises:
+        UsageError: more slices are on than an HTTPRoute can match.
+    """
+    by_share: dict[float, list[Route]] = defaultdict(list)
+    for route in routes.on:
+        by_share[route.share].append(route)
+    groups = [
+        (routed[0].weights, routed[start : start + MAX_MATCHES])
+        for routed in by_share.values()
+        for start in range(0, len(routed), MAX_MATCHES)
+    ]
+    if len(groups) >= MAX_RULES or len(routes.on) >= MAX_ALL_MATCHES:
+        raise UsageError(
+            f"export --format httproute: {len(routes.on)} slices with {len(by_share)} shares are on, and an HTTPRoute "
+            f"takes {MAX_RULES} rules and {MAX_ALL_MATCHES} matches; use --format envoy, or slice by fewer labels"
+        )
+    rules: list[dict[str, Any]] = [
+        {
+            "matches": [{"headers": [{"type": "Exact", "name": SLICE_HEADER, "value": route.tag}]} for route in routed],
+            "backendRefs": [
+                {"name": pool.host, "port": pool.port, "weight": weight}
+                for pool, weight in zip((pools.speculative, pools.plain), weights, strict=True)
+                if weight
+            ],
+        }
+        for weights, routed in groups
+    ]
+    rules.append({"backendRefs": [{"name": pools.plain.host, "port": pools.plain.port}]})
+    metadata: dict[str, Any] = {"name": f"shadowspec-{_resource_name(routes.endpoint)}"}
+    if routes.expires_at is not None:
+        metadata["annotations"] = {"shadowspec/expires-at": routes.expires_at.isoformat()}
+    document = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": metadata,
+        "spec": {"parentRefs": [{"name": pools.gateway}], "rules": rules},
+    }
+    return _commented(routes, document)
+
+
+def envoy(routes: Routes, pools: Pools) -> Document:
+    """Envoy's route configuration and clusters, as fragments of a static or a file-based dynamic configuration."""
+    listed: list[dict[str, Any]] = []
+    for route in routes.on:
+        match = {"prefix": "/", "headers": [{"name": SLICE_HEADER, "string_match": {"exact": route.tag}}]}
+        weights = [
+            {"name": name, "weight": weight}
+            for name, weight in zip((SPECULATIVE, PLAIN), route.weights, strict=True)
+            if weight
+        ]
+        target = {"weighted_clusters": {"clusters": weights}} if len(weights) > 1 else {"cluster": SPECULATIVE}
+        listed.append({"match": match, "route": {**target, "timeout": "0s"}})
+    listed.append({"match": {"prefix": "/"}, "route": {"cluster": PLAIN, "timeout": "0s"}})
+    document = {
+        "route_config": {
+            "name": f"shadowspec-{_resource_name(routes.endpoint)}",
+            "virtual_hosts": [{"name": "llm", "domains": ["*"], "routes": listed}],
+        },
+        "clusters": [_cluster(SPECULATIVE, pools.speculative), _cluster(PLAIN, pools.plain)],
+    }
+    return _commented(routes, document)
+
+
+def _cluster(name: str, pool: Pool) -> dict[str, Any]:
+    address = {"socket_address": {"address": pool.host, "port_value": pool.port}}
+    return {
+        "name": name,
+        "type": "STRICT_DNS",
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
+        },
+    }
+
+
+def _resource_name(endpoint: str) -> str:
+    """The endpoint's name as a name of Kubernetes: lower case, without underscores."""
+    return "".join(character if character.isalnum() else "-" for character in endpoint.lower()).strip("-")
+
+
+def _commented(routes: Routes, document: Mapping[str, Any]) -> Document:
+    """The document as YAML: JSON, which YAML includes, below comments."""
+    remarks = routes.describe()
+    text = "".join(f"{line}\n" for line in comment_lines(remarks)) + json.dumps(document, indent=2) + "\n"
+    return Document(text, tuple(remarks))
