@@ -1,4 +1,4 @@
-"""LiteLLM hook: tag each request with its slice, which `shadowspec classify --listen` names.
+"""LiteLLM hook: tag each request with its slice and endpoint, which `shadowspec classify --listen` names.
 
 CLASSIFIER_URL is the classifier's address.  Where it does not answer in time, the request has no tag and goes to the
 plain pool.
@@ -32,14 +32,14 @@ class Routes(CustomLogger):
         path = urlsplit(str(received.get("url") or "/")).path
         headers = {name: value for name, value in (received.get("headers") or {}).items() if name.startswith("x-")}
         body = json.dumps(received.get("body") or {}).encode()
-        tag = None
+        tags = ""
         try:
             answer = await self.client.post(path, content=body, headers=headers)
-            tag = answer.headers.get("x-litellm-tags")
+            tags = answer.headers.get("x-litellm-tags", "")
         except httpx.HTTPError:
             pass
         metadata = data.get("metadata")
-        data["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), "tags": [tag] if tag else []}
+        data["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), "tags": tags.split(",") if tags else []}
         return data
 
 

@@ -3,9 +3,10 @@
 A call to any path carries the request: its body, its path and its headers.  The answer is always 200 and names the
 slice in headers, so that a request that cannot be classified is served too: without speculation.
 
-    x-shadowspec-slice   the tag of the slice, or "none"
-    x-litellm-tags       the same, for LiteLLM's tag-based routing; absent without a slice
-    x-shadowspec-reason  why there is no slice; absent with one
+    x-shadowspec-endpoint  the endpoint, or "none"
+    x-shadowspec-slice     the tag of the slice, or "none"
+    x-litellm-tags         both, for LiteLLM's routing by tags; absent without a slice
+    x-shadowspec-reason    why there is no slice; absent with one
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from shadowspec.errors import ConfigError
 from shadowspec.tap.classifier import Classified, Classifier
-from shadowspec.types import NO_SLICE, SLICE_HEADER
+from shadowspec.types import ENDPOINT_HEADER, NO_SLICE, SLICE_HEADER
 
 LITELLM_HEADER: Final = "x-litellm-tags"
 REASON_HEADER: Final = "x-shadowspec-reason"
@@ -30,9 +31,13 @@ Send = Callable[[Message], Awaitable[None]]
 
 def slice_headers(found: Classified) -> list[tuple[str, str]]:
     """The headers that a gateway adds to a request."""
-    if found.tag is None:
-        return [(SLICE_HEADER, NO_SLICE), (REASON_HEADER, found.reason or "no_slice")]
-    return [(SLICE_HEADER, found.tag), (LITELLM_HEADER, found.tag)]
+    if found.endpoint is None or found.tag is None:
+        return [(ENDPOINT_HEADER, NO_SLICE), (SLICE_HEADER, NO_SLICE), (REASON_HEADER, found.reason or NO_SLICE)]
+    return [
+        (ENDPOINT_HEADER, found.endpoint),
+        (SLICE_HEADER, found.tag),
+        (LITELLM_HEADER, f"{found.tag},{found.endpoint}"),
+    ]
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

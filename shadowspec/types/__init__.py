@@ -88,6 +88,7 @@ from shadowspec.types.progress import (
 )
 from shadowspec.types.reason_codes import ReasonCode
 from shadowspec.types.requests import (
+    ENDPOINT_HEADER,
     NO_SLICE,
     SLICE_HEADER,
     LoggedResponse,
@@ -146,6 +147,7 @@ __all__ = [
     "BASELINE",
     "COMPUTE",
     "COUNTS",
+    "ENDPOINT_HEADER",
     "END_TO_END",
     "FIRST_OPTIONS",
     "FIRST_SUFFIX_OPTIONS",

@@ -13,8 +13,10 @@ from msgspec import Struct, structs
 from shadowspec.types.constraints import OUTPUT_CONSTRAINT, OutputConstraint
 from shadowspec.types.flags import Intervention, OutputContract
 
-SLICE_HEADER: Final = "x-shadowspec-slice"  # holds a `slice_tag`, or NO_SLICE
-NO_SLICE: Final = "none"  # the tag of a request without a slice; no route matches it
+# Headers of a classified request: its endpoint, and the `slice_tag` of its slice, each NO_SLICE where there is none.
+ENDPOINT_HEADER: Final = "x-shadowspec-endpoint"
+SLICE_HEADER: Final = "x-shadowspec-slice"
+NO_SLICE: Final = "none"  # no route matches it
 
 
 class SamplingRegime(StrEnum):
@@ -152,5 +154,5 @@ def parse_slice_key(slice_key: str) -> dict[str, str]:
 
 
 def slice_tag(endpoint: str, slice_key: str) -> str:
-    """The text by which gateways and exported routes know a slice: one value of a header, without commas."""
-    return f"{endpoint}/{slice_key.replace(',', ';')}"
+    """The text by which routes know a slice ("": the whole endpoint): one value of a header, without commas."""
+    return f"{endpoint}/{slice_key.replace(',', ';')}" if slice_key else endpoint

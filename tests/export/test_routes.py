@@ -189,6 +189,13 @@ def test_all_formats_route_the_same_slices_and_none_without_an_enable(
     assert gateway_backends(gateway, "none") == {"plain.local"}
 
 
+def test_an_endpoint_without_slices_has_one_route() -> None:
+    found = chosen([decision(load=2)])
+    assert [route.header for route in found.on] == [("x-shadowspec-endpoint", "chat")]
+    document = routes.litellm(found, POOLS, ["llm"]).text
+    assert routed_hosts(document, "chat", calls=5) == {SPECULATIVE}
+
+
 def test_an_httproute_with_too_many_slices_is_refused() -> None:
     many = [decision(load=2, slice_key=f"tenant={number}", number=number) for number in range(128)]
     with pytest.raises(UsageError, match="128 slices"):

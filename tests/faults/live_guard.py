@@ -40,6 +40,7 @@ from typing import Any
 
 from shadowspec import demo
 from shadowspec.live.guard import windows_to_alarm
+from shadowspec.store import Store
 from shadowspec.types.guard_policy import GuardPolicy
 from tests.faults.outcome import conclude
 from tests.services import free_port
@@ -65,6 +66,9 @@ class Command:
         rows = [sys.executable, "-m", "shadowspec", *arguments, "--config", str(self.folder / "shadowspec.toml")]
         environment = {**os.environ, "SHADOWSPEC_DATABASE_URL": f"sqlite:///{self.folder}/shadowspec.db"}
         return subprocess.run(rows, env=environment, capture_output=True, text=True, check=False)
+
+    def store(self) -> Store:
+        return Store.open(f"sqlite:///{self.folder}/shadowspec.db")
 
     def document(self, *arguments: str) -> dict[str, Any]:
         done = self(*arguments)
@@ -121,8 +125,10 @@ def _body(line: str) -> dict[str, Any] | None:
 
 
 @contextmanager
-def serving(python: Path, preload: str, draft: Path, port: int, log: Path) -> Iterator[None]:
-    """vLLM with this draft until the block ends; it is then killed, and nothing of it is saved."""
+def serving(
+    python: Path, preload: str, draft: Path | None, port: int, log: Path, *, models: Sequence[str] = (MODEL,)
+) -> Iterator[None]:
+    """vLLM with this draft (None: without one) until the block ends; it is then killed, and nothing of it is saved."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
     environment |= {
         "HF_HUB_OFFLINE": "1",
@@ -131,12 +137,14 @@ def serving(python: Path, preload: str, draft: Path, port: int, log: Path) -> It
         "VLLM_CPU_OMP_THREADS_BIND": "auto",
         "LD_PRELOAD": preload,
     }
-    speculation = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": DEPTH}
     command = [
-        python, "-m", "vllm.entrypoints.openai.api_server", "--model", demo.TARGET, "--served-model-name", MODEL,
+        python, "-m", "vllm.entrypoints.openai.api_server", "--model", demo.TARGET, "--served-model-name", *models,
         "--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", str(CONCURRENCY), "--host", "127.0.0.1",
-        "--port", str(port), "--disable-uvicorn-access-log", "--speculative-config", json.dumps(speculation),
+        "--port", str(port), "--disable-uvicorn-access-log",
     ]  # fmt: skip
+    if draft is not None:
+        speculation = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": DEPTH}
+        command += ["--speculative-config", json.dumps(speculation)]
     with log.open("ab") as output:
         process = subprocess.Popen(
             [str(part) for part in command], env=environment, stdout=output, stderr=output, start_new_session=True

@@ -156,14 +156,19 @@ def test_the_answer_names_the_slice_in_headers() -> None:
     status, headers = call(ClassifierApp(classifier(RULE)), body[:10], body[10:])
     tag = "chat/prompt_class=chat;sampling_regime=high"
     assert status == 200
-    assert headers == {"content-length": "0", "x-shadowspec-slice": tag, "x-litellm-tags": tag}
+    assert headers == {
+        "content-length": "0",
+        "x-shadowspec-endpoint": "chat",
+        "x-shadowspec-slice": tag,
+        "x-litellm-tags": f"{tag},chat",
+    }
 
 
 def test_a_request_without_a_slice_is_answered_with_none() -> None:
     """A gateway replaces the client's header of that name, so that no client chooses its pool."""
     status, headers = call(ClassifierApp(classifier()), b"{")
     assert status == 200
-    assert headers["x-shadowspec-slice"] == "none"
+    assert headers["x-shadowspec-slice"] == headers["x-shadowspec-endpoint"] == "none"
     assert headers["x-shadowspec-reason"] == "not_json"
     assert "x-litellm-tags" not in headers
 

@@ -1,6 +1,6 @@
 """Routes by slice between two pools of servers, one that speculates and one that does not.
 
-A gateway reads the slice of a request from a header that `shadowspec classify` sets.  Only slices that are on go to
+A gateway reads the slice of a request from headers that `shadowspec classify` sets.  Only slices that are on go to
 the speculative pool; all other requests, those without a slice included, go to the plain pool.  A pool runs one draft
 at one depth, and a gateway knows no concurrency.  So a slice is on where that config is on at every load measured with
 it.  The pool may hold no more requests than the smallest of the slices' largest measured loads.
@@ -18,8 +18,8 @@ from typing import Any, Final
 from shadowspec.errors import UsageError
 from shadowspec.rollout.export.endpoint_state import ServedDecision
 from shadowspec.rollout.export.export_document import Document, comment_lines
-from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, slice_schedules
-from shadowspec.types import SLICE_HEADER, Override, SpeculationConfig, slice_tag
+from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, endpoint_schedule, slice_schedules
+from shadowspec.types import ENDPOINT_HEADER, SLICE_HEADER, Override, SpeculationConfig, slice_tag
 from shadowspec.types.constrained import LAST_PORT
 from shadowspec.types.speculation import draft_key
 
@@ -62,10 +62,20 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One slice that is on, and the share of its requests that its rollout lets through."""
+    """One slice that is on ("": the whole endpoint), and the share of its requests that its rollout lets through."""
 
-    tag: str
+    endpoint: str
+    slice_key: str
     share: float
+
+    @property
+    def tag(self) -> str:
+        return slice_tag(self.endpoint, self.slice_key)
+
+    @property
+    def header(self) -> tuple[str, str]:
+        """The header, with its value, by which a request of the slice is known."""
+        return SLICE_HEADER if self.slice_key else ENDPOINT_HEADER, self.tag
 
     @property
     def weights(self) -> tuple[int, int]:
@@ -120,24 +130,24 @@ def choose_routes(
 ) -> Routes:
     """The routes by slice, with the config that serves the largest share of the traffic.
 
-    Of equal shares the config with the better lower bounds counts, then the first by name.
+    Of equal shares the config with the better lower bounds counts, then the last by name.  An endpoint without decided
+    slices has one route, by its whole verdict; an order on any part of it takes that off.
     """
+    at_endpoint = [each for each in served_decisions if each.decision.endpoint == endpoint]
+    subjects = [each for each in at_endpoint if each.decision.slice_key] or at_endpoint
+    shares = {each.decision.slice_key: each.decision.traffic_share or 0.0 for each in subjects}
     by_config: dict[tuple[SpeculationConfig, int], list[ServedDecision]] = defaultdict(list)
-    slices = {each.decision.slice_key: each.decision for each in served_decisions if _is_slice(each, endpoint)}
-    for each in served_decisions:
-        if _is_slice(each, endpoint):
-            config = each.decision.config
-            by_config[draft_key(config), config.num_speculative_tokens].append(each)
-    found = [_routed(slice_schedules(endpoint, each, overrides=overrides)) for each in by_config.values()]
-    routed = max(found, key=lambda schedules: _merit(schedules, slices), default=[])
-    on = tuple(Route(slice_tag(endpoint, each.slice_key), each.share) for each in routed)
-    tags = {route.tag for route in on}
-    off = tuple(tag for key in sorted(slices) if (tag := slice_tag(endpoint, key)) not in tags)
+    for each in subjects:
+        by_config[draft_key(each.decision.config), each.decision.config.num_speculative_tokens].append(each)
+    found = []
+    for decisions in by_config.values():
+        schedules = slice_schedules(endpoint, decisions, overrides=overrides)
+        found.append(_routed(schedules or [endpoint_schedule(endpoint, decisions, overrides=overrides)]))
+    routed = max(found, key=lambda schedules: _merit(schedules, shares), default=[])
+    on = tuple(Route(endpoint, each.slice_key, each.share) for each in routed)
+    keys = {route.slice_key for route in on}
+    off = tuple(slice_tag(endpoint, key) for key in sorted(shares) if key not in keys)
     return Routes(endpoint, _pool_schedule(endpoint, routed), on, off)
-
-
-def _is_slice(served: ServedDecision, endpoint: str) -> bool:
-    return served.decision.endpoint == endpoint and bool(served.decision.slice_key)
 
 
 def _routed(schedules: Sequence[Schedule]) -> list[Schedule]:
@@ -149,8 +159,8 @@ def _routed(schedules: Sequence[Schedule]) -> list[Schedule]:
     ]
 
 
-def _merit(schedules: Sequence[Schedule], slices: Mapping[str, Any]) -> tuple[float, float, str]:
-    share = sum(slices[each.slice_key].traffic_share or 0.0 for each in schedules)
+def _merit(schedules: Sequence[Schedule], shares: Mapping[str, float]) -> tuple[float, float, str]:
+    share = sum(shares[each.slice_key] for each in schedules)
     bounds = sum(min(served.speedup_lower for served in each.served_decisions) for each in schedules)
     names = sorted(each.config.name for each in schedules if each.config is not None)
     return share, bounds, names[0] if names else ""
@@ -228,7 +238,9 @@ def httproute(routes: Routes, pools: Pools) -> Document:
         )
     rules: list[dict[str, Any]] = [
         {
-            "matches": [{"headers": [{"type": "Exact", "name": SLICE_HEADER, "value": route.tag}]} for route in routed],
+            "matches": [
+                {"headers": [{"type": "Exact", "name": route.header[0], "value": route.header[1]}]} for route in routed
+            ],
             "backendRefs": [
                 {"name": pool.host, "port": pool.port, "weight": weight}
                 for pool, weight in zip((pools.speculative, pools.plain), weights, strict=True)
@@ -254,10 +266,11 @@ def envoy(routes: Routes, pools: Pools) -> Document:
     """Envoy's route configuration and clusters, as fragments of a static or a file-based dynamic configuration."""
     listed: list[dict[str, Any]] = []
     for route in routes.on:
-        match = {"prefix": "/", "headers": [{"name": SLICE_HEADER, "string_match": {"exact": route.tag}}]}
+        name, value = route.header
+        match = {"prefix": "/", "headers": [{"name": name, "string_match": {"exact": value}}]}
         weights = [
-            {"name": name, "weight": weight}
-            for name, weight in zip((SPECULATIVE, PLAIN), route.weights, strict=True)
+            {"name": pool, "weight": weight}
+            for pool, weight in zip((SPECULATIVE, PLAIN), route.weights, strict=True)
             if weight
         ]
         target = {"weighted_clusters": {"clusters": weights}} if len(weights) > 1 else {"cluster": SPECULATIVE}
