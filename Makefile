@@ -161,6 +161,11 @@ bench-replay: $(VENV)/.installed-base ## Hold replay against the loop on the bun
 bench-server-costs: $(VENV)/.installed-base ## Hold what profile-server predicts against vLLM's servers (ARGS="--vllm-python PATH"; nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/server_costs.py $(ARGS)
 
+.PHONY: bench-classifier
+bench-classifier: $(VENV)/.installed-base ## Time `classify --listen` for prompts of 4 kB, and compare it with the tap (nothing else may run meanwhile)
+	$(BIN)/python -m pip install --quiet -c constraints.txt uvicorn
+	$(BIN)/python kernels/benchmarks/classifier.py $(ARGS)
+
 .PHONY: bench-server-verdicts
 bench-server-verdicts: $(VENV)/.installed-base ## Decide endpoints through two of vLLM's servers under the default policy, and structured output (ARGS="--vllm-python PATH"; nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/server_verdicts.py $(ARGS)

@@ -1,6 +1,6 @@
 """LiteLLM hook: tag each request with its slice and endpoint, which `shadowspec classify --listen` names.
 
-CLASSIFIER_URL is the classifier's address.  Where it does not answer in time, the request has no tag and goes to the
+CLASSIFIER_URL is the classifier's address.  Where it does not answer within CLASSIFIER_TIMEOUT_S, the request has no tag and goes to the
 plain pool.
 """
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 from litellm.integrations.custom_logger import CustomLogger
 
-TIMEOUT_S = 0.1
+TIMEOUT_S = float(os.environ.get("CLASSIFIER_TIMEOUT_S", "0.1"))
 
 
 class Routes(CustomLogger):
@@ -31,15 +31,18 @@ class Routes(CustomLogger):
         received = data.get("proxy_server_request") or {}
         path = urlsplit(str(received.get("url") or "/")).path
         headers = {name: value for name, value in (received.get("headers") or {}).items() if name.startswith("x-")}
-        body = json.dumps(received.get("body") or {}).encode()
+        metadata = data.get("metadata")
+        metadata = metadata if isinstance(metadata, dict) else {}
+        # LiteLLM adds objects to the body's metadata; the client's is kept beside them.
+        body = {**(received.get("body") or {}), "metadata": metadata.get("requester_metadata")}
+        content = json.dumps({name: value for name, value in body.items() if value is not None}, default=str)
         tags = ""
         try:
-            answer = await self.client.post(path, content=body, headers=headers)
+            answer = await self.client.post(path, content=content, headers=headers)
             tags = answer.headers.get("x-litellm-tags", "")
         except httpx.HTTPError:
             pass
-        metadata = data.get("metadata")
-        data["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), "tags": tags.split(",") if tags else []}
+        data["metadata"] = {**metadata, "tags": tags.split(",") if tags else []}
         return data
 
 

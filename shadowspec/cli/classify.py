@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,9 +78,10 @@ def _serve(config: Config, listen: str) -> None:
         ConfigError: the address is none, is taken, or no server is installed.
     """
     from shadowspec.errors import ConfigError
+    from shadowspec.types.constrained import LAST_PORT
 
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or int(port) > LAST_PORT:
         raise ConfigError(f"--listen {listen!r}: must be HOST:PORT, such as 127.0.0.1:9300")
     try:
         import uvicorn
@@ -95,6 +97,8 @@ def _serve(config: Config, listen: str) -> None:
         settings = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=PATIENCE_S
         )
+        # The server raises the signal that stopped it again; SIGTERM is an ordinary end.
+        signal.signal(signal.SIGTERM, lambda *_: None)
         with gc_relaxed():
             uvicorn.Server(settings).run(sockets=[listener])
 

@@ -215,3 +215,37 @@ def test_errors(workspace: Workspace) -> None:
     assert workspace.run("export", "-f", "vllm", "--max-age", "soon").code == 2
     assert workspace.run("export", "-f", "nothing").code == 2
     assert workspace.run("export").code == 2
+
+
+@pytest.mark.parametrize("form", ["litellm", "httproute", "envoy"])
+def test_an_enabled_endpoint_has_a_route(enabled: Workspace, form: str) -> None:
+    done = enabled.run("export", "--format", form, "--speculative", "spec:8001", "--plain", "plain:8002")
+    assert done.code == 0, done.err
+    assert "8001" in done.out
+    assert "the speculative pool runs" in done.err
+    document = yaml.safe_load(done.out)
+    assert document.keys() & {"model_list", "spec", "route_config"}
+
+
+@pytest.mark.parametrize("form", ["litellm", "httproute", "envoy"])
+def test_without_an_enable_all_requests_are_plain(workspace: Workspace, form: str) -> None:
+    workspace.run("db", "upgrade")
+    fill(Verdict.HOLD)
+    done = workspace.run("export", "--format", form)
+    assert done.code == 0, done.err
+    assert "no slice is on, every request goes to the plain pool" in done.err
+    used = done.out.replace('"name": "speculative"', "") if form == "envoy" else done.out
+    assert '"cluster": "speculative"' not in used
+    assert "x-shadowspec" not in used
+
+
+def test_the_pool_behind_routes_gets_its_settings(enabled: Workspace) -> None:
+    value = vllm(enabled, "--routed")
+    assert isinstance(value, dict)
+    assert value["num_speculative_tokens"] == 4
+
+
+def test_routes_configure_no_server(enabled: Workspace) -> None:
+    done = enabled.run("export", "--format", "envoy", "--routed")
+    assert done.code == 2
+    assert "--routed goes with --format vllm, sglang, tensorrt-llm, llama.cpp" in done.err
