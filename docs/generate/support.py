@@ -84,6 +84,9 @@ _EXPORTS = {
         "[its JSON schemas and evaluator](../tests/export/test_flagd.py)",
         _BY_HAND,
     ),
+    ExportFormat.LITELLM: ("[LiteLLM's router](../tests/export/test_routes.py)", _BY_HAND),
+    ExportFormat.HTTPROUTE: ("[Gateway API's schema](../tests/export/test_routes.py)", _NONE),
+    ExportFormat.ENVOY: ("[order of routes](../tests/export/test_routes.py)", _BY_HAND),
 }
 
 

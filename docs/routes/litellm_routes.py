@@ -1,10 +1,11 @@
 """LiteLLM hook: tag each request with its slice and endpoint, which `shadowspec classify --listen` names.
 
-CLASSIFIER_URL is the classifier's address.  Where it does not answer within CLASSIFIER_TIMEOUT_S, the request has no tag and goes to the
-plain pool.
+CLASSIFIER_URL is the classifier's address.  Where it does not answer within CLASSIFIER_TIMEOUT_S, the request has no
+tag and goes to the plain pool.
 """
 
 import json
+import logging
 import os
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ import httpx
 from litellm.integrations.custom_logger import CustomLogger
 
 TIMEOUT_S = float(os.environ.get("CLASSIFIER_TIMEOUT_S", "0.1"))
+log = logging.getLogger(__name__)
 
 
 class Routes(CustomLogger):
@@ -40,8 +42,8 @@ class Routes(CustomLogger):
         try:
             answer = await self.client.post(path, content=content, headers=headers)
             tags = answer.headers.get("x-litellm-tags", "")
-        except httpx.HTTPError:
-            pass
+        except httpx.HTTPError as error:
+            log.warning("the classifier did not answer: %s", type(error).__name__)
         data["metadata"] = {**metadata, "tags": tags.split(",") if tags else []}
         return data
 

@@ -336,9 +336,8 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
                 for name in (TOPIC, f"{TOPIC}.dead-letters"):
                     topics.create(name=name)
             before = consumed(command)
-            checks.expect(
-                "produced", command("produce", str(folder / "traffic.jsonl"), "--topic", TOPIC).returncode == 0
-            )
+            produced = command("produce", str(folder / "traffic.jsonl"), "--topic", TOPIC)
+            checks.expect(f"produced {produced.stderr.strip()}", produced.returncode == 0)
             with running([*shadowspec, "worker"], folder / "worker.log", **stated):
                 most = WAITING * len(ENDPOINTS)  # requests that wait for a block to fill are read again later
                 wait_until("the worker has counted", lambda: consumed(command) - before >= num_mirrored - most)
