@@ -85,7 +85,7 @@ _EXPORTS = {
         _BY_HAND,
     ),
     ExportFormat.LITELLM: ("[LiteLLM's router](../tests/export/test_routes.py)", _BY_HAND),
-    ExportFormat.HTTPROUTE: ("[Gateway API's schema](../tests/export/test_routes.py)", _NONE),
+    ExportFormat.HTTPROUTE: ("[schema of Gateway API 1.6](../tests/deploy/test_crds.py)", _NONE),
     ExportFormat.ENVOY: ("[order of routes](../tests/export/test_routes.py)", _BY_HAND),
 }
 

@@ -17,6 +17,7 @@ from shadowspec.errors import UsageError
 from shadowspec.rollout.export import routes
 from shadowspec.rollout.export.routes import Pool, Pools, Routes, choose_routes
 from shadowspec.types import SLICE_HEADER, Decision, Override, Rollout, Stage, Verdict, slice_tag
+from tests.deploy import crds
 from tests.export.worlds import NOW, config, decision, judged
 
 CODE, CHAT, MATHS = (f"prompt_class={name},sampling_regime=greedy" for name in ("code", "chat", "maths"))
@@ -181,6 +182,7 @@ def test_all_formats_route_the_same_slices_and_none_without_an_enable(
     found = chosen([decision(verdict, load=load, slice_key=key) for key, load, verdict in drawn])
     envoy = yaml.safe_load(routes.envoy(found, POOLS).text)
     gateway = yaml.safe_load(routes.httproute(found, POOLS).text)
+    crds.check(gateway)
     for key in (CODE, CHAT, MATHS):
         verdicts = [verdict for of, _, verdict in drawn if of == key]
         is_on = bool(verdicts) and all(verdict is Verdict.ENABLE for verdict in verdicts)
@@ -196,6 +198,13 @@ def test_an_endpoint_without_slices_has_one_route() -> None:
     assert [route.header for route in found.on] == [("x-shadowspec-endpoint", "chat")]
     document = routes.litellm(found, POOLS, ["llm"]).text
     assert routed_hosts(document, "chat", calls=5) == {SPECULATIVE}
+
+
+def test_an_httproute_of_many_slices_is_what_gateway_api_takes() -> None:
+    many = [decision(load=2, slice_key=f"tenant={number}", number=number) for number in range(127)]
+    rollouts = [rollout(2, 0.25)]
+    crds.check(yaml.safe_load(routes.httproute(chosen(many), POOLS).text))
+    crds.check(yaml.safe_load(routes.httproute(chosen(many[:40], rollouts), POOLS).text))
 
 
 def test_an_httproute_with_too_many_slices_is_refused() -> None:

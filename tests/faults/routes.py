@@ -332,9 +332,9 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
             num_mirrored = wait_lines(folder / "traffic.jsonl", NUM_REQUESTS * len(ENDPOINTS))
 
             # 2. Mirrored and measured.
-            with Topics(kafka.bootstrap) as topics:
-                for name in (TOPIC, f"{TOPIC}.dead-letters"):
-                    topics.create(name=name)
+            topics = stack.enter_context(Topics(kafka.bootstrap))
+            for name in (TOPIC, f"{TOPIC}.dead-letters"):
+                topics.create(name=name)
             before = consumed(command)
             produced = command("produce", str(folder / "traffic.jsonl"), "--topic", TOPIC)
             checks.expect(f"produced {produced.stderr.strip()}", produced.returncode == 0)
