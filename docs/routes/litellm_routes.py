@@ -35,13 +35,15 @@ class Routes(CustomLogger):
         headers = {name: value for name, value in (received.get("headers") or {}).items() if name.startswith("x-")}
         metadata = data.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
-        # LiteLLM adds objects to the body's metadata; the client's is kept beside them.
-        body = {**(received.get("body") or {}), "metadata": metadata.get("requester_metadata")}
+        # LiteLLM adds keys to the body and objects to its metadata; the client's metadata is kept beside them.
+        body = {name: value for name, value in (received.get("body") or {}).items() if not name.startswith("litellm_")}
+        body["metadata"] = metadata.get("requester_metadata")
         content = json.dumps({name: value for name, value in body.items() if value is not None}, default=str)
         tags = ""
         try:
             answer = await self.client.post(path, content=content, headers=headers)
             tags = answer.headers.get("x-litellm-tags", "")
+            log.debug("tags: %s; reason: %s", tags, answer.headers.get("x-shadowspec-reason"))
         except httpx.HTTPError as error:
             log.warning("the classifier did not answer: %s", type(error).__name__)
         data["metadata"] = {**metadata, "tags": tags.split(",") if tags else []}
