@@ -77,6 +77,9 @@ bootstrap_servers = ["{kafka}"]
 topics = ["{topic}"]
 dead_letter_topic = "{topic}.dead-letters"
 
+[worker]
+health_address = "127.0.0.1:{health}"
+
 [schedule.jobs.gate]
 cron = "*/15 * * * * *"
 does = ["gate"]
@@ -295,7 +298,12 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
     # The trial is not about the verdict: on a machine where short answers gain little, text-to-sql stays on HOLD.
     settings = settings.replace("[gate]\n", "[gate]\ntail_share = 0.25\n")
     settings += SETTINGS.format(
-        speculative=speculative, interval=INTERVAL_S, kafka=kafka.bootstrap, topic=TOPIC, mail=mails.port
+        speculative=speculative,
+        interval=INTERVAL_S,
+        kafka=kafka.bootstrap,
+        topic=TOPIC,
+        health=free_port(),
+        mail=mails.port,
     )
     (folder / "shadowspec.toml").write_text(settings, encoding="utf-8")
     command, checks, traffic = Command(folder), Checks(), requests()
