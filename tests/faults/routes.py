@@ -54,7 +54,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs"
 ENDPOINTS = ("text-to-sql", "code-completion", "api-json", "maths-tutor", "translate")
 NUM_REQUESTS = 24  # of each endpoint
-WAITING = 3  # requests of a slice, at a load of 4, that may wait for a fourth
 INTERVAL_S = 5.0  # between two readings of the live guard
 PATIENCE_S = 600.0
 TOPIC = "shadow.prompts"
@@ -262,6 +261,17 @@ def consumed(command: Command) -> int:
         return sum(store.funnel().values())
 
 
+def lag(port: int) -> float | None:
+    """Records that the worker has not read yet; None before it knows."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+            lines = response.read().decode().splitlines()
+    except OSError:
+        return None
+    found = [float(line.split()[-1]) for line in lines if line.startswith("shadowspec_consumer_lag_messages{")]
+    return sum(found) if found else None
+
+
 def bad_windows(command: Command, since: datetime) -> list[tuple[int, int]]:
     """Steps that accepted their first token, and drafts, of each window that began since."""
     with command.store() as store:
@@ -287,7 +297,7 @@ def told(mails: Mailbox, chat: Hook) -> set[str]:
 
 
 def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Any]:
-    speculative, plain, classifier = free_port(), free_port(), free_port()
+    speculative, plain, classifier, health = (free_port() for _ in range(4))
     kafka, mails, chat = (stack.enter_context(each()) for each in (kafka_server, mail_server, web_server))
     os.environ["CHAT_URL"] = f"json://127.0.0.1:{chat.port}/hook"
     for name in ("shadowspec.db", "shadowspec.toml", "demo.secret"):
@@ -302,7 +312,7 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
         interval=INTERVAL_S,
         kafka=kafka.bootstrap,
         topic=TOPIC,
-        health=free_port(),
+        health=health,
         mail=mails.port,
     )
     (folder / "shadowspec.toml").write_text(settings, encoding="utf-8")
@@ -347,9 +357,9 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
             produced = command("produce", str(folder / "traffic.jsonl"), "--topic", TOPIC)
             checks.expect(f"produced {produced.stderr.strip()}", produced.returncode == 0)
             with running([*shadowspec, "worker"], folder / "worker.log", **stated):
-                most = WAITING * len(ENDPOINTS)  # requests that wait for a block to fill are read again later
-                wait_until("the worker has counted", lambda: consumed(command) - before >= num_mirrored - most)
-            num_counted = consumed(command) - before
+                wait_until("the worker has read every record", lambda: lag(health) == 0)
+            num_counted = consumed(command) - before  # the worker counts what waits for a block to fill when it drains
+            checks.expect(f"{num_counted} of {num_mirrored} records are counted", num_counted == num_mirrored)
 
             # 3. A bad draft.
             schedule = stack.enter_context(running([*shadowspec, "schedule"], folder / "schedule.log", **stated))

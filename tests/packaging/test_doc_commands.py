@@ -62,6 +62,7 @@ OF_OTHERS = {
 # Of `shadowspec`, by their first words: parsed and not run here; why, and the tests that run them.
 NOT_RUN = {
     "backfill": "S3, the web and a Ray cluster: tests/cli/test_backfill.py, test_backfill_cluster.py",
+    "classify --listen": "serves until it is stopped: tests/cli/test_classify.py",
     "dashboard": "serves until it is stopped: tests/cli/test_dashboard.py",
     "demo": "takes minutes: tests/demo",
     "distill training.jsonl": "the public model and traffic of kernels/benchmarks/real_model",
