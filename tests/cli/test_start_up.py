@@ -62,6 +62,7 @@ WITH_TORCH: dict[str, list[str]] = {
     "try": ["--target", "{target}", "--traffic", "traffic.jsonl", "--serving-engine", "shadowspec-torch"],
     "worker": [],
     "replay": ["traffic.jsonl"],
+    "classify": ["traffic.jsonl"],
     "profile-device": [],
     "profile-server": [],
     "distill": ["traffic.jsonl", "--endpoint", "letters", "--consent", "a test", "--out", "trained"],
