@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from shadowspec.scheduler.verdict_metrics import FAMILIES
 from shadowspec.worker.telemetry import Telemetry
@@ -21,11 +24,29 @@ WORKER = {each.name: set(each.labels) for each in Telemetry().described}
 SERVED = {f"shadowspec_{name}": set(labels) for name, (_, labels) in FAMILIES.items()} | WORKER
 
 
-def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((PROMETHEUS / "grafana-dashboard.json").read_text(encoding="utf-8"))[
-        "panels"
-    ]
+# Grafana's Prometheus plugin reads it; the schema names the annotation's general fields alone.
+UNKNOWN_TO_SCHEMA = {"/annotations/list/0/titleFormat"}
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((PROMETHEUS / "grafana-dashboard.json").read_text(encoding="utf-8"))
     return found
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = dashboard()["panels"]
+    return found
+
+
+def leaves(document: object, path: str = "") -> dict[str, object]:
+    """Values that are neither objects nor lists, by JSON pointer."""
+    if isinstance(document, dict):
+        found = {key: leaves(value, f"{path}/{key}") for key, value in document.items()}
+    elif isinstance(document, list):
+        found = {str(index): leaves(value, f"{path}/{index}") for index, value in enumerate(document)}
+    else:
+        return {path: document}
+    return {pointer: value for each in found.values() for pointer, value in each.items()}
 
 
 def queries() -> list[str]:
@@ -61,6 +82,14 @@ def test_a_query_reads_metrics_and_labels_that_are_served(query: str) -> None:
     assert names <= SERVED.keys()
     for name, selector in re.findall(r"(shadowspec_[a-z_]+)\{([^}]*(?:\}\}[^}]*)*)\}", query):
         assert set(re.findall(r"([a-z_]+)=~?\"", selector)) <= SERVED[name], name
+
+
+def test_grafanas_schema_knows_every_field_of_the_dashboard() -> None:
+    register_default_plugins()  # options of panels and queries
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard())))
+    assert leaves(dashboard()).items() - leaves(read).items() == {
+        item for item in leaves(dashboard()).items() if item[0] in UNKNOWN_TO_SCHEMA
+    }
 
 
 def test_panels_do_not_overlap() -> None:
