@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, TypeVar
 
@@ -291,7 +292,7 @@ BESIDE_COLUMNS: dict[str, st.SearchStrategy[Any]] = {
         optional(TIMES),
         optional(TIMES),
         optional(TEXT),
-    ),
+    ).map(lambda each: replace(each, num_beyond=min(each.num_beyond, each.num_arrived))),  # these are some of those
     "verdict_since": optional(TIMES),
     "watch": optional(st.builds(Watch, COUNT, COUNT, st.dictionaries(TEXT, st.builds(WatchedMean, FIGURE, FIGURE)))),
     "drift": optional(
