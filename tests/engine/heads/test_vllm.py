@@ -18,10 +18,11 @@ from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers.draft_model import Draft
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.measuring_settings import EngineSettings
-from tests.engine.heads.test_forward import TOLERANCE
 
 FOLDER = Path(__file__).parents[2] / "data" / "heads" / "vllm"
 PROMPTS, DEPTHS = range(3), 3
+# A step's states feed the next: rounding of other vector instructions (AVX2, AVX-512, none) grows to 0.001 over a text.
+TOLERANCE = {"atol": 5e-3, "rtol": 5e-3}
 
 
 @pytest.fixture(scope="module")
