@@ -249,6 +249,19 @@ wheel: $(VENV)/.installed-base ## Build dist/shadowspec-*.whl
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
+.PHONY: release
+release: $(VENV)/.installed-release ## Make a release of this commit in dist/, and publish nothing (ARGS="--require-audit --tag v0.1.0")
+	@$(BIN)/python .ci/release.py $(ARGS)
+
+.PHONY: audit
+audit: $(VENV)/.installed-release ## Ask a vulnerability service about every pinned package (ARGS="--require")
+	@$(BIN)/python .ci/audit.py $(ARGS)
+
+IMAGE ?= shadowspec:0.1.0
+.PHONY: sbom-image
+sbom-image: $(VENV)/.installed-release ## List the Python and Debian packages of an image in dist/image.cdx.json (IMAGE=shadowspec:0.1.0)
+	@$(BIN)/python .ci/sbom.py image $(IMAGE) dist/image.cdx.json
+
 .PHONY: clean
 clean: ## Remove what building and testing leave behind, and the virtual environment
 	rm -rf $(VENV) build dist *.egg-info
