@@ -243,6 +243,11 @@ docs: $(VENV)/.installed-base ## Write the parts of the documentation that are m
 	$(BIN)/python docs/command_reference.py > docs/cli.md
 	$(BIN)/python -m docs.generate
 
+.PHONY: licences
+licences: $(VENV)/.installed-test,lint ## Write the table of dependencies and licences again, after a change of constraints.txt
+	@.ci/uv $(VENV) pip install --quiet --no-deps --python $(BIN)/python --requirement constraints.txt  # further ones, so that every row is new
+	$(BIN)/python -m docs.generate licences.md
+
 .PHONY: wheel
 wheel: $(VENV)/.installed-base ## Build dist/shadowspec-*.whl
 	@rm -rf build  # setuptools would pack what an earlier build left there

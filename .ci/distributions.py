@@ -75,7 +75,8 @@ def _run_build(kind: str, source: Path, to: Path, epoch_s: int) -> None:
     command = [sys.executable, "-m", "build", "--no-isolation", kind, "--outdir", str(to), str(source)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["SOURCE_DATE_EPOCH"] = str(epoch_s)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    # The umask decides the modes of the files that setuptools makes, which wheels store.
+    done = subprocess.run(command, env=environment, umask=0o022, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"building the {kind.removeprefix('--')} failed:\n{done.stdout}{done.stderr}")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import codes, database, metrics, settings, support
+from docs.generate import codes, database, licences, metrics, settings, support
 
 DOCS = Path(__file__).parents[1]
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
@@ -17,6 +17,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "metrics.md": {"metrics": metrics.metrics, "verdicts": metrics.verdicts},
     "database.md": {"tables": database.tables},
     "tables.md": {"columns": database.columns},
+    "licences.md": {"allowed": licences.allowed, "licences": licences.licences},
     "support.md": {"engines": support.engines, "methods": support.methods, "exports": support.exports},
 }
 
