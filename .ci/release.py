@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -174,13 +175,19 @@ def _make(version: str, out: Path, accepted: Sequence[str]) -> tuple[audit.Audit
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists():
             out.rmdir()
-        (work / "made").rename(out)
+        shutil.move(work / "made", out)
     return audited, parts
 
 
 def _how_to_publish(version: str, out: Path) -> str:
+    try:
+        check_version(CHECKOUT, f"v{version}")
+        first = ""
+    except NotReadyError as error:
+        first = f"Before you publish: {error}.\n"
     return f"""\
-Nothing was published.  To publish, tag the commit; .github/workflows/release.yml makes the same files and attests them:
+Nothing was published.
+{first}To publish, tag the commit; .github/workflows/release.yml then makes the files again, and attests them:
   git tag --annotate v{version} --message v{version} {_git(CHECKOUT, "rev-parse", "--short", "HEAD").strip()}
   git push origin v{version}
 To give the distributions to a package index as well:

@@ -173,10 +173,10 @@ def licence_of(installed: Distribution) -> str:
 def _declared(installed: Distribution) -> Iterator[str]:
     metadata = installed.metadata
     for key in ("License-Expression", "License"):
-        # Some hold the whole text, which begins with the licence's title.
-        first_line = (metadata.get(key) or "").strip().split("\n")[0].strip()
-        if first_line:
-            yield first_line
+        for text in metadata.get_all(key, []):
+            # Some hold the whole text, which begins with the licence's title.
+            if first_line := text.strip().split("\n")[0].strip():
+                yield first_line
     for classifier in metadata.get_all("Classifier", []):
         if classifier.startswith("License :: "):
             yield classifier.rsplit(" :: ", 1)[1]
@@ -185,7 +185,7 @@ def _declared(installed: Distribution) -> Iterator[str]:
 def _needed() -> dict[str, str]:
     """By package: "shadowspec", or the extras for users that bring it.  Extras with unpinned packages are left out."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pinned = {canonicalize_name(name): version for name, version in pins().items()}
+    pinned: dict[str, str] = {canonicalize_name(name): version for name, version in pins().items()}
     needed = dict.fromkeys(_closure(project["dependencies"], pinned), "shadowspec")
     found: dict[str, list[str]] = {}
     for extra, requirements in sorted(project["optional-dependencies"].items()):
