@@ -53,6 +53,8 @@ OF_OTHERS = {
     "litellm": "LiteLLM's own; its callback: tests/tap",
     "uvicorn": "the web server's own; the application: tests/tap",
     "opentelemetry-instrument": "OpenTelemetry's own",
+    "sha256sum": "coreutils' own; on a release's digests: tests/packaging/test_release.py",
+    "gh": "GitHub's own",
     ".": "the shell's",
     "cd": "the shell's",
     "export": "the shell's",
