@@ -84,6 +84,12 @@ test-faults: $(VENV)/.installed-test ## Break everything around two workers, the
 	@.ci/kafka
 	$(BIN)/python -m tests.faults.storm --seed $(SEED) --faults $(FAULTS) --messages $(MESSAGES) $(ARGS)
 
+.PHONY: test-compose
+test-compose: $(VENV)/.installed-test ## Build and start docker-compose.yml, then kill and restart each container (ARGS="--messages 400")
+	@.ci/chromium
+	@.ci/docker
+	$(BIN)/python -m tests.compose.trial $(ARGS)
+
 .PHONY: fuzz
 fuzz: $(VENV)/.installed-test ## Fuzz every adapter with atheris, then with hypothesis, for SECONDS_EACH=600 each
 	for format in openai litellm cloudevents kong; do \

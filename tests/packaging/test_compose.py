@@ -21,8 +21,12 @@ def services() -> dict[str, Any]:
     return found
 
 
+def _is_ours(service: dict[str, Any]) -> bool:
+    return str(service["image"]).startswith("${SHADOWSPEC_")
+
+
 def test_every_command_exists(services: dict[str, Any]) -> None:
-    commands = [service["command"] for service in services.values() if service["image"].startswith("shadowspec")]
+    commands = [service["command"] for service in services.values() if _is_ours(service)]
     assert ["worker"] in commands
     for command in commands:
         words = [word for word in command if not word.endswith((".jsonl", ".html"))]
@@ -47,6 +51,35 @@ def test_every_variable_is_read(services: dict[str, Any]) -> None:
 
 def test_the_image_copies_what_the_build_needs() -> None:
     text = (CHECKOUT / "Dockerfile").read_text(encoding="utf-8")
-    copied = [path for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE) for path in line.split()]
+    copied = [path for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE) for path in line.split()]
     assert all((CHECKOUT / path).exists() for path in copied)
     assert {"pyproject.toml", "LICENSE", "NOTICE", "README.md", "shadowspec", "migrations"} <= set(copied)
+
+
+def test_our_containers_may_write_only_to_tmp_and_data(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        if _is_ours(service):
+            assert service["read_only"] is True, name
+            assert service["cap_drop"] == ["ALL"]
+            assert service["security_opt"] == ["no-new-privileges:true"]
+            assert [each.partition(":")[0] for each in service["tmpfs"]] == ["/tmp"]
+            assert service["volumes"] == ["${SHADOWSPEC_DATA:-./data}:/data"]
+
+
+def test_every_public_image_can_be_replaced(services: dict[str, Any]) -> None:
+    """Where they cannot be pulled, arguments of the same names give others."""
+    dockerfile = (CHECKOUT / "Dockerfile").read_text(encoding="utf-8")
+    assert set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)) == {"${BASE_IMAGE}"}
+    others = {service["image"] for service in services.values() if not _is_ours(service)}
+    assert {image.partition(":-")[0] for image in others} == {"${KAFKA_IMAGE", "${POSTGRES_IMAGE"}
+    arguments = {name for service in services.values() for name in service.get("build", {}).get("args", ())}
+    assert arguments <= set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
+
+
+def test_the_image_is_for_cpus_unless_a_gpu_is_asked_for(services: dict[str, Any]) -> None:
+    assert "ARG TORCH_BACKEND=cpu" in (CHECKOUT / "Dockerfile").read_text(encoding="utf-8")
+    builds = {name: service["build"]["args"] for name, service in services.items() if "build" in service}
+    assert builds["migrate"]["TORCH_BACKEND"] == "${TORCH_BACKEND:-cpu}"
+    for name, arguments in builds.items():
+        has_gpu = "devices" in services[name].get("deploy", {}).get("resources", {}).get("reservations", {})
+        assert ("cpu" not in arguments["TORCH_BACKEND"]) == has_gpu, name

@@ -1,0 +1,1 @@
+"""The Docker deployment, run: `make test-compose`."""
