@@ -2,7 +2,7 @@
 #
 #   BASE_IMAGE     Python 3.11 or newer, with its venv module.  A PyTorch that it brings stays.
 #   TORCH_BACKEND  which build of PyTorch is installed where the base brings none: cpu, or one of those with CUDA
-#                  that `uv pip install --torch-backend` names, such as cu130
+#                  that `uv pip install --torch-backend` names, such as cu130; empty for the one of your package index
 #   APT_PACKAGES   Debian packages for the last stage.  Triton compiles on a GPU's machine: "gcc libc6-dev".
 #
 # A private package index is read from the secret `pip_conf` (a pip.conf), an authority of its own from the secret
@@ -26,7 +26,7 @@ RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
         index=$(pip config get global.index-url 2> /dev/null || true); \
         [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"; \
         /opt/uv/bin/uv pip install --no-cache --compile-bytecode --python /opt/shadowspec/bin/python \
-            --torch-backend "$TORCH_BACKEND" --constraint constraints.txt torch; \
+            ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"} --constraint constraints.txt torch; \
     fi
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY shadowspec ./shadowspec
@@ -41,7 +41,8 @@ RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     sed '/^torch==/d' constraints.txt > constraints.image.txt; \
     pip install --quiet --constraint constraints.image.txt setuptools; \
     pip install --no-build-isolation --constraint constraints.image.txt '.[dashboard,schedule,sql]'; \
-    pip uninstall --quiet --yes pip
+    pip uninstall --quiet --yes pip; \
+    find /opt/shadowspec/lib/python3*/site-packages/{pandas,pyarrow,scipy} -name tests -prune -exec rm -r {} +
 
 FROM ${BASE_IMAGE}
 ARG APT_PACKAGES=""

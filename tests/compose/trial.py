@@ -159,9 +159,9 @@ def prepare(folder: Path, num_messages: int) -> list[tuple[str, int]]:
         # Most of what is measured, and a part of all the rest.
         chosen = (line for number, line in enumerate(lines) if SERVED_MODEL in line or number % 8 == 0)
         traffic = list(islice(chosen, num_messages))
-    half = len(traffic) // 2
-    share = -(-(len(traffic) - half) // len(LASTING))
-    parts = [traffic[:half], *(traffic[start : start + share] for start in range(half, len(traffic), share))]
+    share = len(traffic) // 10
+    first = len(traffic) - len(LASTING) * share
+    parts = [traffic[:first], *(traffic[start : start + share] for start in range(first, len(traffic), share))]
     made = []
     for number, part in enumerate(parts):
         (folder / f"traffic-{number}.jsonl").write_bytes(b"".join(part))

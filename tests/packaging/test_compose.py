@@ -79,7 +79,7 @@ def test_every_public_image_can_be_replaced(services: dict[str, Any]) -> None:
 def test_the_image_is_for_cpus_unless_a_gpu_is_asked_for(services: dict[str, Any]) -> None:
     assert "ARG TORCH_BACKEND=cpu" in (CHECKOUT / "Dockerfile").read_text(encoding="utf-8")
     builds = {name: service["build"]["args"] for name, service in services.items() if "build" in service}
-    assert builds["migrate"]["TORCH_BACKEND"] == "${TORCH_BACKEND:-cpu}"
+    assert builds["migrate"]["TORCH_BACKEND"] == "${TORCH_BACKEND-cpu}"
     for name, arguments in builds.items():
         has_gpu = "devices" in services[name].get("deploy", {}).get("resources", {}).get("reservations", {})
         assert ("cpu" not in arguments["TORCH_BACKEND"]) == has_gpu, name
