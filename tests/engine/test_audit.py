@@ -88,7 +88,7 @@ class Repeated(Auditor):
     """Has every audit made by another auditor too, of the same outputs."""
 
     def __init__(self, target: LoadedModel, candidates: Sequence[Candidate], other: Auditor) -> None:
-        super().__init__(target, candidates, share=1.0)
+        super().__init__(target, candidates, EngineSettings(audit_share=1.0))
         self.other = other
         self.found: list[AuditedRun] = []
 

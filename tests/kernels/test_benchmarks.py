@@ -67,5 +67,9 @@ def test_steps_on_a_cpu_in_small(tmp_path: Path) -> None:
     document = json.loads(out.read_text())
     (found,) = document["results"]
     assert {"step to floor", "pass of 5 to step", "tokens/s at 8, compiled to torch"} < found["ratios"].keys()
-    assert [each["forward"] for each in found["memory"]] == ["compiled", "torch"]
-    assert found["memory"][0]["counted_ratio"] < found["memory"][1]["counted_ratio"]
+    memory = {each["forward"]: each for each in found["memory"]}
+    assert list(memory) == ["compiled", "compiled, bfloat16", "compiled, int8", "torch"]
+    float32, bfloat16, int8, torch = memory.values()
+    assert float32["counted_ratio"] < torch["counted_ratio"]
+    assert float32["weights_mib"] == torch["weights_mib"]
+    assert int8["weights_mib"] < bfloat16["weights_mib"] < float32["weights_mib"]
