@@ -17,7 +17,7 @@ PREFIX = "shadowspec-test"
 # Debian 12 has the versions of Postgres and Java that the public images have, Debian 14 the first PyTorch that is new
 # enough for us, built for CPUs.
 RELEASES = {"bookworm": "debian-12", "forky": "debian-14"}
-STAND_INS = {"python": "forky", "kafka": "bookworm", "postgres": "bookworm"}
+SUBSTITUTES = {"python": "forky", "kafka": "bookworm", "postgres": "bookworm"}
 PIP_KEYS = ("index-url", "extra-index-url", "trusted-host", "proxy")
 NUM_LINES = 20
 
@@ -28,14 +28,14 @@ def name_of(image: str) -> str:
 
 
 @contextmanager
-def stand_ins(
+def substitutes(
     docker: Docker, folder: Path, say: Callable[[str], None], *, is_kept: bool = False
 ) -> Iterator[dict[str, str]]:
     """The names of the images `python`, `kafka` and `postgres`, built unless an earlier run kept them."""
-    names = {image: name_of(image) for image in STAND_INS}
+    names = {image: name_of(image) for image in SUBSTITUTES}
     cached = docker.cache()
     try:
-        for image, release in STAND_INS.items():
+        for image, release in SUBSTITUTES.items():
             if docker.succeeds("image", "inspect", names[image]):
                 say(f"the image {names[image]} is there")
                 continue
@@ -43,7 +43,7 @@ def stand_ins(
             if not docker.succeeds("image", "inspect", base):
                 say(f"making a root file system of Debian's packages ({release})")
                 _bootstrap(docker, release, folder / release, base)
-            say(f"building a stand-in for {image}")
+            say(f"building a substitute for {image}")
             context = folder / image
             shutil.copytree(SOURCES / image, context)
             if image == "kafka":
@@ -53,7 +53,7 @@ def stand_ins(
         yield names
     finally:
         if not is_kept:
-            for image in (*STAND_INS, *RELEASES.values()):
+            for image in (*SUBSTITUTES, *RELEASES.values()):
                 docker.run("image", "rm", "--force", name_of(image), is_required=False)
             docker.remove_cache(cached)
 

@@ -2,7 +2,7 @@
 
     python -m tests.compose.trial        (or: make test-compose)
 
-It builds stand-ins for the public images and our image, starts every service, mirrors bundled traffic into Kafka, and
+It builds substitutes for the public images and our image, starts every service, mirrors bundled traffic into Kafka, and
 waits until the dashboard shows a verdict in a browser.  Then it kills and restarts each container while more traffic
 comes.  In the end the database must have counted each message once, and the verdict must still be there.
 """
@@ -31,7 +31,7 @@ from playwright.sync_api import Browser
 from shadowspec import demo
 from tests.browser.looking import browser, reader
 from tests.compose.engine import Docker, DockerError, engine
-from tests.compose.images import PREFIX, STAND_INS, name_of, pip_configuration, stand_ins
+from tests.compose.images import PREFIX, SUBSTITUTES, name_of, pip_configuration, substitutes
 from tests.compose.stack import LASTING, Stack, stack
 from tests.services import free_port
 
@@ -192,7 +192,7 @@ def compare(running: Stack, num_messages: int) -> dict[str, Any]:
 
 
 def run(docker: Docker, images: dict[str, str], folder: Path, num_messages: int, progress: Progress) -> dict[str, Any]:
-    """Everything after the stand-ins."""
+    """Everything after the substitutes."""
     data = folder / "data"
     data.mkdir()
     parts = prepare(data, num_messages)
@@ -214,7 +214,7 @@ def run(docker: Docker, images: dict[str, str], folder: Path, num_messages: int,
         check_gpu_profile(running)
         running.compose("build")
         progress.finish("our image")
-        sizes = {name: docker.size_bytes(images[name]) for name in STAND_INS}
+        sizes = {name: docker.size_bytes(images[name]) for name in SUBSTITUTES}
         sizes["shadowspec"] = docker.size_bytes(environment["SHADOWSPEC_IMAGE"])
 
         trial = Trial(running, opened.enter_context(browser()), port, progress)
@@ -248,7 +248,7 @@ def main() -> NoReturn:
     """Run it; exit code 1 where something is wrong, with the container and its last lines."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--messages", type=int, default=400)
-    parser.add_argument("--keep-images", action="store_true", help="leave the stand-ins, which the next run then uses")
+    parser.add_argument("--keep-images", action="store_true", help="leave the substitutes for the next run")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that everything is removed
@@ -257,8 +257,8 @@ def main() -> NoReturn:
     try:
         with engine() as docker:
             progress.finish("an engine")
-            with stand_ins(docker, folder, progress.say, is_kept=chosen.keep_images) as images:
-                progress.finish("stand-ins")
+            with substitutes(docker, folder, progress.say, is_kept=chosen.keep_images) as images:
+                progress.finish("substitutes")
                 figures = run(docker, images, folder, chosen.messages, progress)
             progress.finish("removed")
     except DockerError as error:
