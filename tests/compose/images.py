@@ -48,7 +48,7 @@ def substitutes(
             shutil.copytree(SOURCES / image, context)
             if image == "kafka":
                 _fetch_jars(context)
-            docker.run("buildx", "build", "--load", "--quiet", "--build-arg", f"DEBIAN_IMAGE={base}", "--tag",
+            docker.run("buildx", "build", "--load", "--progress", "plain", "--build-arg", f"DEBIAN_IMAGE={base}", "--tag",
                        names[image], str(context))  # fmt: skip
         yield names
     finally:
@@ -82,7 +82,7 @@ def _bootstrap(docker: Docker, release: str, folder: Path, image: str) -> None:
     if done.returncode != 0:
         said = (done.stdout + done.stderr).splitlines()[-NUM_LINES:]
         raise DockerError(f"debootstrap of {release} ended with {done.returncode}:\n" + "\n".join(said))
-    for part in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+    for part in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
         shutil.rmtree(folder / part, ignore_errors=True)
     (folder / "var/cache/apt/archives/partial").mkdir(parents=True)
     (folder / "var/lib/apt/lists/partial").mkdir(parents=True)

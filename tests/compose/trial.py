@@ -212,7 +212,7 @@ def run(docker: Docker, images: dict[str, str], folder: Path, num_messages: int,
     with ExitStack() as opened:
         running = opened.enter_context(stack(docker, f"{PREFIX}-{port}", environment))
         check_gpu_profile(running)
-        running.compose("build")
+        running.compose("--progress", "plain", "build")
         progress.finish("our image")
         sizes = {name: docker.size_bytes(images[name]) for name in SUBSTITUTES}
         sizes["shadowspec"] = docker.size_bytes(environment["SHADOWSPEC_IMAGE"])
