@@ -48,8 +48,8 @@ def substitutes(
             shutil.copytree(SOURCES / image, context)
             if image == "kafka":
                 _fetch_jars(context)
-            docker.run("buildx", "build", "--load", "--progress", "plain", "--build-arg", f"DEBIAN_IMAGE={base}", "--tag",
-                       names[image], str(context))  # fmt: skip
+            build = ("buildx", "build", "--load", "--progress", "plain", "--build-arg", f"DEBIAN_IMAGE={base}")
+            docker.run(*build, "--tag", names[image], str(context))
         yield names
     finally:
         if not is_kept:
