@@ -100,7 +100,7 @@ def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
     assert document["unfinished_files"] == []
     assert all(item["is_finished"] for item in document["files"]), "nothing of the empty one is left to do"
     assert [item["error"] is None for item in document["files"]] == [True] * NUM_FILES + [False]
-    assert "passed over: " in said
+    assert f"skipped: {logs / 'empty.jsonl'}: is empty" in said
     assert "Traceback" not in said
 
     found = rows(workspace.folder / "shadow.db", "replays")
