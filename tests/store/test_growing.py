@@ -2,49 +2,60 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Connection, Engine, event, inspect, text
 
 from shadowspec.store import Store, check, current, head, session
 from shadowspec.store.admin import schema
 from shadowspec.store.admin.month_partitions import Partitions
-from shadowspec.types import FunnelCounter, LedgerEntry, PartitionId
+from shadowspec.types import Advance, FunnelCounter, LedgerEntry, PartitionId, RunFlags, WriteBatch
 from tests.conftest import temporary_database
+from tests.services import PATIENCE_S
 from tests.store import examples
 from tests.store.saving import save_block
 from tests.store.volume import fill
 
 NUM_ROWS = 1_000_000
-MAX_STALL_S = 1.0
 START = datetime(2025, 3, 1, tzinfo=UTC)
+READS_ROWS = re.compile(r"\bFROM (records|runs)\b")
 
 
 class Writer(threading.Thread):
-    """Inserts a record and a run at a time, as a worker of the first revision would; keeps the longest wait."""
+    """Inserts a record and a run at a time, as a worker of the first revision would."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine, self._is_done = engine, threading.Event()
         self._copies = [_copy_of_first(engine, table) for table in ("records", "runs")]
-        self.longest_s, self.num_written = 0.0, 0
+        self.num_written = 0
         self.error: Exception | None = None
 
     def run(self) -> None:
         try:
             while not self._is_done.is_set():
-                started = time.monotonic()
                 with session.write(self._engine) as connection:
                     for copy in self._copies:
                         connection.execute(text(copy), {"offset": NUM_ROWS + self.num_written})
-                self.longest_s = max(self.longest_s, time.monotonic() - started)
                 self.num_written += 1
         except Exception as exc:  # reported by the test
             self.error = exc
+
+    def wait_for_more(self) -> None:
+        """Return when it has written what it had not begun before."""
+        enough, until = self.num_written + 2, time.monotonic() + PATIENCE_S
+        while self.num_written < enough:
+            assert self.is_alive(), self.error
+            assert time.monotonic() < until, "the writer waits"
+            time.sleep(0.01)
 
     def stop(self) -> None:
         self._is_done.set()
@@ -59,27 +70,76 @@ def _copy_of_first(engine: Engine, table: str) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(values)} FROM {table} WHERE {first}"
 
 
+def _files_of(engine: Engine) -> set[tuple[str, int]]:
+    """The tables that hold records and runs, each with the file that it is in: a rewritten one gets another."""
+    statement = "SELECT relname, relfilenode FROM pg_class WHERE relkind = 'r' AND relname ~ '^(records|runs)_'"
+    with session.read(engine) as connection:
+        return {tuple(row) for row in connection.execute(text(statement))}
+
+
+def _has_locked(cursor: Any) -> bool:
+    """Whether the cursor's transaction keeps all others from records or runs."""
+    cursor.execute(
+        "SELECT count(*) FROM pg_locks JOIN pg_class ON pg_class.oid = relation WHERE pid = pg_backend_pid() "
+        "AND mode = 'AccessExclusiveLock' AND relname IN ('records', 'runs')"
+    )
+    return bool(cursor.fetchone()[0])
+
+
+@contextmanager
+def _watched(writer: Writer) -> Iterator[tuple[list[str], list[str]]]:
+    """Statements of a migration in this thread that read records or runs: without a lock, and under it.
+
+    After each one without a lock the migration goes on when the writer has gone on.
+    """
+    free: list[str] = []
+    locked: list[str] = []
+    this = threading.get_ident()
+
+    def after(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        if threading.get_ident() != this or not READS_ROWS.search(statement):
+            return
+        with connection.connection.cursor() as cursor:
+            is_locked = _has_locked(cursor)
+        (locked if is_locked else free).append(" ".join(statement.split()))
+        if not is_locked:
+            writer.wait_for_more()
+
+    event.listen(Engine, "after_cursor_execute", after)
+    try:
+        yield free, locked
+    finally:
+        event.remove(Engine, "after_cursor_execute", after)
+
+
 @pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.integration
 def test_writers_go_on_while_a_million_rows_are_migrated(postgres_url: str) -> None:
-    with temporary_database(postgres_url) as url:
+    """They wait for changes of the tables alone: no such change reads or rewrites what is stored."""
+    with ExitStack() as stack:
+        url = stack.enter_context(temporary_database(postgres_url))
         first, *_ = schema.revisions()
         schema.migrate(url, first)
         engine = session.create_engine(session.parse_url(url))
+        stack.callback(engine.dispose)
         months = [START + timedelta(days=31 * number) for number in range(3)]
         Partitions(engine).ensure(int(month.timestamp() * 1000) for month in months)
         fill(engine, num_rows=NUM_ROWS, start=START, days=90, is_first_revision=True)
+        files = _files_of(engine)
+        assert len(files) >= 2 * len(months)
         writer = Writer(engine)
         writer.start()
-        time.sleep(1)
-        before = writer.num_written
-        schema.upgrade(url)
-        during = writer.num_written - before
+        stack.callback(writer.stop)
+        writer.wait_for_more()
+        with _watched(writer) as (free, locked):
+            schema.upgrade(url)
+        writer.wait_for_more()
         writer.stop()
         assert writer.error is None
-        assert during > 0
-        assert writer.longest_s < MAX_STALL_S
+        assert [statement.split(" (")[0] for statement in free] == ["INSERT INTO funnel_counts", "INSERT INTO ledger"]
+        assert [statement.split(" SET")[0] for statement in locked] == ["UPDATE blocks"]  # which workers write, too
+        assert _files_of(engine) == files
         with Store.open(url) as store:
             counted = store.funnel()
             assert NUM_ROWS <= sum(counted.values()) <= NUM_ROWS + writer.num_written
@@ -89,7 +149,70 @@ def test_writers_go_on_while_a_million_rows_are_migrated(postgres_url: str) -> N
             for table in ("records", "runs"):
                 kept = connection.scalar(text(f"SELECT count(*) FROM {table}"))
                 assert kept == NUM_ROWS + writer.num_written
-        engine.dispose()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("revision", ["0001", "0004", "0008", "0012"])
+def test_a_migration_and_a_worker_wait_for_each_other_in_one_order(postgres_url: str, revision: str) -> None:
+    """A worker has written its records when the migration comes: it writes the rest of its batch, and both end."""
+    with ExitStack() as stack:
+        url = stack.enter_context(temporary_database(postgres_url))
+        schema.migrate(url, revision)
+        engine = session.create_engine(session.parse_url(url))
+        stack.callback(engine.dispose)
+        there = [name for name in schema.WRITTEN_TABLES if inspect(engine).has_table(name)]
+        written = there.index("records") + 1
+        errors: list[Exception] = []
+
+        def attempt() -> None:
+            try:
+                schema.upgrade(url)
+            except Exception as exc:  # reported by the assertion below
+                errors.append(exc)
+
+        migration = threading.Thread(target=attempt)
+        with session.write(engine) as worker:
+            for name in there[:written]:
+                worker.execute(text(f"LOCK TABLE {name} IN ROW EXCLUSIVE MODE"))  # as an insert does
+            migration.start()
+            stack.callback(migration.join)
+            _wait_until_one_waits(engine)
+            for name in there[written:]:
+                worker.execute(text(f"LOCK TABLE {name} IN ROW EXCLUSIVE MODE"))
+        migration.join()
+        assert errors == []
+        assert current(url) == head()
+
+
+def test_the_order_of_the_locks_is_that_of_a_batch(new_database: Callable[[str], str]) -> None:
+    touched: dict[str, None] = {}
+    with Store.open(new_database("sqlite")) as store:
+        store.save_fingerprints([examples.config()])
+
+        @event.listens_for(store.engine, "before_cursor_execute")
+        def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            touched.update(dict.fromkeys(re.findall(r"(?:INSERT INTO|UPDATE|FROM) ([a-z_]+)", statement)))
+
+        block = examples.audited(examples.block("b", range(2)))
+        runs = tuple(replace(run, flags=RunFlags(is_beyond_draft_context=True)) for run in block.runs)
+        records = tuple(examples.record(line) for line in range(2))
+        advance = Advance(PartitionId("file"), None, 2, 2, {("chat", FunnelCounter.MEASURED, None): 2}, examples.NOON)
+        batch = WriteBatch((), ((replace(block, runs=runs), records),), (advance,))
+        store.save_batch(batch, "")
+    assert list(touched) == list(schema.WRITTEN_TABLES)
+
+
+def _wait_until_one_waits(engine: Engine) -> None:
+    """Return when a session of the database waits for a lock."""
+    until = time.monotonic() + PATIENCE_S
+    here = "(SELECT oid FROM pg_database WHERE datname = current_database())"
+    waiting = f"SELECT count(*) FROM pg_locks WHERE NOT granted AND database = {here}"
+    while True:
+        with session.read(engine) as connection:
+            if connection.scalar(text(waiting)):
+                return
+        assert time.monotonic() < until, "the migration waits for nothing"
+        time.sleep(0.01)
 
 
 def _save_as_of_the_first_revision(url: str) -> None:

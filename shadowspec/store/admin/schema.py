@@ -8,12 +8,13 @@ without alembic, whose import takes longer than all else that a promotion check 
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Connection, Engine, inspect, text
+from sqlalchemy import URL, Connection, Engine, event, inspect, text
 
 from shadowspec.errors import StoreError
 from shadowspec.store import session
@@ -23,6 +24,13 @@ from shadowspec.store.table_definitions import metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config
+
+# What `save_batch` locks, in its order: a worker's transaction holds some of them and waits for the next one.
+WRITTEN_TABLES = (
+    "ledger", "funnel_counts", "records", "fingerprints", "runs", "blocks", "block_memory", "audits", "rollups",
+    "rollup_positions", "rollup_bins", "rollup_failures",
+)  # fmt: skip
+_LOCKING = re.compile(r"\s*(?:ALTER TABLE|DROP TABLE|CREATE INDEX \S+ ON)\s+(?:ONLY )?(\w+)")
 
 UPGRADE_HINT = "run `shadowspec db upgrade`"
 
@@ -94,11 +102,30 @@ def migrate(url: str, revision: str) -> None:
             if before is not None and before not in known:
                 raise StoreError(_mismatch(parsed, before))
             is_down = revision == "base" or (before is not None and revision in known[: known.index(before)])
+            _lock_before_changes(connection)
             (command.downgrade if is_down else command.upgrade)(config, revision)
         except CommandError as exc:
             raise StoreError(f"database {session.database_name(parsed)}: {exc}") from exc
         if connection.dialect.name == "sqlite" and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise StoreError("the migration would leave rows that refer to nothing; it was undone")
+
+
+def _lock_before_changes(connection: Connection) -> None:
+    """Have the transaction lock all tables that workers write, in their order, before it changes the first of them.
+
+    One that locks them as the revisions come would hold a table that a worker waits for, and wait for one that the
+    worker holds.  Until then it only reads them, and workers write.  On SQLite the whole transaction is the one writer.
+    """
+    if connection.dialect.name != "postgresql":
+        return
+    waiting = [name for name in WRITTEN_TABLES if inspect(connection).has_table(name)]
+
+    @event.listens_for(connection, "before_cursor_execute")
+    def lock(_connection: object, cursor: Any, statement: str, *_: object) -> None:
+        changes = _LOCKING.match(statement)
+        if waiting and changes is not None and changes[1] in waiting:
+            cursor.execute(f"LOCK TABLE {', '.join(waiting)} IN ACCESS EXCLUSIVE MODE")
+            waiting.clear()
 
 
 def check(url: str) -> list[str]:
