@@ -172,6 +172,10 @@ bench-classifier: $(VENV)/.installed-base ## Time `classify --listen` for prompt
 	$(BIN)/python -m pip install --quiet -c constraints.txt uvicorn
 	$(BIN)/python kernels/benchmarks/classifier.py $(ARGS)
 
+.PHONY: bench-control
+bench-control: $(VENV)/.installed-base ## Simulate the control of partial rollouts: false moves back, and delays
+	$(BIN)/python kernels/benchmarks/control.py $(ARGS)
+
 .PHONY: bench-server-verdicts
 bench-server-verdicts: $(VENV)/.installed-base ## Decide endpoints through two of vLLM's servers under the default policy, and structured output (ARGS="--vllm-python PATH"; nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/server_verdicts.py $(ARGS)

@@ -120,7 +120,7 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     live = shown.endpoints["chat"].live
     assert live is not None
     source = LiveSource(live.source.urls, live.source.model)
-    plain_source = replace(live.source, api_key_variable=None, ca_file=None)
+    plain_source = replace(live.source, api_key_variable=None, ca_file=None, plain_urls=())
     assert replace(live, source=plain_source) == LiveSettings(source)
     suffix = shown.endpoints["chat"].candidates[2]
     assert suffix == SpeculationConfig("suffix-k8", suffix.target, None, "suffix", 8, VerifyRule.GREEDY_DRAFT)

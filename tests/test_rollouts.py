@@ -8,6 +8,7 @@ from typing import Any
 
 from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.simulate.pools import PoolWorld, draw_windows
 from shadowspec.store import Store
 from shadowspec.types import Clearing, Decision, DriftFigures, EvidenceSummary, ReasonCode, Stage, Verdict
 from tests.store import examples
@@ -78,6 +79,45 @@ def test_the_whole_way_and_back(store: Store) -> None:
     ]
     assert store.rollouts() == [history[-1]]
     assert history[2].share == 1.0
+
+
+def test_production_moves_the_partial_stage_by_its_pools_since_the_stage_began(store: Store) -> None:
+    store.save_fingerprints([examples.config()])
+    policy = replace(POLICY, has_control=True, shadow_soak_s=0.0, partial_soak_s=0.0, depth_soak_s=0.0)
+
+    def step_at(at: datetime, policy: RolloutPolicy = policy) -> tuple[Stage, str]:
+        store.append_decisions([decided(at)])
+        (step,) = advance_rollouts(store, "chat", None, policy, at)
+        return step.rollout.stage, step.waits_for or step.rollout.reason
+
+    def produce(speedup: float, begin: datetime, days: float) -> None:
+        drawn = list(draw_windows(PoolWorld("drawn", "", speedup=speedup, days=days), seed=1))
+        shift = begin - drawn[0].began_at
+        with store.live_session("chat") as session:
+            session.keep(
+                [], [replace(each, began_at=each.began_at + shift, ended_at=each.ended_at + shift) for each in drawn]
+            )
+
+    produce(0.7, NOON - 2 * DAY, 2.0)  # before the stage: it is not of this rollout
+    step_at(NOON)
+    assert step_at(NOON + DAY / 24) == (
+        Stage.PARTIAL,
+        "the control: the pools are not compared yet: no interval is over in which both pools were read",
+    )
+    produce(1.3, NOON + DAY / 12, 2.0)
+    stage, why = step_at(NOON + 3 * DAY)
+    assert stage is Stage.BROAD, why
+    produce(0.7, NOON + 3.1 * DAY, 2.0)
+    without = replace(policy, has_control=False)
+    assert step_at(NOON + 6 * DAY, without)[0] is Stage.BROAD
+    stage, why = step_at(NOON + 6 * DAY)
+    assert stage is Stage.PARTIAL
+    newest = store.rollouts("chat")[-1]
+    assert (newest.reason_code, newest.reason[:51]) == (
+        "control",
+        "control: production is worse with speculation: end-",
+    )
+    assert step_at(NOON + 6.1 * DAY)[0] is Stage.PARTIAL, "its windows are of the stage before"
 
 
 def test_an_override_takes_what_is_served_back_into_the_shadow(store: Store) -> None:

@@ -125,19 +125,25 @@ def _live(endpoint: str) -> Callable[[Config], str]:
 
     def check(config: Config) -> str:
         from shadowspec.cli.live import live_jobs
-        from shadowspec.errors import ServiceUnavailableError
+        from shadowspec.errors import ConfigError, ServiceUnavailableError
         from shadowspec.live.scrape import failures, scrape_all
         from shadowspec.text import plural
         from shadowspec.types import LiveScrape
 
         source = live_jobs(config, endpoint)[endpoint].source
+        plain = source.plain_replicas
         scrapes = scrape_all(source)
         if failed := failures(scrapes):
             raise ServiceUnavailableError("; ".join(failure.message for failure in failed))
         drafting = [
             scrape for scrape in scrapes if isinstance(scrape, LiveScrape) and scrape.counts.num_drafts is not None
         ]
-        return f"{plural(len(scrapes), 'replica')} of {source.engine} read; {len(drafting)} count drafts"
+        if drafting_plain := [each.replica for each in drafting if each.counts.num_drafts and each.replica in plain]:
+            raise ConfigError(
+                f"{', '.join(drafting_plain)}: of plain_metrics_urls, but drafts; start it without speculation"
+            )
+        control = f"; control: {plural(len(plain), 'plain replica')}" if plain else ""
+        return f"{plural(len(scrapes), 'replica')} of {source.engine} read; {len(drafting)} count drafts{control}"
 
     return check
 

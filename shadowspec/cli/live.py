@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from shadowspec.config import Config
     from shadowspec.live.guard import Guarded
     from shadowspec.live.watch import Taken
+    from shadowspec.rollout.control import Control
     from shadowspec.scheduler.job_settings import LiveSettings
     from shadowspec.scheduler.live_job import LiveRun
     from shadowspec.types import LiveWindow
@@ -28,11 +30,13 @@ def live(
     """Read the counters of production's engines once, store the difference, and compare it with the shadow's promise.
 
     If a replica accepts less than promised at ENABLE, the command sets an override DISABLE: `check` fails and exported
-    flags are off until it is cleared. `shadowspec schedule` does the same every interval_s seconds. Exit code 5: no
-    replica could be read.
+    flags are off until it is cleared. While a rollout is partial, the command also shows the comparison with the
+    replicas of plain_metrics_urls, by which the gate moves the stage. `shadowspec schedule` does the same every
+    interval_s seconds. Exit code 5: no replica could be read.
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ConfigError, ServiceUnavailableError
+    from shadowspec.rollout.endpoint_run import read_endpoint_controls
     from shadowspec.scheduler.live_job import run_live
     from shadowspec.store import Store
 
@@ -43,10 +47,14 @@ def live(
         raise ConfigError(f"{config.path}: {where}: is missing; add metrics_urls of the serving engines (docs/live.md)")
     with Store.open(config.database_url) as store:
         runs = [run_live(store, name, config.endpoints[name].policy, live_) for name, live_ in jobs.items()]
+        controls = {
+            name: read_endpoint_controls(store, name, config.endpoints[name].policy, config.endpoints[name].rollout)
+            for name in jobs
+        }
     if as_json:
-        print_json({"endpoints": [live_document(run) for run in runs]})
+        print_json({"endpoints": [_live_document(run, controls[run.endpoint]) for run in runs]})
     else:
-        _print(runs)
+        _print(runs, controls)
     failed = [failure.message for run in runs for failure in run.failed]
     if len(failed) == sum(len(run.taken) for run in runs):
         raise ServiceUnavailableError("; ".join(failed))
@@ -61,7 +69,7 @@ def live_jobs(config: Config, endpoint: str | None = None) -> dict[str, LiveSett
     return {name: found.live for name, found in config.chosen(endpoint).items() if found.live is not None}
 
 
-def live_document(run: LiveRun) -> dict[str, Any]:
+def _live_document(run: LiveRun, controls: Mapping[int, Control]) -> dict[str, Any]:
     """One endpoint's reading, as --json shows it."""
     from shadowspec.live.guard import windows_to_alarm
 
@@ -85,7 +93,32 @@ def live_document(run: LiveRun) -> dict[str, Any]:
         },
         "threshold_log10": math.log10(guard.threshold),
         "override_id": watched.ordered,
+        "controls": [_control_document(concurrency, control) for concurrency, control in controls.items()],
         "replicas": [_replica_document(each, guards.get(each.replica.replica)) for each in run.taken],
+    }
+
+
+def _control_document(concurrency: int, control: Control) -> dict[str, Any]:
+    return {
+        "load": {"concurrency": concurrency},
+        "verdict": control.verdict.value,
+        "reason": control.reason,
+        "promised_speedup": control.promised,
+        "num_intervals_with_few_requests": control.num_small,
+        "num_intervals_with_unlike_loads": control.num_unlike,
+        "num_intervals_with_plain_drafts": control.num_drafted,
+        "comparisons": [
+            {
+                "name": each.name,
+                "num_intervals": each.num_intervals,
+                "estimate": each.estimate,
+                "lower": each.lower,
+                "upper": each.upper,
+                "tolerated": each.tolerated,
+                "has_alarmed": each.has_alarmed,
+            }
+            for each in control.comparisons
+        ],
     }
 
 
@@ -95,6 +128,7 @@ def _replica_document(taken: Taken, guarded: Guarded | None) -> dict[str, Any]:
     scraped = taken.scraped
     return {
         "replica": scraped.replica,
+        "pool": taken.pool.value,
         "scraped_at": scraped.scraped_at.isoformat(),
         "outcome": outcome(taken),
         "error": scraped.message if isinstance(scraped, FailedScrape) else None,
@@ -144,12 +178,12 @@ def _window_document(window: LiveWindow) -> dict[str, Any]:
     }
 
 
-def _print(runs: list[LiveRun]) -> None:
+def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -> None:
     from shadowspec.live.watch import alarm_words
     from shadowspec.reports.pages.live_production import live_period
     from shadowspec.store.evidence.live_rows import hour_of_window
     from shadowspec.text import DASH, percent
-    from shadowspec.types import FailedScrape
+    from shadowspec.types import FailedScrape, Pool
 
     table = Table("endpoint", "replica", "read", "seconds", "drafts", "accepted", "promised", "since ENABLE", box=None)
     for run in runs:
@@ -161,7 +195,7 @@ def _print(runs: list[LiveRun]) -> None:
             drafts = None if window is None else window.counts.num_drafts
             cells = (
                 run.endpoint,
-                each.replica.replica,
+                each.replica.replica + (", plain" if each.pool is Pool.PLAIN else ""),
                 outcome(each),
                 DASH if window is None else f"{window.seconds:.0f}",
                 DASH if drafts is None else f"{drafts:,}",
@@ -179,6 +213,9 @@ def _print(runs: list[LiveRun]) -> None:
                 results.print(f"{run.endpoint}: {each.scraped.message}", **_PLAIN)
         if run.watched.ordered is not None:
             words = f"{run.endpoint}: override {run.watched.ordered} sets DISABLE: {alarm_words(run.watched)}"
+            results.print(words, **_PLAIN)
+        for concurrency, control in controls[run.endpoint].items():
+            words = f"{run.endpoint} at load {concurrency}: control {control.verdict.value}: {control.reason}"
             results.print(words, **_PLAIN)
 
 

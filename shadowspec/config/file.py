@@ -270,7 +270,7 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         target=section.target,
         candidates=candidates,
         policy=policy,
-        rollout=endpoint_policy.rollout,
+        rollout=replace(endpoint_policy.rollout, has_control=bool(section.live and section.live.source.plain_urls)),
         scores=section.scores,
         servers=section.servers,
         live=None if section.live is None else _with_guard(section.live, policy),

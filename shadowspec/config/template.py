@@ -229,6 +229,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # model = "my-model"         # name under which they serve the model; default: the first of served_models
 # api_key_variable = "VLLM_API_KEY"  # environment variable with the key
 # ca_file = "servers-ca.pem" # certificate authorities; default: the system's
+# plain_metrics_urls = ["http://plain-0:8000/metrics"]  # replicas without speculation: the control of a partial rollout
 # interval_s = ~             # between two readings by the scheduler
 # timeout_s = ~              # for a page
 # scored_drafts = ~          # drafts from which on a window has its full weight
@@ -363,6 +364,15 @@ version = 1
 # partial_max_depth = ~         # deepest depth of the partial stage
 # broad_max_depth = ~           # deepest depth of the broad stage
 # context_max_depths = ~        # deepest depth by context bucket, e.g. { "32k-128k" = 2, "128k+" = 0 }; 0 is off
+# control_level = ~             # probability of a false move back by the control, at most
+# control_run_length = ~        # intervals until the control's first false alarm of a change, on average
+# control_interval_s = ~        # interval in which production's pools are compared
+# control_requests = ~          # requests of each pool in an interval, or it does not count
+# max_slowdown = ~              # end-to-end time and time per output token may be longer by this
+# max_first_token_slowdown = ~      # time to first token may be longer by this
+# max_failure_increase = ~      # share of failed requests may be higher by this
+# max_load_difference = ~       # requests per replica may differ by this, or an interval does not count
+# control_retry_s = ~           # time until a config that the control moved back is tried again
 
 # [endpoints.chat]
 # max_hypotheses = 4

@@ -25,7 +25,7 @@ from shadowspec.gate.evidence.agreement import capped_rates
 from shadowspec.gate.stats.betting import Floats, Sums
 from shadowspec.gate.stats.drift import Detector, log_mean, log_statistic_paths
 from shadowspec.metrics import ratio
-from shadowspec.types import COUNTS, Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Verdict
+from shadowspec.types import COUNTS, Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Pool, Verdict
 from shadowspec.types.guard_policy import GuardPolicy
 from shadowspec.types.live_windows import FIRST_POSITION
 
@@ -71,7 +71,7 @@ class Guarded:
         return self.detector.log_peak / math.log(10.0) if math.isfinite(self.detector.log_peak) else None
 
 
-def window_between(before: LiveReplica | None, scrape: LiveScrape) -> LiveWindow | None:
+def window_between(before: LiveReplica | None, scrape: LiveScrape, pool: Pool = Pool.SPECULATIVE) -> LiveWindow | None:
     """The counts from the replica's last scrape to this one; None where they are unknown.
 
     A scrape that is no newer adds nothing.  Counters that restart (the process did, or one of them fell) count from
@@ -93,7 +93,7 @@ def window_between(before: LiveReplica | None, scrape: LiveScrape) -> LiveWindow
         return None
     times = began_at, scrape.scraped_at
     return LiveWindow(
-        scrape.replica, scrape.series, *times, is_reset, before.num_failed, counts, num_running=scrape.num_running
+        scrape.replica, scrape.series, *times, is_reset, before.num_failed, counts, scrape.num_running, pool
     )
 
 

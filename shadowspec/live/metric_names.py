@@ -28,6 +28,7 @@ class MetricNames:
     tokens are counted by position `drafted_per_pos` and `accepted_per_pos` name the metrics, with the label of the
     position.
 
+    `failed` names the requests that failed: a metric, and the label and its values that count (no label: every sample).
     `num_digits`: digits to which counters are rounded when printed; 0: exact.  Those by position are always exact.
     `excludes_cached`: prompt tokens are counted without those from the prefix cache.  `running` names the gauge of the
     requests in progress.
@@ -42,6 +43,7 @@ class MetricNames:
     accepted_per_pos: str | None = None
     num_digits: int = 0
     excludes_cached: bool = False
+    failed: tuple[str, str, frozenset[str]] | None = None
 
 
 VLLM: Final = MetricNames(
@@ -65,6 +67,7 @@ VLLM: Final = MetricNames(
     running="num_requests_running",
     position_label="position",
     accepted_per_pos="spec_decode_num_accepted_tokens_per_pos_total",
+    failed=("request_success_total", "finished_reason", frozenset({"abort", "error"})),
 )
 SGLANG: Final = MetricNames(
     prefix="sglang:",
@@ -82,6 +85,7 @@ SGLANG: Final = MetricNames(
         QUEUE: "queue_time_seconds",
     },
     running="num_running_reqs",
+    failed=("num_aborted_requests_total", "", frozenset()),
 )
 TENSORRT_LLM: Final = MetricNames(
     prefix="trtllm_",
@@ -132,10 +136,11 @@ ENGINES: Final[Mapping[str, MetricNames]] = {
 class LiveSource:
     """Where the counters of one endpoint's production engines are.
 
-    The key is never part of this value: it is read from `api_key_variable` when the pages are read.
+    `plain_urls` are those of the replicas without speculation while a rollout is partial: the control.  The key is
+    never part of this value: it is read from `api_key_variable` when the pages are read.
 
     Raises:
-        ValueError: two URLs name the same page.
+        ValueError: two URLs name the same page, or the engine counts no times that a control could compare.
     """
 
     urls: Annotated[tuple[HttpUrl, ...], Field(alias="metrics_urls", min_length=1)]  # one per replica
@@ -144,15 +149,29 @@ class LiveSource:
     api_key_variable: Variable | None = None
     ca_file: PathText | None = None  # None: the system's authorities
     timeout_s: Seconds = 10.0
+    plain_urls: Annotated[tuple[HttpUrl, ...], Field(alias="plain_metrics_urls")] = ()
 
     def __post_init__(self) -> None:
-        if len({url.partition("://")[2] for url in self.urls}) != len(self.urls):
-            raise ValueError("metrics_urls: the same URL is listed twice")
+        if len({url.partition("://")[2] for url in self.all_urls}) != len(self.all_urls):
+            keys = "metrics_urls and plain_metrics_urls" if self.plain_urls else "metrics_urls"
+            raise ValueError(f"{keys}: the same URL is listed twice")
+        if self.plain_urls and END_TO_END not in ENGINES[self.engine].latencies:
+            raise ValueError(f"plain_metrics_urls: {self.engine} counts no times, so that pools cannot be compared")
+
+    @property
+    def all_urls(self) -> tuple[str, ...]:
+        """The pages of both pools."""
+        return (*self.urls, *self.plain_urls)
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """The replicas' names: their URLs without the scheme."""
+        """Names of the speculative pool's replicas (the only pool where there is no other): URLs without the scheme."""
         return tuple(replica_name(url) for url in self.urls)
+
+    @property
+    def plain_replicas(self) -> tuple[str, ...]:
+        """Names of the plain pool's replicas."""
+        return tuple(replica_name(url) for url in self.plain_urls)
 
 
 def replica_name(url: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -46,6 +45,8 @@ class _Sums:
     accepted: dict[int, int] = field(default_factory=dict)
     buckets: dict[str, dict[float, int]] = field(default_factory=lambda: defaultdict(dict))  # by metric and bound
     ranks: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # labels that distinguish counters
+    sums_us: dict[str, int] = field(default_factory=dict)  # by metric
+    num_failed: int | None = None
     num_running: int | None = None
 
 
@@ -73,6 +74,10 @@ def parse(text: str, names: MetricNames, model: str) -> Page:
 def _add(sums: _Sums, sample: Sample, names: MetricNames) -> None:
     name, labels = sample.name.removeprefix(names.prefix), dict(sample.labels)
     labels.pop(MODEL_LABEL, None)
+    if names.failed is not None and name == names.failed[0]:
+        _, label, values = names.failed
+        is_failed = not label or labels.get(label) in values
+        sums.num_failed = (sums.num_failed or 0) + (_count(sample.value) if is_failed else 0)
     if name in (names.drafted_per_pos, names.accepted_per_pos):
         accepted = sums.accepted if name == names.accepted_per_pos else sums.drafted
         position = int(labels.pop(names.position_label, ""))
@@ -92,6 +97,9 @@ def _add(sums: _Sums, sample: Sample, names: MetricNames) -> None:
         if math.isnan(bound):
             raise ValueError("a bucket has no bound")
         bins[bound] = bins.get(bound, 0) + _count(sample.value)
+    elif name.removesuffix("_sum") in names.latencies.values() and name.endswith("_sum"):
+        metric = name.removesuffix("_sum")
+        sums.sums_us[metric] = sums.sums_us.get(metric, 0) + _count(1e6 * sample.value, whole=False)
 
 
 def _counts(sums: _Sums, names: MetricNames) -> LiveCounts:
@@ -107,13 +115,14 @@ def _counts(sums: _Sums, names: MetricNames) -> LiveCounts:
         entry["num_prompt_tokens"] = uncached + (entry["num_cached_tokens"] or 0)
     return LiveCounts(
         **entry,
+        num_failed_requests=sums.num_failed,
         num_accepted_tokens_per_pos=tuple(accepted.get(place, 0) for place in positions),
-        latencies=_latencies(sums.buckets, names),
+        latencies=_latencies(sums, names),
     )
 
 
-def _latencies(buckets: Mapping[str, Mapping[float, int]], names: MetricNames) -> dict[str, Buckets]:
-    found = {}
+def _latencies(sums: _Sums, names: MetricNames) -> dict[str, Buckets]:
+    found, buckets = {}, sums.buckets
     for name, metric in names.latencies.items():
         bounds = sorted(buckets.get(metric, {}))
         if not bounds or bounds[-1] != math.inf:
@@ -122,7 +131,7 @@ def _latencies(buckets: Mapping[str, Mapping[float, int]], names: MetricNames) -
         bins = [later - before for before, later in zip([0, *cumulative], cumulative, strict=False)]
         if min(bins) < 0:
             raise ValueError("a bucket holds less than the one below it")
-        found[name] = Buckets(tuple(bounds[:-1]), tuple(bins))
+        found[name] = Buckets(tuple(bounds[:-1]), tuple(bins), sums.sums_us.get(metric))
     return found
 
 

@@ -44,7 +44,7 @@ async def _scrape_all(
     async with httpx.AsyncClient(
         headers=dict(headers), verify=context, trust_env=False, follow_redirects=False, timeout=source.timeout_s
     ) as http:
-        return list(await asyncio.gather(*(_scrape(http, source, url) for url in source.urls)))
+        return list(await asyncio.gather(*(_scrape(http, source, url) for url in source.all_urls)))
 
 
 async def _scrape(http: httpx.AsyncClient, source: LiveSource, url: str) -> LiveScrape | FailedScrape:

@@ -7,7 +7,7 @@ operator clears it; the detectors then restart with later counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -26,7 +26,7 @@ from shadowspec.live.guard import (
 )
 from shadowspec.store import Store
 from shadowspec.text import percent, plural
-from shadowspec.types import FailedScrape, LiveReplica, LiveScrape, LiveWindow, Override, OverrideRecord, Verdict
+from shadowspec.types import FailedScrape, LiveReplica, LiveScrape, LiveWindow, Override, OverrideRecord, Pool, Verdict
 from shadowspec.types.guard_policy import GuardPolicy
 
 AUTHOR: Final = "live guard"
@@ -41,6 +41,7 @@ class Taken:
     scraped: Scraped
     window: LiveWindow | None
     replica: LiveReplica
+    pool: Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,16 @@ class Watched:
         return tuple(each for each in self.replicas if each.alarmed_at is not None)
 
 
-def take_scrapes(store: Store, endpoint: str, scrapes: Iterable[Scraped]) -> list[Taken]:
+def take_scrapes(
+    store: Store, endpoint: str, scrapes: Iterable[Scraped], plain_replicas: Collection[str] = ()
+) -> list[Taken]:
     """Keep scrapes, and the windows that they end; the same ones again change nothing."""
     with store.live_session(endpoint) as session:
         before = session.replicas()
-        taken = [_take_scrape(before.get(each.replica), each) for each in scrapes]
+        pools = dict.fromkeys(plain_replicas, Pool.PLAIN)
+        taken = [
+            _take_scrape(before.get(each.replica), each, pools.get(each.replica, Pool.SPECULATIVE)) for each in scrapes
+        ]
         changed = [each.replica for each in taken if each.replica is not before.get(each.replica.replica)]
         session.keep(changed, [each.window for each in taken if each.window is not None])
     return taken
@@ -133,14 +139,14 @@ def _last_cleared(records: Iterable[OverrideRecord]) -> datetime | None:
     return max(cleared, default=None)
 
 
-def _take_scrape(before: LiveReplica | None, scraped: Scraped) -> Taken:
+def _take_scrape(before: LiveReplica | None, scraped: Scraped, pool: Pool) -> Taken:
     known = before or LiveReplica(scraped.replica, None)
     if isinstance(scraped, FailedScrape):
         is_newer = known.failed_at is None or scraped.scraped_at > known.failed_at
         failed = replace(known, num_failed=known.num_failed + 1, failed_at=scraped.scraped_at, error=scraped.code)
-        return Taken(scraped, None, failed if is_newer else known)
+        return Taken(scraped, None, failed if is_newer else known, pool)
     if known.scrape is not None and scraped.scraped_at <= known.scrape.scraped_at:
-        return Taken(scraped, None, known)
+        return Taken(scraped, None, known, pool)
     if known.scrape is not None and is_too_coarse(scraped, known.scrape):
-        return Taken(scraped, None, known)
-    return Taken(scraped, window_between(before, scraped), LiveReplica(scraped.replica, scraped))
+        return Taken(scraped, None, known, pool)
+    return Taken(scraped, window_between(before, scraped, pool), LiveReplica(scraped.replica, scraped), pool)

@@ -11,11 +11,12 @@ from shadowspec.gate.audit.audit_run import CellAudit, run_audits
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, read_endpoint_decisions
+from shadowspec.rollout.control import Control, compare_pools
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.stages import RolloutStep, StageLook, next_step
 from shadowspec.store import Store
 from shadowspec.text import slice_title
-from shadowspec.types import Decision, ReasonCode, Rollout, Verdict
+from shadowspec.types import Decision, ReasonCode, Rollout, Stage, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ def advance_rollouts(
     with store.endpoint_lock(endpoint):
         standing = {rollout.concurrency: rollout for rollout in store.rollouts(endpoint)}
         found = read_endpoint_decisions(store, endpoint, gate_policy, now)
-        steps = next_steps(endpoint, found, list(standing.values()), policy, now)
+        controls = read_controls(store, endpoint, found, policy)
+        steps = next_steps(endpoint, found, list(standing.values()), policy, now, controls)
         changed = [step.rollout for step in steps if step.is_change(standing.get(step.rollout.concurrency))]
         if changed:
             store.append_rollouts(changed)
@@ -99,7 +101,12 @@ def advance_rollouts(
 
 
 def next_steps(
-    endpoint: str, found: EndpointDecisions, standing: Sequence[Rollout], policy: RolloutPolicy, now: datetime
+    endpoint: str,
+    found: EndpointDecisions,
+    standing: Sequence[Rollout],
+    policy: RolloutPolicy,
+    now: datetime,
+    controls: Mapping[int, Control],
 ) -> list[RolloutStep]:
     """One step per load that was decided, by load; an ENABLE of a replaced fingerprint does not count."""
     current = {rollout.concurrency: rollout for rollout in standing}
@@ -110,7 +117,16 @@ def next_steps(
         before = current.get(concurrency)
         fingerprint = before.fingerprint if before is not None else None
         served = [each.decision for each in here if each.decision.fingerprint == fingerprint]
-        look = StageLook(endpoint, concurrency, here, now, _alarms(served), _shares(served), found.overrides)
+        look = StageLook(
+            endpoint,
+            concurrency,
+            here,
+            now,
+            _alarms(served),
+            _shares(served),
+            found.overrides,
+            controls.get(concurrency),
+        )
         steps.append(next_step(before, look, policy))
     return steps
 
@@ -125,6 +141,48 @@ def _alarms(decisions: Sequence[Decision]) -> tuple[str, ...]:
         elif decision.drift is not None and decision.drift.advice:
             found.append(f"{decision.drift.advice} declining in {where}")
     return tuple(sorted(found))
+
+
+def read_controls(store: Store, endpoint: str, found: EndpointDecisions, policy: RolloutPolicy) -> dict[int, Control]:
+    """Production's pools compared since each stage that serves speculation began, by load; empty without a plain pool.
+
+    Every load reads the same pools: an engine's counters know no loads.
+    """
+    served = [rollout for rollout in store.rollouts(endpoint) if rollout.stage is not Stage.SHADOW]
+    if not policy.has_control or not served:
+        return {}
+    windows = store.live_windows(endpoint, since=min(rollout.since for rollout in served))
+    return {
+        rollout.concurrency: compare_pools(
+            (window for window in windows if window.began_at >= rollout.since),
+            _promised_speedup(found, rollout),
+            policy,
+        )
+        for rollout in served
+    }
+
+
+def read_endpoint_controls(
+    store: Store, endpoint: str, gate_policy: GatePolicy | None, policy: RolloutPolicy
+) -> dict[int, Control]:
+    """The same with the endpoint's decisions of now."""
+    if not policy.has_control:
+        return {}
+    found = read_endpoint_decisions(store, endpoint, gate_policy, datetime.now(UTC))
+    return read_controls(store, endpoint, found, policy)
+
+
+def _promised_speedup(found: EndpointDecisions, rollout: Rollout) -> float | None:
+    """The lower bound of the whole endpoint's speedup in the shadow, with the config that is rolled out."""
+    decisions = [each.decision for each in found.latest]
+    tests = [
+        test
+        for decision in decisions
+        if not decision.slice_key
+        and (decision.concurrency, decision.fingerprint) == (rollout.concurrency, rollout.fingerprint)
+        for test in decision.tests
+    ]
+    return next((test.lower for test in tests if test.name == "speedup"), None)
 
 
 def _shares(decisions: Sequence[Decision]) -> dict[str, float]:

@@ -15,7 +15,8 @@ from shadowspec.types import Stage
 DAY_S = 86_400.0
 
 _ALARM_STAGES = ("previous", "shadow")
-_DURATIONS = ("shadow_soak_s", "partial_soak_s", "depth_soak_s", "max_decision_age_s")
+_DURATIONS = ("shadow_soak_s", "partial_soak_s", "depth_soak_s", "max_decision_age_s", "control_retry_s")
+_TOLERATED = ("max_slowdown", "max_first_token_slowdown", "max_failure_increase", "max_load_difference")
 _DEPTHS = ("first_depth", "partial_max_depth", "broad_max_depth")
 
 
@@ -40,6 +41,17 @@ class RolloutPolicy:
     partial_max_depth: int = 16  # a limit below every proven depth keeps the endpoint in the stage before
     broad_max_depth: int = 16
     context_max_depths: Mapping[str, int] = field(default_factory=dict)  # by context bucket
+    # The control: the replicas of `plain_metrics_urls` beside those of `metrics_urls`.
+    control_level: float = 0.05  # probability, at most, that it moves a config back that is no worse than tolerated
+    control_run_length: int = 100_000  # intervals until the control's first false alarm of a change, on average
+    control_interval_s: float = 600.0  # the pools are compared in intervals of this length
+    control_requests: int = 20  # of each pool in an interval, else it does not count
+    max_slowdown: float = 0.02  # end-to-end time and time per output token may be longer by this
+    max_first_token_slowdown: float = 0.25  # time to first token may be longer by this
+    max_failure_increase: float = 0.005  # the share of failed requests may be higher by this
+    max_load_difference: float = 0.5  # by which requests per replica may differ, else an interval does not count
+    control_retry_s: float = 7 * DAY_S  # after which a config that the control moved back may be tried again
+    has_control: bool = False  # set from the endpoint's `plain_metrics_urls`; in no policy file
 
     def __post_init__(self) -> None:
         for name in _DURATIONS:
@@ -48,6 +60,12 @@ class RolloutPolicy:
             _require_whole(name, getattr(self, name), 1)
         _require_whole("min_soak_blocks", self.min_soak_blocks, 0)
         _require("partial_share", self.partial_share, lambda value: 0.0 < value < 1.0, "above 0 and below 1")
+        for name in _TOLERATED:
+            _require(name, getattr(self, name), lambda value: 0.0 <= value < math.inf, "0 or more")
+        _require("control_level", self.control_level, lambda value: 0.0 < value < 1.0, "above 0 and below 1")
+        _require("control_interval_s", self.control_interval_s, lambda value: 1.0 <= value < math.inf, "1 or more")
+        _require_whole("control_requests", self.control_requests, 1)
+        _require_whole("control_run_length", self.control_run_length, 1)
         _require("max_disabled_share", self.max_disabled_share, lambda value: 0.0 < value <= 1.0, "above 0, at most 1")
         if self.alarm_stage not in _ALARM_STAGES:
             raise ConfigError(f"policy key 'alarm_stage' must be one of {_ALARM_STAGES}, not {self.alarm_stage!r}")

@@ -1,7 +1,8 @@
 """Rollout stages: how much traffic gets an endpoint's proven config, and how deep it may draft.
 
-Everything here is pure: (current stage, current decisions, alarms, policy) -> next stage.  A stage moves forward by
-one, on an ENABLE in force with new blocks measured in the stage that is left.  It moves back at once.  Decisions are
+Everything here is pure: (current stage, current decisions, alarms, control, policy) -> next stage.  A stage moves
+forward by one, on an ENABLE in force with new blocks measured in the stage that is left, and out of the partial stage
+where the control confirms it in production.  It moves back at once.  Decisions are
 `effective` ones, so that an override moves it back too.
 
 A depth is served only where it was proven: another depth has other costs and another speedup.  So depths go from one
@@ -17,12 +18,14 @@ from datetime import datetime, timedelta
 from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
 from shadowspec.gate.verdict.effective_decisions import has_labels
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint, named_candidates
+from shadowspec.rollout.control import Control, ControlVerdict
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.text import slice_title
+from shadowspec.text import slice_title, span_text
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
 from shadowspec.types.speculation import draft_key
 
 WHOLE_ENDPOINT = ""
+CONTROL = "control"  # reason code of a move back
 ANY_CONTEXT = ""
 
 _NEXT = {Stage.SHADOW: Stage.PARTIAL, Stage.PARTIAL: Stage.BROAD}
@@ -35,7 +38,7 @@ class StageLook:
 
     `latest` are the decisions on every slice and config at this load; `shares` the slices' shares of the endpoint's
     traffic; `alarms` name the firing detectors; `orders` are the endpoint's overrides in force, which also cover
-    undecided slices.
+    undecided slices.  `control` compares production's pools since the stage began; None: there is no plain pool.
     """
 
     endpoint: str
@@ -45,6 +48,7 @@ class StageLook:
     alarms: tuple[str, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
     orders: tuple[Override, ...] = ()
+    control: Control | None = None
 
     @property
     def decisions(self) -> list[Decision]:
@@ -83,6 +87,11 @@ def next_step(current: Rollout | None, look: StageLook, policy: RolloutPolicy) -
         if new:
             back = Stage.SHADOW if policy.alarm_stage == "shadow" else _PREVIOUS[current.stage]
             return RolloutStep(_move(current, back, look, policy, "alarm", f"alarm: {new[0]}"), f"{new[0]} to be over")
+
+        if look.control is not None and look.control.verdict is ControlVerdict.REVERT:
+            back = Stage.SHADOW if policy.alarm_stage == "shadow" else _PREVIOUS[current.stage]
+            moved = _move(current, back, look, policy, CONTROL, f"control: {look.control.reason}")
+            return RolloutStep(moved, _retry(moved, look, policy))
 
     # 3. In the shadow the config may change: the enabled one whose speedup is proven to be highest.
     else:
@@ -140,7 +149,17 @@ def _missing(current: Rollout, decision: Decision, look: StageLook, policy: Roll
     blocks = decision.num_blocks - current.num_blocks
     if blocks < policy.min_soak_blocks:
         return f"{policy.min_soak_blocks - blocks} more blocks measured in this stage"
-    return None
+    if current.stage is Stage.PARTIAL and look.control is not None and look.control.verdict is ControlVerdict.HOLD:
+        return f"the control: {look.control.reason}"
+    return _retry(current, look, policy)
+
+
+def _retry(current: Rollout, look: StageLook, policy: RolloutPolicy) -> str | None:
+    """How long the config waits in the shadow after the control moved it there; None: it does not wait."""
+    if current.stage is not Stage.SHADOW or current.reason_code != CONTROL:
+        return None
+    remaining = (current.since + timedelta(seconds=policy.control_retry_s) - look.now).total_seconds()
+    return f"{span_text(remaining)} after the control moved it back, or another config" if remaining > 0 else None
 
 
 def _move(current: Rollout, stage: Stage, look: StageLook, policy: RolloutPolicy, code: str, reason: str) -> Rollout:
@@ -151,7 +170,7 @@ def _move(current: Rollout, stage: Stage, look: StageLook, policy: RolloutPolicy
     limits, proven = depth_limits(stage, decision, look, policy), proven_depths(decision, look)
     before = current.depth_caps if current.stage is not Stage.SHADOW else {}
     caps = {name: _hold(min(limit, before.get(name, 0)), proven) for name, limit in limits.items()}
-    if code != "alarm":
+    if code not in ("alarm", CONTROL):
         caps = {name: cap or _begin(limits[name], proven, policy.first_depth) for name, cap in caps.items()}
     return replace(
         current,

@@ -38,7 +38,7 @@ def run_live(store: Store, endpoint: str, policy: GatePolicy, settings: LiveSett
         ConfigError: the key's variable is not set, or `ca_file` cannot be read.
         ServiceUnavailableError, StoreError: the database is gone or refuses.
     """
-    taken = take_scrapes(store, endpoint, scrape_all(settings.source))
+    taken = take_scrapes(store, endpoint, scrape_all(settings.source), settings.source.plain_replicas)
     for each in taken:
         if isinstance(each.scraped, FailedScrape):
             level = logging.WARNING if each.replica.num_failed == 1 else logging.DEBUG  # logged once per failure

@@ -551,6 +551,7 @@ live_windows = Table(  # a replica's counts between two scrapes
     Column("num_accepted_tokens_per_pos", Json, nullable=False),
     Column("latencies", Json, nullable=False),
     Column("num_running", BigInteger),  # requests in progress at its end; NULL: not reported, or read before 0025
+    Column("pool", Text, nullable=False, server_default="speculative"),
     Index(None, "endpoint", "ended_at"),
 )
 
@@ -571,6 +572,7 @@ live_hours = Table(  # sums of the windows that ended in an hour; they outlive t
     Column("num_accepted_tokens_per_pos", Json, nullable=False),
     Column("latencies", Json, nullable=False),
     Column("running", Json),  # windows by the requests in progress at their ends; NULL: none since 0025
+    Column("pool", Text, nullable=False, server_default="speculative"),
 )
 
 ROLLUP_KEY = ("endpoint", "hour", "slice_key", "fingerprint", "concurrency")

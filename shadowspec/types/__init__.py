@@ -61,6 +61,7 @@ from shadowspec.types.live_windows import (
     LiveReplica,
     LiveScrape,
     LiveWindow,
+    Pool,
 )
 from shadowspec.types.measurement import (
     Arm,
@@ -230,6 +231,7 @@ __all__ = [
     "PartitionId",
     "Period",
     "Place",
+    "Pool",
     "ProfiledCosts",
     "RateChange",
     "ReasonCode",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Final
 
 FIRST_TOKEN: Final = "time_to_first_token_s"  # noqa: S105 - the name of a figure
@@ -15,14 +16,22 @@ COMPUTE: Final = "compute_s"  # and from then to its last token
 LATENCIES: Final = (END_TO_END, QUEUE, COMPUTE, FIRST_TOKEN, PER_TOKEN)
 
 
+class Pool(StrEnum):
+    """Which part of an endpoint's traffic a replica serves while a rollout is partial."""
+
+    SPECULATIVE = "speculative"  # also where there is only one pool
+    PLAIN = "plain"  # without speculation: the control
+
+
 @dataclass(frozen=True, slots=True)
 class Buckets:
     """Times by bin.  `counts[i]` are those above `bounds[i-1]` and up to `bounds[i]` seconds, the last of them those
-    above every bound: one count more than there are bounds.
+    above every bound: one count more than there are bounds.  `sum_us` is their sum in microseconds (None: unknown).
     """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
+    sum_us: int | None = None
 
     @property
     def total(self) -> int:
@@ -31,7 +40,8 @@ class Buckets:
     def minus(self, other: Buckets) -> Buckets:
         """The counts after `other`, which has the same bounds."""
         pairs = zip(self.counts, other.counts, strict=True)
-        return Buckets(self.bounds, tuple(number - before for number, before in pairs))
+        sum_us = None if self.sum_us is None or other.sum_us is None else self.sum_us - other.sum_us
+        return Buckets(self.bounds, tuple(number - before for number, before in pairs), sum_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +61,13 @@ class LiveCounts:
     num_prompt_tokens: int | None = None  # that were looked up in the prefix cache
     num_cached_tokens: int | None = None  # of them, those that were found there
     latencies: Mapping[str, Buckets] = field(default_factory=dict)  # by the names of LATENCIES
+    num_failed_requests: int | None = None  # that were aborted or ended in an error
 
     @property
     def is_valid(self) -> bool:
         """Whether no count is below zero."""
         numbers = [number for name in COUNTS if (number := getattr(self, name)) is not None]
-        binned = [count for latency in self.latencies.values() for count in latency.counts]
+        binned = [count for latency in self.latencies.values() for count in (*latency.counts, latency.sum_us or 0)]
         return min((*numbers, *self.num_accepted_tokens_per_pos, *binned), default=0) >= 0
 
     @property
@@ -88,8 +99,8 @@ class LiveCounts:
 
 
 COUNTS: Final = (
-    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_requests", "num_prompt_tokens",
-    "num_cached_tokens",
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_requests", "num_failed_requests",
+    "num_prompt_tokens", "num_cached_tokens",
 )  # fmt: skip
 
 
@@ -153,6 +164,7 @@ class LiveWindow:
     num_failed_scrapes: int
     counts: LiveCounts
     num_running: int | None = None
+    pool: Pool = Pool.SPECULATIVE
 
     @property
     def seconds(self) -> float:
@@ -185,6 +197,7 @@ class LiveHour:
     num_known_accepted_tokens: int  # `accepted_tokens`, of the windows that report it and drafted
     num_known_drafts: int
     running: Mapping[int, int] = field(default_factory=dict)
+    pool: Pool = Pool.SPECULATIVE  # of the newest window
 
     @property
     def key(self) -> tuple[datetime, str, str]:

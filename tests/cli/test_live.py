@@ -12,9 +12,21 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from shadowspec.config import load_config
 from shadowspec.live.guard import windows_to_alarm
+from shadowspec.rollout.endpoint_run import advance_rollouts
+from shadowspec.simulate.pools import PoolWorld, draw_windows
 from shadowspec.store import RoleKind, Store
-from shadowspec.types import Composition, EvidenceSummary, SpeculationConfig, TestResult, Verdict, VerifyRule
+from shadowspec.types import (
+    Composition,
+    EvidenceSummary,
+    Pool,
+    SpeculationConfig,
+    Stage,
+    TestResult,
+    Verdict,
+    VerifyRule,
+)
 from shadowspec.types.guard_policy import GuardPolicy
 from tests.cli_process import Result, run_command
 from tests.servers.metric_server import Production, producing
@@ -209,6 +221,58 @@ def test_what_it_prints(shell: Shell, production: Production) -> None:
     production.answer = None
     (entry,) = [each for each in shell("doctor", "--json").document["checks"] if each["check"] == "live chat"]
     assert (entry["ok"], entry["found"]) == (True, "1 replica of vllm read; 1 count drafts")
+
+
+@pytest.mark.integration
+def test_a_plain_pool_is_the_control_of_a_partial_rollout(shell: Shell, production: Production, tmp_path: Path) -> None:
+    """From both pools' pages to the comparison that `live` shows and by which `gate` moves the stage back."""
+    plain = Production(depth=None)
+    with producing(plain):
+        config = Path("shadowspec.toml")
+        named = f'plain_metrics_urls = ["{plain.url}"]\ntimeout_s = 2.0'
+        text = config.read_text(encoding="utf-8").replace("timeout_s = 2.0", named)
+        config.write_text(text + "[endpoints.chat.gate.rollout]\nmax_slowdown = 0.01\n", encoding="utf-8")
+        since = datetime.now(UTC) - timedelta(days=3)
+        with Store.open(load_config(config).database_url) as store:
+            store.append_rollouts([replace(examples.rollout(), fingerprint="fp", since=since, alarms=())])
+        for _ in range(2):
+            shown = shell("live")
+        assert f"{plain.url.removeprefix('http://')}, plain" in shown.out.replace("\n", "")
+        assert "control hold: the pools are not compared yet: no interval is over" in shown.out
+        with Store.open(load_config(config).database_url) as store:
+            assert {each.replica: each.pool for each in store.live_windows("chat")} == {
+                production.url.removeprefix("http://"): Pool.SPECULATIVE,
+                plain.url.removeprefix("http://"): Pool.PLAIN,
+            }
+            drawn = list(draw_windows(PoolWorld("drawn", "", speedup=0.8, days=2.0), seed=1))
+            shift = since - drawn[0].began_at
+            moved = [replace(each, began_at=each.began_at + shift, ended_at=each.ended_at + shift) for each in drawn]
+            with store.live_session("chat") as session:
+                session.keep([], moved)
+        (entry,) = shell("live", "--json").document["endpoints"]
+        (control,) = entry["controls"]
+        assert {each["replica"]: each["pool"] for each in entry["replicas"]} == {
+            production.url.removeprefix("http://"): "speculative",
+            plain.url.removeprefix("http://"): "plain",
+        }
+        assert (control["load"], control["verdict"]) == ({"concurrency": 4}, "revert")
+        assert control["promised_speedup"] == 1.2
+        end_to_end = control["comparisons"][0]
+        assert (end_to_end["name"], end_to_end["tolerated"]) == ("end_to_end_s", pytest.approx(1 / 1.01))
+        assert end_to_end["lower"] < 0.8 < end_to_end["upper"] < 0.9
+        checks = shell("doctor", "--json").document["checks"]
+        (entry,) = [each for each in checks if each["check"] == "live chat"]
+        assert entry["found"] == "2 replicas of vllm read; 1 count drafts; control: 1 plain replica"
+        plain.depth, plain.per_pos, plain.drafts = 4, [1] * 4, 1
+        checks = shell("doctor", "--json").document["checks"]
+        (entry,) = [each for each in checks if each["check"] == "live chat"]
+        assert "of plain_metrics_urls, but drafts; start it without speculation" in entry["found"]
+        endpoint = load_config(config).endpoints["chat"]
+        with Store.open(load_config(config).database_url) as store:
+            (step,) = advance_rollouts(store, "chat", endpoint.policy, endpoint.rollout, datetime.now(UTC))
+        assert (step.rollout.stage, step.rollout.reason_code) == (Stage.SHADOW, "control")
+        assert "production is worse with speculation: end-to-end time 0.8" in step.rollout.reason
+        assert shell("live", "--json").document["endpoints"][0]["controls"] == []
 
 
 @pytest.mark.integration

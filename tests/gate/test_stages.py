@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, evidence_time
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, effective
+from shadowspec.rollout.control import Control, ControlVerdict, compare_pools
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.stages import StageLook, next_step, proven_depths
-from shadowspec.types import Decision, EvidenceSummary, Rollout, Stage, Verdict
+from shadowspec.simulate.pools import PoolWorld, draw_windows
+from shadowspec.types import Decision, EvidenceSummary, LiveWindow, Rollout, Stage, Verdict
 from tests.store import examples
 
 NOON = examples.NOON
@@ -63,6 +66,16 @@ def standing(stage: Stage, *, since: datetime = NOON - 10 * DAY, caps: Mapping[s
     at = None if stage is Stage.SHADOW else since
     share = POLICY.share_of(stage)
     return Rollout("chat", 4, stage, "fp", since, since, "advanced", "ENABLE stands", 20, (), at, entry, share)
+
+
+@cache
+def pools(speedup: float = 1.0, failures: float = 0.005, days: float = 3.0) -> tuple[LiveWindow, ...]:
+    world = PoolWorld("drawn", "", speedup=speedup, speculative_failures=failures, days=days)
+    return tuple(draw_windows(world, seed=1))
+
+
+def controlled(speedup: float, **more: float) -> Control:
+    return compare_pools(pools(speedup, **more), None, POLICY)
 
 
 def test_it_begins_in_the_shadow_and_waits_for_a_verdict() -> None:
@@ -240,6 +253,48 @@ def test_a_context_bucket_deepens_only_where_its_own_slices_stand() -> None:
     assert lower.reason_code == "deeper"  # the new bucket begins
 
 
+def test_the_control_moves_the_partial_stage_on_holds_it_or_moves_it_back() -> None:
+    partial = standing(Stage.PARTIAL)
+    faster, same, slower = controlled(1.25), controlled(1.0, days=0.5), controlled(0.85)
+    verdicts = [each.verdict for each in (faster, same, slower)]
+    assert verdicts == [ControlVerdict.FORWARD, ControlVerdict.HOLD, ControlVerdict.REVERT]
+    assert next_step(partial, look(decided(), control=faster), POLICY).rollout.stage is Stage.BROAD
+    held = next_step(partial, look(decided(), control=same), POLICY)
+    assert held.rollout.stage is Stage.PARTIAL
+    assert (held.waits_for or "").startswith("the control: not yet proven to be no slower")
+    back = next_step(partial, look(decided(), control=slower), POLICY)
+    assert (back.rollout.stage, back.rollout.reason_code) == (Stage.SHADOW, "control")
+    assert back.rollout.reason.startswith("control: production is worse with speculation: end-to-end time 0.85")
+    assert back.waits_for == "7 days after the control moved it back, or another config"
+
+
+def test_a_config_that_the_control_moved_back_waits_and_another_does_not() -> None:
+    back = next_step(standing(Stage.PARTIAL), look(decided(), control=controlled(0.85)), POLICY).rollout
+    for days, stage in ((6.9, Stage.SHADOW), (7.1, Stage.PARTIAL)):
+        now = NOON + days * DAY
+        step = next_step(back, look(decided(at=now, blocks=300), now=now), POLICY)
+        assert step.rollout.stage is stage
+    now = NOON + 2 * DAY
+    other = look(
+        decided(Verdict.HOLD, at=now),
+        decided(at=now, since=NOON - 3 * DAY, blocks=300, fingerprint="other"),
+        now=now,
+    )
+    chosen = next_step(back, other, POLICY)
+    assert (chosen.rollout.fingerprint, chosen.rollout.reason_code) == ("other", "chosen")
+    assert "control" not in (chosen.waits_for or "")
+
+
+def test_the_control_moves_the_broad_stage_back_by_one_and_serves_no_depth_that_was_not_served() -> None:
+    broad = standing(Stage.BROAD, caps={"": 4})
+    step = next_step(broad, look(*ladder(NOON, 4, 8), control=controlled(0.85)), POLICY)
+    assert (step.rollout.stage, step.rollout.depth_caps) == (Stage.PARTIAL, {"": 4})
+    at_once = next_step(
+        broad, look(*ladder(NOON, 4, 8), control=controlled(0.85)), replace(POLICY, alarm_stage="shadow")
+    )
+    assert at_once.rollout.stage is Stage.SHADOW
+
+
 CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
     "partial_share": (0.3, lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy)),
     "shadow_soak_s": (11 * 86_400.0, lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy)),
@@ -271,10 +326,23 @@ CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
     "partial_max_depth": (2, lambda policy: next_step(standing(Stage.PARTIAL), look(decided(blocks=30)), policy)),
     "broad_max_depth": (2, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
     "context_max_depths": ({"128k+": 0}, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
+    "control_level": (0.5, lambda policy: compare_pools(pools(days=1.0), None, policy)),
+    "control_run_length": (1, lambda policy: compare_pools(pools(speedup=0.97, days=0.5), None, policy).verdict),
+    "control_interval_s": (1_200.0, lambda policy: compare_pools(pools(), None, policy)),
+    "control_requests": (1_000, lambda policy: compare_pools(pools(), None, policy)),
+    "max_slowdown": (0.2, lambda policy: compare_pools(pools(speedup=0.9), None, policy).verdict),
+    "max_first_token_slowdown": (0.01, lambda policy: compare_pools(pools(speedup=0.9), None, policy).comparisons[1]),
+    "max_failure_increase": (0.1, lambda policy: compare_pools(pools(failures=0.05), None, policy).verdict),
+    "max_load_difference": (0.0, lambda policy: compare_pools(pools(), None, policy).num_unlike),
+    "control_retry_s": (
+        20 * 86_400.0,
+        lambda policy: next_step(replace(standing(Stage.SHADOW), reason_code="control"), look(decided()), policy),
+    ),
 }
+OF_ENDPOINTS = {"has_control"}  # whether there is a control, not how it is judged: tests/test_rollouts.py
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(RolloutPolicy)])
+@pytest.mark.parametrize("name", [field.name for field in fields(RolloutPolicy) if field.name not in OF_ENDPOINTS])
 def test_every_parameter_changes_some_rollout(name: str) -> None:
     value, decide = CASES[name]
     changed = replace(POLICY, **{name: value})  # type: ignore[arg-type]

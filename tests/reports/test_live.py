@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shadowspec.reports.pages.live_production import live_period, live_points, quantile, switched_on_at
+from shadowspec.reports.pages.live_production import around, live_period, live_points, quantile, switched_on_at
+from shadowspec.store import Store
 from shadowspec.store.evidence.live_rows import hour_of_window, sum_windows
-from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveHour, LiveWindow
+from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveHour, LiveWindow, Pool
 from tests.store.live_traffic import windows
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -111,6 +112,19 @@ def test_points_of_a_line() -> None:
     assert [each.output_tokens_per_s for each in points] == pytest.approx([2.0, 1.0])
     (both,) = live_points(sum_windows(windows), NOON, 180 * MINUTE)
     assert both.output_tokens_per_s == pytest.approx(300 / 180)
+
+
+def test_a_control_is_on_neither_side_of_an_enabling(store: Store) -> None:
+    live_windows = windows(1, NOON, timedelta(hours=10), NOON + timedelta(hours=5))
+    plain = [each for each in live_windows if each.pool is Pool.PLAIN]
+    speculative = [each for each in live_windows if each.pool is Pool.SPECULATIVE]
+    with store.live_session("chat") as session:
+        session.keep([], live_windows)
+    with store.live_session("alone") as session:
+        session.keep([], speculative)
+    found, alone = (around(store, name, NOON + timedelta(hours=5), timedelta(days=1)) for name in ("chat", "alone"))
+    assert found == alone is not None
+    assert plain
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -9,7 +9,7 @@ import pytest
 
 from shadowspec.reports.pages.live_production import NUM_POINTS, Production, around, live_period, live_points
 from shadowspec.store.evidence.live_rows import hour_of_window, sum_windows
-from shadowspec.types import LiveCounts, LiveHour, LiveWindow
+from shadowspec.types import LiveCounts, LiveHour, LiveWindow, Pool
 from tests.store.live_traffic import windows
 
 NOON = datetime(2026, 5, 1, 12, 20, 31, tzinfo=UTC)  # in the midst of an hour
@@ -44,6 +44,10 @@ class Kept:
         return found
 
 
+def without_control(windows: Sequence[LiveWindow]) -> list[LiveWindow]:
+    return [each for each in windows if each.pool is not Pool.PLAIN]
+
+
 def of_windows(windows: Sequence[LiveWindow], enabled_at: datetime, span: timedelta) -> tuple[object, ...]:
     """The moment and both sides, from every window."""
     within = [each for each in windows if enabled_at - span <= each.ended_at < enabled_at + span]
@@ -65,8 +69,8 @@ def sides(found: Production | None) -> tuple[object, ...]:
 @pytest.mark.parametrize("hours", [3, 24])
 def test_hours_give_the_figures_of_all_windows(drafts_after: float, hours: int) -> None:
     for seed in range(5):
-        live_windows = windows(seed, NOON - 30 * HOUR, 60 * HOUR, NOON + drafts_after * HOUR)
-        kept, span = Kept(live_windows), hours * HOUR
+        drawn = windows(seed, NOON - 30 * HOUR, 60 * HOUR, NOON + drafts_after * HOUR)
+        live_windows, kept, span = without_control(drawn), Kept(drawn), hours * HOUR
         found = around(kept, "chat", NOON, span)
         assert sides(found) == of_windows(live_windows, NOON, span)
         assert found is not None
@@ -105,8 +109,8 @@ def test_nothing_read_is_nothing() -> None:
 
 def test_hours_without_their_windows_still_speak() -> None:
     """All windows are gone but their sums: the hours that are not cut say what they said; a cut one has no side."""
-    live_windows = windows(1, NOON - 30 * HOUR, 60 * HOUR, NOON + 5.5 * HOUR)
-    found = around(Kept(live_windows, gone=live_windows), "chat", NOON, 24 * HOUR)
+    drawn = windows(1, NOON - 30 * HOUR, 60 * HOUR, NOON + 5.5 * HOUR)
+    live_windows, found = without_control(drawn), around(Kept(drawn, gone=drawn), "chat", NOON, 24 * HOUR)
     assert found is not None
     moment = min(each.began_at for each in live_windows if each.counts.num_drafts)
     assert found.switched_on == moment

@@ -27,6 +27,8 @@ class Production:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     times: list[int] = field(default_factory=lambda: [0] * 4)  # end to end, by bin
+    seconds: float | None = None  # their sum; None: the page does not say
+    failed: int | None = None  # requests that were aborted; None: the page does not say
     answer: tuple[int, dict[str, str], bytes] | None = None  # instead of the page
     url: str = ""
     headers: list[dict[str, str]] = field(default_factory=list)  # of what was asked
@@ -64,6 +66,10 @@ class Production:
         if self.running is not None:  # two ranks of one server
             for rank, number in enumerate((self.running // 2, self.running - self.running // 2)):
                 lines.append(f'vllm:num_requests_running{{engine="{rank}",model_name="{self.model}"}} {number}.0')
+        if self.failed is not None:
+            lines.append(f'vllm:request_success_total{{{text},finished_reason="abort"}} {self.failed}.0')
+        if self.seconds is not None:
+            lines.append(f"vllm:e2e_request_latency_seconds_sum{{{text}}} {self.seconds}")
         reached = 0
         for bound, number in zip((*BOUNDS, "+Inf"), self.times, strict=True):
             reached += number

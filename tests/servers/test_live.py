@@ -16,7 +16,7 @@ from shadowspec.live.metric_names import ENGINES, LiveSource, replica_name
 from shadowspec.live.metrics_page import Page, parse
 from shadowspec.live.scrape import MAX_PAGE_BYTES, scrape_all
 from shadowspec.servers.client import run_async
-from shadowspec.types import COMPUTE, LATENCIES, QUEUE, Buckets, FailedScrape, LiveCounts, LiveScrape
+from shadowspec.types import COMPUTE, END_TO_END, LATENCIES, QUEUE, Buckets, FailedScrape, LiveCounts, LiveScrape
 from tests.servers.metric_server import Production, producing
 from tests.services import PATIENCE_S
 
@@ -28,6 +28,7 @@ sglang:prompt_tokens_total{model_name="m"} 800.0
 sglang:generation_tokens_total{model_name="m"} 640.0
 sglang:spec_verify_calls_total{model_name="m"} 250.0
 sglang:num_requests_total{model_name="m"} 10.0
+sglang:num_aborted_requests_total{model_name="m"} 2.0
 sglang:cached_tokens_total{cache_source="device",model_name="m"} 150.0
 sglang:cached_tokens_total{cache_source="host",model_name="m"} 50.0
 # TYPE sglang:spec_accept_length gauge
@@ -107,7 +108,30 @@ def test_what_vllm_counts(production: Production) -> None:
         num_prompt_tokens=1_000,
         num_cached_tokens=250,
         latencies={"end_to_end_s": Buckets((0.1, 0.5, 1.0), (0, 9, 1, 0))},
+        num_failed_requests=0,
     )
+    production.failed, production.seconds = 3, 4.25
+    (again,) = scrape_all(source(production))
+    assert isinstance(again, LiveScrape)
+    assert (again.counts.num_requests, again.counts.num_failed_requests) == (13, 3)
+    assert again.counts.latencies["end_to_end_s"].sum_us == 4_250_000
+    assert again.series == scrape.series, "what was read before the sums goes on as the same series"
+
+
+def test_both_pools_are_read_and_only_their_pages(production: Production) -> None:
+    plain = Production(depth=None)
+    with producing(plain):
+        pools = source(production, plain_urls=(plain.url,))
+        assert [each.replica for each in scrape_all(pools)] == [*pools.replicas, *pools.plain_replicas]
+        assert (len(production.headers), len(plain.headers)) == (1, 1)
+
+
+def test_pools_that_cannot_be_compared_are_refused() -> None:
+    urls = ("http://a/metrics",)
+    with pytest.raises(ValueError, match="metrics_urls and plain_metrics_urls: the same URL is listed twice"):
+        LiveSource(urls, "m", plain_urls=urls)
+    with pytest.raises(ValueError, match=r"plain_metrics_urls: llama\.cpp counts no times"):
+        LiveSource(urls, "m", "llama.cpp", plain_urls=("http://b/metrics",))
 
 
 def test_a_page_as_vllm_sends_it() -> None:
@@ -117,7 +141,14 @@ def test_a_page_as_vllm_sends_it() -> None:
     counts = page.counts
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (1_061, 4_244, 2_535)
     assert counts.num_accepted_tokens_per_pos == (773, 659, 578, 525)
-    assert (counts.num_output_tokens, counts.num_requests) == (3_504, 118 + 2)
+    assert (counts.num_output_tokens, counts.num_requests, counts.num_failed_requests) == (3_504, 118 + 2, 0)
+    sums = {name: latency.sum_us for name, latency in counts.latencies.items()}
+    assert sums[END_TO_END] == 90_998_888, "as the page prints it"
+    assert all(each is not None and each > 0 for each in sums.values())
+    aborted = text.replace(
+        'finished_reason="abort",model_name="demo-sql"} 0.0', 'finished_reason="abort",model_name="demo-sql"} 9.0'
+    )
+    assert read_as("demo-sql", aborted).counts.num_failed_requests == 9
     assert (counts.num_prompt_tokens, counts.num_cached_tokens) == (11_067, 0)
     assert page.num_running == 0
     busy = text.replace(
@@ -172,6 +203,7 @@ def test_what_sglang_counts() -> None:
     assert (counts.num_drafts, counts.num_output_tokens, counts.num_requests) == (250, 640, 10)
     assert (counts.num_prompt_tokens, counts.num_cached_tokens) == (800, 200)
     assert counts.num_accepted_tokens is None, "it counts none; a gauge is no counter"
+    assert counts.num_failed_requests == 2
     assert counts.num_accepted_tokens_per_pos == ()
     assert counts.latencies == {"end_to_end_s": Buckets((0.1,), (3, 7))}
 
@@ -194,6 +226,7 @@ def test_what_tensorrt_llm_counts() -> None:
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (250, 490, 330)
     assert counts.num_accepted_tokens_per_pos == (200, 130)
     assert (counts.num_requests, counts.num_cached_tokens) == (10, 200)
+    assert counts.num_failed_requests is None
 
 
 def test_what_llama_cpp_counts(production: Production) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from shadowspec.types import END_TO_END, FIRST_TOKEN, Buckets, LiveCounts, LiveWindow
+from shadowspec.types import END_TO_END, FIRST_TOKEN, Buckets, LiveCounts, LiveWindow, Pool
 
 MINUTE = timedelta(minutes=1)
 BOUNDS = ((0.1, 0.5, 1.0), (0.2, 2.0))  # of two versions of an engine
@@ -44,7 +44,9 @@ def _replica(
         drafts = drafts_from is not None and began >= drafts_from
         counts = _counts(draw, number, is_new=began >= upgraded, drafts=drafts)
         series = f"engine {number}, {'new' if began >= upgraded else 'old'}"
-        yield LiveWindow(name, series, began, at, bool(draw.random() < 0.05), int(draw.poisson(0.2)), counts)
+        is_reset, num_failed = bool(draw.random() < 0.05), int(draw.poisson(0.2))
+        pool = Pool.PLAIN if number == 1 else Pool.SPECULATIVE
+        yield LiveWindow(name, series, began, at, is_reset, num_failed, counts, pool=pool)
         if draw.random() < 0.05:
             at += MINUTE  # lost in a restart
 
@@ -55,7 +57,11 @@ def _counts(draw: np.random.Generator, engine: int, *, is_new: bool, drafts: boo
     accepted = int(draw.binomial(3 * steps, 0.4))
     prompt = int(draw.poisson(900.0))
     bins = {
-        name: Buckets(bounds, tuple(int(item) for item in draw.poisson(4.0, len(bounds) + 1)))
+        name: Buckets(
+            bounds,
+            tuple(int(item) for item in draw.poisson(4.0, len(bounds) + 1)),
+            int(draw.poisson(9e6)) if is_new else None,
+        )
         for name in (END_TO_END, FIRST_TOKEN)
         for bounds in [BOUNDS[is_new]]
     }
@@ -72,4 +78,5 @@ def _counts(draw: np.random.Generator, engine: int, *, is_new: bool, drafts: boo
         num_prompt_tokens=prompt,
         num_cached_tokens=prompt // 3 if engine == 0 or is_new else None,
         latencies=bins,
+        num_failed_requests=requests // 5 if is_new else None,
     )

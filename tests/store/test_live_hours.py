@@ -10,7 +10,18 @@ from datetime import UTC, datetime, timedelta
 from shadowspec.live.watch import take_scrapes
 from shadowspec.store import Store, upgrade
 from shadowspec.store.admin import schema
-from shadowspec.types import COUNTS, END_TO_END, Buckets, LiveCounts, LiveHour, LiveReplica, LiveScrape, LiveWindow
+from shadowspec.store.evidence.live_rows import counts_document, read_counts
+from shadowspec.types import (
+    COUNTS,
+    END_TO_END,
+    Buckets,
+    LiveCounts,
+    LiveHour,
+    LiveReplica,
+    LiveScrape,
+    LiveWindow,
+    Pool,
+)
 from tests.store.live_traffic import windows
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -105,11 +116,30 @@ def test_hours_add_up_to_the_windows_however_they_came(store: Store) -> None:
         )
         totals = {name: bins.total for name, bins in each.counts.latencies.items()}
         assert totals == {name: sum(one.counts.latencies[name].total for one in inside) for name in totals}
+        for name, bins in each.counts.latencies.items():
+            sums = [one.counts.latencies[name].sum_us for one in inside]
+            assert bins.sum_us == (None if None in sums else sum(value for value in sums if value is not None))
+        assert {one.pool for one in inside} == {each.pool}
+    assert {each.pool for each in found} == set(Pool)
+    assert any(each.counts.num_failed_requests for each in found)
+    assert store.live_windows("chat") == live_windows
     assert len({(each.replica, each.series) for each in found}) == 6
     assert len(found) > 50
     some = store.live_hours("chat", NOON + 2 * HOUR, NOON + 4 * HOUR)
     assert some == [each for each in found if NOON + 2 * HOUR <= each.hour < NOON + 4 * HOUR]
     assert store.live_hours("other", NOON, NOON + 30 * HOUR) == []
+
+
+def test_counts_of_an_older_scheduler_are_read(store: Store) -> None:
+    """What it kept has no sums, no failures and no pool: they are unknown, and the pool is the only one there was."""
+    document = counts_document(windows(1, NOON, HOUR, None)[0].counts)
+    del document["num_failed_requests"]
+    document["latencies"] = {name: bins[:2] for name, bins in document["latencies"].items()}
+    counts = read_counts(document)
+    assert counts.num_failed_requests is None
+    assert all(bins.sum_us is None for bins in counts.latencies.values())
+    keep(store, [replace(window(3), counts=counts)])
+    assert store.live_windows("chat")[0].pool is Pool.SPECULATIVE
 
 
 def test_readers_at_once_lose_no_count(store: Store) -> None:
@@ -153,10 +183,17 @@ def test_hours_outlive_their_windows(store: Store) -> None:
     assert hours(store) == before != []
 
 
+def _as_before_pools(window: LiveWindow) -> LiveWindow:
+    latencies = {name: replace(bins, sum_us=None) for name, bins in window.counts.latencies.items()}
+    counts = replace(window.counts, num_failed_requests=None, latencies=latencies)
+    return replace(window, pool=Pool.SPECULATIVE, counts=counts)
+
+
 def test_windows_of_before_there_were_hours_are_taken_in(database_url: str) -> None:
     """Down and up again: the migration adds up as the store does."""
     with Store.open(database_url) as store:
-        keep(store, windows(3, NOON, timedelta(hours=30), NOON + 12 * HOUR))
+        drawn = windows(3, NOON, timedelta(hours=30), NOON + 12 * HOUR)
+        keep(store, [_as_before_pools(each) for each in drawn])
         with store.live_session("other") as session:
             session.keep([], [window(1, num_drafts=3)])
         before, other = hours(store), store.live_hours("other", NOON, NOON + HOUR)

@@ -114,7 +114,7 @@ def _changed_rollouts(
 ) -> tuple[Rollout, ...]:
     """How far each load is rolled out after this look, where that changed; `rollouts` are as they are after it."""
     found = endpoint_decisions(store.latest_decisions(), None, (), now, measured=(), configs={})
-    steps = next_steps(endpoint, found, list(rollouts.values()), RolloutPolicy(), now)
+    steps = next_steps(endpoint, found, list(rollouts.values()), RolloutPolicy(), now, {})
     changed = tuple(step.rollout for step in steps if step.is_change(rollouts.get(step.rollout.concurrency)))
     rollouts |= {rollout.concurrency: rollout for rollout in changed}
     return changed

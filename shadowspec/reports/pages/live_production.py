@@ -21,7 +21,7 @@ from shadowspec.metrics import ratio
 from shadowspec.store import Quantile, Store
 from shadowspec.store.evidence.live_rows import HOUR, hour_of_window, sum_counts
 from shadowspec.store.rollups import hour_of
-from shadowspec.types import Buckets, LiveHour
+from shadowspec.types import Buckets, LiveHour, Pool
 
 SHARES = (0.5, 0.95, 0.99)
 US_PER_S = 1_000_000
@@ -175,10 +175,11 @@ class Production:
 def around(store: Store, endpoint: str, enabled_at: datetime, span: timedelta) -> Production | None:
     """What the endpoint's engines counted within `span` of the enabling on either side; None: nothing was read.
 
-    Windows belong to the time in which they ended; one that was open at the moment is on neither side.
+    Windows belong to the time in which they ended; one that was open at the moment is on neither side.  The plain pool
+    is left out: a control has no before and after.
     """
     since, until = enabled_at - span, enabled_at + span
-    hours = store.live_hours(endpoint, hour_of(since), until)
+    hours = [hour for hour in store.live_hours(endpoint, hour_of(since), until) if hour.pool is not Pool.PLAIN]
     for moment in (since, until):
         hours = _split_hours(store, endpoint, hours, moment)
     hours = [hour for hour in hours if since <= hour.ended_at < until]

@@ -61,6 +61,7 @@ def rollout_parameters(policy: RolloutPolicy) -> list[Parameter]:
             is_fixed_at_entry=False,
         )
         for field in fields(RolloutPolicy)
+        if field.name != "has_control"  # set by the endpoint's table
     ]
 
 

@@ -18,11 +18,21 @@ from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 from shadowspec.store import bulk
 from shadowspec.store.rollups import hour_of
 from shadowspec.store.table_definitions import live_hours, live_replicas, live_windows
-from shadowspec.types import COUNTS, LATENCIES, Buckets, LiveCounts, LiveHour, LiveReplica, LiveScrape, LiveWindow
+from shadowspec.types import (
+    COUNTS,
+    LATENCIES,
+    Buckets,
+    LiveCounts,
+    LiveHour,
+    LiveReplica,
+    LiveScrape,
+    LiveWindow,
+    Pool,
+)
 
 HOUR = timedelta(hours=1)
 
-_WINDOW_NAMES = ("replica", "series", "began_at", "ended_at", "is_reset", "num_failed_scrapes", "num_running")
+_WINDOW_NAMES = ("replica", "series", "began_at", "ended_at", "is_reset", "num_failed_scrapes", "num_running", "pool")
 _WINDOW = ("endpoint", *_WINDOW_NAMES, *COUNTS, "num_accepted_tokens_per_pos", "latencies")
 _MICROSECOND = timedelta(microseconds=1)
 _HOUR_KEY = ("hour", "replica", "series")
@@ -30,7 +40,7 @@ _SUMS = (
     *("num_windows", "num_resets", "num_failed_scrapes", "requests_us", "output_tokens_us"),
     *("num_first_accepted_tokens", "num_first_drafts", "num_known_accepted_tokens", "num_known_drafts"),
 )
-_HOUR_NAMES = (*_HOUR_KEY, "began_at", "ended_at", "drafted_at", *_SUMS)
+_HOUR_NAMES = (*_HOUR_KEY, "began_at", "ended_at", "drafted_at", "pool", *_SUMS)
 
 
 def read_replicas(connection: Connection, endpoint: str) -> dict[str, LiveReplica]:
@@ -133,7 +143,8 @@ def _window_row(window: LiveWindow) -> tuple[Any, ...]:
 
 
 def _window(row: RowMapping) -> LiveWindow:
-    return LiveWindow(**{name: row[name] for name in _WINDOW_NAMES}, counts=read_counts(row))
+    values = {name: row[name] for name in _WINDOW_NAMES}
+    return LiveWindow(**values | {"pool": Pool(values["pool"])}, counts=read_counts(row))
 
 
 def sum_windows(windows: Iterable[LiveWindow]) -> list[LiveHour]:
@@ -164,6 +175,7 @@ def hour_of_window(window: LiveWindow) -> LiveHour:
         num_known_accepted_tokens=accepted if accepted is not None and drafts else 0,
         num_known_drafts=drafts if accepted is not None else 0,
         running={} if window.num_running is None else {window.num_running: 1},
+        pool=window.pool,
     )
 
 
@@ -196,8 +208,10 @@ def _sum_bins(rows: Sequence[LiveCounts], name: str) -> Buckets | None:
     if not buckets:
         return None
     bounds = buckets[-1].bounds
-    columns = zip(*(each.counts for each in buckets if each.bounds == bounds), strict=True)
-    return Buckets(bounds, tuple(map(sum, columns)))
+    alike = [each for each in buckets if each.bounds == bounds]
+    sums_us = [each.sum_us for each in alike if each.sum_us is not None]
+    columns = zip(*(each.counts for each in alike), strict=True)
+    return Buckets(bounds, tuple(map(sum, columns)), sum(sums_us) if len(sums_us) == len(alike) else None)
 
 
 def read_hours(connection: Connection, endpoint: str, since: datetime, until: datetime) -> list[LiveHour]:
@@ -245,6 +259,7 @@ def _merge(hours: Sequence[LiveHour]) -> LiveHour:
         drafted_at=min(drafted, default=None),
         counts=sum_counts(hour.counts for hour in ordered),
         running=sum_running(ordered),
+        pool=ordered[-1].pool,
         **{name: sum(getattr(hour, name) for hour in ordered) for name in _SUMS},
     )
 
@@ -257,12 +272,16 @@ def _hour_row(endpoint: str, hour: LiveHour) -> dict[str, Any]:
 
 def _hour(row: RowMapping) -> LiveHour:
     running = {int(number): count for number, count in (row["running"] or {}).items()}
-    return LiveHour(**{name: row[name] for name in _HOUR_NAMES}, counts=read_counts(row), running=running)
+    values = {name: row[name] for name in _HOUR_NAMES}
+    return LiveHour(**values | {"pool": Pool(values["pool"])}, counts=read_counts(row), running=running)
 
 
 def counts_document(counts: LiveCounts) -> dict[str, Any]:
-    """Every count by its name; bins as their bounds and counts."""
-    latencies = {name: [list(latency.bounds), list(latency.counts)] for name, latency in counts.latencies.items()}
+    """Every count by its name; bins as their bounds and counts, with their sum where it is known."""
+    latencies = {
+        name: [list(bins.bounds), list(bins.counts), *([] if bins.sum_us is None else [bins.sum_us])]
+        for name, bins in counts.latencies.items()
+    }
     per_pos = list(counts.num_accepted_tokens_per_pos)
     return {name: getattr(counts, name) for name in COUNTS} | {
         "num_accepted_tokens_per_pos": per_pos,
@@ -271,11 +290,12 @@ def counts_document(counts: LiveCounts) -> dict[str, Any]:
 
 
 def read_counts(document: Mapping[Any, Any]) -> LiveCounts:
-    """The counts again; a row without latencies was read without them."""
+    """The counts again; a row without latencies was read without them, an older document lacks newer counts."""
     return LiveCounts(
-        **{name: document[name] for name in COUNTS},
+        **{name: document.get(name) for name in COUNTS},
         num_accepted_tokens_per_pos=tuple(document["num_accepted_tokens_per_pos"]),
         latencies={
-            name: Buckets(tuple(item[0]), tuple(item[1])) for name, item in document.get("latencies", {}).items()
+            name: Buckets(tuple(item[0]), tuple(item[1]), *item[2:])
+            for name, item in document.get("latencies", {}).items()
         },
     )

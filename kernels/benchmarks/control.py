@@ -1,0 +1,133 @@
+"""The control's error rates and delays in worlds whose truth is known.
+
+    make bench-control
+
+Each repetition draws two weeks of windows of a plain and a speculative pool and passes them through
+`shadowspec.rollout.control`, with a look every hour.  The result is a JSON file and the page docs/research/control.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import binomtest
+
+from shadowspec.app.console import notes, progress_bar
+from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.simulate.pools import INTERVALS_PER_DAY, WORLDS, PoolOutcome, PoolWorld, run_world
+
+RESULTS = Path(__file__).parent / "results" / "control.json"
+PAGE = Path(__file__).parents[2] / "docs" / "research" / "control.md"
+POLICY = RolloutPolicy()
+_HOURS = 24.0 / INTERVALS_PER_DAY
+
+
+def summarise(world: PoolWorld, outcomes: list[PoolOutcome]) -> dict[str, Any]:
+    """What happened in a world: reversions while speculation was no worse, delays after it became so, and moves on."""
+    worse_from = world.worse_from(POLICY)
+    reverted = [each.reverted_after for each in outcomes if each.reverted_after is not None]
+    false = [at for at in reverted if worse_from is None or at <= worse_from]
+    delays = sorted(_HOURS * (at - worse_from) for at in reverted if worse_from is not None and at > worse_from)
+    forward = sorted(_HOURS * each.forward_after for each in outcomes if each.forward_after is not None)
+    interval = binomtest(len(false), len(outcomes)).proportion_ci(0.95)
+    return {
+        "title": world.title,
+        "days": world.days,
+        "repetitions": len(outcomes),
+        "worse_from_hours": None if worse_from is None else _HOURS * worse_from,
+        "false_reverts": len(false),
+        "false_reverts_interval": [interval.low, interval.high],
+        "true_reverts": len(delays),
+        "delay_hours": _quantiles(delays),
+        "forward": len(forward),
+        "forward_hours": _quantiles(forward),
+    }
+
+
+def write_page(results: dict[str, Any], path: Path) -> None:
+    """The page of the documentation."""
+    rows = [_row(name, world) for name, world in results["worlds"].items()]
+    path.write_text(_HEAD.format(**results, **results["policy"]) + "\n".join(rows) + "\n" + _END, encoding="utf-8")
+
+
+def _row(name: str, world: dict[str, Any]) -> str:
+    low, high = (f"{100 * value:.1f}" for value in world["false_reverts_interval"])
+    count = world["repetitions"]
+    false = f"{world['false_reverts']} of {count} ({low} to {high}%)"
+    if world["worse_from_hours"] == 0:
+        false = "every move is right"
+    true = f"{world['true_reverts']} of {count}" if world["worse_from_hours"] is not None else ""
+    cells = [f"`{name}`: {world['title']}", false, true, _span(world["delay_hours"])]
+    cells += [f"{world['forward']} of {count}", _span(world["forward_hours"])]
+    return f"| {' | '.join(cells)} |"
+
+
+def _span(quantiles: dict[str, float] | None) -> str:
+    return "" if quantiles is None else f"{quantiles['median']:.0f} h (up to {quantiles['largest']:.0f} h)"
+
+
+def _quantiles(values: list[float]) -> dict[str, float] | None:
+    return None if not values else {"median": statistics.median(values), "largest": values[-1]}
+
+
+_HEAD = """# The control of a partial rollout
+
+Written by `kernels/benchmarks/control.py` from `kernels/benchmarks/results/control.json`; do not edit.
+
+While a rollout is partial, the [control](../live.md#the-control) compares the pool with speculation and the pool
+without. These are its error rates and delays, with the default policy, in simulated worlds whose truth is known.
+`make bench-control` draws them.
+
+- The **truth** is the mean of the requests' times in each pool. An interval is of {control_interval_s:.0f} s.
+  Requests come with the hour of the day and last lognormally long. A shock of each interval is common to both pools,
+  and a smaller one of each pool lasts for some intervals. One replica of five speculates.
+- The **product decides**: the windows pass through `shadowspec.rollout.control`, with a look every hour for two weeks.
+- **Moved back falsely**: while speculation was no worse than tolerated, which is {max_slowdown:.0%} longer. The policy
+  allows {control_level:.0%} at any number of looks, and one alarm in {control_run_length:,} intervals of each figure.
+- **Delay**: from the first interval in which speculation is worse than tolerated to the look that moves it back.
+- **May move on**: no slower and failing no more, by proof. That the shadow's promise holds is not asked here.
+
+| world | moved back falsely (95% interval) | moved back rightly | delay: median | may move on | after: median |
+|---|---|---|---|---|---|
+"""
+_END = """
+In `crossing`, speculation gets worse from the first hour to the last. When it is worse than tolerated, it is so by
+next to nothing, and the detector waits for evidence. A sudden change is found sooner: see `loss` and `failures`.
+"""
+
+
+def main() -> None:
+    """Run every world, write the results and the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", "-n", type=int, default=200)
+    parser.add_argument("--jobs", "-j", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    worlds: dict[str, Any] = {}
+    seeds = range(arguments.repetitions)
+    with ProcessPoolExecutor(arguments.jobs) as pool, progress_bar() as bar:
+        task = bar.add_task("repetitions", total=len(WORLDS) * len(seeds))
+        for world in WORLDS:
+            futures = [pool.submit(run_world, world, seed, POLICY) for seed in seeds]
+            for future in futures:
+                future.result()
+                bar.advance(task)
+            worlds[world.name] = summarise(world, [future.result() for future in futures])
+    used = ("control_level", "control_run_length", "control_interval_s", "control_requests", "max_slowdown")
+    policy = {name: getattr(POLICY, name) for name in used}
+    results = {"repetitions": arguments.repetitions, "policy": policy, "worlds": worlds}
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if arguments.out == RESULTS:
+        write_page(results, PAGE)
+    for name, each in worlds.items():
+        notes.print(f"{name}: {each['false_reverts']} false, {each['true_reverts']} right, {each['delay_hours']}")
+
+
+if __name__ == "__main__":
+    main()
