@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from shadowspec.rollout.endpoint_run import advance_rollouts
+from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
+from shadowspec.rollout.endpoint_run import advance_rollouts, read_controls
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.simulate.pools import PoolWorld, draw_windows
 from shadowspec.store import Store
@@ -81,6 +82,31 @@ def test_the_whole_way_and_back(store: Store) -> None:
     assert history[2].share == 1.0
 
 
+def produce(store: Store, speedup: float, begin: datetime, days: float) -> None:
+    drawn = list(draw_windows(PoolWorld("drawn", "", speedup=speedup, days=days), seed=1))
+    shift = begin - drawn[0].began_at
+    with store.live_session("chat") as session:
+        session.keep(
+            [], [replace(each, began_at=each.began_at + shift, ended_at=each.ended_at + shift) for each in drawn]
+        )
+
+
+def test_each_load_compares_the_pools_since_its_stage_began(store: Store) -> None:
+    store.save_fingerprints([examples.config()])
+    store.append_decisions([decided(NOON)])
+    begun = replace(examples.rollout(), since=NOON)
+    store.append_rollouts([begun, replace(begun, concurrency=8, since=NOON + DAY)])
+    produce(store, 1.3, NOON, 2.0)
+    policy = replace(POLICY, has_control=True)
+    controls = read_controls(store, "chat", read_endpoint_decisions(store, "chat", None, NOON), policy)
+    assert {
+        load: each.comparisons[0].num_intervals + each.num_small + each.num_unlike for load, each in controls.items()
+    } == {4: 287, 8: 143}
+    (speedup,) = [test for test in decided(NOON).tests if test.name == "speedup"]
+    assert (controls[4].promised, controls[8].promised) == (speedup.lower, None)
+    assert read_controls(store, "chat", read_endpoint_decisions(store, "chat", None, NOON), POLICY) == {}
+
+
 def test_production_moves_the_partial_stage_by_its_pools_since_the_stage_began(store: Store) -> None:
     store.save_fingerprints([examples.config()])
     policy = replace(POLICY, has_control=True, shadow_soak_s=0.0, partial_soak_s=0.0, depth_soak_s=0.0)
@@ -90,24 +116,16 @@ def test_production_moves_the_partial_stage_by_its_pools_since_the_stage_began(s
         (step,) = advance_rollouts(store, "chat", None, policy, at)
         return step.rollout.stage, step.waits_for or step.rollout.reason
 
-    def produce(speedup: float, begin: datetime, days: float) -> None:
-        drawn = list(draw_windows(PoolWorld("drawn", "", speedup=speedup, days=days), seed=1))
-        shift = begin - drawn[0].began_at
-        with store.live_session("chat") as session:
-            session.keep(
-                [], [replace(each, began_at=each.began_at + shift, ended_at=each.ended_at + shift) for each in drawn]
-            )
-
-    produce(0.7, NOON - 2 * DAY, 2.0)  # before the stage: it is not of this rollout
+    produce(store, 0.7, NOON - 2 * DAY, 2.0)  # before the stage: it is not of this rollout
     step_at(NOON)
     assert step_at(NOON + DAY / 24) == (
         Stage.PARTIAL,
         "the control: the pools are not compared yet: no interval is over in which both pools were read",
     )
-    produce(1.3, NOON + DAY / 12, 2.0)
+    produce(store, 1.3, NOON + DAY / 12, 2.0)
     stage, why = step_at(NOON + 3 * DAY)
     assert stage is Stage.BROAD, why
-    produce(0.7, NOON + 3.1 * DAY, 2.0)
+    produce(store, 0.7, NOON + 3.1 * DAY, 2.0)
     without = replace(policy, has_control=False)
     assert step_at(NOON + 6 * DAY, without)[0] is Stage.BROAD
     stage, why = step_at(NOON + 6 * DAY)
