@@ -88,10 +88,10 @@ without. These are its error rates and delays, with the default policy, in simul
   Requests come with the hour of the day and last lognormally long. A shock of each interval is common to both pools,
   and a smaller one of each pool lasts for some intervals. One replica of five speculates.
 - The **product decides**: the windows pass through `shadowspec.rollout.control`, with a look every hour for two weeks.
-- **Moved back falsely**: while speculation was no worse than tolerated, which is {max_slowdown:.0%} longer. The policy
+- **Moved back falsely**: while speculation was within the tolerance, which is {max_slowdown:.0%} longer. The policy
   allows {control_level:.0%} at any number of looks, and one alarm in {control_run_length:,} intervals of each figure.
 - **Delay**: from the first interval in which speculation is worse than tolerated to the look that moves it back.
-- **May move on**: no slower and failing no more, by proof. That the shadow's promise holds is not asked here.
+- **May move on**: no slower and failing no more, by proof. The shadow's promise is left out here.
 
 | world | moved back falsely (95% interval) | moved back rightly | delay: median | may move on | after: median |
 |---|---|---|---|---|---|
@@ -99,6 +99,10 @@ without. These are its error rates and delays, with the default policy, in simul
 _END = """
 In `crossing`, speculation gets worse from the first hour to the last. When it is worse than tolerated, it is so by
 next to nothing, and the detector waits for evidence. A sudden change is found sooner: see `loss` and `failures`.
+
+The bounds assume that an interval, given the past, has the mean of all. The lasting shock of a pool breaks this: its
+neighbouring intervals are alike. So more repetitions of `tolerated` may move on than the 1.25% of one bound. Where
+pools differ for hours without a reason, let `control_interval_s` be longer.
 """
 
 
