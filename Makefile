@@ -90,6 +90,12 @@ test-compose: $(VENV)/.installed-test ## Build and start docker-compose.yml, the
 	@.ci/docker
 	$(BIN)/python -m tests.compose.trial $(ARGS)
 
+.PHONY: test-kubernetes
+test-kubernetes: $(VENV)/.installed-test ## Install deploy/kubernetes on a cluster of one node, update, kill pods and drain (as root; ARGS="--messages 400")
+	@.ci/docker
+	@.ci/kubernetes
+	$(BIN)/python -m tests.kubernetes.trial $(ARGS)
+
 .PHONY: fuzz
 fuzz: $(VENV)/.installed-test ## Fuzz every adapter with atheris, then with hypothesis, for SECONDS_EACH=600 each
 	for format in openai litellm cloudevents kong; do \

@@ -1,0 +1,1 @@
+"""The manifests on a Kubernetes of one node: `make test-kubernetes`."""
