@@ -250,6 +250,7 @@ address = "{self._socket}"
 path = "{self.folder}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{TOOLS_IMAGE}"
+restrict_oom_score_adj = true  # a machine that is a container itself may not lower it
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/usr/lib/cni"
 conf_dir = "{self.folder}/cni"

@@ -43,6 +43,7 @@ KILLED = ("postgres", "kafka", *COMPONENTS)
 NAMESPACES = {"postgres": "database", "kafka": "kafka"}
 READY_TIMEOUT_S = 600.0
 MEASURE_TIMEOUT_S = 1_200.0
+NOTICE_S = 3.0  # in which the controllers see that a pod is gone
 BLOCKED_S = 20.0  # how long a drain must be held up before it counts as that
 
 
@@ -90,8 +91,8 @@ class Trial:
         """Run the commands of docs/kubernetes.md: with secrets in the places of dots, and our overlay at the end."""
         _, secret, migration = blocks()
         for role in ROLES.values():
-            self.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{self.passwords[role]}'", "postgres")
-        self.sql(f"CREATE DATABASE shadowspec OWNER {ROLES['owner']}", "postgres")
+            self.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{self.passwords[role]}'")
+        self.sql(f"ALTER DATABASE shadowspec OWNER TO {ROLES['owner']}")
         given = self.folder / "given"
         given.mkdir()
         shutil.copyfile(self.node.certificates.authority, given / "kafka-ca.pem")
@@ -136,8 +137,8 @@ class Trial:
         """Put a file of the models' volume on the mirrored topic, with our own command in a worker's pod."""
         self.execute("worker", "shadowspec", "produce", f"/models/{name}", "--topic", "shadow.prompts")
 
-    def sql(self, statement: str, database: str = "shadowspec") -> str:
-        psql = ("psql", "--username", "postgres", "--dbname", database, "--no-align", "--tuples-only", "--command")
+    def sql(self, statement: str) -> str:
+        psql = ("psql", "--username", "postgres", "--dbname", "shadowspec", "--no-align", "--tuples-only", "--command")
         return self.node.kubectl("-n", "database", "exec", "postgres-0", "--", *psql, statement).strip()
 
     def num_counted(self) -> int:
@@ -174,17 +175,18 @@ class Trial:
         def holds() -> bool:
             nonlocal fewest
             fewest = min(fewest, self.num_available("scheduler"))
-            return all(
+            is_rolled = all(
                 "successfully rolled out" in self.node.kubectl(*status, _deployment(component))
                 for component in COMPONENTS
             )
+            return is_rolled and self.running_images() == {UPDATE}  # a worker that drains is of the old version still
 
         self.node.wait("the update is rolled out", holds, timeout_s=READY_TIMEOUT_S)
-        running = "jsonpath={.items[?(@.status.phase=='Running')].spec.containers[*].image}"
-        images = self.node.kubectl("-n", "shadowspec", "get", "pods", "-o", running)
-        if set(images.split()) != {UPDATE}:
-            raise KubernetesError(f"after the update there run {images}")
         return fewest
+
+    def running_images(self) -> set[str]:
+        running = "jsonpath={.items[?(@.status.phase=='Running')].spec.containers[*].image}"
+        return set(self.node.kubectl("-n", "shadowspec", "get", "pods", "-o", running).split())
 
     def num_available(self, component: str) -> int:
         found = ("get", _deployment(component), "-o", "jsonpath={.status.availableReplicas}")
@@ -196,6 +198,7 @@ class Trial:
         label = "app.kubernetes.io/" + ("component" if namespace == "shadowspec" else "name")
         pods = self.node.kubectl("-n", namespace, "get", "pods", "-l", f"{label}={name}", "-o", "name").split()
         self.node.kubectl("-n", namespace, "delete", pods[0], "--grace-period=0", "--force")
+        time.sleep(NOTICE_S)
         if namespace == "shadowspec":
             self.wait_rolled(namespace, _deployment(name))
         else:
