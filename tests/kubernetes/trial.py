@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import secrets
 import shutil
@@ -376,6 +377,8 @@ def main() -> NoReturn:
     chosen = parser.parse_args()
     if chosen.inside is not None:
         inside(Path(chosen.inside[0]), chosen.messages, chosen.inside[1])
+    if os.geteuid() != 0:
+        sys.exit("test-kubernetes: only root can make the namespaces that the cluster runs in: run this as root")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that everything is removed
     progress = Progress()
     folder = Path(tempfile.mkdtemp(prefix="shadowspec-kubernetes-"))
