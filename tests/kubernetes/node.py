@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -47,14 +48,15 @@ def cgroup(name: str) -> Iterator[str]:
     unified = (CGROUPS / "cgroup.controllers").exists()
     hierarchies = [CGROUPS] if unified else [path for path in CGROUPS.iterdir() if path.is_dir()]
     try:
-        for hierarchy in hierarchies:
-            (hierarchy / name).mkdir()
-            if (hierarchy / "cpuset.cpus").exists() and not unified:  # empty: no process may enter
-                for file in ("cpuset.cpus", "cpuset.mems"):
-                    (hierarchy / name / file).write_text((hierarchy / file).read_text())
+        try:
+            for hierarchy in hierarchies:
+                (hierarchy / name).mkdir()
+                if (hierarchy / "cpuset.cpus").exists() and not unified:  # empty: no process may enter
+                    for file in ("cpuset.cpus", "cpuset.mems"):
+                        (hierarchy / name / file).write_text((hierarchy / file).read_text())
+        except OSError as error:
+            raise KubernetesError(f"no control group can be made: {error}") from error
         yield f"/{name}"
-    except OSError as error:
-        raise KubernetesError(f"no control group can be made: {error}") from error
     finally:
         for hierarchy in hierarchies:
             for folder, _, _ in os.walk(hierarchy / name, topdown=False):  # files of the kernel go with their folder
@@ -66,6 +68,18 @@ def isolated(command: list[str]) -> subprocess.Popen[bytes]:
     """A command of this Python in namespaces of its own; they end with it, and it with us."""
     namespaces = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     return subprocess.Popen(["unshare", *namespaces, sys.executable, *command])
+
+
+def end(started: subprocess.Popen[bytes]) -> None:
+    """End the namespaces' first process, which takes all others along, and wait until they are gone."""
+    if started.poll() is not None:
+        return
+    children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    if not children:
+        started.kill()
+    started.wait()
 
 
 @dataclass(frozen=True)

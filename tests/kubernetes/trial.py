@@ -31,7 +31,7 @@ from tests.compose.engine import Docker, DockerError, engine
 from tests.compose.images import name_of, pip_configuration, substitutes
 from tests.compose.trial import CERTIFICATES, CONFINED, USER, VERDICT, VERDICT_CODES, Progress, prepare
 from tests.deploy.test_commands import LOGIN, ROLES
-from tests.kubernetes.node import NODE, TOOLS_IMAGE, KubernetesError, Node, cgroup, isolated, programs
+from tests.kubernetes.node import NODE, TOOLS_IMAGE, KubernetesError, Node, cgroup, end, isolated, programs
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -401,8 +401,7 @@ def main() -> NoReturn:
             try:
                 code = started.wait()
             finally:
-                started.kill()  # its child, and with it the namespaces, ends too
-                started.wait()
+                end(started)
         if code != 0:
             sys.exit(code)
         figures = json.loads((folder / "figures.json").read_text())
