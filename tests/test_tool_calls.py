@@ -116,6 +116,11 @@ VALUES = st.recursive(
 )
 
 
+def test_a_mark_in_an_argument_decides_no_form() -> None:
+    call = json.dumps({"name": "f", "arguments": {"<tool_call>": None}})
+    assert find_calls(f"[TOOL_CALLS][{call}]") == [ToolCall("f", {"<tool_call>": None})]
+
+
 @given(NAMES, st.dictionaries(st.text(), VALUES, max_size=3))
 def test_whatever_arguments_a_call_has_it_is_read_back(name: str, arguments: dict[str, object]) -> None:
     call = json.dumps({"name": name, "arguments": arguments})

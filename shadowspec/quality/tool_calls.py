@@ -52,11 +52,13 @@ class ToolCall:
 def find_calls(text: str) -> list[ToolCall | None] | None:
     """The calls in a text, None in place of each malformed one; None where the text has no call.
 
-    A call that starts and does not end is malformed.
+    The first mark decides the form: a later one may lie in an argument.  A call that starts and does not end is
+    malformed.
     """
-    for mark, read in _MARKED:
-        if mark in text:
-            return read(text.partition(mark)[2], mark)
+    marked = [(text.index(mark), mark, read) for mark, read in _MARKED if mark in text]
+    if marked:
+        _, mark, read = min(marked, key=lambda each: each[0])
+        return read(text.partition(mark)[2], mark)
     stripped = text.strip()
     if _PYTHONIC.match(stripped):
         return _pythonic(stripped)

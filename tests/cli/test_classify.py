@@ -79,6 +79,7 @@ def test_it_answers_gateways_until_stopped(workspace: Workspace, number: int, co
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "kernels")])},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     ) as process:
         assert process.stderr is not None
         line = next(line for line in iter(process.stderr.readline, "") if "classifying requests on" in line)

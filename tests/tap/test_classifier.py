@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from shadowspec.app.serve_classifier import MAX_BODY_BYTES, ClassifierApp
 from shadowspec.demo import SERVED_MODELS, TARGET, TRAFFIC
 from shadowspec.engine.tokenizer import load_tokenizer
+from shadowspec.servers.client import run_async
 from shadowspec.tap.classifier import Classified, Classifier
 from shadowspec.tap.endpoints import MatchRule
 from shadowspec.tap.formats import MessageFormat, open_message
@@ -147,7 +147,7 @@ def call(app: ClassifierApp, *parts: bytes, path: str = "/v1/chat/completions") 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(app({"type": "http", "path": path, "headers": []}, receive, send))
+    run_async(app({"type": "http", "path": path, "headers": []}, receive, send))
     return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
 
 
