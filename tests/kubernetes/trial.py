@@ -319,7 +319,7 @@ def run(folder: Path, num_messages: int, cgroup_root: str, progress: Progress) -
     namespace, _, _ = blocks()
     node.bash(namespace, CHECKOUT)
     accepted = trial.accept()
-    progress.finish(f"every object accepted: {accepted}")
+    progress.finish("every object accepted")
     node.start_node(folder / "images.tar")
     progress.finish("the node")
     data = folder / "data"
