@@ -233,8 +233,8 @@ def httproute(routes: Routes, pools: Pools) -> Document:
     ]
     if len(groups) >= MAX_RULES or len(routes.on) >= MAX_ALL_MATCHES:
         raise UsageError(
-            f"export --format httproute: {len(routes.on)} slices with {len(by_share)} shares are on, and an HTTPRoute "
-            f"takes {MAX_RULES} rules and {MAX_ALL_MATCHES} matches; use --format envoy, or slice by fewer labels"
+            f"export --format httproute: {len(routes.on)} slices with {len(by_share)} shares exceed an HTTPRoute's "
+            f"{MAX_RULES} rules or {MAX_ALL_MATCHES} matches; use --format envoy, or slice by fewer labels"
         )
     rules: list[dict[str, Any]] = [
         {
