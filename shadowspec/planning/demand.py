@@ -23,7 +23,7 @@ from shadowspec.gate.verdict.trial_levels import is_superseded
 from shadowspec.store import Store
 from shadowspec.store.evidence.live_rows import sum_running
 from shadowspec.text import moment, percent, plain_text, plural, times
-from shadowspec.types import Decision, TestResult, Verdict
+from shadowspec.types import Decision, Verdict
 from shadowspec.types.speculation import draft_key
 
 FACTORS: Final = (1.0, 1.5, 2.0)  # times the demand that was measured
@@ -367,7 +367,7 @@ def endpoint_loads(
     for each in wholes:
         by_draft[str(draft_key(each.config))].append(each)
     # The best is chosen among all of them, so all of their bounds must hold.
-    error = math.fsum(test.alpha for each in wholes if (test := _speedup_test(each)) is not None)
+    error = math.fsum(test.alpha for each in wholes if (test := each.find_test("speedup")) is not None)
     found = [_of_draft(by_draft[draft], known, error, demand) for draft in sorted(by_draft)]
     return max(found, key=_merit, default=None)
 
@@ -404,7 +404,7 @@ def _of_draft(
 
 
 def _load_verdict(decision: Decision, verdict: Verdict, clip: float) -> LoadVerdict:
-    test = _speedup_test(decision)
+    test = decision.find_test("speedup")
     if test is None:
         return LoadVerdict(decision.concurrency, verdict, None, -clip, clip)
     return LoadVerdict(
@@ -414,10 +414,6 @@ def _load_verdict(decision: Decision, verdict: Verdict, clip: float) -> LoadVerd
         lower=math.log(test.lower) if test.lower else -clip,
         upper=math.log(test.upper) if test.upper else clip,
     )
-
-
-def _speedup_test(decision: Decision) -> TestResult | None:
-    return next((each for each in decision.tests if each.name == "speedup"), None)
 
 
 def _between(below: LoadVerdict, above: LoadVerdict) -> Verdict:

@@ -268,7 +268,7 @@ def displaced_text(test: TestResult) -> str | None:
 
 def find_test(decision: Decision | None, name: str) -> TestResult | None:
     """The decision's test of that name, as the gate stored it; None where it was not run."""
-    return next((test for test in decision.tests if test.name == name), None) if decision is not None else None
+    return None if decision is None else decision.find_test(name)
 
 
 def interval_text(interval: TestResult, format_value: Format) -> str:

@@ -13,7 +13,7 @@ from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, read_endpoint_decisions
 from shadowspec.rollout.control import Control, compare_pools
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.rollout.stages import RolloutStep, StageLook, next_step
+from shadowspec.rollout.stages import WHOLE_ENDPOINT, RolloutStep, StageLook, next_step
 from shadowspec.store import Store
 from shadowspec.text import slice_title
 from shadowspec.types import Decision, ReasonCode, Rollout, Stage, Verdict
@@ -92,7 +92,7 @@ def advance_rollouts(
     with store.endpoint_lock(endpoint):
         standing = {rollout.concurrency: rollout for rollout in store.rollouts(endpoint)}
         found = read_endpoint_decisions(store, endpoint, gate_policy, now)
-        controls = read_controls(store, endpoint, found, policy)
+        controls = read_controls(store, endpoint, found, list(standing.values()), policy)
         steps = next_steps(endpoint, found, list(standing.values()), policy, now, controls)
         changed = [step.rollout for step in steps if step.is_change(standing.get(step.rollout.concurrency))]
         if changed:
@@ -143,12 +143,14 @@ def _alarms(decisions: Sequence[Decision]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def read_controls(store: Store, endpoint: str, found: EndpointDecisions, policy: RolloutPolicy) -> dict[int, Control]:
+def read_controls(
+    store: Store, endpoint: str, found: EndpointDecisions, standing: Sequence[Rollout], policy: RolloutPolicy
+) -> dict[int, Control]:
     """Production's pools compared since each stage that serves speculation began, by load; empty without a plain pool.
 
     Every load reads the same pools: an engine's counters know no loads.
     """
-    served = [rollout for rollout in store.rollouts(endpoint) if rollout.stage is not Stage.SHADOW]
+    served = [rollout for rollout in standing if rollout.stage is not Stage.SHADOW]
     if not policy.has_control or not served:
         return {}
     windows = store.live_windows(endpoint, since=min(rollout.since for rollout in served))
@@ -169,20 +171,18 @@ def read_endpoint_controls(
     if not policy.has_control:
         return {}
     found = read_endpoint_decisions(store, endpoint, gate_policy, datetime.now(UTC))
-    return read_controls(store, endpoint, found, policy)
+    return read_controls(store, endpoint, found, store.rollouts(endpoint), policy)
 
 
 def _promised_speedup(found: EndpointDecisions, rollout: Rollout) -> float | None:
     """The lower bound of the whole endpoint's speedup in the shadow, with the config that is rolled out."""
-    decisions = [each.decision for each in found.latest]
-    tests = [
-        test
-        for decision in decisions
-        if not decision.slice_key
-        and (decision.concurrency, decision.fingerprint) == (rollout.concurrency, rollout.fingerprint)
-        for test in decision.tests
-    ]
-    return next((test.lower for test in tests if test.name == "speedup"), None)
+    served = WHOLE_ENDPOINT, rollout.concurrency, rollout.fingerprint
+    for each in found.latest:
+        decision = each.decision
+        if (decision.slice_key, decision.concurrency, decision.fingerprint) == served:
+            speedup = decision.find_test("speedup")
+            return None if speedup is None else speedup.lower
+    return None
 
 
 def _shares(decisions: Sequence[Decision]) -> dict[str, float]:

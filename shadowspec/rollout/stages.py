@@ -83,13 +83,12 @@ def next_step(current: Rollout | None, look: StageLook, policy: RolloutPolicy) -
                 else f"{whole_decision.verdict}: {whole_decision.reason}"
             )
             return RolloutStep(_shadow(look, current.fingerprint, "not_enabled", why), "a current ENABLE")
+        back = Stage.SHADOW if policy.alarm_stage == "shadow" else _PREVIOUS[current.stage]
         new = [name for name in look.alarms if name not in current.alarms]  # each moves it back once
         if new:
-            back = Stage.SHADOW if policy.alarm_stage == "shadow" else _PREVIOUS[current.stage]
             return RolloutStep(_move(current, back, look, policy, "alarm", f"alarm: {new[0]}"), f"{new[0]} to be over")
 
         if look.control is not None and look.control.verdict is ControlVerdict.REVERT:
-            back = Stage.SHADOW if policy.alarm_stage == "shadow" else _PREVIOUS[current.stage]
             moved = _move(current, back, look, policy, CONTROL, f"control: {look.control.reason}")
             return RolloutStep(moved, _retry(moved, look, policy))
 

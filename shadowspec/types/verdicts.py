@@ -372,6 +372,10 @@ class Decision:
     def slice_labels(self) -> dict[str, str]:
         return parse_slice_key(self.slice_key)
 
+    def find_test(self, name: str) -> TestResult | None:
+        """Its test of this name; None where it has none."""
+        return next((test for test in self.tests if test.name == name), None)
+
     @property
     def level(self) -> float | None:
         """Level of its run; None where it has none."""

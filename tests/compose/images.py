@@ -59,7 +59,7 @@ def substitutes(
 
 
 def pip_configuration(folder: Path) -> Path:
-    """A pip.conf with what this machine's pip was told about its index: in its files and in the environment."""
+    """A pip.conf with the settings of this machine's pip for its index: from its files and the environment."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout

@@ -70,6 +70,16 @@ class Progress:
         self._last = now
         self.say(f"{step}: done in {self.steps[step]:.0f} s")
 
+    def end(self, figures: dict[str, Any], out: Path | None) -> NoReturn:
+        """Print the figures with the times, keep them in a file, and exit with 1 where something is wrong."""
+        figures["seconds"] = self.steps | figures.get("seconds", {})
+        figures["total_s"] = round(time.monotonic() - self.began, 1)
+        document = json.dumps(figures, indent=1)
+        print(document)
+        if out is not None:
+            out.write_text(document + "\n", encoding="utf-8")
+        sys.exit(1 if figures["wrong"] else 0)
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -265,12 +275,7 @@ def main() -> NoReturn:
         sys.exit(f"test-compose: {error}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    figures |= {"seconds": progress.steps, "total_s": round(time.monotonic() - progress.began, 1)}
-    document = json.dumps(figures, indent=1)
-    print(document)
-    if chosen.out is not None:
-        chosen.out.write_text(document + "\n", encoding="utf-8")
-    sys.exit(1 if figures["wrong"] else 0)
+    progress.end(figures, chosen.out)
 
 
 if __name__ == "__main__":

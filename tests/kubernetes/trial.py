@@ -409,13 +409,7 @@ def main() -> NoReturn:
         sys.exit(f"test-kubernetes: {error}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    figures["seconds"] = progress.steps | figures["seconds"]
-    figures["total_s"] = round(time.monotonic() - progress.began, 1)
-    document = json.dumps(figures, indent=1)
-    print(document)
-    if chosen.out is not None:
-        chosen.out.write_text(document + "\n", encoding="utf-8")
-    sys.exit(1 if figures["wrong"] else 0)
+    progress.end(figures, chosen.out)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def _speedup(loads: Sequence[LoadFinding], clip: float) -> tuple[Bounds | None, 
 
 
 def _speedup_test(decision: Decision | None) -> TestResult | None:
-    return next((test for test in decision.tests if test.name == "speedup"), None) if decision else None
+    return decision.find_test("speedup") if decision else None
 
 
 def _log(bound: float | None, otherwise: float) -> float:

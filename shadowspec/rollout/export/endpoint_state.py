@@ -78,8 +78,8 @@ class ServedDecision:
     @property
     def speedup_lower(self) -> float:
         """Lower bound of the speedup; 0 without one."""
-        bounds = [test.lower for test in self.decision.tests if test.name == "speedup"]
-        return bounds[0] if bounds and bounds[0] is not None else 0.0
+        speedup = self.decision.find_test("speedup")
+        return speedup.lower if speedup is not None and speedup.lower is not None else 0.0
 
 
 def judge_decisions(
