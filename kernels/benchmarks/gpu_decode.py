@@ -11,6 +11,9 @@ Ways of running: steps launched anew, as recorded passes (CUDA graphs), and reco
 batch 1 is held against the target's weights at the bandwidth that a copy on the device reaches.  Waits of the host are
 counted by a profile of two lengths: what they differ by, for each step that they differ by.
 
+Outputs are compared on the bundled pair in float32: the greedy tokens of both arms, each way, with transformers' plain
+generation of one request after the other on the same device.
+
 `--small` runs all of it in small wherever it is: on a CPU a recorded pass is called again, kernels run in Triton's
 interpreter, and waits are not counted.  Its figures say that the script runs and nothing else.
 """
@@ -23,17 +26,18 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from decode import machine, theirs_assisted, theirs_plain
+from decode import bundled_prompts, machine, theirs_assisted, theirs_plain
 from printing import show
 from rerun import Rerun
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.device import choose_kernels, device_name
@@ -218,6 +222,31 @@ def waits_per_step(way: Way, requests: list[Request], *, speculates: bool) -> fl
     return (counted[1] - counted[0]) / (made[1] - made[0])
 
 
+@torch.inference_mode()
+def equal_outputs(names: Sequence[str], sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
+    """How many requests of the bundled pair have, each way and in each arm, the greedy tokens of transformers."""
+    models = [
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").to(device).eval()
+        for folder in (demo.TARGET, demo.TARGET, demo.DRAFT)
+    ]
+    theirs, target, draft = models[0], DirectLlama(models[1]), DirectLlama(models[2])
+    requests = [Request(prompt, greedy(sizes.output), 0) for prompt in bundled_prompts(sizes.requests)]
+    expected = []
+    for request in requests:
+        prompt = torch.tensor([request.prompt], device=device)
+        settings = {"max_new_tokens": sizes.output, "do_sample": False, "eos_token_id": None}
+        out = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+        expected.append(tuple(out[0, len(request.prompt) :].tolist()))
+    rows = []
+    for name in names:
+        way = Way(name, target, draft)
+        for arm in ("baseline", "speculative"):
+            decoded = way.decode(requests, speculates=arm == "speculative").decoded
+            equal = sum(tuple(ours.output) == tokens for ours, tokens in zip(decoded, expected, strict=True))
+            rows.append({"arm": arm, "way": name, "requests": len(requests), "equal": equal})
+    return rows
+
+
 def shortened(request: Request, max_tokens: int) -> Request:
     """The request with so many tokens of output."""
     return Request(request.prompt, greedy(max_tokens), request.seed)
@@ -267,6 +296,7 @@ def main() -> None:
         "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
         "num_parameters": {"target": target.num_parameters(), "draft": draft.num_parameters()},
         "bytes_per_second": bytes_per_second,
+        "equal_outputs": equal_outputs(names, sizes, device),
         "rates": rates(ways, (their_target, their_draft), requests, sizes, rounds),
         "steps": steps(ways, requests, rounds, bytes_per_second),
         "waits_per_step": [
@@ -276,7 +306,7 @@ def main() -> None:
         ],
         "kernels_ran": {way.name: way.kernels.ran() for way in ways if way.kernels is not None},
     }
-    for title in ("rates", "steps", "waits_per_step"):
+    for title in ("equal_outputs", "rates", "steps", "waits_per_step"):
         show(f"{title.replace('_', ' ')}{', in small: means nothing' if arguments.small else ''}", document[title])
     out = arguments.out or RESULTS / ("gpu_decode_small.json" if arguments.small else "gpu_decode.json")
     out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

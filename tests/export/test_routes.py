@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from shadowspec.errors import UsageError
 from shadowspec.rollout.export import routes
 from shadowspec.rollout.export.routes import Pool, Pools, Routes, choose_routes
+from shadowspec.servers.client import run_async
 from shadowspec.types import SLICE_HEADER, Decision, Override, Rollout, Stage, Verdict, slice_tag
 from tests.deploy import crds
 from tests.export.worlds import NOW, config, decision, judged
@@ -114,7 +114,7 @@ def routed_hosts(document: str, tag: str | None, calls: int = 1) -> set[str]:
         ]
         return {each["litellm_params"]["api_base"] for each in found}
 
-    return asyncio.run(ask())
+    return run_async(ask())
 
 
 SPECULATIVE, PLAIN = "http://spec.local:8001/v1", "http://plain.local:8002/v1"
