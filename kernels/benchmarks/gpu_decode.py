@@ -27,7 +27,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ import torch
 from decode import bundled_prompts, machine, theirs_assisted, theirs_plain
 from printing import show
 from rerun import Rerun
+from rich.console import Console
+from rich.progress import track
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from shadowspec import demo
@@ -66,8 +69,8 @@ class Sizes:
     assisted: int  # of these, what transformers' assisted generation is given, one after the other
 
 
-FULL = Sizes(128_256, (16, 2_048, 8_192, 32, 8), (6, 640, 2_560, 10, 2), 128, 128, 16, 2)
-SMALL = Sizes(512, (2, 64, 128, 4, 2), (1, 32, 64, 2, 1), 8, 6, 2, 1)
+FULL = Sizes(128_256, (16, 2_048, 8_192, 32, 8), (6, 640, 2_560, 10, 2), 128, 64, 16, 1)
+SMALL = Sizes(512, (2, 64, 128, 4, 2), (1, 32, 64, 2, 1), 8, 12, 2, 1)
 
 
 class Way:
@@ -123,54 +126,74 @@ def dtype_on(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def seconds(work: Callable[[], int], device: torch.device) -> tuple[float, int]:
-    """How long the work takes on the device, and its number of tokens."""
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """How long the work takes on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
-    tokens = work()
+    work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - began, tokens
+    return time.perf_counter() - began
 
 
-def num_tokens(result: ArmResult[Decoded]) -> int:
-    """Of all requests."""
-    return sum(len(decoded.output) for decoded in result.decoded)
+@dataclass(slots=True)
+class Contestant:
+    """One of those who decode in turn: transformers, or an arm of ours in one way."""
+
+    name: str
+    decode: Callable[[], int | ArmResult[Decoded]]  # its number of tokens, or our arm
+    row: dict[str, Any] | None = None  # of our arms: what its steps are
+    rates: list[float] = field(default_factory=list)  # tokens per second
+    step_ms: list[float] = field(default_factory=list)
+
+    def run(self, device: torch.device) -> None:
+        """Decode once."""
+        found: list[int | ArmResult[Decoded]] = []
+        taken = seconds(lambda: found.append(self.decode()), device)
+        (result,) = found
+        if isinstance(result, int):
+            self.rates.append(result / taken)
+            return
+        self.rates.append(sum(len(decoded.output) for decoded in result.decoded) / taken)
+        last = max(result.decoded, key=num_steps)
+        self.step_ms.append(last.timing.decode_ms / num_steps(last))
+        if self.row is not None:
+            self.row["tokens_per_step"] = (len(last.output) - 1) / num_steps(last)
 
 
-def rates(
-    ways: list[Way], theirs: tuple[Any, Any], requests: list[Request], sizes: Sizes, rounds: int
-) -> list[dict[str, Any]]:
-    """Tokens per second of both arms and of transformers, at all requests at once and at one."""
-    device = ways[0].target.device
-    works: dict[str, Callable[[], int]] = {
-        "transformers assisted, one by one": lambda: theirs_assisted(*theirs, requests[: sizes.assisted]),
-        f"transformers plain, {sizes.requests} at once": lambda: theirs_plain(theirs[0], requests),
-        "transformers plain, 1 at once": lambda: theirs_plain(theirs[0], requests[:1]),
-    }
+def contestants(ways: list[Way], theirs: tuple[Any, Any], requests: list[Request], sizes: Sizes) -> list[Contestant]:
+    """Transformers, and both arms each way, at all requests at once and at one."""
+    found = [
+        Contestant("transformers assisted, one by one", lambda: theirs_assisted(*theirs, requests[: sizes.assisted])),
+        Contestant(f"transformers plain, {sizes.requests} at once", lambda: theirs_plain(theirs[0], requests)),
+        Contestant("transformers plain, 1 at once", lambda: theirs_plain(theirs[0], requests[:1])),
+    ]
     for way in ways:
-        for arm, speculates in (("baseline", False), ("speculative", True)):
-            for item in (requests, requests[:1]):
-                works[f"{arm}, {len(item)} at once, {way.name}"] = lambda way=way, entry=item, speculates=speculates: (
-                    num_tokens(way.decode(entry, speculates=speculates))
+        for arm in ("baseline", "speculative"):
+            for some in (requests, requests[:1]):
+                found.append(
+                    Contestant(
+                        f"{arm}, {len(some)} at once, {way.name}",
+                        partial(way.decode, some, speculates=arm == "speculative"),
+                        {"arm": arm, "at_once": len(some), "way": way.name},
+                    )
                 )
-    found: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(rounds + 1):
-        for name, work in works.items():
-            taken, tokens = seconds(work, device)
-            if turn:
-                found[name].append(tokens / taken)
-    assisted = statistics.median(found["transformers assisted, one by one"])
+    return found
+
+
+def rates(raced: list[Contestant]) -> list[dict[str, Any]]:
+    """Tokens per second."""
+    assisted = statistics.median(raced[0].rates)
     return [
         {
-            "contestant": name,
-            "tokens_per_second": statistics.median(rows),
-            "lowest": min(rows),
-            "highest": max(rows),
-            "ratio_to_assisted": statistics.median(rows) / assisted,
+            "contestant": each.name,
+            "tokens_per_second": statistics.median(each.rates),
+            "lowest": min(each.rates),
+            "highest": max(each.rates),
+            "ratio_to_assisted": statistics.median(each.rates) / assisted,
         }
-        for name, rows in found.items()
+        for each in raced
     ]
 
 
@@ -181,28 +204,19 @@ def bandwidth(device: torch.device, sizes: Sizes) -> float:
     goal = torch.empty_like(source)
     taken = []
     for _ in range(20):
-        spent, _ = seconds(lambda: int(goal.copy_(source).shape[0]), device)
-        taken.append(spent)
+        taken.append(seconds(lambda: goal.copy_(source), device))
     return 2 * count / min(taken)
 
 
-def steps(ways: list[Way], requests: list[Request], rounds: int, bytes_per_second: float) -> list[dict[str, Any]]:
-    """A step of both arms at one request and at all; the baseline's at one beside the time to read the weights."""
+def steps(raced: list[Contestant], floor_ms: float) -> list[dict[str, Any]]:
+    """A step of our arms; the baseline's at one request beside the time to read the weights."""
     rows = []
-    weight_bytes = sum(weight.nbytes for weight in ways[0].target.parameters())
-    for way in ways:
-        for arm, speculates in (("baseline", False), ("speculative", True)):
-            for item in (requests[:1], requests):
-                found = []
-                for _ in range(rounds + 1):
-                    last = max(way.decode(item, speculates=speculates).decoded, key=num_steps)
-                    found.append(last.timing.decode_ms / num_steps(last))
-                step_ms, per_step = statistics.median(found[1:]), (len(last.output) - 1) / num_steps(last)
-                row: dict[str, Any] = {"arm": arm, "at_once": len(item), "way": way.name, "step_ms": step_ms}
-                row["tokens_per_step"] = per_step
-                is_bound = not speculates and len(item) == 1
-                row["ratio_to_weights"] = step_ms / (1e3 * weight_bytes / bytes_per_second) if is_bound else None
-                rows.append(row)
+    for each in raced:
+        if each.row is None:
+            continue
+        step_ms = statistics.median(each.step_ms)
+        is_bound = each.row["arm"] == "baseline" and each.row["at_once"] == 1
+        rows.append(each.row | {"step_ms": step_ms, "ratio_to_weights": step_ms / floor_ms if is_bound else None})
     return rows
 
 
@@ -211,7 +225,7 @@ def waits_per_step(way: Way, requests: list[Request], *, speculates: bool) -> fl
     if way.target.device.type != "cuda":
         return None
     counted, made = [], []
-    for share in (2, 1):
+    for share in (4, 1):
         short_requests = [shortened(request, request.sampling.max_tokens // share) for request in requests]
         way.decode(short_requests, speculates=speculates)
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -287,6 +301,7 @@ def main() -> None:
     prompts = torch.randint(1, sizes.vocabulary, (sizes.requests, sizes.prompt), generator=generator).tolist()
     requests = [Request(tuple(prompt), greedy(sizes.output), seed) for seed, prompt in enumerate(prompts)]
     bytes_per_second = bandwidth(device, sizes)
+    floor_ms = 1e3 * sum(weight.nbytes for weight in target.parameters()) / bytes_per_second
     document: dict[str, Any] = {
         "is_small": arguments.small,
         "device": device_name(device),
@@ -296,18 +311,29 @@ def main() -> None:
         "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
         "num_parameters": {"target": target.num_parameters(), "draft": draft.num_parameters()},
         "bytes_per_second": bytes_per_second,
-        "equal_outputs": equal_outputs(names, sizes, device),
-        "rates": rates(ways, (their_target, their_draft), requests, sizes, rounds),
-        "steps": steps(ways, requests, rounds, bytes_per_second),
-        "waits_per_step": [
-            {"arm": arm, "way": way.name, "waits": waits_per_step(way, requests, speculates=arm == "speculative")}
-            for way in ways
-            for arm in ("baseline", "speculative")
-        ],
-        "kernels_ran": {way.name: way.kernels.ran() for way in ways if way.kernels is not None},
+        "floor_ms": floor_ms,
     }
-    for title in ("equal_outputs", "rates", "steps", "waits_per_step"):
-        show(f"{title.replace('_', ' ')}{', in small: means nothing' if arguments.small else ''}", document[title])
+
+    def add(title: str, rows: list[dict[str, Any]]) -> None:
+        document[title] = rows
+        show(f"{title.replace('_', ' ')}{', in small: means nothing' if arguments.small else ''}", rows)
+
+    add("equal_outputs", equal_outputs(names, sizes, device))
+    raced = contestants(ways, (their_target, their_draft), requests, sizes)
+    for turn in range(rounds + 1):
+        for each in track(raced, f"round {turn} of {rounds}" if turn else "warming up", console=Console(stderr=True)):
+            each.run(device)
+    for each in raced:  # the first round warmed up
+        del each.rates[0], each.step_ms[:1]
+    add("rates", rates(raced))
+    add("steps", steps(raced, floor_ms))
+    counted = [
+        {"arm": arm, "way": way.name, "waits": waits_per_step(way, requests[:1], speculates=arm == "speculative")}
+        for way in ways
+        for arm in ("baseline", "speculative")
+    ]
+    add("waits_per_step", counted)
+    document["kernels_ran"] = {way.name: way.kernels.ran() for way in ways if way.kernels is not None}
     out = arguments.out or RESULTS / ("gpu_decode_small.json" if arguments.small else "gpu_decode.json")
     out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
