@@ -21,7 +21,7 @@ _BY_HAND = "[by hand](export.md#how-this-is-checked)"
 
 # By engine: how acceptance and latency were measured on it, and the live guard.
 _MEASURED = {
-    IN_PROCESS: "[real, CPU](research/benchmarks.md); no GPU",
+    IN_PROCESS: "[real, CPU](research/benchmarks.md); [one GPU](engine.md#what-is-timed)",
     "vllm": f"{_VLLM_RESULT}; no GPU",
     "sglang": _FAKE.format("test_sglang.py") + " only",
     "tensorrt-llm": "refused: it does not report counts",

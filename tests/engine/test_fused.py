@@ -16,7 +16,7 @@ from shadowspec.engine import Engine, Models
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import fingerprint_candidate
 from shadowspec.engine.decode import decode_batch
-from shadowspec.engine.device import choose_kernels
+from shadowspec.engine.device import choose_device, choose_kernels
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers import Proposer
@@ -35,7 +35,7 @@ from tests.engine.test_measure import block, prompt
 from tests.engine.test_static_passes import new_recorder
 from tests.small_models import VOCABULARY, tiny_llama
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = choose_device("auto")
 DEPTH = 2
 SAMPLING = {
     "greedy": SamplingParameters(temperature=0.0, max_tokens=8),

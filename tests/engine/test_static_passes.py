@@ -22,7 +22,7 @@ from shadowspec.engine.arms import Gauge, record_ahead
 from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.candidate import Candidate, fingerprint_candidate
 from shadowspec.engine.decode import Decoded, decode_batch
-from shadowspec.engine.device import choose_recorder
+from shadowspec.engine.device import choose_device, choose_recorder
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers import Proposer
@@ -37,7 +37,7 @@ from tests.engine.test_measure import block, prompt
 from tests.engine.test_transfer import watched
 from tests.small_models import VOCABULARY
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = choose_device("auto")
 KINDS = ["baseline", "draft", "adaptive", "ngram", "suffix"]
 
 
@@ -264,6 +264,19 @@ def test_what_ran_is_in_the_fingerprint(pair: Pair) -> None:
         passes = {"target_passes": name} | ({"draft_passes": name} if after.draft is not None else {})
         assert after.config.details == {**before.config.details, **passes}
         assert after.config.fingerprint != before.config.fingerprint
+
+
+def test_attention_on_a_gpu_runs_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN reads a mask at a misaligned address: `try` on an H100 ended at its first block."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        for name in ("auto", "cuda", "cuda:1"):
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            assert choose_device(name).type == "cuda"
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
 
 def test_models_are_loaded_with_the_passes_that_are_asked_for(
