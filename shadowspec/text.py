@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from shadowspec.errors import UsageError
 from shadowspec.types import parse_slice_key
+
+Item = TypeVar("Item")
 
 DASH = "\u2014"
 MINUS = "\u2212"
@@ -40,6 +42,18 @@ def slice_title(slice_key: str) -> str:
     """A slice as every text output writes it: `prompt_class=code, sampling_regime=high`; "" is the whole endpoint."""
     labels = parse_slice_key(slice_key).items()
     return ", ".join(f"{name}={value}" for name, value in labels) or "whole endpoint"
+
+
+def distinct_slices(
+    items: Iterable[Item], slice_key_of: Callable[[Item], str], differs: Callable[[Item], bool] = lambda _: False
+) -> list[Item]:
+    """One endpoint's items to show: an only slice is the same evidence as the whole endpoint ("") and left out.
+
+    An item of it that `differs` all the same, as under an override, is shown.
+    """
+    found = list(items)
+    is_only = len({slice_key_of(each) for each in found} - {""}) == 1
+    return [each for each in found if not is_only or not slice_key_of(each) or differs(each)]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from shadowspec.config import load_config
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.planning.still_needed import needed_for_promotion
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
+from shadowspec.text import plural
 from tests.gate.test_decision import draw_runs, evidence_of, look
 from tests.gate.worlds import START
 from tests.tap.formats.samples import kong_entry, structured
@@ -103,9 +104,16 @@ def test_what_production_would_still_want_is_what_the_decision_lacks() -> None:
     span = "evidence from 1 day, 7 needed"
     assert needed_for_promotion(enabled, policy) == [span]
     held = look(evidence_of(draw_runs(24)), policy)
+    names = [test.name for test in held.tests if test.is_required and test.outcome == "open"]
+    assert len(names) > 1
     assert needed_for_promotion(held, policy) == [
         "evidence from 1 day, 7 needed",
+        f"{plural(len(names), 'open test')} ({', '.join(names)}): "
         f"about {held.clusters_needed} more sessions (2.7 minutes of this traffic)",
     ]
     waiting = look(evidence_of(draw_runs(4)), policy, has_entered=False)
-    assert needed_for_promotion(waiting, policy)[1].startswith(f"at least {waiting.clusters_needed} more sessions (")
+    assert (
+        needed_for_promotion(waiting, policy)[1]
+        .split("): ")[1]
+        .startswith(f"at least {waiting.clusters_needed} more sessions (")
+    )

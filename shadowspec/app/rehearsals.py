@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from shadowspec.config import Config
+from shadowspec.reports.notes import unfinished_trials
 from shadowspec.rollout.endpoint_run import run_endpoint_gate
 from shadowspec.store import Store
 from shadowspec.types import Decision
@@ -19,13 +22,31 @@ REHEARSALS_SHARE: Final = 0.05  # ... and this share of the time, at most, is sp
 
 @dataclass(frozen=True, slots=True)
 class MeasuringProgress:
-    """How far measuring is; `eta_s` is to its end, `decisions` are of the last rehearsal."""
+    """How far measuring is; `decisions` are of the last rehearsal.
+
+    `eta_s` is to the end of the recording, `limit_s` until --minutes ends measuring (infinite without it).
+    """
 
     done: Progress
     num_records: int
     seconds: float
     eta_s: float
+    limit_s: float
     decisions: Sequence[Decision]
+
+
+@contextmanager
+def rehearsed(config: Config, store: Store, endpoints: Iterable[str]) -> Iterator[Store]:
+    """The store; where a trial's recording is not read to its end, with a gate run on it that is undone at the end."""
+    chosen = {name: config.endpoints[name] for name in endpoints}
+    trials = unfinished_trials(store, {name: endpoint.policy for name, endpoint in chosen.items()})
+    if not trials:
+        yield store
+        return
+    with store.rehearsal(trials[0]) as undone:
+        for name in trials:
+            run_endpoint_gate(undone, name, chosen[name].policy, chosen[name].rollout, input_ended=True)
+        yield undone
 
 
 class Rehearsals:
@@ -39,14 +60,17 @@ class Rehearsals:
         on_progress: Callable[[MeasuringProgress], None],
         *,
         eta: Callable[[Progress, float], float] | None = None,
+        ends_at: float = math.inf,
     ) -> None:
         """
         Args:
             on_progress: called after every record and block.
-            eta: seconds to the end, by the progress and the seconds so far.  Default: by the share of records read.
+            ends_at: when a limit of the time ends measuring, by the monotonic clock.
+            eta: seconds to the recording's end, by the progress and the seconds so far.  Default: by the share of
+                records read.
         """
         self._config, self._store, self._num_records = config, store, num_records
-        self._on_progress, self._eta = on_progress, eta or self._eta_by_records
+        self._on_progress, self._eta, self._ends_at = on_progress, eta or self._eta_by_records, ends_at
         self._started = time.monotonic()
         self._next = 0.0
         self.done = Progress(0, 0, 0, 0)
@@ -72,7 +96,8 @@ class Rehearsals:
     def progress(self) -> MeasuringProgress:
         """How far it is now."""
         seconds = self.seconds
-        return MeasuringProgress(self.done, self._num_records, seconds, self._eta(self.done, seconds), self._decisions)
+        eta_s, limit_s = self._eta(self.done, seconds), self._ends_at - time.monotonic()
+        return MeasuringProgress(self.done, self._num_records, seconds, eta_s, limit_s, self._decisions)
 
     def _eta_by_records(self, done: Progress, seconds: float) -> float:
         return seconds * (self._num_records / max(done.records_read, 1) - 1.0)

@@ -17,15 +17,20 @@ def require_measured(store: Store) -> None:
         raise NoDataError("nothing has been measured yet: run `shadowspec run FILE` first")
 
 
-def no_decision(store: Store, endpoints: Collection[str]) -> NoDataError:
-    """Why there is no decision on these endpoints, and which command to run."""
-    require_measured(store)
-    names = ", ".join(endpoints)
-    number = sum(
+def num_measured(store: Store, endpoints: Collection[str]) -> int:
+    """Requests of these endpoints that were measured."""
+    return sum(
         number
         for (endpoint, counter, _), number in store.funnel().items()
         if endpoint in endpoints and counter is FunnelCounter.MEASURED
     )
+
+
+def no_decision(store: Store, endpoints: Collection[str]) -> NoDataError:
+    """Why there is no decision on these endpoints, and which command to run."""
+    require_measured(store)
+    names = ", ".join(endpoints)
+    number = num_measured(store, endpoints)
     if not number:
         return NoDataError(f"{names}: nothing has been measured yet: run `shadowspec run FILE` first")
     if all(store.folded_evidence(name).progress is None for name in endpoints):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +34,8 @@ MAX_SHOWN = 20  # figures that differ; --json has all of them
 class GateRun:
     """The results of one gate run over its endpoints; `standing` has the decisions after overrides.
 
-    `loads` are those decisions by load, under production's demand where it is measured.
+    `loads` are those decisions by load, under production's demand where it is measured.  With `is_rehearsal`, trials
+    whose recording is not read to its end are among them.
     """
 
     decisions: list[Decision]
@@ -42,50 +43,67 @@ class GateRun:
     audits: dict[str, tuple[AuditRow, ...]]  # by endpoint
     steps: list[RolloutStep]
     loads: list[EndpointLoads]
+    is_rehearsal: bool = False
 
 
 def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
-    """Decide the configured endpoints (or one of them), audit the engine, and move the rollouts."""
+    """Decide the configured endpoints (or one of them), audit the engine, and move the rollouts.
+
+    A trial whose recording is not read to its end is rehearsed, unless `input_ended` says what comes.
+    """
+    from shadowspec.reports.notes import unfinished_trials
     from shadowspec.rollout.endpoint_run import GatePolicies, run_gates
 
-    policies = GatePolicies(
-        _policies(config, endpoint), {name: settings.rollout for name, settings in config.endpoints.items()}
-    )
+    chosen = _policies(config, endpoint)
     with _measured_store(config) as store:
+        trials = unfinished_trials(store, chosen) if input_ended is None else []
+        policies = GatePolicies(
+            {name: policy for name, policy in chosen.items() if name not in trials},
+            {name: settings.rollout for name, settings in config.endpoints.items()},
+        )
         runs, errors = run_gates(store, policies, input_ended=input_ended)
         if errors:
             raise next(iter(errors.values()))
-        return _require_decided(_gather(store, runs, policies.gate), store, policies.gate)
+        found = [_gather(store, runs, policies.gate), *(_rehearse(config, store, name, True) for name in trials)]
+        return _together(found, store, chosen, is_rehearsal=bool(trials))
 
 
 def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
     """The results that `decide` would have, by the same steps; all of it is undone."""
+    from shadowspec.reports.notes import unfinished_trials
+
+    chosen = _policies(config, endpoint)
+    with _measured_store(config) as store:
+        trials = unfinished_trials(store, chosen) if input_ended is None else []
+        found = [_rehearse(config, store, name, name in trials or input_ended) for name in chosen]
+        return _together(found, store, chosen, is_rehearsal=bool(trials))
+
+
+def _rehearse(config: Config, store: Store, name: str, input_ended: bool | None) -> GateRun:
+    """One endpoint's results; no rollout moves."""
     from shadowspec.rollout.endpoint_run import run_endpoint_gate
 
-    found = []
-    with _measured_store(config) as store:
-        for name, policy in _policies(config, endpoint).items():
-            rollout_policy = config.endpoints[name].rollout
-            with store.rehearsal(name) as undone:
-                run = run_endpoint_gate(undone, name, policy, rollout_policy, input_ended=input_ended)
-                found.append(_gather(undone, {name: run}, {name: policy}))
-        together = GateRun(
-            [decision for run in found for decision in run.decisions],
-            [decision for run in found for decision in run.standing],
-            {name: rows for run in found for name, rows in run.audits.items()},
-            [],  # no rollout moves
-            [loads for run in found for loads in run.loads],
-        )
-        return _require_decided(together, store, _policies(config, endpoint))
+    settings = config.endpoints[name]
+    with store.rehearsal(name) as undone:
+        run = run_endpoint_gate(undone, name, settings.policy, settings.rollout, input_ended=input_ended)
+        return replace(_gather(undone, {name: run}, {name: settings.policy}), steps=[])
 
 
-def _require_decided(run: GateRun, store: Store, endpoints: Collection[str]) -> GateRun:
+def _together(found: Sequence[GateRun], store: Store, endpoints: Collection[str], *, is_rehearsal: bool) -> GateRun:
     """
     Raises:
-        NoDataError: it has no decision; the message says why.
+        NoDataError: there is no decision; the message says why.
     """
     from shadowspec.app.stored_evidence import no_decision
 
+    run = GateRun(
+        [decision for run in found for decision in run.decisions],
+        [decision for run in found for decision in run.standing],
+        {name: rows for run in found for name, rows in run.audits.items()},
+        [step for run in found for step in run.steps],
+        [loads for run in found for loads in run.loads],
+        is_rehearsal,
+    )
     if not run.decisions:
         raise no_decision(store, endpoints)
     return run
@@ -176,6 +194,8 @@ def gate(
             ],
             "loads": [each.document() for each in run.loads],
         }
+        if run.is_rehearsal:
+            document["rehearsal"] = True
         if dry_run:
             document["dry_run"] = True
         else:
@@ -184,10 +204,14 @@ def gate(
         print_json(document)
         return
     from shadowspec.reports.next_steps import best_decision, next_step
+    from shadowspec.reports.notes import REHEARSAL_NOTE
     from shadowspec.reports.report.terminal import tables_of_tests, verdict_tables
 
     for table in (*verdict_tables(standing), *(tables_of_tests(standing) if tests else ())):
         results.print(table)
+    trial = (config.dashboard.data_note or "",) if any(each.recording_only for each in standing) else ()
+    for note in filter(None, (*trial, REHEARSAL_NOTE if run.is_rehearsal else "")):
+        results.print(note, markup=False, highlight=False, soft_wrap=True)
     if steps:
         results.print(rollout_table(steps))
     _print_audits(run, with_all=tests)

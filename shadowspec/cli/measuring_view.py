@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shadowspec.app.console import SECONDS_BETWEEN_LINES, notes
+from shadowspec.text import distinct_slices
 
 if TYPE_CHECKING:
     from shadowspec.app.rehearsals import MeasuringProgress
@@ -21,14 +23,13 @@ if TYPE_CHECKING:
 
 
 def shown_decisions(decisions: Sequence[Decision]) -> list[Decision]:
-    """Of several endpoints the decisions on each as a whole; of one those by slice and candidate.
-
-    A slice that is its whole endpoint is left out.
-    """
-    num_endpoints, num_slices = len({each.endpoint for each in decisions}), len({each.slice_key for each in decisions})
-    is_divided = num_endpoints == 1 and num_slices > 2  # one of them is the whole endpoint
-    shown = [each for each in decisions if is_divided or not each.slice_key]
-    return sorted(shown, key=lambda each: (each.endpoint, each.slice_key, each.config.name))
+    """Of several endpoints the decisions on each as a whole; of one those by slice and candidate."""
+    is_one = len({each.endpoint for each in decisions}) == 1
+    shown = [each for each in decisions if is_one or not each.slice_key]
+    return sorted(
+        distinct_slices(shown, attrgetter("slice_key")),
+        key=lambda each: (each.endpoint, each.slice_key, each.config.name),
+    )
 
 
 class MeasuringView:
@@ -119,8 +120,11 @@ def _headline(progress: MeasuringProgress, since: float = 0.0) -> str:
 
     done = progress.done
     found = f", {done.requests_found:,} measured before" if done.requests_found else ""
+    limit_s = max(progress.limit_s - since, 0.0)
+    limit = f", --minutes ends it in {span_text(limit_s)}" if limit_s < progress.eta_s - since else ""
     return (
         f"{done.records_read:,}/{plural(progress.num_records, 'record')}, "
         f"{plural(done.blocks_measured, 'block')}, {plural(done.requests_measured, 'request')}{found}, "
-        f"{span_text(progress.seconds + since)}, about {span_text(max(progress.eta_s - since, 0.0))} left"
+        f"{span_text(progress.seconds + since)}, about {span_text(max(progress.eta_s - since, 0.0))} "
+        f"to the end of the recording{limit}"
     )

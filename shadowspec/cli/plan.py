@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from shadowspec.app.console import print_json, progress_bar, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
-from shadowspec.text import plural, slice_title, span_text
+from shadowspec.text import distinct_slices, plural, slice_title, span_text
 from shadowspec.types import parse_slice_key
 
 if TYPE_CHECKING:
@@ -47,11 +48,13 @@ def plan(
 
     The plan decides and writes nothing. It simulates future traffic from the evidence so far.
     """
+    from shadowspec.app.rehearsals import rehearsed
     from shadowspec.app.stored_evidence import no_decision, require_measured
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import UsageError
     from shadowspec.planning.plans import plan_stored
     from shadowspec.planning.sizing import size_endpoint, stored_costs, stored_traffic
+    from shadowspec.reports.notes import REHEARSAL_NOTE
     from shadowspec.store import Store
     from shadowspec.text import parse_duration
 
@@ -62,7 +65,7 @@ def plan(
     if rate is not None and (decide_within is None or endpoint is None or rate == 0.0):
         raise UsageError("--rate must be above 0 and needs --endpoint and --decide-within")
     within_s = None if decide_within is None else parse_duration(decide_within).total_seconds()
-    with Store.open(config.database_url) as store:
+    with Store.open(config.database_url) as opened, rehearsed(config, opened, chosen) as store:
         require_measured(store)
         measured = store.endpoints()
         names = [name for name in chosen if name in measured]
@@ -99,6 +102,8 @@ def plan(
         return
     for endpoint_plan in plans:
         _print(endpoint_plan)
+    if store is not opened:
+        results.print(REHEARSAL_NOTE, markup=False, highlight=False, soft_wrap=True)
     if within_s is not None:
         _print_sizing(sizings, within_s)
 
@@ -213,7 +218,7 @@ def _hypothesis_document(plan: HypothesisPlan) -> dict[str, Any]:
 def _print(plan: EndpointPlan) -> None:
     several = len({(each.hypothesis.concurrency, each.hypothesis.config.fingerprint) for each in plan.hypotheses}) > 1
     table = Table("slice", "verdict", "still needed", "in simulated outcomes", title=plan.endpoint, box=None)
-    for each in plan.hypotheses:
+    for each in distinct_slices(plan.hypotheses, attrgetter("hypothesis.slice_key")):
         hypothesis = each.hypothesis
         candidate = f" ({hypothesis.config.config.name}, load {hypothesis.concurrency})" if several else ""
         name = f"{slice_title(hypothesis.slice_key)}{candidate}"
@@ -224,7 +229,7 @@ def _print(plan: EndpointPlan) -> None:
         "slice", "load", "decided in", "device time so far", "still to come", "first sample_rate",
         title=f"{plan.endpoint}: time and cost{capacity}", box=None,
     )  # fmt: skip
-    for part in plan.slices:
+    for part in distinct_slices(plan.slices, attrgetter("slice_key")):
         spent = "" if part.shadow_time is None else span_text(part.shadow_time.so_far_s)
         cells = (
             *(slice_title(part.slice_key), str(part.concurrency), _describe_wait(part), spent),
@@ -274,7 +279,8 @@ def _needed(plan: HypothesisPlan) -> str:
     """The gate's estimate, and the test that takes longest."""
     if not plan.is_open:
         return plan.note
-    estimate = (plan.note or "no estimate yet") if plan.needed is None else plan.needed.text
+    unknown = "ENABLE is not expected" if plan.enable_share < plan.disable_share else "no estimate yet"
+    estimate = plan.note or unknown if plan.needed is None else plan.needed.text
     waiting = [test for test in plan.tests if test.is_required and test.median != 0.0]
     if not waiting:
         return estimate

@@ -81,12 +81,14 @@ def report(
 
 
 def _full(config: Config, store: Store, form: ReportFormat) -> str:
+    from shadowspec.app.rehearsals import rehearsed
     from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
 
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     loads = {name: [load.concurrency for load in endpoint.rule.loads] for name, endpoint in config.endpoints.items()}
     note, price = data_disclaimer(config), config.dashboard.price_per_gpu_hour
-    built = build_report(store, policies, datetime.now(UTC), data_note=note, loads=loads, price_per_hour=price)
+    with rehearsed(config, store, config.endpoints) as decided:
+        built = build_report(decided, policies, datetime.now(UTC), data_note=note, loads=loads, price_per_hour=price)
     return {ReportFormat.HTML: render_html, ReportFormat.MD: render_markdown, ReportFormat.JSON: render_json}[form](
         built
     )

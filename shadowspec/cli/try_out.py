@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,13 +37,18 @@ def try_out(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", metavar="N", help="Measure for at most N minutes; default: the whole recording."),
+        typer.Option(
+            "--minutes",
+            metavar="N",
+            help="Upper limit of the whole command, loading included. No block begins that would end later, but one is "
+            "always measured. Default: the whole recording.",
+        ),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for configuration, database and report.")
     ] = DEFAULT_OUT,
     models: ServedNamesOption = None,
-    load: Annotated[int, typer.Option("--load", min=1, help="Concurrency.")] = DEFAULT_LOAD,
+    load: Annotated[int, typer.Option("--load", min=1, help="Requests at once, as in production.")] = DEFAULT_LOAD,
     serving_engine: Annotated[
         str | None,
         typer.Option(
@@ -58,6 +65,7 @@ def try_out(
     so far; run the same command again to resume. The policy is a trial policy: its verdicts are valid for this
     recording only, and `export` and `check` refuse them.
     """
+    started = time.monotonic()
     from shadowspec.app.try_out.preparation import prepare
     from shadowspec.cli.init import choose_serving_engine
     from shadowspec.errors import NoDataError, UsageError
@@ -75,9 +83,10 @@ def try_out(
 
     with notes.status("loading models") as status, load_trial(trial) as loaded:
         status.stop()
+        trial = loaded.trial
         _print_estimate(loaded, minutes)
         with MeasuringView() as view:
-            outcome = loaded.measure(minutes, view.show)
+            outcome = loaded.measure(started + (math.inf if minutes is None else minutes * 60.0), view.show)
     report = out / "report.html"
     has_figures = outcome.progress.done.requests_measured + outcome.progress.done.requests_found > 0
     if has_figures:
@@ -104,7 +113,10 @@ def _print_plan(trial: Trial) -> None:
     sampled = "" if trial.sample.scale == 1.0 else f" in the first {trial.sample.num_sampled:,} lines"
     span = span_text((survey.last - survey.first).total_seconds())
     candidates = ", ".join(each.name for each in trial.config.endpoints[inputs.endpoint].candidates)
-    labels = ", ".join(trial.slicing.slice_by) if trial.slicing.is_divided else "none"
+    labels = ", ".join(trial.slicing.slice_by) + (
+        "" if trial.slicing.is_divided else " (one slice: the whole endpoint)"
+    )
+    few = "; more sessions are needed, so expect HOLD or DISABLE" if trial.num_timed < trial.min_timed else ""
     lines = [
         f"{plural(num_requests, 'usable request')} of {plural(num_sessions, 'session')}{sampled}, {span}, "
         f"model {', '.join(inputs.served_models)}",
@@ -112,6 +124,8 @@ def _print_plan(trial: Trial) -> None:
         *([f"other models in the file, left out: {', '.join(others)} (--model NAME)"] if others else []),
         f"candidates: {candidates}; load: {inputs.concurrency} requests at once (--load); slices by: {labels}",
         f"serving engine: {verdicts_for(inputs.serving_engine)}",
+        f"timed: about {plural(round(trial.num_timed), 'request')}, one of each session; ENABLE is possible from "
+        f"{trial.min_timed:,} on{few}",
         f"trial policy: verdicts speak of this recording only ({trial.config_path})",
     ]
     for line in lines:
@@ -121,11 +135,11 @@ def _print_plan(trial: Trial) -> None:
 def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
     from shadowspec.text import plural, span_text
 
-    seconds = loaded.estimated_s
-    limit = "" if minutes is None or minutes * 60 >= seconds else f"; --minutes ends it after {span_text(minutes * 60)}"
+    limit = "" if minutes is None else f"; --minutes ends the command after {span_text(minutes * 60)}"
+    basis = f"the {plural(loaded.num_before, 'request')} measured before" if loaded.num_before else "a warm-up"
     notes.print(
-        f"estimate: {plural(round(loaded.trial.num_timed), 'request')} in about {span_text(seconds)}{limit}; "
-        "Ctrl-C ends it with the verdict so far",
+        f"estimate: {plural(round(loaded.num_left), 'request')} in about {span_text(loaded.estimated_s)}, by {basis}"
+        f"{limit}; Ctrl-C ends it with the verdict so far",
         highlight=False,
         soft_wrap=True,
     )
@@ -141,18 +155,17 @@ def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
 def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
     """The verdicts, what production still needs, and the next step."""
     from shadowspec.cli.measuring_view import shown_decisions
-    from shadowspec.reports.next_steps import best_decision
+    from shadowspec.reports.notes import REHEARSAL_NOTE
     from shadowspec.reports.rendering import decision_document
     from shadowspec.reports.report import verdict_tables
     from shadowspec.text import span_text
 
-    best = best_decision(outcome.decisions)
-    progress, wanted = outcome.progress, _still_wanted(trial, best)
-    of_best = "" if best is None else f" of {best.config.name}"
+    progress, wanted, is_whole = outcome.progress, _still_wanted(trial, outcome.decisions), outcome.ended_by == "end"
     if as_json:
         print_json(
             {
                 "recording_only": True,
+                "rehearsal": not is_whole,
                 "decisions": [decision_document(decision) for decision in outcome.decisions],
                 "still_wanted": wanted,
                 "ended_by": outcome.ended_by,
@@ -167,34 +180,37 @@ def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json
         return
     for table in verdict_tables(shown_decisions(outcome.decisions)):
         results.print(table)
-    is_whole = outcome.ended_by == "end"
     part = "" if is_whole else f" ({progress.done.records_read:,} of {progress.num_records:,} records read)"
     lines = [
+        trial.config.dashboard.data_note or "",
+        *([] if is_whole else [REHEARSAL_NOTE]),
         f"Trial of this recording{part}: {progress.done.requests_measured:,} requests measured in "
         f"{span_text(progress.seconds)}"
         + (f", {progress.done.requests_found:,} before" if progress.done.requests_found else "")
         + ".",
-        f"A production policy still needs{of_best}: {'; '.join(wanted)}.",
+        *(f"{name} still needs for production: {'; '.join(needed)}." for name, needed in wanted.items()),
         f"Next: open {report}; "
         + (
-            "record more traffic and try it with another --out."
+            "record more sessions and try them with another --out."
             if is_whole
             else "run the same command again to resume."
         ),
-        f"For production: shadowspec init, then measure the mirror of your gateway; this trial is {trial.config_path}.",
+        "On the same evidence, `shadowspec gate --tests` shows every test, `shadowspec plan` the sessions needed, "
+        f"`shadowspec report` this report; each needs --config {trial.config_path}.",
+        "For production: shadowspec init, then measure the mirror of your gateway.",
     ]
     for line in lines:
         results.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _still_wanted(trial: Trial, best: Decision | None) -> list[str]:
-    """What the best candidate still needs for an ENABLE that may be promoted."""
+def _still_wanted(trial: Trial, decisions: Sequence[Decision]) -> dict[str, list[str]]:
+    """What each candidate still needs for an ENABLE that may be promoted."""
     from shadowspec.planning.still_needed import needed_for_promotion
     from shadowspec.types.engine_names import IN_PROCESS, parse_engines
 
     policy, engine = trial.config.endpoints[trial.inputs.endpoint].policy, trial.inputs.serving_engine
     serves = "the engine that serves" if parse_engines(engine)[0].name == IN_PROCESS else engine
-    return [
-        *([] if best is None else needed_for_promotion(best, policy)),
-        f"latency measured on {serves}, through two servers (docs/servers.md)",
-    ]
+    latency = f"latency measured on {serves}, through two servers (docs/servers.md)"
+    return {
+        each.config.name: [*needed_for_promotion(each, policy), latency] for each in decisions if not each.slice_key
+    }

@@ -156,6 +156,13 @@ class Engine:
         num_batches = len(WARM_UP_TEMPERATURES) * self._settings.warmup_blocks * (1 + len(self.candidates))
         return WARM_UP_TOKENS * num_batches
 
+    def time_prefill(self, slots: int, num_tokens: int) -> float:
+        """Seconds in which the baseline takes in a batch of prompts of this length and decodes a token of each."""
+        vocabulary = int(self.target.model.config.vocab_size)
+        prompts = [tuple((row + token) % vocabulary for token in range(num_tokens)) for row in range(slots)]
+        requests = [Request(prompt, SamplingParameters(max_tokens=1), row) for row, prompt in enumerate(prompts)]
+        return self._arms.run(requests, None, slots).duration_ms / 1e3
+
     def _runs(
         self,
         block: Block,

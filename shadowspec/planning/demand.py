@@ -359,9 +359,9 @@ def endpoint_loads(
         fingerprint: only this one's.
 
     Returns:
-        None where no load was judged.
+        None where no load was judged, or only in a trial, which serves none.
     """
-    known = [each for each in decisions if not is_superseded(each)]
+    known = [each for each in decisions if not is_superseded(each) and not each.recording_only]
     wholes = [each for each in known if not each.slice_key and fingerprint in (None, each.fingerprint)]
     by_draft: dict[str, list[Decision]] = defaultdict(list)
     for each in wholes:

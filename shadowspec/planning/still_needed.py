@@ -38,13 +38,14 @@ def still_needed(decision: Decision) -> StillNeeded | None:
 
 
 def needed_for_promotion(decision: Decision, policy: GatePolicy) -> list[str]:
-    """The evidence that a decision still needs for an ENABLE that may be promoted: span, sessions, failed tests."""
+    """The evidence that a decision still needs for an ENABLE that may be promoted: span, open tests, failed tests."""
     required = [result for result in decision.tests if result.is_required]
     undecided = [result for result in required if result.outcome == "open"]
     wanted = [] if (too_short := short_span(decision.evidence, policy)) is None else [too_short]
-    if (needed := still_needed(decision)) is not None:
-        wanted.append(needed.text)
-    elif undecided:
-        wanted.append(outlook(slowest_of(undecided)))
+    if undecided:
+        needed = still_needed(decision)
+        names = ", ".join(result.name for result in undecided)
+        how = outlook(slowest_of(undecided)) if needed is None else needed.text
+        wanted.append(f"{plural(len(undecided), 'open test')} ({names}): {how}")
     failed = [result for result in required if result.outcome == "fail"]
     return [*wanted, *(f"{figures(result)}: the limit is {number(result.threshold)}" for result in failed)]

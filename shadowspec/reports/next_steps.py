@@ -10,8 +10,9 @@ from shadowspec.planning.still_needed import still_needed
 from shadowspec.reports.definitions import find_test
 from shadowspec.text import plain_text
 from shadowspec.types import Decision, ReasonCode, Verdict
-from shadowspec.types.reason_codes import GATE_AGAIN
+from shadowspec.types.reason_codes import SEND_TRAFFIC
 
+RECORD_MORE: Final = "measure the recording to its end, or record more sessions and try them with another --out"
 STEPS: Final = {code.value: code.step for code in ReasonCode}
 
 
@@ -40,7 +41,8 @@ def next_action(decision: Decision) -> str:
     if decision.verdict is Verdict.ENABLE:
         name, config = plain_text(decision.endpoint), plain_text(decision.config.name)
         return f"promote {config}: `shadowspec check --endpoint {name}`, then `shadowspec export`"
-    return STEPS.get(decision.reason_code, f"send traffic, {GATE_AGAIN}")  # a decision of a later version
+    step = STEPS.get(decision.reason_code, SEND_TRAFFIC)  # the latter of a later version's decision
+    return RECORD_MORE if decision.recording_only and step == SEND_TRAFFIC else step
 
 
 def next_step(decision: Decision) -> str:

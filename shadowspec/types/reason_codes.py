@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final, Self
 
 GATE_AGAIN: Final = "then run `shadowspec gate` again"
+SEND_TRAFFIC: Final = f"send traffic, {GATE_AGAIN}"
 
 
 class ReasonCode(StrEnum):
@@ -94,14 +95,14 @@ class ReasonCode(StrEnum):
         "too_few_clusters",
         "HOLD",
         "Fewer sessions than `entry_clusters` have closed, so that no test is read yet.",
-        f"send traffic, {GATE_AGAIN}",
+        SEND_TRAFFIC,
         "A session closes when it is full, idle for `cluster_idle_s`, or at the end of a file.",
     )
     TOO_FEW_UNITS = (
         "too_few_units",
         "HOLD",
         "No test failed, and at least one is not decided yet.",
-        f"send traffic, {GATE_AGAIN}",
+        SEND_TRAFFIC,
         "`shadowspec plan` says how many sessions and how much time it takes, and names candidates that are "
         "never decided at this rate.",
     )
@@ -157,7 +158,7 @@ class ReasonCode(StrEnum):
         "dependent",
         "HOLD",
         "A test crossed its bound, but its units are not shown to be independent.",
-        f"send traffic, {GATE_AGAIN}",
+        SEND_TRAFFIC,
         "The test waits, or merges units and starts again. Check that `session_id` is set.",
     )
     UNDECIDABLE = (

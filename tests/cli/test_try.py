@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from shadowspec.cli import measuring_view
 from shadowspec.engine import Engine
+from shadowspec.reports.notes import REHEARSAL_NOTE
 from shadowspec.store import Store
 from shadowspec.types import Block, BlockResult
 from tests.cli.conftest import Workspace, record, write_traffic
@@ -21,6 +23,7 @@ from tests.cli_process import Result
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 
 NUM_RECORDS = 12
+FIGURES = {"slice", "speculation_config", "verdict", "reason_code", "num_clusters", "num_blocks", "tests"}
 
 
 @pytest.fixture
@@ -67,8 +70,11 @@ def test_one_command_gives_a_verdict_on_a_model_and_a_recording(
     assert f"{NUM_RECORDS} usable requests of {NUM_RECORDS} sessions, 11 seconds, model m" in done.err
     assert "not usable: not_an_object: 1" in done.err
     assert f"estimate: {NUM_RECORDS} requests in about" in done.err
-    assert "7 needed" in done.out
-    assert done.out.rstrip().splitlines()[-2].startswith("Next: open ")
+    for name in ("ngram-k4", "suffix-k8", "draft-k4"):
+        assert f"{name} still needs for production: evidence from 1 day, 7 needed; " in done.out
+    assert " open tests (speedup, " in done.out
+    assert done.out.rstrip().splitlines()[-3].startswith("Next: open ")
+    assert "Rehearsal" not in done.out
     out = workspace.folder / "shadowspec-try"
     assert stat.S_IMODE((out / "shadowspec.secret").stat().st_mode) == 0o600
     written = tomllib.loads((out / "shadowspec.toml").read_text(encoding="utf-8"))
@@ -85,7 +91,11 @@ def test_every_output_marks_a_trial_and_nothing_promotes_it(
     assert attempt().code == 0
     config = ("--config", "shadowspec-try/shadowspec.toml")
     assert "Trial policy: verdicts speak of this recording only" in workspace.run("gate", *config).out
-    assert "HOLD (trial)" in workspace.run("gate", *config).out
+    gate = workspace.run("gate", *config).out
+    assert "HOLD (trial)" in gate
+    assert "whole endpoint (ngram-k4, load 2): too_few_clusters: " in gate, "the code comes first"
+    assert "metrics_urls" not in gate, "a trial serves no load"
+    assert "; measure the recording to its end, or record more sessions" in gate
     document = workspace.run("gate", *config, "--json").document
     assert document["rollouts"] == [], "a trial rolls nothing out"
     decided = document["decisions"]
@@ -112,6 +122,7 @@ def test_an_interrupted_trial_has_a_verdict_and_the_same_command_continues_it(
     secret = (workspace.folder / "shadowspec-try/shadowspec.secret").read_bytes()
     with Store.open("sqlite:///shadowspec-try/shadowspec.db") as store:
         assert not store.latest_decisions(), "a session that goes on must not enter cut"
+    assert "Rehearsal, not a decision of the gate: " in stopped.out
     document = attempt("--json").document
     assert (document["requests_found"], document["requests_measured"]) == (4, NUM_RECORDS - 4)
     assert (workspace.folder / "shadowspec-try/shadowspec.secret").read_bytes() == secret
@@ -132,6 +143,91 @@ def test_minutes_end_a_trial_after_a_block(attempt: Callable[..., Result]) -> No
     document = attempt("--json", minutes=1e-9).document
     assert (document["ended_by"], document["requests_measured"]) == ("time", 2)
     assert document["recording_only"] is True
+
+
+def test_minutes_bound_the_whole_command_and_no_block_begins_that_would_end_later(
+    attempt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, measure, passed = time.monotonic, Engine.measure, 0.0
+
+    def slow(engine: Engine, block: Block) -> BlockResult:
+        nonlocal passed
+        passed += 350.0
+        return measure(engine, block)
+
+    monkeypatch.setattr(Engine, "measure", slow)
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + passed)
+    done = attempt("--json", minutes=10)
+    assert (done.document["ended_by"], done.document["requests_measured"]) == ("time", 2), "two take 700 seconds"
+    assert "to the end of the recording, --minutes ends it in " in done.err
+    monkeypatch.setattr(Engine, "warm_up", lambda *_, **__: slow_start())
+
+    def slow_start() -> int:
+        nonlocal passed
+        passed += 600.0
+        return 8
+
+    loaded_late = attempt("--json", minutes=10)
+    assert (loaded_late.document["ended_by"], loaded_late.document["requests_measured"]) == ("time", 2)
+
+
+def test_a_resumed_trial_estimates_what_is_left_by_what_was_measured(attempt: Callable[..., Result]) -> None:
+    assert "12 requests in about " in (first := attempt(minutes=1e-9).err)
+    assert ", by a warm-up; --minutes ends the command after " in first
+    again = attempt().err
+    assert "estimate: 10 requests in about " in again
+    assert ", by the 2 requests measured before; " in again
+
+
+def test_until_the_recording_is_read_every_command_rehearses_the_same_decisions(
+    attempt: Callable[..., Result], workspace: Workspace
+) -> None:
+    def shown(documents: Any) -> list[object]:
+        return [{name: value for name, value in each.items() if name in FIGURES} for each in documents]
+
+    stopped = attempt("--json", minutes=1e-9).document
+    config = ("--config", "shadowspec-try/shadowspec.toml")
+    gate = workspace.run("gate", *config, "--json").document
+    assert (stopped["rehearsal"], gate["rehearsal"], gate["rollouts"]) == (True, True, [])
+    assert shown(gate["decisions"]) == shown(stopped["decisions"])
+    assert {each["num_clusters"] for each in gate["decisions"]} == {2}
+    plan = workspace.run("plan", *config)
+    assert (plan.code, plan.out.count(REHEARSAL_NOTE)) == (0, 1), plan.err
+    assert workspace.run("gate", *config).out.count(REHEARSAL_NOTE) == 1
+    report = workspace.run("report", *config, "--json").document
+    assert REHEARSAL_NOTE in report["data_note"]
+    assert {each["num_blocks"] for each in report["endpoints"][0]["hypotheses"]} == {1}
+    assert REHEARSAL_NOTE in (workspace.folder / "shadowspec-try/report.html").read_text("utf-8").replace("&#39;", "'")
+    with Store.open("sqlite:///shadowspec-try/shadowspec.db") as store:
+        assert not store.latest_decisions()
+    ended = attempt("--json").document
+    decided = workspace.run("gate", *config, "--json").document
+    assert (ended["rehearsal"], "rehearsal" in decided) == (False, False)
+    assert shown(decided["decisions"]) == shown(ended["decisions"])
+    assert REHEARSAL_NOTE not in workspace.run("plan", *config).out
+
+
+def test_an_only_slice_is_named_and_not_shown_beside_the_whole_endpoint(
+    attempt: Callable[..., Result], workspace: Workspace
+) -> None:
+    done = attempt()
+    config = ("--config", "shadowspec-try/shadowspec.toml")
+    assert "slices by: prompt_class, sampling_regime (one slice: the whole endpoint)" in done.err
+    for command in (("gate", "--tests"), ("plan",), ("report", "-f", "md", "-o", "-")):
+        out = workspace.run(*command, *config).out.replace("\\", "")
+        assert "whole endpoint" in out
+        assert "prompt_class=" not in out, command
+
+
+def test_a_trial_names_the_smallest_number_of_requests_that_can_enable(attempt: Callable[..., Result]) -> None:
+    words = "timed: about 12 requests, one of each session; ENABLE is possible from "
+    (line,) = [line for line in attempt().err.splitlines() if line.startswith(words)]
+    assert line.endswith(" on; more sessions are needed, so expect HOLD or DISABLE")
+    with Store.open("sqlite:///shadowspec-try/shadowspec.db") as store:
+        tests = [test for each in store.latest_decisions() for test in each.tests if test.is_required]
+    assert tests
+    needed = max(test.min_units * (2 if test.unit == "block" else 1) for test in tests)
+    assert line.startswith(f"{words}{needed} on")
 
 
 def test_the_model_that_most_records_ask_for_is_taken_with_its_other_names(
@@ -162,7 +258,7 @@ def test_a_named_serving_engine_holds_what_this_process_measures(attempt: Callab
 
 
 def test_a_slow_device_cuts_outputs_so_that_figures_come_soon(
-    attempt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    attempt: Callable[..., Result], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from shadowspec.app.try_out import measuring
 
@@ -170,6 +266,9 @@ def test_a_slow_device_cuts_outputs_so_that_figures_come_soon(
     monkeypatch.setattr(measuring, "CUT_STEP", 3)
     done = attempt()
     assert "outputs are cut at 3 tokens" in done.err
+    gate = workspace.run("gate", "--config", "shadowspec-try/shadowspec.toml").out
+    for shown in (done.out, gate, Path("shadowspec-try/report.html").read_text(encoding="utf-8")):
+        assert "Outputs are cut at 3 tokens, so that prefill, which speculation does not shorten, " in shown
     written = tomllib.loads(Path("shadowspec-try/shadowspec.toml").read_text(encoding="utf-8"))
     assert written["endpoints"]["m"]["max_new_tokens"] == 3
     with Store.open("sqlite:///shadowspec-try/shadowspec.db") as store:
@@ -184,7 +283,7 @@ def test_figures_are_shown_after_the_first_block(
     first = next(number for number, line in enumerate(lines) if "ngram-k4: HOLD (trial) so far, speedup" in line)
     assert "suffix-k8: HOLD (trial) so far, speedup" in lines[first + 1]
     assert "1 block, 2 requests" in lines[first - 1]
-    assert "left" in lines[first - 1]
+    assert lines[first - 1].endswith(" to the end of the recording")
 
 
 def test_slices_are_labels_with_sessions_enough(

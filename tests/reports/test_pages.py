@@ -253,6 +253,7 @@ def test_the_terminal_reads_no_markup_in_names() -> None:
     add_slice(
         source, "[red]loud[/red]", "prompt_class=[bold]code,sampling_regime=greedy", num_blocks=2, speedup=1, rate=0.5
     )
+    add_slice(source, "[red]loud[/red]", "prompt_class=chat,sampling_regime=greedy", num_blocks=2, speedup=1, rate=0.5)
     text = terminal_text(build_report(judged(source), {}, NOW, data_note="x"))
     assert text.count("[red]loud[/red]") == 3  # above its own table, as a key of the configuration and in the funnel
     assert "[bold]code" in text

@@ -34,6 +34,7 @@ from shadowspec.types import (
     StoredBlock,
     StoredRecord,
     VerifyRule,
+    Watermark,
 )
 
 NOW = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
@@ -74,6 +75,11 @@ class MemorySource:
 
     def runs(self, endpoint: str) -> Sequence[Run]:
         return self.measured_runs.get(endpoint, [])
+
+    def watermark(self, endpoint: str) -> Watermark:
+        """Everything was read."""
+        del endpoint
+        return Watermark(NOW, is_ended=True)
 
     def folds(self, endpoint: str) -> Sequence[Fold]:
         return self.folded.get(endpoint, [])

@@ -65,6 +65,10 @@ def config_text(
     """The configuration of a trial whose results lie in the folder `out` (absolute)."""
     database, num_candidates = out / DATABASE, len(inputs.proposers)
     num_hypotheses = num_candidates * (slicing.num_slices + 1 if slicing.is_divided else 1)
+    cut_note = "" if max_new_tokens is None else (
+        f" Outputs are cut at {max_new_tokens} tokens, so that prefill, which speculation does not shorten, has a "
+        "larger share of the time than in whole outputs."
+    )  # fmt: skip
     cap = () if max_new_tokens is None else (
         "# Outputs are cut here, so that a block takes seconds on this device; remove it for a trial of whole outputs.",
         f"max_new_tokens = {max_new_tokens}",
@@ -78,7 +82,7 @@ def config_text(
         f"hash_secret_file = {_text(str(out / SECRET))}",
         "",
         "[dashboard]",
-        f"data_note = {_text(f'A recording: {inputs.traffic.name}.')}",
+        f"data_note = {_text(f'A recording: {inputs.traffic.name}.{cut_note}')}",
         "",
         "[gate]",
         "# A trial policy: verdicts speak of this recording only; `export` and `check` refuse them.",

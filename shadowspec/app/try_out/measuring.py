@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
 from shadowspec import store as stores
 from shadowspec.app.measure_files import build_engines, measure_with
 from shadowspec.app.rehearsals import MeasuringProgress, Rehearsals
+from shadowspec.app.stored_evidence import num_measured
 from shadowspec.app.try_out.preparation import Trial, write_config
 from shadowspec.config import EndpointConfig, load_config, load_hash_secret
 from shadowspec.engine import Engine
+from shadowspec.planning.sizing import stored_costs
 from shadowspec.reports.report import Report, build_report
 from shadowspec.rollout.endpoint_run import run_endpoint_gate
 from shadowspec.store import Store
@@ -70,29 +70,39 @@ class LoadedTrial:
             self._cut(max(int(BLOCK_SECONDS / token_s) // CUT_STEP, 1) * CUT_STEP)
         self.max_new_tokens = self.trial.rule.max_new_tokens
         cut = min(longest, self.max_new_tokens or longest)
-        self.block_s = token_s * cut
-        self.estimated_s = self.block_s * math.ceil(trial.num_timed / concurrency)
+        name = trial.inputs.endpoint
+        self.num_before = num_measured(store, [name])
+        self.num_left = max(trial.num_timed - self.num_before, 0.0)
+        costs = stored_costs(store, [name]).get(name)
+        if costs is not None:
+            self.request_s = costs.overall.seconds
+        else:
+            prefill_s = engine.time_prefill(concurrency, trial.survey.mean_prompt_tokens) * (1 + len(engine.configs))
+            self.request_s = (prefill_s + token_s * cut) / concurrency
+        self.estimated_s = self.request_s * self.num_left
 
-    def measure(self, minutes: float | None, on_progress: Callable[[MeasuringProgress], None]) -> TrialOutcome:
+    def measure(self, ends_at: float, on_progress: Callable[[MeasuringProgress], None]) -> TrialOutcome:
         """Measure until the recording or the time ends, or the user interrupts; then decide.
 
         Of a recording that was not read to its end nothing is folded for good: sessions that go on would enter cut.
         The verdict is a rehearsal, and the same command continues.
 
         Args:
-            minutes: of measuring, after which no block begins; at least one is measured (None: no limit).
+            ends_at: by the monotonic clock; no block begins that would end later, but at least one is measured.
             on_progress: called after every record and block.
         """
         trial = self.trial
-        limit_s = math.inf if minutes is None else minutes * 60.0
-        eta = partial(self._eta, limit_s)
-        rehearsals = Rehearsals(trial.config, self._store, trial.sample.num_lines, on_progress, eta=eta)
+        rehearsals = Rehearsals(
+            trial.config, self._store, trial.sample.num_lines, on_progress, eta=self._eta, ends_at=ends_at
+        )
 
         def take_progress(progress: Progress) -> None:
             blocks_before = rehearsals.done.blocks_measured
             rehearsals.take_progress(progress)
-            if progress.blocks_measured > blocks_before and rehearsals.seconds >= limit_s:
-                raise _TimeIsUpError
+            if progress.blocks_measured > blocks_before:
+                block_s = rehearsals.seconds / progress.blocks_measured
+                if rehearsals.progress.limit_s < block_s:
+                    raise _TimeIsUpError
 
         secret = load_hash_secret(trial.config)
         ended_by = "end"
@@ -108,14 +118,10 @@ class LoadedTrial:
         with self._store.rehearsal(trial.inputs.endpoint) as undone:
             return TrialOutcome(ended_by, rehearsals.progress, self._decide(undone), self._report(undone))
 
-    def _eta(self, limit_s: float, latest: Progress, seconds: float) -> float:
-        """Seconds to the end of the recording, or to the limit."""
-        trial = self.trial
-        per_request = self.block_s / trial.inputs.concurrency
-        if latest.requests_measured:
-            per_request = seconds / latest.requests_measured
-        left = max(trial.num_timed - latest.requests_found - latest.requests_measured, 0.0) * per_request
-        return min(left, max(limit_s - seconds, 0.0))
+    def _eta(self, latest: Progress, seconds: float) -> float:
+        """Seconds to the end of the recording, by the requests measured so far."""
+        request_s = seconds / latest.requests_measured if latest.requests_measured else self.request_s
+        return max(self.num_left - latest.requests_measured, 0.0) * request_s
 
     @property
     def _endpoint(self) -> EndpointConfig:

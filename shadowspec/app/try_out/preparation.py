@@ -16,7 +16,10 @@ from shadowspec.app.try_out.survey import Slicing, Survey, survey_sample
 from shadowspec.config import Config, load_config
 from shadowspec.errors import InputError, ModelError, UsageError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.required_tests import min_clusters
+from shadowspec.gate.verdict.trial_levels import first_level
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.types import SamplingRegime
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,19 @@ class Trial:
     def num_timed(self) -> float:
         """Requests of the whole recording that will be measured, as expected."""
         return self.survey.num_timed(self.rule.timed_positions)
+
+    @property
+    def min_timed(self) -> int:
+        """The smallest number of measured requests with which ENABLE is possible, one of each session."""
+        endpoint = self.config.endpoints[self.inputs.endpoint]
+        regimes = {request.labels["sampling_regime"] for request in self.survey.requests}
+        return min_clusters(
+            endpoint.policy,
+            first_level(endpoint.policy, len(endpoint.candidates)),
+            self.inputs.concurrency * self.rule.requests_per_slot,
+            has_greedy=SamplingRegime.GREEDY in regimes,
+            has_sampled=bool(regimes - {SamplingRegime.GREEDY}),
+        )
 
 
 def prepare(

@@ -44,6 +44,7 @@ class UsableRequest:
 
     labels: Mapping[str, str]
     num_output_tokens: int
+    num_prompt_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,10 @@ class Survey:
     @property
     def requests(self) -> list[UsableRequest]:
         return [request for session in self.sessions for request in session]
+
+    @property
+    def mean_prompt_tokens(self) -> int:
+        return round(statistics.mean(request.num_prompt_tokens for request in self.requests))
 
     @property
     def timed_positions(self) -> int:
@@ -119,7 +124,7 @@ def survey_endpoints(
             refused[reading.rule.name if reading.is_placed else ""][reading.error.reason] += 1
             continue
         assert reading.event_time is not None, "read to the end without a time"
-        request = UsableRequest(reading.labels, _num_output_tokens(reading))
+        request = UsableRequest(reading.labels, _num_output_tokens(reading), len(reading.prompt_token_ids))
         sessions[reading.rule.name][reading.unit_key].append(request)
         times[reading.rule.name].append(reading.event_time)
     surveys = {

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadowspec.gate.evidence.betting_tests import applies, score_units
+from shadowspec.gate.evidence.guardrails import DOCUMENT
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.totals import RunTotals
@@ -153,6 +154,19 @@ def _bounds_at(
 def min_fault_requests(policy: GatePolicy, level: float) -> int:
     """Greedy requests without a fault that prove their share to be below `max_fault_share`."""
     return math.ceil(math.log(level) / math.log1p(-policy.max_fault_share) - 1e-9)
+
+
+def min_clusters(
+    policy: GatePolicy, level: float, per_block: int, *, has_greedy: bool = True, has_sampled: bool = True
+) -> int:
+    """Clusters below which not all required tests can pass, where a full block has `per_block` of them."""
+    units = {
+        test.name: min_units(test, policy, level) * (per_block if test.unit == "block" else 1)
+        for test in score_units((), (), policy)
+        if test.is_required and test.unit != DOCUMENT and applies(test, has_greedy=has_greedy, has_sampled=has_sampled)
+    }
+    faults = min_fault_requests(policy, level) if has_greedy else 0
+    return max(policy.entry_clusters, faults, *units.values())
 
 
 def fault_units(runs: RunTotals) -> tuple[str, int]:

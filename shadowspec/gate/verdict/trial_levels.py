@@ -209,6 +209,11 @@ def _new_graph(
     return LevelGraph(max(policy.alpha - spent, 0.0), num_endpoints, policy.max_hypotheses - num_endpoints)
 
 
+def first_level(policy: GatePolicy, num_endpoints: int) -> float:
+    """The level of a whole endpoint's first run, where all its `num_endpoints` pairs of load and candidate enter."""
+    return FIRST_RUN * LevelGraph(policy.alpha, num_endpoints, policy.max_hypotheses - num_endpoints).endpoint_share
+
+
 def shown_level(level: float | None, policy: GatePolicy) -> float:
     """The level at which tests are shown: that of their run, or of a first run where they have none."""
     if level is not None:

@@ -15,7 +15,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.effective_decisions import active
 from shadowspec.planning.demand import read_demand
 from shadowspec.reports.frontiers import list_replayed_lengths
-from shadowspec.reports.notes import TRIAL_NOTE
+from shadowspec.reports.notes import REHEARSAL_NOTE, TRIAL_NOTE, unfinished_trials
 from shadowspec.reports.replay_rows import audit_rows, replay_rows
 from shadowspec.reports.report.endpoint_report import endpoint_report
 from shadowspec.reports.report.report_model import EndpointReport, Report
@@ -77,11 +77,11 @@ def build_report(
         for endpoint in endpoints
     ]
     is_trial = any(h.decision and h.decision.recording_only for each in endpoints for h in each.hypotheses)
-    trial = f" {TRIAL_NOTE}" if is_trial else ""
+    notes = [*([TRIAL_NOTE] if is_trial else []), *([REHEARSAL_NOTE] if unfinished_trials(source, policies) else [])]
     unnamed = [None] if any(name is None for name, _, _ in funnel) else []
     return Report(
         title=title,
-        data_note=noted(configs.values(), data_note) + trial,
+        data_note=" ".join((noted(configs.values(), data_note), *notes)),
         generated_at=now,
         endpoints=tuple(sorted(endpoints, key=_busiest_first)),
         funnels=tuple(funnel_of(name, funnel, {name}) for name in [*names, *unnamed]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -26,7 +27,7 @@ from shadowspec.reports.notes import TRIAL_NOTE, alerts, detector_lines, order_n
 from shadowspec.reports.report.report_model import EndpointReport, Report
 from shadowspec.reports.shared_values import UNMATCHED, Funnel
 from shadowspec.reports.taxonomy import Suspicion
-from shadowspec.text import DASH, percent, plural, slice_title, times
+from shadowspec.text import DASH, distinct_slices, percent, plural, slice_title, times
 from shadowspec.types import Decision, FunnelCounter, Override, Verdict
 
 STYLE = {Verdict.ENABLE: "bold green", Verdict.DISABLE: "bold red", Verdict.HOLD: "yellow"}
@@ -54,10 +55,16 @@ def tables_of_tests(decisions: Sequence[Decision]) -> list[RenderableType]:
 
 
 def _by_endpoint(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
+    """An order on an only slice is shown, though its evidence is the whole endpoint's."""
     found: dict[str, list[Decision]] = {}
     for decision in sorted(decisions, key=_order):
         found.setdefault(decision.endpoint, []).append(decision)
-    return {decision.endpoint: found[decision.endpoint] for decision in decisions}
+    return {
+        decision.endpoint: distinct_slices(
+            found[decision.endpoint], attrgetter("slice_key"), lambda each: each.override is not None
+        )
+        for decision in decisions
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,7 @@ class _Line:
     config_name: str
     concurrency: int
     verdict: Verdict | None
+    reason_code: str
     reason: str
     decision: Decision | None
     num_blocks: int
@@ -77,7 +85,8 @@ class _Line:
 
 def _line_of(decision: Decision) -> _Line:
     place = decision.slice_key, decision.config.name, decision.concurrency
-    return _Line(*place, decision.verdict, decision.reason, decision, decision.num_blocks, decision.engine)
+    why = decision.reason_code, decision.reason
+    return _Line(*place, decision.verdict, *why, decision, decision.num_blocks, decision.engine)
 
 
 def _order(decision: Decision) -> tuple[str, int, bool, float, str]:
@@ -93,6 +102,7 @@ def _endpoint(endpoint: EndpointReport) -> RenderableType:
             h.config_name,
             h.concurrency,
             h.verdict,
+            h.decision.reason_code if h.decision else "",
             h.reason,
             h.decision,
             h.decision.num_blocks if h.decision else h.num_blocks,
@@ -119,15 +129,17 @@ def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] 
     for line in lines:
         name = _name(line.slice_key, line.config_name, line.concurrency, several)
         speedup, acceptance = find_test(line.decision, "speedup"), find_test(line.decision, "acceptance")
-        total_time = find_test(line.decision, "total_time")
+        total_time = total_time_text(find_test(line.decision, "total_time"))
+        total = "" if total_time == DASH else f"\ntotal times {total_time}"
         table.add_row(
             Text(name, style="" if line.slice_key else "bold"),
             _verdict(line.verdict, is_trial=line.decision is not None and line.decision.recording_only),
-            Text(f"{interval_text(speedup, times)}\ntotal times {total_time_text(total_time)}" if speedup else DASH),
+            Text(f"{interval_text(speedup, times)}{total}" if speedup else DASH),
             Text(interval_text(acceptance, percent) if acceptance else DASH),
             Text(f"{line.num_blocks:,}"),
         )
-        reasons.append(Padding(Text.assemble((f"{name}: ", "dim"), line.reason), (0, 0, 0, 1)))
+        code = f"{line.reason_code}: " if line.reason_code else ""
+        reasons.append(Padding(Text.assemble((f"{name}: {code}", "dim"), line.reason), (0, 0, 0, 1)))
         for alert in alerts(line.decision) if line.decision else ():
             reasons.append(Padding(Text(alert, "bold"), (0, 0, 0, 3)))
         for each in line.suspicions:
