@@ -16,6 +16,7 @@ from shadowspec.app.try_out.sample import read_sample, served_models
 from shadowspec.app.try_out.survey import NO_SLICES, SLICE_SESSIONS, Slicing, Survey, UsableRequest
 from shadowspec.config import load_config
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.required_tests import min_clusters
 from shadowspec.planning.still_needed import needed_for_promotion
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
 from shadowspec.text import plural
@@ -117,3 +118,12 @@ def test_what_production_would_still_want_is_what_the_decision_lacks() -> None:
         .split("): ")[1]
         .startswith(f"at least {waiting.clusters_needed} more sessions (")
     )
+
+
+def test_the_smallest_number_of_sessions_counts_every_request_of_a_block() -> None:
+    policy = GatePolicy(max_hypotheses=2, recording_only=True)
+    required = [test for test in look(evidence_of(draw_runs(24)), policy).tests if test.is_required]
+    blocks = max(test.min_units for test in required if test.unit == "block")
+    level = next(test.alpha for test in required if test.name == "speedup")
+    assert min_clusters(policy, level, 100) == 100 * blocks
+    assert min_clusters(replace(policy, entry_clusters=10**6), level, 1) == 10**6

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from shadowspec.cli.plan import _needed
+from shadowspec.config import load_config
+from shadowspec.planning.plans import plan_stored
 from shadowspec.store import Store
 from tests.cli.conftest import Workspace, record, write_traffic
 
@@ -96,6 +100,15 @@ def test_what_cannot_be_planned(workspace: Workspace, arguments: tuple[str, ...]
     assert done.code == code
     assert says in done.err
     assert Path("shadow.db").exists()
+
+
+def test_an_estimate_agrees_with_the_simulated_outcomes(measured: Workspace) -> None:
+    policy = load_config(measured.folder / "shadowspec.toml", environment={}).endpoints["letters"].policy
+    with Store.open("sqlite:///shadow.db") as store:
+        plan = plan_stored(store, "letters", policy, sample_rate=1.0, capacity_per_s=None).hypotheses[0]
+    plan = replace(plan, is_open=True, needed=None, note="", tests=())
+    assert _needed(replace(plan, enable_share=0.0, disable_share=1.0)) == "ENABLE is not expected"
+    assert _needed(replace(plan, enable_share=0.5, disable_share=0.5)) == "no estimate yet"
 
 
 def test_a_dry_run_decides_and_keeps_nothing(fed: Workspace) -> None:
