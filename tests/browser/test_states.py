@@ -127,6 +127,17 @@ def test_a_page_in_a_state(
             reader.page.context.close()
 
 
+def test_a_long_name_in_a_sentence_is_no_wider_than_a_phone(
+    dashboards: Callable[[str], Served], new_reader: Callable[..., Reader]
+) -> None:
+    reader = new_reader(width=390)
+    reader.open(dashboards("small").address("evidence"))
+    sentences = reader.page.locator(".ss-reason, .ss-notes li")
+    assert sentences.count() >= 2
+    sentences.evaluate_all("(found, name) => found.forEach((each) => each.append(name))", " " + "a_long_name=" * 10)
+    assert reader.overflow() == []
+
+
 @pytest.mark.parametrize("theme", THEMES)
 def test_a_screen_reader_gets_the_board_and_the_evidence(
     dashboards: Callable[[str], Served], new_reader: Callable[..., Reader], theme: str
