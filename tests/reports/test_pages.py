@@ -26,7 +26,7 @@ from shadowspec.reports.report import (
     terminal_tables,
 )
 from shadowspec.reports.svg import Scale, element, log_ticks, svg, ticks
-from shadowspec.types import FunnelCounter, RecordKey, StoredRecord, Verdict
+from shadowspec.types import FunnelCounter, RecordKey, StoredRecord, Verdict, parse_slice_key
 from tests.reports.test_build import CHAT, CODE, POLICY, judged, world
 from tests.reports.worlds import NOW, MemorySource, add_slice, config
 
@@ -208,8 +208,9 @@ def test_json_is_strict_and_repeats_the_figures(report: Report) -> None:
     assert document["schema_version"] == 1
     assert document["funnel"]["num_records"] == sum(document["funnel"]["counters"].values())
     found = [h for endpoint in document["endpoints"] for h in endpoint["hypotheses"]]
-    assert len(found) == len(report.hypotheses)
-    for written, h in zip(found, report.hypotheses, strict=True):
+    held = [h for endpoint in report.endpoints for h in endpoint.hypotheses]
+    assert [each["slice"] for each in found] == [dict(parse_slice_key(each.slice_key)) for each in held]
+    for written, h in zip(found, held, strict=True):
         assert written["num_requests"] == h.num_requests
         assert (written["decision"] or {}).get("verdict") == (h.decision.verdict.value if h.decision else None)
         assert bool(written["acceptance"]) is bool(h.acceptance)

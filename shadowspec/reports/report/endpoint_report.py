@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from operator import attrgetter
 
 from shadowspec import metrics
 from shadowspec.errors import ConfigError
@@ -33,7 +32,6 @@ from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
 from shadowspec.reports.taxonomy import SliceFigures
 from shadowspec.reports.token_costs import DeviceTime
 from shadowspec.store import Store
-from shadowspec.text import distinct_slices
 from shadowspec.types import (
     CostKey,
     Decision,
@@ -105,8 +103,7 @@ def endpoint_report(
         for key in {*by_key, *runs_by_key}
     ]
     current = [each for each in measured_or_decided if each.fingerprint in found.fingerprints.values()]
-    shown = distinct_slices(_with_forbidding(current), attrgetter("slice_key"), lambda each: each.override is not None)
-    ordered = tuple(sorted(shown, key=_reading_order))
+    ordered = tuple(sorted(_with_forbidding(current), key=_reading_order))
     cells = _cells(sorted(measured_or_decided, key=_reading_order), runs_by_key)
     events = [record.event_time for record in records if record.event_time is not None]
     starts = [block.started_at for block in blocks]

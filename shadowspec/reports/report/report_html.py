@@ -156,7 +156,7 @@ def _entries(report: Report) -> list[_Entry]:
         _Entry(
             endpoint=endpoint,
             anchor=f"endpoint-{index}",
-            panels=tuple((h, f"hypothesis-{index}-{place}") for place, h in enumerate(endpoint.hypotheses)),
+            panels=tuple((h, f"hypothesis-{index}-{place}") for place, h in enumerate(endpoint.shown)),
             why_empty=_why_empty(funnels[endpoint.name]),
         )
         for index, endpoint in enumerate(report.endpoints)

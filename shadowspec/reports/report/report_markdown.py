@@ -108,7 +108,7 @@ def _endpoint(endpoint: EndpointReport) -> list[str]:
     if endpoint.loads is not None:
         parts.append("\n".join(f"- {_text(line)}" for line in endpoint.loads.lines()))
     parts += [_audits(endpoint), _replays(endpoint)]
-    for h in endpoint.hypotheses:
+    for h in endpoint.shown:
         parts.append(f"### {_text(slice_title(h.slice_key))} ({_text(h.config_name)}, load {h.concurrency})")
         parts += [_tests(h), _facts(h), _latency(h), _by_turn(h), _failures(h), _by_context(h)]
     return parts

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.effective_decisions import order_words
@@ -23,6 +24,7 @@ from shadowspec.reports.queues import QueueCell
 from shadowspec.reports.replay_rows import AuditRow, ReplayRow
 from shadowspec.reports.shared_values import Funnel, SpeedupBin
 from shadowspec.reports.tally import ContextRow
+from shadowspec.text import distinct_slices
 from shadowspec.types import Arm, Decision, FingerprintedConfig, Override, SpeculationCounts, TestResult, Verdict
 
 SCHEMA_VERSION = 1
@@ -210,6 +212,11 @@ class EndpointReport:
     replays: tuple[ReplayRow, ...] = ()  # what logged responses say; in no test
     audits: tuple[AuditRow, ...] = ()  # of loop against replay
 
+    @property
+    def shown(self) -> list[Hypothesis]:
+        """The hypotheses for readers.  An only slice is left out, unless an order makes it differ."""
+        return distinct_slices(self.hypotheses, attrgetter("slice_key"), lambda each: each.override is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -225,7 +232,8 @@ class Report:
 
     @property
     def hypotheses(self) -> tuple[Hypothesis, ...]:
-        return tuple(hypothesis for endpoint in self.endpoints for hypothesis in endpoint.hypotheses)
+        """Those for readers."""
+        return tuple(hypothesis for endpoint in self.endpoints for hypothesis in endpoint.shown)
 
     @property
     def last_measured(self) -> datetime | None:

@@ -109,7 +109,7 @@ def _endpoint(endpoint: EndpointReport) -> RenderableType:
             h.engine,
             h.failures.suspicions,
         )
-        for h in endpoint.hypotheses
+        for h in endpoint.shown
     ]
     loads = [] if endpoint.loads is None else endpoint.loads.lines()
     return Group(
