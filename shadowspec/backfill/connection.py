@@ -23,6 +23,9 @@ from ray.exceptions import RayError, RayTaskError
 from shadowspec.errors import ServiceUnavailableError
 
 WATCH_S: Final = 2.0  # between two looks at the cluster
+# Of a cluster on this machine.  Its processes give each other up after fixed 15 to 30 seconds, which a busy machine may
+# need to read Ray's files for the first time.
+STARTS: Final = 4
 _VITAL: Final = ("raylet", "gcs_server")  # processes without which a local cluster returns no results
 # On a single machine no other node can replace a slow one: it is waited for, however long the machine pauses, and its
 # processes are watched instead.  By default Ray gives a node up that hangs for half a minute, and runs its workers at
@@ -76,7 +79,7 @@ def connect(address: str | None, *, verbose: bool = False) -> Iterator[Resources
         logging.getLogger("ray").setLevel(level)
         try:
             with contextlib.nullcontext() if verbose else _errors_unsaid():
-                ray.init(address="local" if address is None else address, **options)
+                _start(STARTS if address is None else 1, {"address": address or "local", **options})
         except Exception as error:  # a bare one where a node takes longer than Ray waits
             raise ServiceUnavailableError(f"no Ray cluster {where} ({type(error).__name__}: {error})") from error
         stack.callback(ray.shutdown)
@@ -95,6 +98,22 @@ def connect(address: str | None, *, verbose: bool = False) -> Iterator[Resources
             raise ServiceUnavailableError(
                 f"the Ray cluster {where} ended{why}; finished work is stored; run the same command again to resume"
             ) from error
+
+
+def _start(attempts: int, options: Mapping[str, Any]) -> None:
+    """Start or join a cluster, again where a start fails; what a failed start leaves is ended."""
+    for attempt in range(1, attempts + 1):
+        try:
+            ray.init(**options)
+        except Exception:
+            ray.shutdown()
+            for process in _vital():
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by now
+                    process.kill()
+            if attempt == attempts:
+                raise
+        else:
+            return
 
 
 @dataclass(slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shadowspec.backfill import connection
 from shadowspec.backfill.connection import _errors_unsaid, _watch
 from tests.backfill.deadly_rows import FILES, ROWS, SECRET
 from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_until_ended
@@ -91,3 +94,23 @@ def test_what_native_code_says_while_ray_starts_is_unsaid(capfd: pytest.CaptureF
         os.write(2, b"a level of logging")
     os.write(2, b"an error")
     assert capfd.readouterr().err == "an error"
+
+
+def test_a_cluster_that_does_not_start_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine its processes give each other up; what they leave is ended before the next start."""
+    raylet = shutil.copy(shutil.which("sleep") or "", tmp_path / "raylet")
+    left: list[subprocess.Popen[bytes]] = []
+
+    def init(**_: object) -> None:
+        if len(left) < failures:
+            left.append(subprocess.Popen([raylet, str(PATIENCE_S)]))
+            raise RuntimeError("a node took too long")
+
+    monkeypatch.setattr(connection.ray, "init", init)
+    failures = 1
+    connection._start(2, {})
+    assert left[0].wait(PATIENCE_S) == -signal.SIGKILL
+    failures = 9
+    with pytest.raises(RuntimeError, match="took too long"):
+        connection._start(3, {})
+    assert [each.wait(PATIENCE_S) for each in left] == [-signal.SIGKILL] * 4
