@@ -18,7 +18,7 @@ from shadowspec.config import load_config
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.required_tests import min_clusters
 from shadowspec.planning.still_needed import needed_for_promotion
-from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
+from shadowspec.tap.endpoints import DEFAULT_SLICE_BY, EndpointRule
 from shadowspec.text import plural
 from tests.gate.test_decision import draw_runs, evidence_of, look
 from tests.gate.worlds import START
@@ -65,6 +65,20 @@ def test_the_timed_position_is_drawn_from_as_many_as_the_median_session_has(
     found = survey(sizes, ["chat"] * len(sizes))
     assert found.timed_positions == positions
     assert found.num_timed(positions) == num_timed
+
+
+@pytest.mark.parametrize(
+    ("num_sessions", "places", "expected"),
+    [(13, 4, 3.166), (100, 4, 4.0), (1, 4, 1.166), (13, 2, 2.0)],  # in an hour, of which a block waits ten minutes
+)
+def test_a_block_has_the_requests_that_come_while_it_waits(num_sessions: int, places: int, expected: float) -> None:
+    parts = GatePolicy(block_max_wait_s=600.0, timed_positions=1).rule_parts()
+    rule = EndpointRule("e", ("m",), **parts)
+    found = survey([1] * num_sessions, ["chat"] * num_sessions)
+    assert found.timed_per_block(rule, places) == pytest.approx(expected, abs=1e-3)
+    longer = replace(found, scale=3.0)
+    assert longer.timed_per_block(rule, places) == pytest.approx(expected, abs=1e-3), "the sample has its own span"
+    assert replace(found, last=found.first).timed_per_block(rule, places) == places
 
 
 def test_labels_make_slices_where_two_values_have_sessions_enough() -> None:

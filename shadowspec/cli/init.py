@@ -124,10 +124,15 @@ def choose_serving_engine(named: str | None, server: str | None) -> str:
     return " ".join(named.split())
 
 
-def verdicts_for(engine: str) -> str:
-    """The meaning of an engine's name for an endpoint that is measured in this process."""
+def is_in_process(engine: str) -> bool:
+    """Whether an engine's name is that of the engine in this process."""
     from shadowspec.types.engine_names import IN_PROCESS, parse_engines
 
-    if parse_engines(engine)[0].name == IN_PROCESS:
+    return parse_engines(engine)[0].name == IN_PROCESS
+
+
+def verdicts_for(engine: str) -> str:
+    """The meaning of an engine's name for an endpoint that is measured in this process."""
+    if is_in_process(engine):
         return f"verdicts are for {engine}, which serves no clients; `export` for another engine refuses them"
     return f"verdicts are for {engine}; latency must be measured on it, through two servers (docs/servers.md)"

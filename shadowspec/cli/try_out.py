@@ -103,7 +103,7 @@ def try_out(
 def _print_plan(trial: Trial) -> None:
     """The inferred settings."""
     from shadowspec.app.try_out.survey import refusals
-    from shadowspec.cli.init import verdicts_for
+    from shadowspec.cli.init import is_in_process, verdicts_for
     from shadowspec.text import plain_text, plural, span_text
 
     inputs, survey, others = trial.inputs, trial.survey, trial.others
@@ -113,19 +113,21 @@ def _print_plan(trial: Trial) -> None:
     sampled = "" if trial.sample.scale == 1.0 else f" in the first {trial.sample.num_sampled:,} lines"
     span = span_text((survey.last - survey.first).total_seconds())
     candidates = ", ".join(each.name for each in trial.config.endpoints[inputs.endpoint].candidates)
-    labels = ", ".join(trial.slicing.slice_by) + (
-        "" if trial.slicing.is_divided else " (one slice: the whole endpoint)"
-    )
-    few = "; more sessions are needed, so expect HOLD or DISABLE" if trial.num_timed < trial.min_timed else ""
+    labels = ", ".join(trial.slicing.slice_by)
+    slices = labels if trial.slicing.is_divided else f"none ({labels}: one value)"
+    reach = f"ENABLE needs {trial.min_timed:,} or more"
+    if not is_in_process(inputs.serving_engine):
+        reach += f", timed on {inputs.serving_engine}; a trial in this process ends in HOLD"
+    elif trial.num_timed < trial.min_timed:
+        reach += ", so expect HOLD or DISABLE"
     lines = [
         f"{plural(num_requests, 'usable request')} of {plural(num_sessions, 'session')}{sampled}, {span}, "
         f"model {', '.join(inputs.served_models)}",
         *([f"not usable: {refusals(refused)}"] if refused else []),
         *([f"other models in the file, left out: {', '.join(others)} (--model NAME)"] if others else []),
-        f"candidates: {candidates}; load: {inputs.concurrency} requests at once (--load); slices by: {labels}",
+        f"candidates: {candidates}; load: {inputs.concurrency} requests at once (--load); slices by: {slices}",
         f"serving engine: {verdicts_for(inputs.serving_engine)}",
-        f"timed: about {plural(round(trial.num_timed), 'request')}, one of each session; ENABLE is possible from "
-        f"{trial.min_timed:,} on{few}",
+        f"timed: about {plural(round(trial.num_timed), 'request')}, at most one of each session; {reach}",
         f"trial policy: verdicts speak of this recording only ({trial.config_path})",
     ]
     for line in lines:
@@ -205,11 +207,11 @@ def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json
 
 def _still_wanted(trial: Trial, decisions: Sequence[Decision]) -> dict[str, list[str]]:
     """What each candidate still needs for an ENABLE that may be promoted."""
+    from shadowspec.cli.init import is_in_process
     from shadowspec.planning.still_needed import needed_for_promotion
-    from shadowspec.types.engine_names import IN_PROCESS, parse_engines
 
     policy, engine = trial.config.endpoints[trial.inputs.endpoint].policy, trial.inputs.serving_engine
-    serves = "the engine that serves" if parse_engines(engine)[0].name == IN_PROCESS else engine
+    serves = "the engine that serves" if is_in_process(engine) else engine
     latency = f"latency measured on {serves}, through two servers (docs/servers.md)"
     return {
         each.config.name: [*needed_for_promotion(each, policy), latency] for each in decisions if not each.slice_key

@@ -311,8 +311,8 @@ def title_of(test: TestResult) -> str:
 
 
 def total_time_text(test: TestResult | None) -> str:
-    """The ratio of total times (of the test of that name), which belongs beside a speedup."""
-    return DASH if test is None else times(test.estimate)
+    """The ratio of total times (of the test of that name) with its bounds, which belongs beside a speedup."""
+    return DASH if test is None else interval_text(test, times)
 
 
 def bounds_text(test: TestResult) -> str:

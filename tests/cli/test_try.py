@@ -212,7 +212,7 @@ def test_an_only_slice_is_named_and_not_shown_beside_the_whole_endpoint(
 ) -> None:
     done = attempt()
     config = ("--config", "shadowspec-try/shadowspec.toml")
-    assert "slices by: prompt_class, sampling_regime (one slice: the whole endpoint)" in done.err
+    assert "slices by: none (prompt_class, sampling_regime: one value)" in done.err
     for command in (("gate", "--tests"), ("plan",), ("report", "-f", "md", "-o", "-")):
         out = workspace.run(*command, *config).out.replace("\\", "")
         assert "whole endpoint" in out
@@ -220,14 +220,14 @@ def test_an_only_slice_is_named_and_not_shown_beside_the_whole_endpoint(
 
 
 def test_a_trial_names_the_smallest_number_of_requests_that_can_enable(attempt: Callable[..., Result]) -> None:
-    words = "timed: about 12 requests, one of each session; ENABLE is possible from "
+    words = "timed: about 12 requests, at most one of each session; ENABLE needs "
     (line,) = [line for line in attempt().err.splitlines() if line.startswith(words)]
-    assert line.endswith(" on; more sessions are needed, so expect HOLD or DISABLE")
+    assert line.endswith(" or more, so expect HOLD or DISABLE")
     with Store.open("sqlite:///shadowspec-try/shadowspec.db") as store:
         tests = [test for each in store.latest_decisions() for test in each.tests if test.is_required]
     assert tests
     needed = max(test.min_units * (2 if test.unit == "block" else 1) for test in tests)
-    assert line.startswith(f"{words}{needed} on")
+    assert line.startswith(f"{words}{needed} or more")
 
 
 def test_the_model_that_most_records_ask_for_is_taken_with_its_other_names(

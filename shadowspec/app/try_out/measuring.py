@@ -78,7 +78,8 @@ class LoadedTrial:
             self.request_s = costs.overall.seconds
         else:
             prefill_s = engine.time_prefill(concurrency, trial.survey.mean_prompt_tokens) * (1 + len(engine.configs))
-            self.request_s = (prefill_s + token_s * cut) / concurrency
+            places = concurrency * trial.rule.requests_per_slot
+            self.request_s = (prefill_s + token_s * cut) / trial.survey.timed_per_block(trial.rule, places)
         self.estimated_s = self.request_s * self.num_left
 
     def measure(self, ends_at: float, on_progress: Callable[[MeasuringProgress], None]) -> TrialOutcome:

@@ -88,6 +88,17 @@ class Survey:
         drawn = sum(min(len(session), timed_positions) for session in self.sessions) / timed_positions
         return drawn * self.scale
 
+    def timed_per_block(self, rule: EndpointRule, places: int) -> float:
+        """Measured requests of a block, as expected: those that come within `block_max_wait` of its first.
+
+        Args:
+            places: of a block.  One that is not full takes as long, because untimed copies fill it.
+        """
+        span = self.last - self.first
+        if not span:
+            return places
+        return min(places, 1.0 + self.num_timed(rule.timed_positions) / self.scale * (rule.block_max_wait / span))
+
     def slicing(self) -> Slicing:
         """The labels of which two values or more have SLICE_SESSIONS sessions each; else such as have one value."""
         counted = {slice_by: self._count(slice_by) for slice_by in SLICES}

@@ -13,7 +13,7 @@ from shadowspec.reports.frontiers import SliceFrontier
 from shadowspec.reports.report.report_model import Acceptance, Distribution, Hypothesis
 from shadowspec.reports.shared_values import SpeedupBin
 from shadowspec.reports.svg import Scale, element, log_ticks, path, svg, ticks, tooltip
-from shadowspec.text import DASH, milliseconds, percent, slice_title, times
+from shadowspec.text import DASH, milliseconds, percent, plural, slice_title, times
 from shadowspec.types import FunnelCounter, TestResult
 
 PANEL_WIDTH, PANEL_HEIGHT = 340, 190  # a third of the page
@@ -136,7 +136,7 @@ def latency_ecdf(distributions: Sequence[Distribution], measure: str) -> Markup:
     for d in drawn:
         points = [(x(max(value, low)), y(share)) for value, share in d.ecdf]
         quantiles = ", ".join(f"p{100 * q.probability:g} {milliseconds(q.value)}" for q in d.quantiles)
-        text = f"{d.arm.value}: {quantiles} ({d.num_requests} requests)"
+        text = f"{d.arm.value}: {quantiles} ({plural(d.num_requests, 'request')})"
         line = path([(points[0][0], y(0)), *points], steps=True)
         parts.append(element("path", tooltip(text), d=line, class_=f"line a-{d.arm.value}"))
     title = MEASURE_TITLE[measure]
@@ -157,7 +157,7 @@ def speedup_histogram(bins: Sequence[SpeedupBin], threshold: float | None) -> Ma
     parts += _axis(x, (0.5, 0.7, 1, 1.5, 2, 3, 4), TOP, PANEL_HEIGHT - BOTTOM, lambda v: f"{v:g}\u00d7")
     for b in (bins[i] for i in filled):
         left, right = x(b.lower or x.low), x(b.upper or x.high)
-        name = f"{times(b.lower)} to {times(b.upper)}: {b.num_requests} requests"
+        name = f"{times(b.lower)} to {times(b.upper)}: {plural(b.num_requests, 'request')}"
         kind = "bar faster" if (b.lower or 0) >= 1 else "bar slower"
         box = {"x": left + 0.5, "y": y(b.num_requests), "width": right - left - 1, "height": y(0) - y(b.num_requests)}
         parts.append(element("rect", tooltip(name), class_=kind, **box))
