@@ -125,7 +125,8 @@ def _print_plan(trial: Trial) -> None:
         f"model {', '.join(inputs.served_models)}",
         *([f"not usable: {refusals(refused)}"] if refused else []),
         *([f"other models in the file, left out: {', '.join(others)} (--model NAME)"] if others else []),
-        f"candidates: {candidates}; load: {inputs.concurrency} requests at once (--load); slices by: {slices}",
+        f"candidates: {candidates}; load: {plural(inputs.concurrency, 'request')} at once (--load); "
+        f"slices by: {slices}",
         f"serving engine: {verdicts_for(inputs.serving_engine)}",
         f"timed: about {plural(round(trial.num_timed), 'request')}, at most one of each session; {reach}",
         f"trial policy: verdicts speak of this recording only ({trial.config_path})",
@@ -157,6 +158,7 @@ def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
 def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
     """The verdicts, what production still needs, and the next step."""
     from shadowspec.cli.measuring_view import shown_decisions
+    from shadowspec.reports.next_steps import RECORD_MORE, best_decision, next_action
     from shadowspec.reports.notes import REHEARSAL_NOTE
     from shadowspec.reports.rendering import decision_document
     from shadowspec.reports.report import verdict_tables
@@ -182,6 +184,10 @@ def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json
         return
     for table in verdict_tables(shown_decisions(outcome.decisions)):
         results.print(table)
+    best = best_decision(outcome.decisions)
+    step = "run the same command again to resume"
+    if is_whole:
+        step = RECORD_MORE if best is None else next_action(best)
     part = "" if is_whole else f" ({progress.done.records_read:,} of {progress.num_records:,} records read)"
     lines = [
         trial.config.dashboard.data_note or "",
@@ -191,12 +197,7 @@ def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json
         + (f", {progress.done.requests_found:,} before" if progress.done.requests_found else "")
         + ".",
         *(f"{name} still needs for production: {'; '.join(needed)}." for name, needed in wanted.items()),
-        f"Next: open {report}; "
-        + (
-            "record more sessions and try them with another --out."
-            if is_whole
-            else "run the same command again to resume."
-        ),
+        f"Next: open {report}; {step}.",
         "On the same evidence, `shadowspec gate --tests` shows every test, `shadowspec plan` the sessions needed, "
         f"`shadowspec report` this report; each needs --config {trial.config_path}.",
         "For production: shadowspec init, then measure the mirror of your gateway.",

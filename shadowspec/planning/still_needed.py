@@ -48,4 +48,7 @@ def needed_for_promotion(decision: Decision, policy: GatePolicy) -> list[str]:
         how = outlook(slowest_of(undecided)) if needed is None else needed.text
         wanted.append(f"{plural(len(undecided), 'open test')} ({names}): {how}")
     failed = [result for result in required if result.outcome == "fail"]
-    return [*wanted, *(f"{figures(result)}: the limit is {number(result.threshold)}" for result in failed)]
+    if failed:
+        found = ", ".join(f"{figures(result)}, limit {number(result.threshold)}" for result in failed)
+        wanted.append(f"{plural(len(failed), 'failed test')} ({found})")
+    return wanted

@@ -12,7 +12,7 @@ from shadowspec.text import plain_text
 from shadowspec.types import Decision, ReasonCode, Verdict
 from shadowspec.types.reason_codes import SEND_TRAFFIC
 
-RECORD_MORE: Final = "measure the recording to its end, or record more sessions and try them with another --out"
+RECORD_MORE: Final = "record more sessions and try them with another --out"
 STEPS: Final = {code.value: code.step for code in ReasonCode}
 
 

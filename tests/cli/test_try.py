@@ -95,7 +95,7 @@ def test_every_output_marks_a_trial_and_nothing_promotes_it(
     assert "HOLD (trial)" in gate
     assert "whole endpoint (ngram-k4, load 2): too_few_clusters: " in gate, "the code comes first"
     assert "metrics_urls" not in gate, "a trial serves no load"
-    assert "; measure the recording to its end, or record more sessions" in gate
+    assert "; record more sessions" in gate
     document = workspace.run("gate", *config, "--json").document
     assert document["rollouts"] == [], "a trial rolls nothing out"
     decided = document["decisions"]
@@ -137,6 +137,15 @@ def test_an_interrupt_before_the_first_block_leaves_nothing_to_show(
     stopped = attempt()
     assert (stopped.code, stopped.out) == (130, "")
     assert "run the same command again" in stopped.err
+
+
+def test_a_limit_that_ends_the_last_block_ends_the_recording(
+    attempt: Callable[..., Result], workspace: Workspace
+) -> None:
+    path = write_traffic(workspace.folder / "one.jsonl", [record(0)])
+    document = attempt("--json", traffic=path, minutes=1e-9).document
+    assert (document["ended_by"], document["requests_measured"], document["rehearsal"]) == ("end", 1, False)
+    assert "estimate: 0 requests" in attempt(traffic=path).err
 
 
 def test_minutes_end_a_trial_after_a_block(attempt: Callable[..., Result]) -> None:

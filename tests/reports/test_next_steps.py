@@ -31,9 +31,7 @@ def test_a_hold_counts_what_is_needed_before_the_order() -> None:
         "chat HOLD: about 50 more sessions (12 hours of this traffic); send traffic, then run `shadowspec gate` again"
     )
     assert next_action(held) == "send traffic, then run `shadowspec gate` again"
-    assert next_action(replace(held, recording_only=True)).startswith(
-        "measure the recording to its end, or record more"
-    )
+    assert next_action(replace(held, recording_only=True)).startswith("record more sessions")
 
 
 @pytest.mark.parametrize(

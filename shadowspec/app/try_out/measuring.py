@@ -72,7 +72,7 @@ class LoadedTrial:
         cut = min(longest, self.max_new_tokens or longest)
         name = trial.inputs.endpoint
         self.num_before = num_measured(store, [name])
-        self.num_left = max(trial.num_timed - self.num_before, 0.0)
+        self.num_left = 0.0 if self._is_read else max(trial.num_timed - self.num_before, 0.0)
         costs = stored_costs(store, [name]).get(name)
         if costs is not None:
             self.request_s = costs.overall.seconds
@@ -114,10 +114,17 @@ class LoadedTrial:
             ended_by = "time"
         except KeyboardInterrupt:
             ended_by = "interrupt"
+        if self._is_read:  # the time or the user ended it when the last block was measured
+            ended_by = "end"
         if ended_by == "end":
             return TrialOutcome(ended_by, rehearsals.progress, self._decide(self._store), self._report(self._store))
         with self._store.rehearsal(trial.inputs.endpoint) as undone:
             return TrialOutcome(ended_by, rehearsals.progress, self._decide(undone), self._report(undone))
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether the recording is read to its end and everything of it is measured."""
+        return self._store.watermark(self.trial.inputs.endpoint).is_ended
 
     def _eta(self, latest: Progress, seconds: float) -> float:
         """Seconds to the end of the recording, by the requests measured so far."""
