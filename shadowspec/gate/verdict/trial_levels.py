@@ -206,12 +206,16 @@ def _new_graph(
     """The graph over the part of alpha that runs of older rules have left."""
     spent = sum(run.share * (1.0 - 0.5 ** (run.num_restarts + 1)) for run in held.values())
     num_endpoints = min(max(sum(not name[0] for name in entered), 1), policy.max_hypotheses)
+    return _graph(policy, num_endpoints, spent)
+
+
+def _graph(policy: GatePolicy, num_endpoints: int, spent: float = 0.0) -> LevelGraph:
     return LevelGraph(max(policy.alpha - spent, 0.0), num_endpoints, policy.max_hypotheses - num_endpoints)
 
 
 def first_level(policy: GatePolicy, num_endpoints: int) -> float:
     """The level of a whole endpoint's first run, where all its `num_endpoints` pairs of load and candidate enter."""
-    return FIRST_RUN * LevelGraph(policy.alpha, num_endpoints, policy.max_hypotheses - num_endpoints).endpoint_share
+    return FIRST_RUN * _graph(policy, num_endpoints).endpoint_share
 
 
 def shown_level(level: float | None, policy: GatePolicy) -> float:
