@@ -312,7 +312,7 @@ def title_of(test: TestResult) -> str:
 
 def total_time_text(test: TestResult | None) -> str:
     """The ratio of total times (of the test of that name) with its bounds, which belongs beside a speedup."""
-    return DASH if test is None else interval_text(test, times)
+    return DASH if test is None or test.estimate is None else interval_text(test, times)
 
 
 def bounds_text(test: TestResult) -> str:

@@ -267,3 +267,6 @@ def test_the_table_of_verdicts_shows_total_times_beside_the_geometric_mean() -> 
     text = printed(verdict_tables([replace(decided(Verdict.ENABLE), tests=tests)]))
     assert "geometric mean" in text
     assert "total times 1.28\u00d7 [1.10\u00d7, 1.50\u00d7]" in text
+    few = replace(tests[1], estimate=None, lower=0.0, upper=None)
+    text = printed(verdict_tables([replace(decided(Verdict.ENABLE), tests=(tests[0], few))]))
+    assert "total times" not in text
