@@ -78,9 +78,9 @@ def ours(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]
     return sum(len(decoded.output) for decoded in result.decoded)
 
 
-def load_theirs(folder: Path) -> Any:
+def load_theirs(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The model as transformers runs it."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
 
 
 @torch.inference_mode()
@@ -99,15 +99,20 @@ def theirs_assisted(target: Any, draft: Any, requests: list[Request]) -> int:
     return tokens
 
 
-@torch.inference_mode()
 def theirs_plain(target: Any, requests: list[Request]) -> int:
-    """transformers' plain generation of the whole batch, left-padded; the number of tokens."""
+    """transformers' plain generation of the whole batch; the number of tokens."""
+    return theirs_outputs(target, requests).numel()
+
+
+@torch.inference_mode()
+def theirs_outputs(target: Any, requests: list[Request]) -> torch.Tensor:
+    """The tokens [requests, new tokens] of transformers' plain generation of the whole batch, left-padded."""
     longest = max(len(request.prompt) for request in requests)
     device = target.device
     padded = torch.tensor([[0] * (longest - len(r.prompt)) + list(r.prompt) for r in requests], device=device)
     mask = torch.tensor([[0] * (longest - len(r.prompt)) + [1] * len(r.prompt) for r in requests], device=device)
     out = target.generate(padded, attention_mask=mask, **_settings(requests[0]))
-    return int((out.shape[1] - longest) * len(requests))
+    return out[:, longest:]
 
 
 def _settings(request: Request) -> dict[str, Any]:

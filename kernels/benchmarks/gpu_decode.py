@@ -31,10 +31,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from decode import bundled_prompts, machine, theirs_assisted, theirs_plain
+from decode import bundled_prompts, load_theirs, machine, theirs_assisted, theirs_outputs, theirs_plain
 from printing import show
 from rerun import Rerun
 from rich.console import Console
@@ -51,6 +51,7 @@ from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.static_passes import CudaGraphs, Recorder, StaticPasses
 from shadowspec.types import SamplingParameters, VerifyRule
 
+Result = TypeVar("Result")
 RESULTS = Path(__file__).parent / "results"
 NUM_SPECULATIVE_TOKENS = 4
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")  # calls in which the host waits
@@ -127,15 +128,15 @@ def dtype_on(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """How long the work takes on the device."""
+def seconds(work: Callable[[], Result], device: torch.device) -> tuple[float, Result]:
+    """How long the work takes on the device, and its result."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
-    work()
+    result = work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+    return time.perf_counter() - began, result
 
 
 @dataclass(slots=True)
@@ -144,23 +145,18 @@ class Contestant:
 
     name: str
     decode: Callable[[], int | ArmResult[Decoded]]  # its number of tokens, or our arm
-    row: dict[str, Any] | None = None  # of our arms: what its steps are
+    labels: dict[str, Any] = field(default_factory=dict)  # of our arms
     rates: list[float] = field(default_factory=list)  # tokens per second
-    step_ms: list[float] = field(default_factory=list)
+    longest: list[Decoded] = field(default_factory=list)  # of our arms: of each time the request of most steps
 
     def run(self, device: torch.device) -> None:
         """Decode once."""
-        found: list[int | ArmResult[Decoded]] = []
-        taken = seconds(lambda: found.append(self.decode()), device)
-        (result,) = found
+        taken, result = seconds(self.decode, device)
         if isinstance(result, int):
             self.rates.append(result / taken)
-            return
-        self.rates.append(sum(len(decoded.output) for decoded in result.decoded) / taken)
-        last = max(result.decoded, key=num_steps)
-        self.step_ms.append(last.timing.decode_ms / num_steps(last))
-        if self.row is not None:
-            self.row["tokens_per_step"] = (len(last.output) - 1) / num_steps(last)
+        else:
+            self.rates.append(sum(len(decoded.output) for decoded in result.decoded) / taken)
+            self.longest.append(max(result.decoded, key=num_steps))
 
 
 def contestants(ways: list[Way], theirs: tuple[Any, Any], requests: list[Request], sizes: Sizes) -> list[Contestant]:
@@ -205,7 +201,7 @@ def bandwidth(device: torch.device, sizes: Sizes) -> float:
     goal = torch.empty_like(source)
     taken = []
     for _ in range(20):
-        taken.append(seconds(lambda: goal.copy_(source), device))
+        taken.append(seconds(lambda: goal.copy_(source), device)[0])
     return 2 * count / min(taken)
 
 
@@ -213,11 +209,13 @@ def steps(raced: list[Contestant], floor_ms: float) -> list[dict[str, Any]]:
     """A step of our arms; the baseline's at one request beside the time to read the weights."""
     rows = []
     for each in raced:
-        if each.row is None:
+        if not each.longest:
             continue
-        step_ms = statistics.median(each.step_ms)
-        is_bound = each.row["arm"] == "baseline" and each.row["at_once"] == 1
-        rows.append(each.row | {"step_ms": step_ms, "ratio_to_weights": step_ms / floor_ms if is_bound else None})
+        step_ms = statistics.median(decoded.timing.decode_ms / num_steps(decoded) for decoded in each.longest)
+        per_step = (len(each.longest[-1].output) - 1) / num_steps(each.longest[-1])
+        is_bound = each.labels["arm"] == "baseline" and each.labels["at_once"] == 1
+        ratio = step_ms / floor_ms if is_bound else None
+        rows.append(each.labels | {"tokens_per_step": per_step, "step_ms": step_ms, "ratio_to_weights": ratio})
     return rows
 
 
@@ -237,28 +235,21 @@ def waits_per_step(way: Way, requests: list[Request], *, speculates: bool) -> fl
     return (counted[1] - counted[0]) / (made[1] - made[0])
 
 
-@torch.inference_mode()
 def equal_outputs(names: Sequence[str], sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
     """How many requests of the bundled pair have, each way and in each arm, the greedy tokens of transformers."""
     requests = [Request(prompt, greedy(sizes.output), 0) for prompt in bundled_prompts(sizes.requests)]
-    settings = {"max_new_tokens": sizes.output, "do_sample": False, "eos_token_id": None}
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
         theirs, target, draft = (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device).eval()
-            for folder in (demo.TARGET, demo.TARGET, demo.DRAFT)
+            load_theirs(folder, dtype).to(device) for folder in (demo.TARGET, demo.TARGET, demo.DRAFT)
         )
-        expected = []
-        for request in requests:
-            prompt = torch.tensor([request.prompt], device=device)
-            out = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
-            expected.append(tuple(out[0, len(request.prompt) :].tolist()))
+        expected = [theirs_outputs(theirs, [request])[0].tolist() for request in requests]
         pair = DirectLlama(target), DirectLlama(draft)
         for name in names:
             way = Way(name, *pair)
             for arm in ("baseline", "speculative"):
                 decoded = way.decode(requests, speculates=arm == "speculative").decoded
-                equal = sum(tuple(ours.output) == tokens for ours, tokens in zip(decoded, expected, strict=True))
+                equal = sum(list(ours.output) == tokens for ours, tokens in zip(decoded, expected, strict=True))
                 kind = str(dtype).removeprefix("torch.")
                 rows.append({"dtype": kind, "arm": arm, "way": name, "requests": len(requests), "equal": equal})
     return rows
@@ -330,7 +321,7 @@ def main() -> None:
         for each in track(raced, f"round {turn} of {rounds}" if turn else "warming up", console=Console(stderr=True)):
             each.run(device)
     for each in raced:  # the first round warmed up
-        del each.rates[0], each.step_ms[:1]
+        del each.rates[0], each.longest[:1]
     add("rates", rates(raced))
     add("steps", steps(raced, floor_ms))
     counted = [

@@ -165,14 +165,14 @@ def _place(blocks: _EndpointBlocks, place: Place, turns: Conversation) -> list[B
     if (waiting := blocks.open.get(place)) is None:
         waiting = blocks.open[place] = _OpenBlock(*place, blocks.watermark)
     waiting.conversations.append(turns)
-    is_full = len(waiting.conversations) == waiting.concurrency * blocks.rule.requests_per_slot
+    is_full = len(waiting.conversations) == blocks.rule.places(waiting.concurrency)
     return [_start(blocks, blocks.open.pop(place))] if is_full else []
 
 
 def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
     """Give a block its name, its place in the order, its fillers and its first arm."""
     requests = tuple(chain.from_iterable(waiting.conversations))
-    missing = waiting.concurrency * blocks.rule.requests_per_slot - len(waiting.conversations)
+    missing = blocks.rule.places(waiting.concurrency) - len(waiting.conversations)
     timed = _get_timed(blocks, waiting.slice_key)
     pool = (tuple(timed) or tuple(waiting.conversations)) if missing else ()
     block_id = _block_id(blocks.rule.name, waiting.slice_key, waiting.concurrency, requests)

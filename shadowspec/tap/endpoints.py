@@ -102,6 +102,10 @@ class EndpointRule:
         """Requests of a session that go into one block."""
         return self.timed_positions if self.measures_conversations else 1
 
+    def places(self, concurrency: int) -> int:
+        """Requests, or conversations, of a full block at a load."""
+        return concurrency * self.requests_per_slot
+
 
 def match_endpoint(
     rules: Iterable[EndpointRule], *, endpoint: str | None, model: str | None, path: str | None

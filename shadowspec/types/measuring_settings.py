@@ -15,7 +15,8 @@ class EngineSettings:
     """[engine]: how the engine in this process runs.
 
     "auto": a GPU if there is one; bfloat16 on a GPU, float32 on a CPU; on a GPU CUDA graphs of the models' steps, and
-    Triton's kernels where it can run them.  These two are not the default: only the loop has run with them on a GPU.
+    Triton's kernels where it can run them.  These two are not the default: on a GPU only benchmarks have
+    run with them.
     """
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"

@@ -78,8 +78,7 @@ class LoadedTrial:
             self.request_s = costs.overall.seconds
         else:
             prefill_s = engine.time_prefill(concurrency, trial.survey.mean_prompt_tokens) * (1 + len(engine.configs))
-            places = concurrency * trial.rule.requests_per_slot
-            self.request_s = (prefill_s + token_s * cut) / trial.survey.timed_per_block(trial.rule, places)
+            self.request_s = (prefill_s + token_s * cut) / trial.survey.timed_per_block(trial.rule, concurrency)
         self.estimated_s = self.request_s * self.num_left
 
     def measure(self, ends_at: float, on_progress: Callable[[MeasuringProgress], None]) -> TrialOutcome:
@@ -102,7 +101,7 @@ class LoadedTrial:
             rehearsals.take_progress(progress)
             if progress.blocks_measured > blocks_before:
                 block_s = rehearsals.seconds / progress.blocks_measured
-                if rehearsals.progress.limit_s < block_s:
+                if ends_at - time.monotonic() < block_s:
                     raise _TimeIsUpError
 
         secret = load_hash_secret(trial.config)

@@ -55,7 +55,7 @@ class Trial:
         return min_clusters(
             endpoint.policy,
             first_level(endpoint.policy, len(endpoint.candidates)),
-            self.inputs.concurrency * self.rule.requests_per_slot,
+            self.rule.places(self.inputs.concurrency),
             has_greedy=SamplingRegime.GREEDY in regimes,
             has_sampled=bool(regimes - {SamplingRegime.GREEDY}),
         )

@@ -88,13 +88,12 @@ class Survey:
         drawn = sum(min(len(session), timed_positions) for session in self.sessions) / timed_positions
         return drawn * self.scale
 
-    def timed_per_block(self, rule: EndpointRule, places: int) -> float:
+    def timed_per_block(self, rule: EndpointRule, concurrency: int) -> float:
         """Measured requests of a block, as expected: those that come within `block_max_wait` of its first.
 
-        Args:
-            places: of a block.  One that is not full takes as long, because untimed copies fill it.
+        A block that is not full takes as long as a full one, because untimed copies fill it.
         """
-        span = self.last - self.first
+        span, places = self.last - self.first, rule.places(concurrency)
         if not span:
             return places
         return min(places, 1.0 + self.num_timed(rule.timed_positions) / self.scale * (rule.block_max_wait / span))
