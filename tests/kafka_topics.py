@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 
-from shadowspec.tap.kafka.broker_clients import DIRECT
+from shadowspec.tap.kafka.broker_clients import Client
 from tests.services import PATIENCE_S
 
 KCAT_TIMEOUT_S = 30  # it waits for a leader without a word, for as long as there is none
@@ -27,7 +27,6 @@ PASSING = (
     "Local: Timed out",
     "Broker: Leader not available",
 )
-CLOSING = f"{DIRECT}://"  # kafka-python's own connections leave sockets open that could not connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,8 @@ class Topics:
     def __init__(self, bootstrap: str, *, deletes: bool = True) -> None:
         self.bootstrap = bootstrap
         self._deletes = deletes
-        self.admin = KafkaAdminClient(bootstrap_servers=bootstrap, proxy_url=CLOSING)
+        # The library's clients leave sockets open.
+        self.admin = KafkaAdminClient(bootstrap_servers=bootstrap, kafka_client=Client())
         self._made: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -96,8 +96,8 @@ class Topics:
 
     def write(self, topic: str, messages: Iterable[Message], **settings: Any) -> list[tuple[int, int]]:
         """Write messages with kafka-python; their partitions and offsets."""
-        entry = {"bootstrap_servers": self.bootstrap, "proxy_url": CLOSING, "acks": "all", "max_request_size": 2**26}
-        producer = KafkaProducer(**entry, **settings)
+        entry = {"bootstrap_servers": self.bootstrap, "acks": "all", "max_request_size": 2**26}
+        producer = KafkaProducer(kafka_client=Client(), **entry, **settings)
         try:
             sent = [
                 producer.send(

@@ -14,6 +14,7 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from shadowspec.errors import ServiceUnavailableError
 from shadowspec.tap.kafka.batches import PartitionRecords
+from shadowspec.tap.kafka.broker_clients import Client
 from shadowspec.tap.kafka.consumer import KafkaTap
 from shadowspec.tap.kafka.membership import Coordinator
 from shadowspec.tap.kafka.partitions import topic_source
@@ -44,7 +45,7 @@ def test_a_tap_changes_nothing_for_other_consumers_of_the_process(topics: Topics
     topic = topics.create()
     with KafkaTap(settings_for(topics.bootstrap, topic)) as tap:
         assert isinstance(tap._consumer._coordinator, Coordinator)
-        other = KafkaConsumer(bootstrap_servers=topics.bootstrap, group_id="another")
+        other = KafkaConsumer(bootstrap_servers=topics.bootstrap, group_id="another", kafka_client=Client())
         try:
             assert type(other._coordinator) is group.ConsumerCoordinator is ConsumerCoordinator
             assert other._fetcher.PartitionRecords is Fetcher.PartitionRecords is not PartitionRecords
@@ -162,7 +163,7 @@ def test_a_transaction_that_was_aborted_is_not_read_and_markers_are_no_lag(topic
     from kafka import KafkaProducer
 
     topic = topics.create()
-    producer = KafkaProducer(bootstrap_servers=topics.bootstrap, transactional_id=f"t-{topic}")
+    producer = KafkaProducer(bootstrap_servers=topics.bootstrap, transactional_id=f"t-{topic}", kafka_client=Client())
     producer.init_transactions()
     for value, is_kept in ((b"kept", True), (b"aborted", False), (b"kept too", True)):
         producer.begin_transaction()

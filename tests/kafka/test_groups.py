@@ -9,6 +9,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from shadowspec.errors import ServiceUnavailableError
+from shadowspec.tap.kafka.broker_clients import Client
 from shadowspec.tap.kafka.consumer import KafkaTap
 from shadowspec.types import PartitionId
 from tests.kafka.reading import Reader, offsets, settings_for, step_all
@@ -20,7 +21,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 def committed(topics: Topics, group: str, topic: str, partition: int) -> int | None:
     """What the broker has for a group, asked by another client."""
-    consumer = KafkaConsumer(bootstrap_servers=topics.bootstrap, group_id=group, enable_auto_commit=False)
+    consumer = KafkaConsumer(
+        bootstrap_servers=topics.bootstrap, group_id=group, enable_auto_commit=False, kafka_client=Client()
+    )
     try:
         found: int | None = consumer.committed(TopicPartition(topic, partition))
         return found

@@ -1,16 +1,19 @@
-"""What a broker says right before it hangs up is heard."""
+"""What a broker says right before it hangs up is heard, and no socket outlives its client."""
 
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kafka.net.compat import KafkaNetClient
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaTCPTransport
 
-from shadowspec.tap.kafka.broker_clients import EncryptedTransport, PlainTransport
+from shadowspec.tap.kafka.broker_clients import Client, EncryptedTransport, PlainTransport
 
 
 class _Protocol:
@@ -64,3 +67,33 @@ def test_connections_under_tls_keep_them_too(monkeypatch: pytest.MonkeyPatch) ->
     transport = EncryptedTransport.__new__(EncryptedTransport)
     assert transport._sock_recv() == (b"words", None)
     assert isinstance(transport._sock_recv()[1], OSError)
+
+
+def close_while_connecting(make: Callable[..., Any], kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The transport of a client that closes while its thread still makes the connection."""
+    made: list[Any] = []
+    has_begun = threading.Event()
+
+    async def never_done(transport: Any) -> None:
+        made.append(transport)
+        has_begun.set()
+        await transport._net.sleep(3_600.0)
+
+    monkeypatch.setattr(kind, "handshake", never_done)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = make(bootstrap_servers=[f"127.0.0.1:{server.getsockname()[1]}"])
+        client._net.start()
+        client._manager.bootstrap_async()
+        assert has_begun.wait(30.0)
+        client.close()
+    return made[0]
+
+
+def test_a_connection_that_is_being_made_closes_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert close_while_connecting(Client(), PlainTransport, monkeypatch)._sock is None
+
+
+def test_the_library_alone_leaves_its_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = close_while_connecting(KafkaNetClient, KafkaTCPTransport, monkeypatch)
+    assert transport._sock is not None
+    transport._sock.close()

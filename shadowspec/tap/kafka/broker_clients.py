@@ -3,9 +3,9 @@
 This module, `batches` and `membership` correct kafka-python's behaviour for each client and never for the process, but
 for its log level.  A missing topic is never created: the library's option does not reach the request.  A refused login
 ends the first contact at once, with its reason, instead of at its time-out.  Data that a broker sends just before it
-hangs up is read.  A connection that cannot be encrypted in time is given up.  Sockets that could not connect and the
-threads of a client that could not be opened are closed.  The library's debug log, which prints requests and responses
-(logins and prompts), stays off.
+hangs up is read.  A connection that cannot be encrypted in time is given up.  Sockets that could not connect, those
+that a client holds when it closes, and the threads of a client that could not be opened are closed.  The library's
+debug log, which prints requests and responses (logins and prompts), stays off.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # kafka-python has
     def __init__(self, net: Any, **settings: Any) -> None:
         self.last_error: Exception | None = None
         self._watched: WeakSet[Any] = WeakSet()
+        self._transports: WeakSet[Any] = WeakSet()
         super().__init__(net, **settings)
         self.cluster.config["allow_auto_create_topics"] = False
 
@@ -116,6 +117,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # kafka-python has
             transport = EncryptedTransport(self._net, sock, host=node.host, ssl_context=self.config["ssl_context"])
         else:
             transport = PlainTransport(self._net, sock, host=node.host)
+        self._transports.add(transport)
         try:
             remaining_ms = max(1.0, (timeout_at - time.monotonic()) * 1000)
             await self.wait_for(self.call_soon(transport.handshake), remaining_ms)
@@ -134,11 +136,28 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # kafka-python has
             connection.init_future.add_errback(self._remember)
         return connection
 
+    def close_transports(self) -> None:
+        """Close every socket that is still open; the client's thread has ended."""
+        for transport in list(self._transports):
+            transport._close()  # noqa: SLF001  # `close` may wait for the thread that has ended
+
     def _forget(self, _: object) -> None:
         self.last_error = None
 
     def _remember(self, error: Exception) -> None:
         self.last_error = error
+
+
+class _NetClient(KafkaNetClient):  # type: ignore[misc] # kafka-python has no types
+    """A client that also closes the connections that its thread is still making."""
+
+    def close(self, node_id: Any = None) -> None:
+        if node_id is None:
+            self._manager.close()
+            self._net.stop()
+            self._net.drain()  # what is still to be sent
+            self._manager.close_transports()
+        super().close(node_id)
 
 
 class Client:
@@ -149,7 +168,7 @@ class Client:
 
     def __call__(self, **settings: Any) -> Any:
         net = NetworkSelector(**settings)
-        self._client = KafkaNetClient(net=net, manager=_Manager(net, **settings), **settings)
+        self._client = _NetClient(net=net, manager=_Manager(net, **settings), **settings)
         return self._client
 
     @property
