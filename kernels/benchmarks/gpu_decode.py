@@ -9,7 +9,8 @@ warms up and records.  Nothing else may run meanwhile.
 
 Ways of running: steps launched anew, as recorded passes (CUDA graphs), and recorded with Triton's kernels.  A step at
 batch 1 is held against the target's weights at the bandwidth that a copy on the device reaches.  Waits of the host are
-counted by a profile of two lengths: what they differ by, for each step that they differ by.
+counted by a profile of two lengths: what they differ by, for each step that they differ by.  Recorded passes are timed
+with sampled requests too, with top-p and without, because finding its edge takes passes over the vocabulary.
 
 Outputs are compared on the bundled pair, whose prompts differ in length: the greedy tokens of both arms, each way, with
 transformers' plain generation of one request after the other on the same device.  In float32 all are to be equal; in
@@ -73,6 +74,9 @@ class Sizes:
 
 FULL = Sizes(128_256, (16, 2_048, 8_192, 32, 8), (6, 640, 2_560, 10, 2), 128, 64, 16, 1)
 SMALL = Sizes(512, (2, 64, 128, 4, 2), (1, 32, 64, 2, 1), 8, 12, 2, 1)
+
+
+SAMPLED = {"temperature 0.7": 1.0, "temperature 0.7, top-p 0.9": 0.9}  # top-p
 
 
 class Way:
@@ -161,22 +165,40 @@ class Contestant:
 
 def contestants(ways: list[Way], theirs: tuple[Any, Any], requests: list[Request], sizes: Sizes) -> list[Contestant]:
     """Transformers, and both arms each way, at all requests at once and at one."""
-    found = [
+    return [
         Contestant("transformers assisted, one by one", lambda: theirs_assisted(*theirs, requests[: sizes.assisted])),
         Contestant(f"transformers plain, {sizes.requests} at once", lambda: theirs_plain(theirs[0], requests)),
         Contestant("transformers plain, 1 at once", lambda: theirs_plain(theirs[0], requests[:1])),
+        *arms(ways, requests),
     ]
-    for way in ways:
-        for arm in ("baseline", "speculative"):
-            for some in (requests, requests[:1]):
-                found.append(
-                    Contestant(
-                        f"{arm}, {len(some)} at once, {way.name}",
-                        partial(way.decode, some, speculates=arm == "speculative"),
-                        {"arm": arm, "at_once": len(some), "way": way.name},
-                    )
-                )
-    return found
+
+
+def arms(ways: list[Way], requests: list[Request], **labels: str) -> list[Contestant]:
+    """Both arms each way, at all requests at once and at one."""
+    return [
+        Contestant(
+            f"{arm}, {len(some)} at once, {way.name}",
+            partial(way.decode, some, speculates=arm == "speculative"),
+            labels | {"arm": arm, "at_once": len(some), "way": way.name},
+        )
+        for way in ways
+        for arm in ("baseline", "speculative")
+        for some in (requests, requests[:1])
+    ]
+
+
+def race(raced: list[Contestant], rounds: int, device: torch.device) -> None:
+    """All in turn in each round; the first round warms up and counts for nothing."""
+    for turn in range(rounds + 1):
+        for each in track(raced, f"round {turn} of {rounds}" if turn else "warming up", console=Console(stderr=True)):
+            each.run(device)
+    for each in raced:
+        del each.rates[0], each.longest[:1]
+
+
+def sampled_rates(raced: list[Contestant]) -> list[dict[str, Any]]:
+    """Tokens per second of our arms."""
+    return [each.labels | {"tokens_per_second": statistics.median(each.rates)} for each in raced]
 
 
 def rates(raced: list[Contestant]) -> list[dict[str, Any]]:
@@ -265,6 +287,11 @@ def greedy(max_tokens: int) -> SamplingParameters:
     return SamplingParameters(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
+def sampled_to(max_tokens: int, top_p: float) -> SamplingParameters:
+    """Sampled at temperature 0.7 to the full length."""
+    return SamplingParameters(temperature=0.7, top_p=top_p, max_tokens=max_tokens, ignore_eos=True)
+
+
 def main() -> None:
     """Run everything, print tables and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -317,13 +344,20 @@ def main() -> None:
 
     add("equal_outputs", equal_outputs(names, sizes, device))
     raced = contestants(ways, (their_target, their_draft), requests, sizes)
-    for turn in range(rounds + 1):
-        for each in track(raced, f"round {turn} of {rounds}" if turn else "warming up", console=Console(stderr=True)):
-            each.run(device)
-    for each in raced:  # the first round warmed up
-        del each.rates[0], each.longest[:1]
+    race(raced, rounds, device)
     add("rates", rates(raced))
     add("steps", steps(raced, floor_ms))
+    sampled = [
+        each
+        for name, top_p in SAMPLED.items()
+        for each in arms(
+            ways[1:],
+            [Request(each.prompt, sampled_to(sizes.output, top_p), each.seed) for each in requests],
+            sampling=name,
+        )
+    ]
+    race(sampled, rounds, device)
+    add("sampled_rates", sampled_rates(sampled))
     counted = [
         {"arm": arm, "way": way.name, "waits": waits_per_step(way, requests[:1], speculates=arm == "speculative")}
         for way in ways

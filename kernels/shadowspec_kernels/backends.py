@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -26,6 +30,15 @@ def why_unavailable(backend: str, device: torch.device) -> str | None:
         return "torch finds no GPU"
     if (capability := torch.cuda.get_device_capability(device)) < LEAST_CAPABILITY:
         return f"the device has compute capability {capability}, and {LEAST_CAPABILITY} is needed"
+    return _missing_for_building()
+
+
+def _missing_for_building() -> str | None:
+    """What Triton lacks to build the launchers of its kernels, or None."""
+    if not any(shutil.which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name):
+        return "Triton finds no C compiler; install gcc, or set CC"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Triton needs the header files of this Python; install python3-dev"
     return None
 
 

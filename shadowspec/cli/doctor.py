@@ -278,7 +278,7 @@ def _models(config: Config) -> str:
     _device(config)  # raises if it is missing
     is_on_cpu = choose_device(config.engine.device).type == "cpu"
     pairs = {(endpoint.target, endpoint.candidates) for endpoint in in_process.values()}
-    is_usual = config.engine.passes == "dynamic" and config.engine.dtype != "int8"
+    is_usual = config.engine.passes != "graphs" and config.engine.dtype != "int8"
     settled = {pair for pair in pairs if is_usual and are_settled(*pair, is_on_cpu=is_on_cpu)}
     unsettled = {
         name: endpoint for name, endpoint in in_process.items() if (endpoint.target, endpoint.candidates) not in settled

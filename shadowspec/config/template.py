@@ -77,8 +77,8 @@ hash_secret_file = "shadowspec.secret"
 [engine]
 # device = ~              # "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1"
 # dtype = ~               # "auto": bfloat16 on a GPU, float32 on a CPU; "int8" only on a CPU
-# passes = ~              # "graphs": steps as CUDA graphs (faster on a GPU); "auto": graphs where possible
-# kernels = ~             # "triton" (docs/kernels.md); "auto": Triton where a GPU can run it
+# passes = ~              # "auto": CUDA graphs of the steps on a GPU; "graphs": an error without them; "dynamic": none
+# kernels = ~             # "auto": Triton's where a GPU can run them (docs/kernels.md); "triton": an error without them
 # share_prefixes = ~      # compute a prefix that prompts of a block share once, as a prefix cache does; in both arms
 # seed = ~                # of requests without a seed
 # warmup_blocks = ~       # blocks that run before the first one that counts

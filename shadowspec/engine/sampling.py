@@ -21,7 +21,6 @@ from shadowspec.types import SamplingParameters
 # do not are looked at again with HEAD_GROWTH times as many.
 TOP_P_HEAD = 512
 HEAD_GROWTH = 8
-ONE_BITS = 0x3F800000  # of 1.0 as a 32-bit float
 
 
 class BatchSampling:
@@ -220,7 +219,8 @@ class BatchSampling:
         """
         rows, tokens, vocabulary = probs.shape
         flat, needed = probs.view(-1, vocabulary), self.nucleus.repeat_interleave(tokens)
-        edges, masses = heads_by_bisection(flat, needed) if probs.is_cuda else heads_by_sorting(flat, needed)
+        # On a GPU the first look is at everything: whether a shorter head is enough, only the device would know.
+        edges, masses = kept_heads(flat, needed, vocabulary if probs.is_cuda else TOP_P_HEAD)
         is_whole = needed == 0.0
         edges, masses = edges.masked_fill(is_whole, 0.0), masses.masked_fill(is_whole, 1.0)
         return edges.view(rows, tokens), masses.view(rows, tokens)
@@ -234,15 +234,13 @@ def highest_first(values: torch.Tensor, count: int | None = None) -> torch.Tenso
     size = values.shape[-1]
     count = size if count is None else count
     if values.device.type != "cpu":
-        return values.topk(count, -1).values
+        return values.sort(-1, descending=True).values[..., :count]
     every = values.numpy()
     found = np.sort(every if count == size else np.partition(every, size - count, -1)[..., size - count :], -1)
     return torch.from_numpy(found).flip(-1)
 
 
-def heads_by_sorting(
-    probs: torch.Tensor, needed: torch.Tensor, head: int = TOP_P_HEAD
-) -> tuple[torch.Tensor, torch.Tensor]:
+def kept_heads(probs: torch.Tensor, needed: torch.Tensor, head: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The least probable entry of each row's smallest head with mass `needed`, and the mass of all that reach it.
 
     Args:
@@ -262,25 +260,8 @@ def heads_by_sorting(
     # The last one looked at is kept: there may be more, of less or of the same probability.
     is_open = (reached[:, -1] < needed) | (ordered[:, -1] >= edges)
     if head < probs.shape[1] and bool(is_open.any()):
-        edges[is_open], masses[is_open] = heads_by_sorting(probs[is_open], needed[is_open], head * HEAD_GROWTH)
+        edges[is_open], masses[is_open] = kept_heads(probs[is_open], needed[is_open], head * HEAD_GROWTH)
     return edges, masses
-
-
-def heads_by_bisection(probs: torch.Tensor, needed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, found by passes over all probabilities and without asking the device how far it has come.
-
-    The entry is the largest number at or above which mass `needed` lies; non-negative floats are in the order of their
-    bits.
-    """
-    low = torch.zeros_like(needed, dtype=torch.int32)
-    high = torch.full_like(low, ONE_BITS)
-    for _ in range(ONE_BITS.bit_length()):
-        middle = low + (high - low + 1) // 2
-        mass = torch.where(probs >= middle.view(torch.float32)[:, None], probs, 0.0).sum(-1)
-        is_enough = mass >= needed
-        low, high = torch.where(is_enough, middle, low), torch.where(is_enough, high, middle - 1)
-    edges = torch.minimum(low.view(torch.float32), probs.amax(-1))
-    return edges, torch.where(probs >= edges[:, None], probs, 0.0).sum(-1)
 
 
 def greedy_tokens(processed: torch.Tensor) -> torch.Tensor:

@@ -15,14 +15,13 @@ class EngineSettings:
     """[engine]: how the engine in this process runs.
 
     "auto": a GPU if there is one; bfloat16 on a GPU, float32 on a CPU; on a GPU CUDA graphs of the models' steps, and
-    Triton's kernels where it can run them.  These two are not the default: on a GPU only benchmarks have
-    run with them.
+    Triton's kernels where it can run them.
     """
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    passes: Literal["auto", "dynamic", "graphs"] = "dynamic"
-    kernels: Literal["auto", "torch", "triton"] = "torch"
+    passes: Literal["auto", "dynamic", "graphs"] = "auto"
+    kernels: Literal["auto", "torch", "triton"] = "auto"
     share_prefixes: bool = False  # compute a prefix that prompts of a block share once, in both arms
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     warmup_blocks: Annotated[int, Field(ge=0)] = 2  # blocks run and thrown away before the first that counts

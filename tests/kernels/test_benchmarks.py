@@ -49,6 +49,8 @@ def test_the_loop_in_small(tmp_path: Path) -> None:
     assert document["is_small"]
     assert len(document["rates"]) == 3 + 3 * 2 * 2
     assert all(row["tokens_per_second"] > 0.0 for row in document["rates"])
+    assert len(document["sampled_rates"]) == 2 * 2 * 2 * 2
+    assert all(row["tokens_per_second"] > 0.0 for row in document["sampled_rates"])
     by_arm = {"baseline": set(), "speculative": set()}
     for row in document["steps"]:
         assert row["step_ms"] > 0.0

@@ -96,3 +96,17 @@ def test_an_unknown_backend_and_a_missing_package_are_refused(monkeypatch) -> No
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"install shadowspec\[kernels\]"):
         Kernels("triton", torch.device("cpu"))
+
+
+def test_a_gpu_without_the_means_to_build_launchers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(backends, "is_interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(backends.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
+    monkeypatch.setattr(backends.sysconfig, "get_path", lambda name: "/nowhere")
+    assert backends.why_unavailable("triton", gpu) == (
+        "Triton needs the header files of this Python; install python3-dev"
+    )
+    monkeypatch.setattr(backends.shutil, "which", lambda name: None)
+    assert backends.why_unavailable("triton", gpu) == "Triton finds no C compiler; install gcc, or set CC"
