@@ -5,7 +5,8 @@
 `shadowspec classify --listen` runs on one core; a client on another sends requests one after another over one
 connection.  The prompts are 4 kB of bundled text, each different.  The same requests are classified in this process.
 Agreement is over all bundled records that have a slice: the tap reads the mirrored record, the classifier the body of
-its request.
+its request.  `--target` names the folder of another model, whose tokenizer is used; the bundled one has a small
+vocabulary and gives twice the tokens of an ordinary one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shadowspec import demo
-from shadowspec.engine.tokenizer import load_tokenizer
+from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.tap.classifier import Classifier
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
@@ -94,10 +95,11 @@ def in_process(requests: list[bytes], classifier: Classifier) -> dict[str, float
     return quantiles(times[WARM_UP:])
 
 
-def over_http(requests: list[bytes], folder: Path) -> dict[str, float]:
+def over_http(requests: list[bytes], target: Path, folder: Path) -> dict[str, float]:
     """Each request over one connection to a server on the first core, by a client on the last."""
     cores = sorted(os.sched_getaffinity(0))
-    (folder / "shadowspec.toml").write_text(demo.demo_config(folder, 0), encoding="utf-8")
+    config = demo.demo_config(folder, 0).replace(f'"{demo.TARGET.as_posix()}"', f'"{target.as_posix()}"')
+    (folder / "shadowspec.toml").write_text(config, encoding="utf-8")
     command = [sys.executable, "-m", "shadowspec", "classify", "--listen", "127.0.0.1:0"]
     environment = os.environ | {
         "SHADOWSPEC_CONFIG": str(folder / "shadowspec.toml"),
@@ -133,6 +135,11 @@ def over_http(requests: list[bytes], folder: Path) -> dict[str, float]:
         os.sched_setaffinity(0, cores)
 
 
+def prompt_tokens(requests: list[bytes], tokenizer: FolderTokenizer) -> list[int]:
+    """The tokens of each prompt, without those of a chat template."""
+    return [len(tokenizer.encode_output(json.loads(body)["messages"][0]["content"])) for body in requests]
+
+
 def agreement(reader: Reader, classifier: Classifier) -> dict[str, int]:
     """How many bundled records with a slice get the same one from their request."""
     num_records = num_equal = 0
@@ -149,16 +156,18 @@ def agreement(reader: Reader, classifier: Classifier) -> dict[str, int]:
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, default=demo.TARGET, help="folder of a model, for its tokenizer")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    tokenizer = load_tokenizer(str(demo.TARGET))
+    tokenizer = load_tokenizer(str(arguments.target))
     tokenizers = {rule.name: tokenizer for rule in rules()}
     classifier = Classifier(rules(), tokenizers, HASH)
     requests = bodies()
     with tempfile.TemporaryDirectory() as folder:
-        served = over_http(requests, Path(folder))
+        served = over_http(requests, arguments.target.resolve(), Path(folder))
     results = {
         "prompt_bytes": PROMPT_BYTES,
+        "prompt_tokens": statistics.median(prompt_tokens(requests, tokenizer)),
         "num_requests": NUM_REQUESTS - WARM_UP,
         "over_http": served,
         "in_process": in_process(requests, classifier),

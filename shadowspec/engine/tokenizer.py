@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, TokenizersBackend
 
 from shadowspec.errors import ModelError, RecordError
 from shadowspec.types import FunnelCounter
@@ -25,6 +25,16 @@ class FolderTokenizer:
     raw: Any  # transformers'
     context_length: int  # tokens
     vocabulary_size: int
+    # What computes the ids without offsets and masks, in about two thirds of the time; None where the class adds to it.
+    _backend: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        is_plain = getattr(type(self.raw), "_encode_plus", None) is TokenizersBackend._encode_plus  # noqa: SLF001
+        backend = self.raw.backend_tokenizer if is_plain and not self.raw.split_special_tokens else None
+        if backend is not None:  # as transformers sets it for a text that is to be neither cut nor filled
+            backend.no_truncation()
+            backend.no_padding()
+        object.__setattr__(self, "_backend", backend)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
@@ -48,15 +58,22 @@ class FolderTokenizer:
             raise RecordError(
                 FunnelCounter.UNSUPPORTED, "chat_template_refused", "the target's chat template refused the messages"
             ) from error
-        return list(self.raw(rendered, add_special_tokens=False)["input_ids"])
+        return self._ids(rendered, adds_special=False)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a completion prompt, special tokens included."""
-        return list(self.raw(text)["input_ids"])
+        return self._ids(text, adds_special=True)
 
     def encode_output(self, text: str) -> list[int]:
         """Token ids of generated text: no special token is added."""
-        return list(self.raw(text, add_special_tokens=False)["input_ids"])
+        return self._ids(text, adds_special=False)
+
+    def _ids(self, text: str, *, adds_special: bool) -> list[int]:
+        if self._backend is None:
+            return list(self.raw(text, add_special_tokens=adds_special)["input_ids"])
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=adds_special)
+        ids: list[int] = encoding.ids
+        return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of output tokens, special tokens left out; for stop strings, and whether text re-tokenises."""

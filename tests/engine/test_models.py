@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, LlamaConfig, MistralConfig, T5Config
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Gemma2Config, LlamaConfig, MistralConfig, PreTrainedTokenizerFast, T5Config
 
+from shadowspec import demo
 from shadowspec.engine import llama_layer
 from shadowspec.engine.candidate import Models, fingerprint_candidate
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import check_pair, load_model, refuse_unmeasurable, runnable
-from shadowspec.engine.tokenizer import check_contexts, load_tokenizer
+from shadowspec.engine.tokenizer import FolderTokenizer, check_contexts, load_tokenizer
 from shadowspec.errors import ModelError, RecordError
 from shadowspec.types import SpeculationConfig, VerifyRule
 from shadowspec.types.measuring_settings import EngineSettings
-from tests.small_models import letter_tokenizer, save_model, tiny_llama
+from tests.small_models import VOCABULARY, letter_tokenizer, save_model, tiny_llama
 
 CPU = torch.device("cpu")
 
@@ -165,3 +168,30 @@ def test_a_tokenizer_is_loaded_without_weights(tmp_path: Path, pair_folders: tup
         load_tokenizer(str(bare))
     with pytest.raises(ModelError, match="does not exist"):
         load_tokenizer(str(tmp_path / "nothing"))
+
+
+@pytest.fixture(scope="module")
+def bundled_tokenizer() -> FolderTokenizer:
+    return load_tokenizer(str(demo.TARGET))
+
+
+@given(st.text() | st.sampled_from(("<|bos|>", "<|eos|> x", "a<|bos|>b", "")))
+def test_token_ids_are_those_of_transformers(bundled_tokenizer: FolderTokenizer, text: str) -> None:
+    assert bundled_tokenizer.encode(text) == bundled_tokenizer.raw(text)["input_ids"]
+    assert bundled_tokenizer.encode_output(text) == bundled_tokenizer.raw(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_tokenizer_that_is_saved_with_a_limit_cuts_nothing() -> None:
+    raw = letter_tokenizer()
+    raw.backend_tokenizer.enable_truncation(2)
+    raw.backend_tokenizer.enable_padding(length=9)
+    assert len(FolderTokenizer(raw, 256, VOCABULARY).encode_output("abab")) == 4
+
+
+def test_a_tokenizer_class_with_another_encoding_is_asked_itself() -> None:
+    class Doubling(PreTrainedTokenizerFast):  # type: ignore[misc]
+        def _encode_plus(self, text: Any, *arguments: Any, **options: Any) -> Any:
+            return super()._encode_plus(text + text, *arguments, **options)
+
+    raw = Doubling(tokenizer_object=letter_tokenizer().backend_tokenizer)
+    assert len(FolderTokenizer(raw, 256, VOCABULARY).encode_output("ab")) == 4
