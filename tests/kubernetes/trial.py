@@ -68,8 +68,9 @@ class Trial:
         certificate, key = self.node.certificates.sign("kafka", "DNS:kafka.kafka.svc")
         (self.folder / "server.pem").write_text(key.read_text() + certificate.read_text())
         for name in ("postgres", "kafka"):
-            (self.folder / name).mkdir(mode=0o777)
-            (self.folder / name).chmod(0o777)  # their users
+            volume = self.folder / "volumes" / name
+            volume.mkdir(parents=True)
+            volume.chmod(0o777)  # their users
         self.apply("dns")
         self.apply("postgres")
         self.apply("kafka")
