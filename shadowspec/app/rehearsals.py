@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shadowspec.config import Config
-from shadowspec.reports.notes import unfinished_trials
-from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.endpoint_run import run_endpoint_gate, unfinished_trials
 from shadowspec.store import Store
 from shadowspec.types import Decision
 from shadowspec.worker.files import Progress

@@ -51,8 +51,7 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
 
     A trial whose recording is not read to its end is rehearsed, unless `input_ended` says what comes.
     """
-    from shadowspec.reports.notes import unfinished_trials
-    from shadowspec.rollout.endpoint_run import GatePolicies, run_gates
+    from shadowspec.rollout.endpoint_run import GatePolicies, run_gates, unfinished_trials
 
     chosen = _policies(config, endpoint)
     with _measured_store(config) as store:
@@ -70,7 +69,7 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
 
 def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
     """The results that `decide` would have, by the same steps; all of it is undone."""
-    from shadowspec.reports.notes import unfinished_trials
+    from shadowspec.rollout.endpoint_run import unfinished_trials
 
     chosen = _policies(config, endpoint)
     with _measured_store(config) as store:

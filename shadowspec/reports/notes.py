@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.effective_decisions import order_words
 from shadowspec.gate.verdict.slice_rules import forbidding_slices
 from shadowspec.metrics import ratio
-from shadowspec.store import Store
 from shadowspec.text import moment, percent, plural, slice_title, times
 from shadowspec.types import Composition, Decision, MixChange, Override, ReasonCode, Reservations, Verdict
 
@@ -64,11 +62,6 @@ def decision_notes(decision: Decision) -> list[str]:
             f"{percent(bounds.known_share)} of the traffic has such a bound."
         )
     return [*notes, *_never_timed(decision), *_changes(decision)]
-
-
-def unfinished_trials(store: Store, policies: Mapping[str, GatePolicy]) -> list[str]:
-    """Trials whose recording is not read to its end: every command rehearses their decisions, and none stores them."""
-    return [name for name, policy in policies.items() if policy.recording_only and not store.watermark(name).is_ended]
 
 
 def with_forbidding(decisions: Sequence[Decision]) -> list[Decision]:

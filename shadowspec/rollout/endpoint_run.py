@@ -189,3 +189,8 @@ def _shares(decisions: Sequence[Decision]) -> dict[str, float]:
     """Shares of the current traffic by slice, as the gate wrote them down."""
     shares = {decision.slice_key: decision.traffic_share for decision in decisions}
     return {name: share for name, share in shares.items() if share is not None}
+
+
+def unfinished_trials(store: Store, policies: Mapping[str, GatePolicy]) -> list[str]:
+    """Trials whose recording is not read to its end: every command rehearses their decisions, and none stores them."""
+    return [name for name, policy in policies.items() if policy.recording_only and not store.watermark(name).is_ended]
