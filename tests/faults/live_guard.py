@@ -126,7 +126,14 @@ def _body(line: str) -> dict[str, Any] | None:
 
 @contextmanager
 def serving(
-    python: Path, preload: str, draft: Path | None, port: int, log: Path, *, models: Sequence[str] = (MODEL,)
+    python: Path,
+    preload: str,
+    draft: Path | None,
+    port: int,
+    log: Path,
+    *,
+    models: Sequence[str] = (MODEL,),
+    depth: int = DEPTH,
 ) -> Iterator[None]:
     """vLLM with this draft (None: without one) until the block ends; it is then killed, and nothing of it is saved."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
@@ -143,7 +150,7 @@ def serving(
         "--port", str(port), "--disable-uvicorn-access-log",
     ]  # fmt: skip
     if draft is not None:
-        speculation = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": DEPTH}
+        speculation = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": depth}
         command += ["--speculative-config", json.dumps(speculation)]
     with log.open("ab") as output:
         process = subprocess.Popen(

@@ -5,7 +5,8 @@
 
 PATH are the interpreter of an environment with vLLM 0.32, and the program `litellm` of one with `litellm[proxy]`.
 `--demo` is a folder that `shadowspec demo` wrote: its gate has enabled text-to-sql and nothing else.  The database is
-copied.
+copied.  Where the demo holds text-to-sql on your machine, set another K in its shadowspec.toml, delete its database and
+measure again: `shadowspec db upgrade`, `shadowspec run TRAFFIC`, `shadowspec gate`.  The servers draft at that depth.
 
 1. `export --format litellm` makes the proxy's configuration, `classify --listen` names the slices.  Requests of five
    endpoints land in their pools: text-to-sql by the share of its rollout, all others in the plain pool.
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
@@ -64,7 +66,7 @@ shadow_soak_s = 0
 partial_soak_s = 1e9
 min_soak_blocks = 0
 max_decision_age_s = 1e9
-first_depth = 4
+first_depth = {depth}
 
 [endpoints.text-to-sql.live]
 metrics_urls = ["http://127.0.0.1:{speculative}/metrics"]
@@ -305,8 +307,10 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
     settings = (folder / "shadowspec.toml").read_text(encoding="utf-8")
     settings = settings.replace(f'hash_secret_file = "{options.demo}', f'hash_secret_file = "{folder}')
     settings = settings.replace("[dashboard]\n", '[dashboard]\npublic_url = "http://spec.example.com/"\n')
+    candidates = tomllib.loads(settings)["endpoints"][ENDPOINT]["candidates"]
+    depth = int(candidates[0]["num_speculative_tokens"])
     # The trial is not about the verdict: on a machine where short answers gain little, text-to-sql stays on HOLD.
-    settings = settings.replace("[gate]\n", "[gate]\ntail_share = 0.25\n")
+    settings = settings.replace("[gate]\n", "[gate]\nmargin = 0.0\ntail_share = 0.25\n")
     settings += SETTINGS.format(
         speculative=speculative,
         interval=INTERVAL_S,
@@ -314,6 +318,7 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
         topic=TOPIC,
         health=health,
         mail=mails.port,
+        depth=depth,
     )
     (folder / "shadowspec.toml").write_text(settings, encoding="utf-8")
     command, checks, traffic = Command(folder), Checks(), requests()
@@ -338,7 +343,7 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
     pools = {f"http://127.0.0.1:{speculative}/v1": "speculative", f"http://127.0.0.1:{plain}/v1": "plain"}
 
     # 1. Routes.
-    with serving(*server, demo.DRAFT, speculative, folder / "good.log", models=models):
+    with serving(*server, demo.DRAFT, speculative, folder / "good.log", models=models, depth=depth):
         document, routed = proxy_configuration(command, speculative, plain)
         checks.expect("only text-to-sql has a route", routed == [ENDPOINT])
         with proxy(options, folder, document, classifier) as port:
@@ -366,7 +371,7 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
             time.sleep(2 * INTERVAL_S)  # the first reading is where counting begins
             promise = command.live()["promise"]["rate"]
     swapped, began = time.monotonic(), datetime.now(UTC)
-    with serving(*server, bad_draft(folder / "bad"), speculative, folder / "bad.log", models=models):
+    with serving(*server, bad_draft(folder / "bad"), speculative, folder / "bad.log", models=models, depth=depth):
         ready = time.monotonic()
         with proxy(options, folder, document, classifier) as port:
             bodies = traffic[ENDPOINT]
