@@ -109,7 +109,12 @@ def _page(text: str, source: LiveSource, replica: str) -> Page:
             replica, "other_engine", f"the page has no metric of {engine} (none begins with {names.prefix})"
         )
     if not page.has_model:
-        raise ServerError(replica, "other_model", f"the page has no metric of the model {source.model}")
+        raise ServerError(
+            replica,
+            "other_model",
+            f"the page has no metric of the model {source.model}; set `model` in [endpoints.NAME.live] to the first "
+            "name under which the server serves it",
+        )
     if page.counts.num_output_tokens is None and page.counts.num_drafts is None:
         raise ServerError(replica, "no_counters", f"the page has none of the counters of {engine} that are read")
     return page

@@ -333,7 +333,8 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
         "SHADOWSPEC_CONFIG": str(folder / "shadowspec.toml"),
         "SHADOWSPEC_DATABASE_URL": f"sqlite:///{folder}/shadowspec.db",
     }
-    models = list(demo.SERVED_MODELS.values())
+    # The first name labels the metrics of the server.
+    models = sorted(demo.SERVED_MODELS.values(), key=lambda model: model != demo.SERVED_MODELS[ENDPOINT])
     server = (options.vllm_python, options.vllm_preload)
     stack.enter_context(serving(*server, None, plain, folder / "plain.log", models=models))
     stack.enter_context(
