@@ -292,9 +292,10 @@ def wait_lines(file: Path, count: int) -> int:
 
 def told(mails: Mailbox, chat: Hook) -> set[str]:
     """The kinds of events that both receivers have."""
-    mailed = " ".join(mail.as_string() for mail in mails.mails).lower()
-    posted = json.dumps([body for _, _, body in chat.posts]).lower()
-    words = {"alarm": "alarm", "reversion": "moved back"}
+    bodies = (mail.get_body(("plain",)) for mail in mails.mails)
+    mailed = " ".join(body.get_content() for body in bodies if body is not None)
+    posted = json.dumps([body for _, _, body in chat.posts])
+    words = {"alarm": "Alarm", "reversion": "partial to shadow"}
     return {kind for kind, word in words.items() if word in mailed and word in posted}
 
 
