@@ -5,8 +5,7 @@
 `shadowspec classify --listen` runs on one core; a client on another sends requests one after another over one
 connection.  The prompts are 4 kB of bundled text, each different.  The same requests are classified in this process.
 Agreement is over all bundled records that have a slice: the tap reads the mirrored record, the classifier the body of
-its request.  `--target` names the folder of another model, whose tokenizer is used; the bundled one has a small
-vocabulary and gives twice the tokens of an ordinary one.
+its request.  `--target` names the folder of another model, whose tokenizer is used.
 """
 
 from __future__ import annotations
