@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -77,8 +76,7 @@ def watched() -> Iterator[Counter[str]]:
 def test_a_step_waits_for_the_device_once(
     kind: str, parameters: SamplingParameters, target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything = partial(kept_heads, head=target.vocab_size)  # as on a GPU
-    monkeypatch.setattr(sampling, "kept_heads", lambda probs, needed, head: everything(probs, needed))
+    monkeypatch.setattr(sampling, "TOP_P_HEAD", target.vocab_size)  # as on a GPU
     monkeypatch.setattr(
         sampling, "highest_first", lambda values, count=None: values.sort(-1, descending=True).values[..., :count]
     )

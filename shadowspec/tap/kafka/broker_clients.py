@@ -155,7 +155,7 @@ class _NetClient(KafkaNetClient):  # type: ignore[misc] # kafka-python has no ty
         if node_id is None:
             self._manager.close()
             self._net.stop()
-            self._net.drain()  # what is still to be sent
+            self._net.drain()  # sends the rest
             self._manager.close_transports()
         super().close(node_id)
 
