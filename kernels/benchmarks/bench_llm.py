@@ -353,7 +353,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument("--llama-python", default=sys.executable, help="that runs the converter")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp")
     parser.add_argument("--parts", nargs="*", choices=parts, default=parts)
-    parser.add_argument("--note", default="", help="a sentence about the machine meanwhile, where it was shared")
+    parser.add_argument("--note", default="", help="a sentence about what else the machine did")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
     given = parser.parse_args(arguments_given)

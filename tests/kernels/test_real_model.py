@@ -99,5 +99,5 @@ def test_what_has_not_run_is_on_the_page() -> None:
 def test_a_busy_machine_is_named_on_the_page() -> None:
     document = json.loads(RESULTS.read_text(encoding="utf-8"))
     cores = int(document["machine"]["cores"])
-    assert "The machine was shared" in page(document | {"mean_load": 4.0 * cores})
-    assert "The machine was shared" not in page(document | {"mean_load": 0.5 * cores})
+    assert "The machine was busy" in page(document | {"mean_load": 4.0 * cores})
+    assert "The machine was busy" not in page(document | {"mean_load": 0.5 * cores})

@@ -53,9 +53,9 @@ gate's bounds are those of its mean log speedup. They hold however often one loo
 """
 _NOISE: Final = """\
 
-**The machine was shared while this ran**: {load:.0f} processes competed for its {cores} cores on average.{note}
-Acceptance, steps and outputs do not depend on that. Times do. A median leaves out requests that were delayed in one
-arm. The speedups here do not describe a quiet machine, and verdicts that rest on them do not either.
+**The machine was busy**: its load average was {load:.1f} on {cores} cores, on average over the ends of the timed
+parts. The engines' threads are part of it.{note} Acceptance, steps and outputs do not depend on the load. Times do. A
+median leaves out requests that were delayed in one arm.
 """
 _REPLAY: Final = """\
 ## Replayed
