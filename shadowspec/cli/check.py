@@ -148,7 +148,7 @@ def _print(answer: Answer, on_hold: OnHold, *, is_github: bool, as_json: bool) -
     """The answer on standard output; in a step of GitHub Actions so that no text in it can act as a command."""
     import secrets
 
-    from shadowspec.rollout.check.check_document import answer_document
+    from shadowspec.rollout.check.answer import answer_document
     from shadowspec.rollout.check.github import without_commands
     from shadowspec.rollout.check.outcome import Outcome
     from shadowspec.rollout.check.plain_text import answer_lines

@@ -18,13 +18,6 @@ from shadowspec.types.audits import (
     StoredAudit,
 )
 from shadowspec.types.block_memory import BlockMemory, Memory, ServedMemory
-from shadowspec.types.constraints import (
-    OUTPUT_CONSTRAINT,
-    UNCONSTRAINED,
-    ConstraintForm,
-    ConstraintKind,
-    OutputConstraint,
-)
 from shadowspec.types.consumed_records import (
     ARRIVING,
     ArrivedRequest,
@@ -91,8 +84,13 @@ from shadowspec.types.reason_codes import ReasonCode
 from shadowspec.types.requests import (
     ENDPOINT_HEADER,
     NO_SLICE,
+    OUTPUT_CONSTRAINT,
     SLICE_HEADER,
+    UNCONSTRAINED,
+    ConstraintForm,
+    ConstraintKind,
     LoggedResponse,
+    OutputConstraint,
     RecordKey,
     SamplingParameters,
     SamplingRegime,

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.gate.verdict.trial_levels import supersede
 from shadowspec.planning.demand import Demand
-from shadowspec.rollout.check.answer import Answer, CheckInput, Question, Role
-from shadowspec.rollout.check.check_document import answer_document
+from shadowspec.rollout.check.answer import Answer, CheckInput, Question, Role, answer_document
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.rollout.check.plain_text import answer_lines

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from shadowspec.rollout.check.answer import Answer, refusal
-from shadowspec.rollout.check.check_document import answer_document
+from shadowspec.rollout.check.answer import Answer, answer_document, refusal
 from shadowspec.rollout.check.github import MAX_ANNOTATIONS, MAX_SUMMARY_ROWS, step_annotations, step_summary
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.junit import junit_xml

@@ -22,18 +22,20 @@ from itertools import chain
 from typing import Any, Final
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE, split_message
-from shadowspec.tap.formats import cloudevents, kong, litellm, otlp, wire
+from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE, assemble_answer, parse_document, split_message
+from shadowspec.tap.formats import cloudevents, kong, litellm, otlp
 from shadowspec.tap.formats.cloudevents import EVENT_SUFFIXES, EventSuffixes
 from shadowspec.tap.formats.opened import EventHalf, MessageFormat, Opened
 from shadowspec.tap.parameters import malformed_error, unsupported_error
-from shadowspec.tap.records import MirroredRecord, decode_record, decoded_headers, read_record
+from shadowspec.tap.records import MirroredRecord, decode_record, decoded_headers, is_failure, read_record
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
 
 # One of these is in every object of another format than ours.
 _FOREIGN_FIELDS: Final = frozenset({"call_type", "specversion", "started_at", "resourceLogs", "resourceSpans"})
 _BODY_FIELDS: Final = frozenset({"model", "messages", "prompt", "prompt_token_ids", "input"})
+_REQUEST, _RESPONSE = "request_body", "response_body"
+_NO_BODY: Final = (None, "", "-")  # how nginx and Envoy write that there was no body
 
 
 def open_message(
@@ -144,8 +146,8 @@ def _read(
         if not kong.is_log_entry(document):
             raise malformed_error("not_kong")
         document = kong.envelope(document)
-    elif wire.is_envelope(document):
-        document = wire.envelope(document)
+    elif _has_texts(document):
+        document = _parse_texts(document)
     return read_record(document, headers)
 
 
@@ -154,10 +156,56 @@ def _open(key: RecordKey, read: MirroredRecord | EventHalf) -> Opened:
 
 
 def _is_openai(document: Mapping[str, Any]) -> bool:
-    if wire.is_envelope(document):
+    if _has_texts(document):
         return True
     request = document.get("request")
     return isinstance(request, dict) and not _BODY_FIELDS.isdisjoint(request)
+
+
+def _has_texts(document: Mapping[str, Any]) -> bool:
+    """Whether an object is an envelope with bodies as texts."""
+    return _REQUEST in document and "request" not in document
+
+
+def _parse_texts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The envelope with its bodies parsed: `request_body` and `response_body` are JSON in a string.
+
+    Proxies write them so, because they copy bodies without reading them.  A streamed answer may be the stream.
+
+    Raises:
+        RecordError: malformed; a body is no JSON object.
+    """
+    rest = {name: value for name, value in document.items() if name not in (_REQUEST, _RESPONSE)}
+    status, sent = document.get("status"), document[_REQUEST]
+    request = {} if sent in _NO_BODY else _parse_body(sent, _REQUEST)
+    metadata = document.get("metadata")
+    if not request and (metadata is None or isinstance(metadata, dict)):
+        rest["metadata"] = {**(metadata or {}), "no_payload": True}
+    try:
+        response = _parse_response(document.get(_RESPONSE))
+    except RecordError:
+        if not isinstance(status, (int, str)) or not is_failure(status):
+            raise
+        response = None  # a proxy's own words
+    return {**rest, "request": request, "response": response}
+
+
+def _parse_response(body: Any) -> dict[str, Any] | None:
+    if body in _NO_BODY:
+        return None
+    streamed = assemble_answer(body) if isinstance(body, str) else None
+    return streamed if streamed is not None else _parse_body(body, _RESPONSE)
+
+
+def _parse_body(body: Any, name: str) -> dict[str, Any]:
+    if isinstance(body, str):
+        try:
+            body = parse_document(body)
+        except RecordError:
+            body = None
+    if not isinstance(body, dict):
+        raise malformed_error(f"invalid:{name}")
+    return body
 
 
 _RECOGNISERS: Final = (
