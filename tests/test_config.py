@@ -33,8 +33,7 @@ from shadowspec.scheduler.job_settings import LiveSettings, ScheduleSettings
 from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
-from shadowspec.types.guard_policy import GuardPolicy
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings, GuardPolicy
 
 ENDPOINT = """
 [endpoints.chat]

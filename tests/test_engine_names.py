@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shadowspec.types.engine_names import (
+from shadowspec.types.serving_engines import (
     is_for_serving,
     is_measured_on,
     parse_engines,

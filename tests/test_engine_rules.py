@@ -17,7 +17,7 @@ from shadowspec.types import (
     VerifyRule,
     fingerprint_config,
 )
-from shadowspec.types.engine_rules import ENGINE_OPTIONS, ENGINE_RULES, rule_differences, with_engine_rules
+from shadowspec.types.serving_engines import ENGINE_OPTIONS, ENGINE_RULES, rule_differences, with_engine_rules
 
 EARLIEST, LATEST = NgramOccurrence.EARLIEST, NgramOccurrence.LATEST
 TEMPERATURE, REQUEST = DraftSampling.TEMPERATURE, DraftSampling.REQUEST

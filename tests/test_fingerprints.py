@@ -38,7 +38,7 @@ from shadowspec.types import (
     VerifyRule,
     speculation,
 )
-from shadowspec.types.engine_rules import ENGINE_OPTIONS
+from shadowspec.types.serving_engines import ENGINE_OPTIONS
 from tests.gate.feeding import Feed
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 from tests.test_gating_trials import changing, with_fingerprint

@@ -13,7 +13,7 @@ from shadowspec.live.guard import windows_to_alarm
 from shadowspec.live.watch import AUTHOR, alarm_words, take_scrapes, watch
 from shadowspec.store import Store
 from shadowspec.types import Buckets, Clearing, FailedScrape, LiveCounts, LiveScrape, Override, Verdict
-from shadowspec.types.guard_policy import GuardPolicy
+from shadowspec.types.settings import GuardPolicy
 from tests.store import examples
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)

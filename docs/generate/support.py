@@ -10,7 +10,7 @@ from shadowspec.config.sections import CandidateSection
 from shadowspec.live.metric_names import LiveSource
 from shadowspec.rollout.export.export_document import ExportFormat
 from shadowspec.servers.dialects import Dialect
-from shadowspec.types.engine_names import IN_PROCESS
+from shadowspec.types.serving_engines import IN_PROCESS
 
 _VLLM_RESULT = "[real servers, CPU](research/validation.md)"
 _LLAMACPP_RESULT = "[real servers, CPU](research/validation-llamacpp.md)"

@@ -38,7 +38,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 
 LENGTHS = (48, 96, 192, 384, 768, 1_536, 1_950)  # prompt tokens; the pair's context is 2,048
 CONCURRENCY = 4

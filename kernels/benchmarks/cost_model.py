@@ -34,7 +34,7 @@ from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, num_steps, profile
 from shadowspec.planning.cost_model import CostSurface, Drafts
 from shadowspec.types import Place, SamplingParameters, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 
 LOADS = (1, 2, 4, 8, 16)
 HELD_OUT = ((3, 3), (6, 3), (6, 6), (12, 3), (3, 6), (12, 6), (5, 5), (10, 7))  # load, K: neither was profiled

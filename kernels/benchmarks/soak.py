@@ -41,7 +41,7 @@ from scipy import stats
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
 from shadowspec.types import Arm, Block, RecordKey, Run, SamplingParameters, ShadowPrompt, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 
 CONCURRENCY, REQUESTS_PER_SLOT = 4, 4
 NUM_BLOCKS = 6

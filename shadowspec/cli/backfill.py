@@ -225,7 +225,7 @@ def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mappin
     from shadowspec.backfill.places import describe_place
     from shadowspec.reports.frontiers import length_of
     from shadowspec.types import parse_slice_key
-    from shadowspec.types.engine_rules import used_rules
+    from shadowspec.types.serving_engines import used_rules
 
     replays = []
     for endpoint in done.configs:

@@ -78,7 +78,7 @@ def _serve(config: Config, listen: str) -> None:
         ConfigError: the address is none, is taken, or no server is installed.
     """
     from shadowspec.errors import ConfigError
-    from shadowspec.types.constrained import LAST_PORT
+    from shadowspec.types.settings import LAST_PORT
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > LAST_PORT:

@@ -223,7 +223,7 @@ def _scores(config: Config) -> str:
 
 def _serving_engines(config: Config) -> str:
     """The engine that the verdicts on each endpoint are for; naming none is no failure."""
-    from shadowspec.types.engine_names import IN_PROCESS, verdict_engine
+    from shadowspec.types.serving_engines import IN_PROCESS, verdict_engine
 
     found = []
     for name, endpoint in config.endpoints.items():

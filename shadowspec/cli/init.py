@@ -104,7 +104,7 @@ def choose_serving_engine(named: str | None, server: str | None) -> str:
     import sys
 
     from shadowspec.errors import UsageError
-    from shadowspec.types.engine_names import IN_PROCESS, SERVING_ENGINES, parse_engines
+    from shadowspec.types.serving_engines import IN_PROCESS, SERVING_ENGINES, parse_engines
 
     if server is not None:
         from shadowspec.servers.identity import engine_name
@@ -126,7 +126,7 @@ def choose_serving_engine(named: str | None, server: str | None) -> str:
 
 def is_in_process(engine: str) -> bool:
     """Whether an engine's name is that of the engine in this process."""
-    from shadowspec.types.engine_names import IN_PROCESS, parse_engines
+    from shadowspec.types.serving_engines import IN_PROCESS, parse_engines
 
     return parse_engines(engine)[0].name == IN_PROCESS
 

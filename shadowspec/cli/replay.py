@@ -142,7 +142,7 @@ def parse_depths(text: str) -> tuple[int, ...]:
 def _cell(done: ReplayedTraffic, key: PoolKey, pooled: PooledCounts) -> dict[str, Any]:
     from shadowspec import metrics
     from shadowspec.types import parse_slice_key
-    from shadowspec.types.engine_rules import used_rules
+    from shadowspec.types.serving_engines import used_rules
 
     endpoint, slice_key, drafting = key
     config, counts = done.configs[endpoint][drafting], pooled.counts

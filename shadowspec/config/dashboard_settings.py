@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from shadowspec.errors import ConfigError
-from shadowspec.types.constrained import HttpUrl, PathText, Port, Seconds, Text
+from shadowspec.types.settings import HttpUrl, PathText, Port, Seconds, Text
 
 OVERRIDE_VARIABLE: Final = "SHADOWSPEC_OVERRIDE_URL"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")

@@ -40,10 +40,9 @@ from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.text import suggestion
 from shadowspec.types import OUTPUT_CONSTRAINT, Contract, OutputContract, SpeculationConfig, VerifyRule
-from shadowspec.types.constrained import nest_table
-from shadowspec.types.engine_rules import ENGINE_OPTIONS, with_engine_rules
-from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 from shadowspec.types.served_methods import settings_text
+from shadowspec.types.serving_engines import ENGINE_OPTIONS, with_engine_rules
+from shadowspec.types.settings import EngineSettings, WorkerSettings, nest_table
 
 CONFIG_VARIABLE: Final = "SHADOWSPEC_CONFIG"
 DATABASE_VARIABLE: Final = "SHADOWSPEC_DATABASE_URL"

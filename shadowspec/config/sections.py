@@ -14,11 +14,19 @@ from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.language import LANGUAGE
 from shadowspec.types import OUTPUT_CONSTRAINT, SUFFIX_OPTIONS, Contract, SpeculationConfig
-from shadowspec.types.constrained import Name, PathText, Positive, Seconds, Text, keys_of, require_distinct
-from shadowspec.types.engine_names import parse_engines
-from shadowspec.types.engine_rules import ENGINE_OPTIONS
-from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 from shadowspec.types.served_methods import contradiction, settings_text
+from shadowspec.types.serving_engines import ENGINE_OPTIONS, parse_engines
+from shadowspec.types.settings import (
+    EngineSettings,
+    Name,
+    PathText,
+    Positive,
+    Seconds,
+    Text,
+    WorkerSettings,
+    keys_of,
+    require_distinct,
+)
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant", OUTPUT_CONSTRAINT, LANGUAGE)

@@ -21,9 +21,8 @@ from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, Job
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.text import suggestion
-from shadowspec.types.constrained import keys_of
-from shadowspec.types.engine_names import IN_PROCESS
-from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
+from shadowspec.types.serving_engines import IN_PROCESS
+from shadowspec.types.settings import EngineSettings, WorkerSettings, keys_of
 
 DEFAULT_POLICY_NAME: Final = "policy.toml"
 

@@ -18,7 +18,7 @@ from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import RecordError
 from shadowspec.types import AuditedRun, ShadowPrompt
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 
 _HASHES: Final = 2**64  # of the eight bytes by which a record is drawn
 

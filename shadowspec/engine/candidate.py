@@ -36,7 +36,7 @@ from shadowspec.types import (
     VerifyRule,
     fingerprint_config,
 )
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 
 BACKEND = "torch"  # without kernels
 HETEROGENEOUS = "heterogeneous_draft_model"  # the proposer that drafts the tokens that both vocabularies have

@@ -39,7 +39,7 @@ from shadowspec.types import (
     ShadowPrompt,
     Validity,
 )
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 
 if TYPE_CHECKING:
     from shadowspec_kernels.backends import Backend

@@ -17,7 +17,7 @@ from typing import Any
 from shadowspec.errors import ConfigError
 from shadowspec.gate.rule_set import CURRENT_RULE_SET, RULE_SETS, RuleSet
 from shadowspec.types import Figure
-from shadowspec.types.engine_names import is_measured_on
+from shadowspec.types.serving_engines import is_measured_on
 
 DAY_S = 86_400.0
 

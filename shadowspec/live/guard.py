@@ -26,8 +26,8 @@ from shadowspec.gate.stats.betting import Floats, Sums
 from shadowspec.gate.stats.drift import Detector, log_mean, log_statistic_paths
 from shadowspec.metrics import ratio
 from shadowspec.types import COUNTS, Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Pool, Verdict
-from shadowspec.types.guard_policy import GuardPolicy
 from shadowspec.types.live_windows import FIRST_POSITION
+from shadowspec.types.settings import GuardPolicy
 
 HIGHEST = 1.0  # an acceptance rate
 MAX_ROUNDING = 0.01  # share of a window's drafts: errors of neighbouring windows cancel, and the tolerance is larger

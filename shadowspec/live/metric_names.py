@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from shadowspec.types import COMPUTE, END_TO_END, FIRST_TOKEN, PER_TOKEN, QUEUE
-from shadowspec.types.constrained import HttpUrl, PathText, Seconds, Text, Variable
+from shadowspec.types.settings import HttpUrl, PathText, Seconds, Text, Variable
 
 MODEL_LABEL: Final = "model_name"  # of all but llama.cpp, whose server has one model
 

@@ -27,7 +27,7 @@ from shadowspec.live.guard import (
 from shadowspec.store import Store
 from shadowspec.text import percent, plural
 from shadowspec.types import FailedScrape, LiveReplica, LiveScrape, LiveWindow, Override, OverrideRecord, Pool, Verdict
-from shadowspec.types.guard_policy import GuardPolicy
+from shadowspec.types.settings import GuardPolicy
 
 AUTHOR: Final = "live guard"
 

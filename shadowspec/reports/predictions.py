@@ -22,7 +22,7 @@ from shadowspec.reports.cells import NO_TIME, Costs, MeasuredCell, ProfiledSurfa
 from shadowspec.reports.token_costs import DeviceTime
 from shadowspec.text import DASH, number, percent, plural, slice_title, times
 from shadowspec.types import Arm, CostKey, FingerprintedConfig, SpeculationConfig
-from shadowspec.types.engine_rules import rule_differences
+from shadowspec.types.serving_engines import rule_differences
 
 NOT_PROFILED: Final = "not profiled: run shadowspec profile-device"
 NOT_PROFILED_SERVER: Final = "not profiled: run shadowspec profile-server"

@@ -14,8 +14,17 @@ from pydantic import Field
 
 from shadowspec.errors import ConfigError
 from shadowspec.live.metric_names import LiveSource
-from shadowspec.types.constrained import Name, PathText, Port, Positive, Seconds, SocketAddress, Text, require_distinct
-from shadowspec.types.guard_policy import GuardPolicy
+from shadowspec.types.settings import (
+    GuardPolicy,
+    Name,
+    PathText,
+    Port,
+    Positive,
+    Seconds,
+    SocketAddress,
+    Text,
+    require_distinct,
+)
 
 PORTS: Final = {"tls": 465, "starttls": 587, "none": 25}
 ACTIONS: Final = ("gate", "report")  # in the order in which a job does them

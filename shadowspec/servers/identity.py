@@ -11,7 +11,7 @@ from shadowspec.servers import llamacpp, sglang
 from shadowspec.servers.client import Client, open_client, run_async, trust
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import ServerError
-from shadowspec.types.engine_names import parse_engines
+from shadowspec.types.serving_engines import parse_engines
 
 UNKNOWN = "unknown"
 _ENGINES = {llamacpp.OWNER: llamacpp.ENGINE}  # by the owner of their models, where that is another name

@@ -50,7 +50,7 @@ from shadowspec.types import (
     SpeculationConfig,
     Validity,
 )
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shadowspec.types.constrained import HttpUrl, PathText, Positive, Seconds, Text, Variable
+from shadowspec.types.settings import HttpUrl, PathText, Positive, Seconds, Text, Variable
 
 MAX_RETRY_WAIT_S = 30.0  # a server that asks for more time than this is not waited for
 

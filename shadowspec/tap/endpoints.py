@@ -13,7 +13,7 @@ from pydantic import Field
 from shadowspec.errors import ConfigError
 from shadowspec.tap.asked_output import ToolCallFormat
 from shadowspec.types import OutputContract
-from shadowspec.types.constrained import Positive, Text
+from shadowspec.types.settings import Positive, Text
 
 DEFAULT_SLICE_BY = ("prompt_class", "sampling_regime")
 

@@ -27,18 +27,21 @@ from shadowspec.types.consumed_records import (
     StoredRecord,
 )
 from shadowspec.types.costs import BASELINE, BlockTime, CostKey, Place, ProfiledCosts, StepCost
-from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
-from shadowspec.types.flags import Contract, Intervention, OutputContract, RunFlags, Validity
-from shadowspec.types.fold_state import (
+from shadowspec.types.evidence import (
     Arrival,
     EndpointProgress,
+    EndpointRows,
+    EvidenceSnapshot,
     Fold,
     OpenBlock,
     OpenKey,
     SliceKey,
     Span,
     StoredEvidence,
+    Watermark,
+    WatermarkHolder,
 )
+from shadowspec.types.flags import Contract, Intervention, OutputContract, RunFlags, Validity
 from shadowspec.types.live_windows import (
     COMPUTE,
     COUNTS,

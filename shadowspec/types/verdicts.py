@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from shadowspec.types.engine_names import verdict_engine, verdict_engine_text
 from shadowspec.types.requests import parse_slice_key
+from shadowspec.types.serving_engines import verdict_engine, verdict_engine_text
 from shadowspec.types.speculation import SpeculationConfig
 
 Figure = float | int | str | None

@@ -18,7 +18,7 @@ from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import FingerprintedConfig, LedgerEntry, PartitionId, RecordKey, StoredRecord, UnitMemory
-from shadowspec.types.measuring_settings import WorkerSettings
+from shadowspec.types.settings import WorkerSettings
 from shadowspec.worker.background import Background, Call
 from shadowspec.worker.outbox import Writer
 from shadowspec.worker.pipeline import Pipeline

@@ -19,7 +19,7 @@ from typing import Self
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.types import Block, BlockResult, FingerprintedConfig, RecordKey
-from shadowspec.types.measuring_settings import WorkerSettings
+from shadowspec.types.settings import WorkerSettings
 from shadowspec.worker.engine_process import BuildFailed, Died, EngineFactory, EngineProcess, Event, Failed, Ready
 from shadowspec.worker.recovery import AttemptLog, Attempts, BlockOutcome, Case, MeasuredPrompts
 

@@ -26,7 +26,7 @@ from shadowspec.types import (
     Validity,
     VerifyRule,
 )
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.cli.conftest import Workspace, record, write_traffic
 from tests.store.saving import save_block
 from tests.worker.blocks import block, prompt

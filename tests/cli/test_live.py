@@ -27,7 +27,7 @@ from shadowspec.types import (
     Verdict,
     VerifyRule,
 )
-from shadowspec.types.guard_policy import GuardPolicy
+from shadowspec.types.settings import GuardPolicy
 from tests.cli_process import Result, run_command
 from tests.servers.metric_server import Production, producing
 from tests.services import PATIENCE_S

@@ -16,7 +16,7 @@ from shadowspec.engine.profiling import Grid, profile
 from shadowspec.errors import InputError
 from shadowspec.store import Store
 from shadowspec.types import SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.cli.conftest import Workspace
 
 NGRAM = """

@@ -38,7 +38,7 @@ from shadowspec.types import (
     Validity,
     VerifyRule,
 )
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from shadowspec.worker.files import FileRun, InProcess
 from shadowspec.worker.pipeline import Pipeline
 from tests.cli.conftest import Workspace, record, write_traffic

@@ -29,7 +29,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 
 pytestmark = pytest.mark.slow  # all of them together
 

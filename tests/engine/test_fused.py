@@ -28,7 +28,7 @@ from shadowspec.engine.shared_vocabulary import SharedVocabulary, translate_mode
 from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.errors import ModelError
 from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from shadowspec_kernels import backends
 from shadowspec_kernels.dispatch import Kernels
 from tests.engine.test_measure import block, prompt
@@ -204,7 +204,7 @@ def test_without_triton_the_engine_loads() -> None:
     """The extra need not be installed; code that is compiled for a CPU needs no Triton either."""
     code = (
         "import sys; sys.modules['triton'] = None; from shadowspec.engine import Models; "
-        "from shadowspec.types.measuring_settings import EngineSettings; "
+        "from shadowspec.types.settings import EngineSettings; "
         "Models(EngineSettings('cpu')); print(*sys.modules)"
     )
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

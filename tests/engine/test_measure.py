@@ -29,7 +29,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.identities import check_identities
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

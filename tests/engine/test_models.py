@@ -20,7 +20,7 @@ from shadowspec.engine.models import check_pair, load_model, refuse_unmeasurable
 from shadowspec.engine.tokenizer import FolderTokenizer, check_contexts, load_tokenizer
 from shadowspec.errors import ModelError, RecordError
 from shadowspec.types import SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.small_models import VOCABULARY, letter_tokenizer, save_model, tiny_llama
 
 CPU = torch.device("cpu")

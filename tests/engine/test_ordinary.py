@@ -23,7 +23,7 @@ from transformers.models.auto import AutoModelForCausalLM
 from shadowspec.demo import DRAFT, HEADS, TARGET
 from shadowspec.engine import Models, ordinary
 from shadowspec.types import SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.small_models import letter_tokenizer
 
 CPU = EngineSettings(device="cpu")

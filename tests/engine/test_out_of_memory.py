@@ -18,7 +18,7 @@ from msgspec import structs
 from shadowspec.engine import Engine, Models, arms
 from shadowspec.engine.runner import Runner
 from shadowspec.types import Arm, BlockResult, Run, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.engine.test_measure import block, prompt
 from tests.identities import check_identities
 

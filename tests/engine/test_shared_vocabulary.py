@@ -26,7 +26,7 @@ from shadowspec.engine.shared_vocabulary import meanings, shared_vocabulary, tra
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
 from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.engine.test_decode import decode_greedy
 from tests.engine.test_verify import LEVEL, SAMPLING, draw, exact_distribution, p_value
 from tests.small_models import disturbed, letter_tokenizer, save_model, tiny_llama

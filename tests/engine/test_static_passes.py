@@ -32,7 +32,7 @@ from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
 from shadowspec.engine.static_passes import CudaGraphs, Reach, Recorder, StaticPasses, rounded_up
 from shadowspec.errors import ModelError
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.engine.test_measure import block, prompt
 from tests.engine.test_transfer import watched
 from tests.small_models import VOCABULARY

@@ -21,8 +21,8 @@ from shadowspec.types import (
     Verdict,
     VerifyRule,
 )
-from shadowspec.types.engine_rules import with_engine_rules
 from shadowspec.types.served_methods import settings_text
+from shadowspec.types.serving_engines import with_engine_rules
 from tests.export.worlds import (
     config,
     decision,

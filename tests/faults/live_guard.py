@@ -41,7 +41,7 @@ from typing import Any
 from shadowspec import demo
 from shadowspec.live.guard import windows_to_alarm
 from shadowspec.store import Store
-from shadowspec.types.guard_policy import GuardPolicy
+from shadowspec.types.settings import GuardPolicy
 from tests.faults.outcome import conclude
 from tests.services import free_port
 

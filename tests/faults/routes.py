@@ -44,7 +44,7 @@ import yaml
 
 from shadowspec import demo
 from shadowspec.live.guard import windows_to_alarm
-from shadowspec.types.guard_policy import GuardPolicy
+from shadowspec.types.settings import GuardPolicy
 from tests.faults.live_guard import ANY_AGE, CONCURRENCY, ENDPOINT, MAX_TOKENS, Command, bad_draft, serving
 from tests.faults.outcome import conclude
 from tests.kafka_server import kafka_server

@@ -36,7 +36,7 @@ from shadowspec.rollout.export.endpoint_state import Off, judge_decisions
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Traffic
 from shadowspec.types import Clearing, Decision, EvidenceSummary, Override, OverrideRecord, Verdict, parse_slice_key
-from shadowspec.types.guard_policy import GuardPolicy
+from shadowspec.types.settings import GuardPolicy
 from tests.promote.worlds import CHAT, CODE, NOW, config, decision
 from tests.reports.worlds import MemorySource
 from tests.store import examples

@@ -24,7 +24,7 @@ from shadowspec.live.guard import (
     windows_to_alarm,
 )
 from shadowspec.types import Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Verdict
-from shadowspec.types.guard_policy import GuardPolicy
+from shadowspec.types.settings import GuardPolicy
 from tests.store import examples
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)

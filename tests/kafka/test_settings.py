@@ -12,8 +12,7 @@ from shadowspec.config import Config, config_template, load_config, policy_templ
 from shadowspec.errors import ConfigError
 from shadowspec.tap.kafka import KafkaSecurity, KafkaSettings
 from shadowspec.tap.routing import Routing
-from shadowspec.types.constrained import keys_of
-from shadowspec.types.measuring_settings import WorkerSettings
+from shadowspec.types.settings import WorkerSettings, keys_of
 
 KAFKA = '[kafka]\nbootstrap_servers = ["b:9092"]\ntopics = ["t"]\n'
 SASL = KAFKA + 'security_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nusername = "u"\n'

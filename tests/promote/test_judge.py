@@ -22,7 +22,7 @@ from shadowspec.rollout.check.plain_text import answer_lines
 from shadowspec.store import Traffic
 from shadowspec.text import parse_duration, parse_labels
 from shadowspec.types import Decision, EvidenceSummary, Override, Verdict
-from shadowspec.types.engine_rules import with_engine_rules
+from shadowspec.types.serving_engines import with_engine_rules
 from tests.promote.worlds import CHAT, CODE, HOUR, NOW, check_input, config, decision, fingerprint, question, traffic
 
 

@@ -28,7 +28,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.identities import check_identities
 from tests.servers.fake_server import FakeServer, after, killed, place_logprobs, running, silent, status
 

@@ -10,7 +10,7 @@ from kernels.benchmarks.validation.ways import DEPTHS, SERVED, WAYS
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.types import VerifyRule
-from shadowspec.types.engine_rules import rule_differences, used_rules
+from shadowspec.types.serving_engines import rule_differences, used_rules
 
 
 def test_every_deployment_has_a_candidate_with_the_engines_rules() -> None:

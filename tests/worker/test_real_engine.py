@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.runner import Runner
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
+from shadowspec.types.settings import EngineSettings, WorkerSettings
 from shadowspec.worker.supervisor import Supervisor
 from tests.services import PATIENCE_S
 from tests.small_models import save_pair

@@ -36,7 +36,7 @@ from shadowspec.types import (
     WriteBatch,
     WriteOutcome,
 )
-from shadowspec.types.measuring_settings import WorkerSettings
+from shadowspec.types.settings import WorkerSettings
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.recovery import BlockOutcome
 from shadowspec.worker.service import Service, SliceRates, partition_past

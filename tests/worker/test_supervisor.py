@@ -15,7 +15,7 @@ import pytest
 
 from shadowspec.errors import ModelError, ServiceUnavailableError, ShadowSpecError, StoreError
 from shadowspec.types import Block, RecordKey
-from shadowspec.types.measuring_settings import WorkerSettings
+from shadowspec.types.settings import WorkerSettings
 from shadowspec.worker.engine_process import Died, EngineFactory
 from shadowspec.worker.recovery import BlockOutcome
 from shadowspec.worker.supervisor import Supervisor

@@ -21,7 +21,7 @@ from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import RecordError
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
 from shadowspec.types import ExpectedCounts, RecordKey, SamplingParameters, SpeculationConfig
-from shadowspec.types.engine_rules import used_rules
+from shadowspec.types.serving_engines import used_rules
 
 from .candidates import SERVING_ENGINE, read_candidates
 from .counted import Counted

@@ -18,7 +18,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, active, for_what_serves, standing_verdict
 from shadowspec.gate.verdict.trial_levels import Seen, current_fingerprint, is_superseded
 from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord
-from shadowspec.types.engine_names import is_measured_on
+from shadowspec.types.serving_engines import is_measured_on
 
 MIN_PREFIX: Final = 8  # characters of a digest by which it may be named
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -44,7 +44,7 @@ class Expectation:
     """The deployment that a caller expects; None: any.
 
     A fingerprint or a revision of the target's weights in full or by MIN_PREFIX characters or more of its beginning, an
-    engine by name or by name and version (`shadowspec.types.engine_names`).
+    engine by name or by name and version (`shadowspec.types.serving_engines`).
     """
 
     fingerprint: str | None = None

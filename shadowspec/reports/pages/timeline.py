@@ -18,7 +18,7 @@ from shadowspec.rollout.orders import scope_words
 from shadowspec.store import AdviceChange, VerdictChange
 from shadowspec.text import percent
 from shadowspec.types import FingerprintedConfig, OverrideRecord, ReasonCode, Rollout, Verdict
-from shadowspec.types.engine_rules import ENGINE_OPTIONS
+from shadowspec.types.serving_engines import ENGINE_OPTIONS
 
 GATE, ROLLOUT, CLOCK = "the gate", "the rollout", "its expiry"
 SYSTEMS = (AUDITOR, GUARD)  # whose overrides are alarms

@@ -21,7 +21,7 @@ from shadowspec.reports.report import charts
 from shadowspec.reports.report.report_model import Distribution, EndpointReport, Hypothesis, Latency, Report
 from shadowspec.reports.shared_values import UNMATCHED, Funnel
 from shadowspec.types import FunnelCounter, Verdict
-from shadowspec.types.engine_rules import rule_texts
+from shadowspec.types.serving_engines import rule_texts
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -39,7 +39,7 @@ from shadowspec.text import (
 )
 from shadowspec.text import markdown_text as _text
 from shadowspec.types import Arm, SpeculationConfig
-from shadowspec.types.engine_rules import rule_texts
+from shadowspec.types.serving_engines import rule_texts
 
 
 def render_markdown(report: Report) -> str:

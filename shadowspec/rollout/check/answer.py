@@ -16,7 +16,7 @@ from shadowspec.planning.demand import Demand, EndpointLoads
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, FingerprintedConfig, parse_slice_key
-from shadowspec.types.engine_names import is_for_serving, verdict_engine
+from shadowspec.types.serving_engines import is_for_serving, verdict_engine
 
 WORST_FIRST = (Outcome.DISABLE, Outcome.UNUSABLE, Outcome.HOLD)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shadowspec.rollout.check.answer import Answer, Bounds, Finding, Role
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.text import DASH, age, moment, percent, plain_text, slice_title, times
-from shadowspec.types.engine_names import verdict_engine_text
+from shadowspec.types.serving_engines import verdict_engine_text
 
 SHOWN_CHARACTERS = 12  # of a fingerprint
 

@@ -15,8 +15,8 @@ from shadowspec.errors import ConfigError
 from shadowspec.rollout.export.export_document import ExportFormat
 from shadowspec.rollout.export.load_schedule import Schedule
 from shadowspec.types import Decision, SpeculationConfig
-from shadowspec.types.engine_names import is_for_serving, parse_engines
 from shadowspec.types.served_methods import DEPTH_KEYS, DRAFT_KEYS, METHOD_KEYS, setting
+from shadowspec.types.serving_engines import is_for_serving, parse_engines
 
 ACCEPT_OPTION: Final = "--accept-other-engine"
 _ENGINES: Final[Mapping[ExportFormat, str]] = {

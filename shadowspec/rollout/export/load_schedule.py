@@ -19,7 +19,7 @@ from shadowspec.gate.verdict.slice_rules import ANY_SHARE, bears_on_endpoint
 from shadowspec.rollout.export.endpoint_state import ServedDecision, is_disabled
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.types import Override, SpeculationConfig
-from shadowspec.types.engine_rules import rule_differences
+from shadowspec.types.serving_engines import rule_differences
 from shadowspec.types.speculation import draft_key
 
 

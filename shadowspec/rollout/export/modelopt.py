@@ -26,7 +26,7 @@ from shadowspec.rollout.export.endpoint_state import Off, ServedDecision
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import Schedule
 from shadowspec.types import FingerprintedConfig, ReasonCode, SpeculationConfig, SpeculationCounts, Verdict
-from shadowspec.types.engine_rules import used_rules
+from shadowspec.types.serving_engines import used_rules
 
 SCHEMA_VERSION = "1.0"
 TOLERANCE = 0.02  # ModelOpt's, of the mean's consistency with the rates

@@ -20,7 +20,7 @@ from shadowspec.rollout.export.endpoint_state import ServedDecision
 from shadowspec.rollout.export.export_document import Document, comment_lines
 from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, endpoint_schedule, slice_schedules
 from shadowspec.types import ENDPOINT_HEADER, SLICE_HEADER, Override, SpeculationConfig, slice_tag
-from shadowspec.types.constrained import LAST_PORT
+from shadowspec.types.settings import LAST_PORT
 from shadowspec.types.speculation import draft_key
 
 SPECULATIVE, PLAIN = "speculative", "plain"

@@ -10,7 +10,7 @@ from pydantic import Field
 from shadowspec.errors import ConfigError
 from shadowspec.tap.routing import Routing
 from shadowspec.tap.sources import DEFAULT_MAX_RECORD_BYTES
-from shadowspec.types.constrained import PathText, Positive, Text
+from shadowspec.types.settings import PathText, Positive, Text
 
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 

@@ -21,7 +21,7 @@ from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import DraftSampling, RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.engine.heads.reference import AUXILIARY, Eagle3, Medusa, Speculator
 from tests.engine.test_verify import DRAWS, LEVEL, PROMPT, SAMPLING, draw, exact_distribution, p_value
 from tests.identities import check_identities

@@ -7,7 +7,7 @@ from pathlib import Path
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.models import LoadedModel
 from shadowspec.types import SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.engine.heads.test_drafting import KINDS
 from tests.engine.test_measure import block, prompt
 from tests.identities import check_identities

@@ -18,7 +18,7 @@ from shadowspec.engine.profiling import Grid, max_depth, profile
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.errors import InputError
 from shadowspec.types import CostKey, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.engine.heads.test_drafting import KINDS
 
 LOOKUPS = ("ngram", "suffix")

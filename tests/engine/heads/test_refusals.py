@@ -15,7 +15,7 @@ from shadowspec.engine.heads.loading import load_heads
 from shadowspec.engine.models import LoadedModel
 from shadowspec.errors import ModelError
 from shadowspec.types import SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.engine.heads.reference import Eagle3, Medusa, Speculator
 
 

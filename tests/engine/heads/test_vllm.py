@@ -17,7 +17,7 @@ from shadowspec.engine.heads.mlp_speculator import MlpSpeculator
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers.draft_model import Draft
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 
 FOLDER = Path(__file__).parents[2] / "data" / "heads" / "vllm"
 PROMPTS, DEPTHS = range(3), 3

@@ -16,7 +16,7 @@ from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.scoring import Budget
 from shadowspec.types import ExpectedCounts, SpeculationConfig, VerifyRule
-from shadowspec.types.measuring_settings import EngineSettings
+from shadowspec.types.settings import EngineSettings
 from tests.engine.heads.reference import Eagle3, Medusa, Speculator
 from tests.engine.heads.test_drafting import KINDS, candidate
 from tests.engine.replay.test_replaying import ENDS, assert_counts_equal, requests, responses_of

@@ -1,4 +1,6 @@
-"""Types of settings: the allowed values of the configuration file, for the dataclasses that hold the values.
+"""Settings of the configuration file: types of the allowed values, and the dataclasses that several packages read.
+
+It needs pydantic; `shadowspec.types` itself loads without.
 
 A field whose alias is in parentheses is no key of the file.  Where it is a dataclass, its keys are in the file beside
 the others of its table; where it is not, the code that loads the file sets it.
@@ -7,12 +9,14 @@ the others of its table; where it is not, the code that loads the file sets it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field, PlainValidator
 from pydantic.fields import FieldInfo
+
+from shadowspec.types.live_windows import FIRST_POSITION
 
 
 def _path(value: Any) -> Path:
@@ -90,3 +94,64 @@ def _alias(hint: Any) -> str | None:
 def _part(hint: Any) -> type | None:
     (argument, *_) = get_args(hint) or (hint,)
     return argument if is_dataclass(argument) and isinstance(argument, type) else None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """[engine]: how the engine in this process runs.
+
+    "auto": a GPU if there is one; bfloat16 on a GPU, float32 on a CPU; on a GPU CUDA graphs of the models' steps, and
+    Triton's kernels where it can run them.
+    """
+
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
+    passes: Literal["auto", "dynamic", "graphs"] = "auto"
+    kernels: Literal["auto", "torch", "triton"] = "auto"
+    share_prefixes: bool = False  # compute a prefix that prompts of a block share once, in both arms
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    warmup_blocks: Annotated[int, Field(ge=0)] = 2  # blocks run and thrown away before the first that counts
+    audit_share: Share = 0.05  # of the measured requests whose outputs are replayed after their block; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """[worker]: how `shadowspec worker` works off the mirror.  Times in seconds.
+
+    Raises:
+        ValueError: a device is listed twice, or the port is invalid.
+    """
+
+    # An engine process on each; none: one on the engine's device.
+    devices: tuple[Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")], ...] = ()
+    max_queued_blocks: Positive = 8
+    build_timeout_s: Seconds = 1_800.0  # to load and warm up the models; an engine that takes longer is ended
+    block_timeout_s: Seconds = 600.0  # an engine that takes longer is ended, and the block's requests tried singly
+    max_attempts: Positive = 3  # of a request that ends the engine
+    overload: Literal["pause", "shed"] = "pause"  # the partitions where the engine is behind, or requests
+    max_unfinished_messages: Positive = 50_000  # consumed, and not measured and written yet
+    flush_interval_s: Seconds = 1.0
+    refresh_rates_s: Seconds = 30.0  # how often decisions are looked up that lower a slice's sampling rate
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 60.0  # to finish started work after a stop signal
+    health_address: SocketAddress = "127.0.0.1:8080"
+
+    def __post_init__(self) -> None:
+        require_distinct(devices=self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardPolicy:
+    """How the live guard of one endpoint, which reads the counters of production engines, listens.
+
+    `metric` is the policy's acceptance metric, `scored_drafts` S, `run_length` windows between false alarms.
+    """
+
+    metric: Annotated[str, Field(alias="(metric)")] = FIRST_POSITION
+    scored_drafts: Positive = 256
+    run_length: Positive = 100_000
+    num_replicas: Annotated[int, Field(alias="(num_replicas)")] = 1
+
+    @property
+    def threshold(self) -> float:
+        """The value of the statistic at which a replica's detector fires."""
+        return float(self.run_length * self.num_replicas)
