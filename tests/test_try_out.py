@@ -16,8 +16,8 @@ from shadowspec.app.try_out.sample import read_sample, served_models
 from shadowspec.app.try_out.survey import NO_SLICES, SLICE_SESSIONS, Slicing, Survey, UsableRequest
 from shadowspec.config import load_config
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
 from shadowspec.gate.verdict.required_tests import min_clusters
-from shadowspec.planning.still_needed import needed_for_promotion
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY, EndpointRule
 from shadowspec.text import plural
 from tests.gate.test_decision import draw_runs, evidence_of, look

@@ -23,11 +23,10 @@ from shadowspec.app.measure_files import (
     show_progress,
     unreadable_in,
 )
-from shadowspec.backfill.cluster import Actors, call_remotely
+from shadowspec.backfill.cluster import ActorPool, Actors, call_remotely
 from shadowspec.backfill.connection import Resources
 from shadowspec.backfill.logs import read_log
 from shadowspec.backfill.places import describe_place
-from shadowspec.backfill.pool import ActorPool
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.errors import ConfigError
 from shadowspec.store import Store

@@ -24,9 +24,15 @@ from shadowspec.config.sections import BUILT_IN_LABELS
 from shadowspec.distill.answers import sample_answers
 from shadowspec.distill.card import Origin, card
 from shadowspec.distill.comparison import Comparison, compare
-from shadowspec.distill.draft_folder import load_trainable, write, write_card
+from shadowspec.distill.draft_folder import (
+    load_trainable,
+    num_layers,
+    require_fewer_layers,
+    write,
+    write_card,
+    write_first_layers,
+)
 from shadowspec.distill.examples import Example, Split, split, times
-from shadowspec.distill.first_layers import num_layers, require_fewer_layers, write_first_layers
 from shadowspec.distill.training import Course, Look, Trainer
 from shadowspec.distill.training_settings import Settings, Shares
 from shadowspec.engine import LoadedModel, engine_name

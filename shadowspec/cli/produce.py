@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shadowspec.tap.kafka import KafkaSettings
-    from shadowspec.tap.kafka.producer import TopicWriter
-    from shadowspec.tap.producing import Arrival
+    from shadowspec.tap.kafka.producer import Arrival, TopicWriter
 
 MAX_BATCH_MESSAGES = 2_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
@@ -49,8 +48,7 @@ def produce(
     that of sending. All replicas acknowledge. The command waits two minutes for a broker that is gone.
     """
     from shadowspec.errors import UsageError
-    from shadowspec.tap.kafka.producer import TopicWriter
-    from shadowspec.tap.producing import Pace, batches
+    from shadowspec.tap.kafka.producer import Pace, TopicWriter, batches
     from shadowspec.tap.sources import require_file
 
     if rate is not None and trace_speed is not None:
@@ -118,7 +116,7 @@ def flush_patiently(writer: TopicWriter) -> None:
 
 
 def _arrivals(files: list[str]) -> Iterator[Arrival]:
-    from shadowspec.tap.producing import arrival
+    from shadowspec.tap.kafka.producer import arrival
     from shadowspec.tap.sources import read_records
 
     for path in files:

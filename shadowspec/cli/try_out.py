@@ -209,7 +209,7 @@ def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json
 def _still_wanted(trial: Trial, decisions: Sequence[Decision]) -> dict[str, list[str]]:
     """What each candidate still needs for an ENABLE that may be promoted."""
     from shadowspec.cli.init import is_in_process
-    from shadowspec.planning.still_needed import needed_for_promotion
+    from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
 
     policy, engine = trial.config.endpoints[trial.inputs.endpoint].policy, trial.inputs.serving_engine
     serves = "the engine that serves" if is_in_process(engine) else engine

@@ -20,11 +20,11 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.verdict.decision import HOLD_CODES, Hypothesis
+from shadowspec.gate.verdict.hold_reasons import StillNeeded, still_needed
 from shadowspec.gate.verdict.lifecycle import WAITING_CODES, is_open
 from shadowspec.gate.verdict.required_tests import fault_units, min_fault_requests
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.planning.first_passage import NUM_PATHS, first_passage_times, outlook
-from shadowspec.planning.still_needed import StillNeeded, still_needed
 from shadowspec.text import plural
 from shadowspec.types import Decision, ReasonCode, Verdict
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from shadowspec.planning.still_needed import still_needed
+from shadowspec.gate.verdict.hold_reasons import still_needed
 from shadowspec.reports.definitions import find_test
 from shadowspec.text import plain_text
 from shadowspec.types import Decision, ReasonCode, Verdict

@@ -35,10 +35,9 @@ from shadowspec.gate.stats.drift import (
 )
 from shadowspec.gate.verdict.required_tests import memory_result, min_fault_requests
 from shadowspec.gate.verdict.trial_levels import HypothesisId, assign_trials, hypothesis_id, with_level
-from shadowspec.simulate.look_times import Moments, cluster_id, moments_of
 from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.paths import SLACK, TestOutcome, TestPath, outcome_of, path_of, possible_looks
-from shadowspec.simulate.rows import Rows
+from shadowspec.simulate.rows import Moments, Rows, cluster_id, moments_of
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools, Ints, Requests, event_time
 from shadowspec.types import (
     BlockMemory,

@@ -1,13 +1,20 @@
-"""Rows as the worker would have stored them, from simulated requests and their outcomes."""
+"""Rows as the worker would have stored them, from simulated requests and their outcomes, and when they are evidence.
+
+The gate looks at the moments at which looking again shows anything new.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
+import numpy as np
+
+from shadowspec.gate.evidence.units import Cluster
 from shadowspec.simulate.effects import Outcomes
-from shadowspec.simulate.traffic import ENDPOINT, Requests, event_time, slice_key_of
+from shadowspec.simulate.traffic import ENDPOINT, NEVER, START, Ints, Requests, event_time, slice_key_of
 from shadowspec.types import (
     ArmTiming,
     FingerprintedConfig,
@@ -21,6 +28,7 @@ from shadowspec.types import (
     StoredBlock,
     StoredRecord,
     VerifyRule,
+    Watermark,
 )
 
 MEMORY = Memory(1_000_000, 1_100_000, 1_000, 50_000, 100)  # 10% more than the baseline: within the budget
@@ -183,3 +191,58 @@ def _counts(num_drafts: int, num_accepted: int) -> SpeculationCounts:
 def _timing(end_to_end_ms: float, lost_ms: float = 0.0) -> ArmTiming:
     served_ms = end_to_end_ms - lost_ms
     return ArmTiming(lost_ms, PREFILL_SHARE * served_ms + lost_ms, (1.0 - PREFILL_SHARE) * served_ms)
+
+
+ClusterId = tuple[str, str, datetime]
+
+MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """When rows become evidence: `looks` are the moments at which anything is new, in microseconds."""
+
+    finished_us: Ints  # by request in event order: when it and all before it are finished
+    cluster_us: Mapping[ClusterId, int]
+    started_us: Mapping[str, int]  # by block: when it and its records were stored
+    block_us: Mapping[str, int]  # by block: when the watermark reached its newest measured request
+    at_us: Ints  # by request
+    looks: Ints
+
+    def known_at(self, look: int) -> tuple[int, Watermark]:
+        """How many requests are finished at a look, and the watermark then."""
+        look_us = int(self.looks[look])
+        number = int(np.searchsorted(self.finished_us, look_us, "right"))
+        return number, Watermark(event_time(int(self.at_us[number - 1])) if number else START, look_us == NEVER)
+
+
+def moments_of(requests: Requests, clusters: Sequence[Cluster]) -> Moments:
+    """When each block and each cluster of the finished input became evidence; `clusters` are in folding order.
+
+    A record is finished when it is stored: at once, or when its block was started.  The event time up to which
+    all are finished is the watermark, by which clusters close.
+    """
+    values = np.where(requests.is_timed, requests.started_us[requests.block], requests.at_us)
+    finished = np.maximum.accumulate(values)
+    at_us = requests.at_us
+    closes = np.array([_microseconds(cluster) for cluster in clusters], dtype=np.int64)
+    places = np.searchsorted(at_us, closes, "right") - [int(cluster.is_full) for cluster in clusters]
+    entered = np.maximum.accumulate(np.append(finished, NEVER)[places])
+    cluster_us = dict(zip(map(cluster_id, clusters), entered.tolist(), strict=True))
+    names = [block.block_id for block in requests.blocks]
+    newest = np.zeros(len(names), dtype=np.int64)
+    timed = np.flatnonzero(requests.is_timed)
+    np.maximum.at(newest, requests.block[timed], timed)
+    started_us = dict(zip(names, requests.started_us.tolist(), strict=True))
+    block_us = dict(zip(names, finished[newest].tolist(), strict=True))
+    looks = np.unique(np.array([*cluster_us.values(), *block_us.values()], dtype=np.int64))
+    return Moments(finished, cluster_us, started_us, block_us, at_us, looks)
+
+
+def cluster_id(cluster: Cluster) -> ClusterId:
+    """The identity of a cluster within its endpoint."""
+    return cluster.slice_key, cluster.key, cluster.first_event
+
+
+def _microseconds(cluster: Cluster) -> int:
+    return (cluster.closes_at - START) // MICROSECOND

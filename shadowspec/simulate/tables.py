@@ -1,4 +1,9 @@
-"""The results as tables: plain rows of text, which the terminal and the documentation both show."""
+"""The results as tables: plain rows of text, which the terminal and the documentation both show.
+
+One table has sizes and rates of the gate under version 1 of its rules beside those that the simulation measured of this
+version.  Under version 1 single tests had the level of one of 4 hypotheses, .00625, and ENABLE and DISABLE that of one
+of 8.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shadowspec.simulate.naive import NAIVE_GATES
-from shadowspec.simulate.quoted import format_stopping, quoted_figures
 from shadowspec.simulate.results import WorldResult
-from shadowspec.simulate.summary import Share, Summary, summarise
+from shadowspec.simulate.summary import Share, Stopping, Summary, share, stopping, summarise
+from shadowspec.simulate.worlds import NULL_WORLDS
 
 DASH = "\u2013"
 BLIND = " *"  # after the share of a gate that is blind to the fault of that world
@@ -124,3 +129,119 @@ def _alarm_rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
         for s in summaries
         if s.alarmed is not None and s.alarm_blocks is not None
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """One figure: the quantity, its value by version 1 of the rules, and the value found (None: not run)."""
+
+    what: str
+    says: str
+    measured: str | None
+
+
+def quoted_figures(results: Mapping[str, WorldResult]) -> list[Quoted]:
+    """Every figure."""
+    return [
+        *(_size(results, *line) for line in _SIZES),
+        *(_verdict(results, *line) for line in _VERDICTS),
+        Quoted(
+            "false ENABLE in single-hypothesis worlds of independent units", "0.2 to 2.6% at 2.5%", _single(results)
+        ),
+        Quoted("false ENABLE over 8 slices and their endpoint, 5%", "0.6%", _rate(results, "eight_slices")),
+        Quoted(
+            "AR(1) .9: crossings of the speedup test by itself",
+            "45 to 59%",
+            _format_crossed(results, "ar1_nine", "speedup"),
+        ),
+        Quoted("AR(1) .9: false ENABLE of the gate", "0 to 2%", _rate(results, "ar1_nine")),
+        Quoted("false DISABLE at speedup 1.15 or better", "never in 1,000", _false_disables(results)),
+        Quoted("alarm after a fall from 1.3 to 1.0, blocks (median/90%)", "145 to 185", _alarm(results)),
+    ]
+
+
+_SIZES = (
+    ("speedup 1.15, blocks", "59/76", "sizes_115", "speedup"),
+    ("speedup 1.3, blocks", "26/30", "sizes_130", "speedup"),
+    ("speedup 1.6, blocks", "15/16", "sizes_160", "speedup"),
+    ("tail with 0% slowed, blocks", "59", "sizes_115", "tail"),
+    ("tail with 2% slowed, blocks", "76/88", "sizes_130", "tail"),
+    ("tail with 5% slowed, blocks", "130/182", "sizes_160", "tail"),
+    ("acceptance .55, clusters of one request", "48/82", "sizes_115", "acceptance"),
+    ("acceptance .65, clusters of one request", "26/36", "sizes_130", "acceptance"),
+    ("acceptance .75, clusters of one request", "18/24", "sizes_160", "acceptance"),
+    ("z of unbiased output, clusters of one request", "73/107", "sizes_115", "parity_sampled"),
+)
+_VERDICTS = (
+    ("ENABLE at speedup 1.15, 2% slowed, blocks", "87/101", "minimum_effect", "enable"),
+    ("ENABLE at speedup 1.3, none slowed, blocks", "66/83", "speedup_130_slowed_0", "enable"),
+    ("ENABLE at speedup 1.3, 2% slowed, blocks", "86/102", "speedup_130_slowed_2", "enable"),
+    ("ENABLE at speedup 1.3, 5% slowed, blocks", "150/198", "speedup_130_slowed_5", "enable"),
+    ("DISABLE at speedup 1.0, blocks", "119/138", "no_speedup", "disable"),
+    ("DISABLE at speedup 0.9, blocks", "34/46", "slowdown", "disable"),
+)
+_FASTER = (
+    "minimum_effect",
+    "speedup_130_slowed_0",
+    "speedup_130_slowed_2",
+    "speedup_130_slowed_5",
+    "sizes_115",
+    "sizes_130",
+    "sizes_160",
+)
+_SEVERAL = ("eight_slices", "twenty_slices", "steered_sampling", "fingerprint_change")
+
+
+def format_stopping(at: Stopping) -> str:
+    """Median/90%, as the design writes them; "never" for a quantile that was not reached."""
+    return "/".join("never" if value is None else str(value) for value in (at.median, at.ninety))
+
+
+def _size(results: Mapping[str, WorldResult], what: str, says: str, name: str, test: str) -> Quoted:
+    result = results.get(name)
+    if result is None or test not in result.tests:
+        return Quoted(what, says, None)
+    return Quoted(what, says, format_stopping(stopping(result.tests[test].passed_units, result.repetitions)))
+
+
+def _verdict(results: Mapping[str, WorldResult], what: str, says: str, name: str, verdict: str) -> Quoted:
+    result = results.get(name)
+    if result is None:
+        return Quoted(what, says, None)
+    blocks = result.enable_blocks if verdict == "enable" else result.disable_blocks
+    return Quoted(what, says, format_stopping(stopping(blocks, result.repetitions)))
+
+
+def _rate(results: Mapping[str, WorldResult], name: str) -> str | None:
+    result = results.get(name)
+    return None if result is None else _percent(result.false_enables, result.repetitions)
+
+
+def _format_crossed(results: Mapping[str, WorldResult], name: str, test: str) -> str | None:
+    result = results.get(name)
+    return None if result is None else _percent(len(result.tests[test].passed_units), result.repetitions)
+
+
+def _single(results: Mapping[str, WorldResult]) -> str | None:
+    names = [w.name for w in NULL_WORLDS if w.name not in _SEVERAL and not w.may_be_dependent]
+    rates = [results[name].false_enables / results[name].repetitions for name in names if name in results]
+    return f"{100 * min(rates):.1f} to {100 * max(rates):.1f}%" if rates else None
+
+
+def _false_disables(results: Mapping[str, WorldResult]) -> str | None:
+    found = [results[name] for name in _FASTER if name in results]
+    if not found:
+        return None
+    return f"{sum(result.false_disables for result in found)} in {sum(result.repetitions for result in found):,}"
+
+
+def _alarm(results: Mapping[str, WorldResult]) -> str | None:
+    result = results.get("decay")
+    if result is None or not result.enable_blocks:
+        return None
+    return format_stopping(stopping(result.alarm_blocks, len(result.enable_blocks)))
+
+
+def _percent(count: int, total: int) -> str:
+    rate = share(count, total)
+    return f"{100 * (rate.value or 0.0):.1f}% [{100 * rate.lower:.1f}, {100 * rate.upper:.1f}]"

@@ -37,6 +37,8 @@ IN_PROCESS: Final = "shadowspec-torch"  # the engine in this process, which meas
 UNKNOWN: Final = "unknown"  # of decisions without a stored engine
 SERVING_ENGINES: Final = ("vllm", "sglang", "llama.cpp", "tensorrt-llm", IN_PROCESS)  # named in questions and messages
 _ALIASES: Final = {"tensorrt_llm": "tensorrt-llm", "llamacpp": "llama.cpp"}  # servers' names of themselves
+TRUNCATION: Final = ("top_p", "top_k", "min_p")
+LOGIT_RULES: Final = ("penalties", "min_tokens")  # of a request, which change the arg-max too
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,6 @@ def verdict_engine_text(serving: str | None, measured: str) -> str:
 
 def _plain(version: str) -> str:
     return version[1:] if _VERSION.fullmatch(version) and version.startswith("v") else version
-
-
-TRUNCATION: Final = ("top_p", "top_k", "min_p")
-LOGIT_RULES: Final = ("penalties", "min_tokens")  # of a request, which change the arg-max too
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class SpeculationConfig:
     # The start settings of a server that drafts by another method, as canonical JSON, beside method, draft and depth;
     # None: the proposer is one of those above.
     speculative_config: str | None = None
-    # Rules that differ between serving engines (`engine_rules`).
+    # Rules that differ between serving engines (`serving_engines`).
     ngram_occurrence: NgramOccurrence = NgramOccurrence.LATEST
     draft_sampling: DraftSampling = DraftSampling.REQUEST
 

@@ -393,7 +393,6 @@ def test_wrong_usage_is_refused_before_there_is_a_cluster(
 def test_without_ray_the_extra_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "shadowspec.backfill.cluster",
-        "shadowspec.backfill.pool",
         "shadowspec.backfill.connection",
         "shadowspec.app.backfill_replay",
         "shadowspec.app.backfill_judge",

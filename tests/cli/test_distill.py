@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from shadowspec.distill.first_layers import write_first_layers
+from shadowspec.distill.draft_folder import write_first_layers
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import LoadedModel, load_model, load_weights

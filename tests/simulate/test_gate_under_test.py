@@ -17,11 +17,10 @@ from shadowspec.gate.run.endpoint_look import Decided, EndpointLook
 from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, run_gate
 from shadowspec.simulate import gate_under_test
 from shadowspec.simulate.gate_under_test import AcceleratorError, HypothesisOutcome, is_verdict, watch
-from shadowspec.simulate.look_times import Moments, moments_of
 from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.paths import possible_looks
 from shadowspec.simulate.repetition import Draw, draw, repeat, seed_of
-from shadowspec.simulate.rows import CHANGED, CONFIG
+from shadowspec.simulate.rows import CHANGED, CONFIG, Moments, moments_of
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools
 from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import WORLDS

@@ -15,13 +15,12 @@ from shadowspec.simulate import run_worlds as runner
 from shadowspec.simulate.gate_under_test import HypothesisOutcome
 from shadowspec.simulate.naive import NAIVE_GATES
 from shadowspec.simulate.paths import TestOutcome
-from shadowspec.simulate.quoted import quoted_figures
 from shadowspec.simulate.repetition import Repetition
 from shadowspec.simulate.results import WorldResult, read_results, tally, write_results
 from shadowspec.simulate.rows import CHANGED, CONFIG
 from shadowspec.simulate.run_worlds import run_worlds
 from shadowspec.simulate.summary import broken_promises, power_limit_blocks, quantile, share, summarise
-from shadowspec.simulate.tables import Table, tables_of
+from shadowspec.simulate.tables import Table, quoted_figures, tables_of
 from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import WORLDS
 from shadowspec.types import Verdict

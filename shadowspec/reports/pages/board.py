@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions, is_stale
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
+from shadowspec.gate.verdict.hold_reasons import StillNeeded, still_needed
 from shadowspec.planning.demand import EndpointLoads, endpoint_loads, governing_shares
-from shadowspec.planning.still_needed import StillNeeded, still_needed
 from shadowspec.reports.definitions import find_test
 from shadowspec.reports.next_steps import keep_off, next_action
 from shadowspec.reports.notes import alerts

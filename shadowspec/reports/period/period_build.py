@@ -16,9 +16,9 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions
 from shadowspec.gate.verdict.effective_decisions import active, standing_verdict
+from shadowspec.gate.verdict.hold_reasons import still_needed
 from shadowspec.metrics import ratio
 from shadowspec.planning.plans import EndpointPlan, plan_stored
-from shadowspec.planning.still_needed import still_needed
 from shadowspec.reports.definitions import find_test
 from shadowspec.reports.period.period_changes import changes_within, is_event
 from shadowspec.reports.period.period_model import Need, PeriodReport, PeriodRow, Quality, SimulatedRate

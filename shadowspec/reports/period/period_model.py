@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from shadowspec.errors import UsageError
-from shadowspec.planning.still_needed import StillNeeded
+from shadowspec.gate.verdict.hold_reasons import StillNeeded
 from shadowspec.reports.shared_values import Change, ChangeKind, Funnel
 from shadowspec.types import TestResult, Verdict
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from shadowspec import text as words
-from shadowspec.planning.still_needed import still_needed
+from shadowspec.gate.verdict.hold_reasons import still_needed
 from shadowspec.reports import definitions
 from shadowspec.reports.by_turn import TURN_HEAD
 from shadowspec.reports.frontiers import frontier_lines
