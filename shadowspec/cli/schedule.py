@@ -15,7 +15,7 @@ from rich.table import Table
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.live import live_jobs
 from shadowspec.cli.options import ConfigOption, JsonOption
-from shadowspec.cli.periods import period_settings
+from shadowspec.cli.report import period_settings
 
 if TYPE_CHECKING:
     from shadowspec.config import Config

@@ -308,7 +308,7 @@ def test_a_scheduler_that_leads_reads_again_and_again(
     import time
 
     from shadowspec.cli.live import live_jobs
-    from shadowspec.cli.periods import period_settings
+    from shadowspec.cli.report import period_settings
     from shadowspec.config import load_config
     from shadowspec.rollout.endpoint_run import GatePolicies
     from shadowspec.scheduler.leader import Scheduler
