@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shadowspec.live.watch import Taken
     from shadowspec.rollout.control import Control
     from shadowspec.scheduler.job_settings import LiveSettings
-    from shadowspec.scheduler.live_job import LiveRun
+    from shadowspec.scheduler.jobs import LiveRun
     from shadowspec.types import LiveWindow
 
 
@@ -37,7 +37,7 @@ def live(
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ConfigError, ServiceUnavailableError
     from shadowspec.rollout.endpoint_run import read_endpoint_controls
-    from shadowspec.scheduler.live_job import run_live
+    from shadowspec.scheduler.jobs import run_live
     from shadowspec.store import Store
 
     config = load_config(find_config(config_path))

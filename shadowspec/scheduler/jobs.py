@@ -1,4 +1,6 @@
-"""Runs one job: due periods are stored first, then the gate runs, then the deliveries are stored.
+"""Runs one job: a report's, or the reading of an endpoint's production engines for the live guard.
+
+Of a report's job due periods are stored first, then the gate runs, then the deliveries are stored.
 
 1. Every period that has become due is stored.  2. For the newest of those that are not prepared the gate runs, if the
 job has one; it also decides for the earlier ones.  3. In one transaction the end of the report's time is fixed and its
@@ -13,18 +15,20 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.live.scrape import scrape_all
+from shadowspec.live.watch import Taken, Watched, alarm_words, take_scrapes, watch
 from shadowspec.reports.period.period_changes import events_within
 from shadowspec.reports.period.period_model import GATE_DONE
 from shadowspec.rollout.endpoint_run import GatePolicies, run_gates
 from shadowspec.scheduler.cron import Cron
-from shadowspec.scheduler.job_settings import EmailSettings, JobSettings, ScheduleSettings
+from shadowspec.scheduler.job_settings import EmailSettings, JobSettings, LiveSettings, ScheduleSettings
 from shadowspec.store import Store
-from shadowspec.types import Delivery, Period
+from shadowspec.types import Delivery, FailedScrape, Period
 
 SETTLE_S = 30.0  # that a report waits for a gate run which is on
 COMMIT_S = 1.0  # within which an order is committed after its time was taken
@@ -134,9 +138,6 @@ def _delivery(period: Period, receiver: str, settings: ScheduleSettings) -> Deli
     )
 
 
-_log = logging.getLogger(__name__)
-
-
 def run_measured_gates(store: Store, policies: GatePolicies) -> str:
     """Run the gate of every configured endpoint that was measured: "done", or the class of the error.
 
@@ -164,3 +165,38 @@ def settle(store: Store, endpoints: Mapping[str, GatePolicy], timeout_s: float) 
             is_settled = False
             _log.log(logging.WARNING if timeout_s else logging.DEBUG, "a gate run continues: %s", error)
     return is_settled
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """The result of one reading: each replica's scrape, and the guard's state after all of them so far."""
+
+    endpoint: str
+    settings: LiveSettings
+    taken: tuple[Taken, ...]
+    watched: Watched
+
+    @property
+    def failed(self) -> list[FailedScrape]:
+        """The replicas without usable counters."""
+        return [each.scraped for each in self.taken if isinstance(each.scraped, FailedScrape)]
+
+
+def run_live(store: Store, endpoint: str, policy: GatePolicy, settings: LiveSettings) -> LiveRun:
+    """Read an endpoint's production engines once, store their counts, and run the live guard.
+
+    A replica that fails keeps no other from being read.
+
+    Raises:
+        ConfigError: the key's variable is not set, or `ca_file` cannot be read.
+        ServiceUnavailableError, StoreError: the database is gone or refuses.
+    """
+    taken = take_scrapes(store, endpoint, scrape_all(settings.source), settings.source.plain_replicas)
+    for each in taken:
+        if isinstance(each.scraped, FailedScrape):
+            level = logging.WARNING if each.replica.num_failed == 1 else logging.DEBUG  # logged once per failure
+            _log.log(level, "live evidence of endpoint %s: %s", endpoint, each.scraped.message)
+    watched = watch(store, endpoint, settings.source.replicas, policy, settings.guard, datetime.now(UTC))
+    if watched.ordered is not None:
+        _log.warning("endpoint %s: override %d: %s", endpoint, watched.ordered, alarm_words(watched))
+    return LiveRun(endpoint, settings, tuple(taken), watched)

@@ -28,8 +28,7 @@ from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.deliverer import Deliverer, ReportCache
 from shadowspec.scheduler.job_settings import JobSettings, LiveSettings, ReceiverSettings, ScheduleSettings
-from shadowspec.scheduler.jobs import report_events, work_off
-from shadowspec.scheduler.live_job import run_live
+from shadowspec.scheduler.jobs import report_events, run_live, work_off
 from shadowspec.store import Store
 from shadowspec.store.locks import Leadership
 
