@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.servers.fingerprint import FROZEN_OPTIONS
+from shadowspec.servers.identity import FROZEN_OPTIONS
 from shadowspec.types import (
     FIRST_OPTIONS,
     SERVED_BACKEND,

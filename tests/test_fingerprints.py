@@ -23,9 +23,9 @@ from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.servers import fingerprint as served
+from shadowspec.servers import identity as served
+from shadowspec.servers.counters import CountsSource
 from shadowspec.servers.identity import Identity
-from shadowspec.servers.probing import CountsSource
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.store import Store
 from shadowspec.types import (

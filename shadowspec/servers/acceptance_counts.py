@@ -19,10 +19,9 @@ from typing import Any, Final, TypeVar
 
 from shadowspec.servers import sglang
 from shadowspec.servers.client import Client, fresh_salt
-from shadowspec.servers.counters import Counters, scrape
+from shadowspec.servers.counters import Counters, CountsSource, scrape
 from shadowspec.servers.endings import Ending, VerifyStep, endings, likeliest
 from shadowspec.servers.llamacpp_steps import UntraceableError, read_steps
-from shadowspec.servers.probing import CountsSource
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SpeculationCounts

@@ -1,8 +1,9 @@
-"""A server's counts of its drafts since it started: vLLM's Prometheus counters."""
+"""A server's counts of its drafts: where a request's come from, and vLLM's Prometheus counters since it started."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,6 +17,23 @@ _ACCEPTED: Final = "vllm:spec_decode_num_accepted_tokens_total"
 _PER_POS: Final = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 _FINISHED: Final = "vllm:request_success_total"
 _GENERATED: Final = "vllm:generation_tokens_total"
+
+
+class CountsSource(StrEnum):
+    """Where the accepted tokens of a request come from."""
+
+    RESPONSE = "response"  # vLLM's metrics.speculative_decoding, of the very request that was timed
+    META_INFO = "meta_info"  # SGLang's histogram of that request's steps
+    TIMINGS = "timings"  # llama.cpp's draft_n and draft_n_accepted at each token of that request
+    COUNTERS = "counters"  # the server's counters around the same request, sent again, by itself and untimed
+
+    @property
+    def meaning(self) -> str:
+        if self is CountsSource.COUNTERS:
+            return "the server's counters, in a separate pass"
+        return {CountsSource.META_INFO: "each answer's meta_info", CountsSource.TIMINGS: "each answer's timings"}.get(
+            self, "each answer"
+        )
 
 
 @dataclass(frozen=True, slots=True)

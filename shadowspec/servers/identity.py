@@ -1,20 +1,35 @@
-"""A server's self-description: its engine, its version, the model that it serves and from where."""
+"""A server's self-description: its engine, its version, the model that it serves and from where.
+
+The fingerprint of figures that servers gave is made of it: everything known of both servers that they depend on.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from shadowspec.servers import llamacpp, sglang
 from shadowspec.servers.client import Client, open_client, run_async, trust
+from shadowspec.servers.counters import CountsSource
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import ServerError
+from shadowspec.types import (
+    FIRST_OPTIONS,
+    FIRST_SUFFIX_OPTIONS,
+    PREFIX_CACHE,
+    Arm,
+    FingerprintedConfig,
+    SpeculationConfig,
+    fingerprint_config,
+)
 from shadowspec.types.serving_engines import parse_engines
 
 UNKNOWN = "unknown"
 _ENGINES = {llamacpp.OWNER: llamacpp.ENGINE}  # by the owner of their models, where that is another name
+# Servers' fingerprints held every option that there was before options at their defaults were left out.
+FROZEN_OPTIONS: Final = FIRST_OPTIONS.union(FIRST_SUFFIX_OPTIONS, ["draft_confidence_threshold"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +156,41 @@ def _document(client: Client, text: str | None, path: str) -> Mapping[str, Any]:
     if not isinstance(document, dict):
         raise ServerError(client.name, "garbage", f"{path} is not an object")
     return document
+
+
+def fingerprint_server_config(
+    config: SpeculationConfig,
+    settings: ServerSettings,
+    identities: Mapping[Arm, Identity],
+    source: CountsSource,
+    requests_per_slot: int,
+    default_sampling: Mapping[str, float],
+    max_turns: int = 1,
+) -> FingerprintedConfig:
+    """The config with everything known of the servers that its figures depend on; their address is no part of it.
+
+    A server's weights have no known digest: their source replaces it, and the draft's name in the configuration for the
+    draft's.  `max_turns` are those of a conversation, where conversations are measured.
+    """
+    identity, other = identities[Arm.BASELINE], identities[Arm.SPECULATIVE]
+    details = {
+        "served_model": settings.model,
+        "target_root": other.root,
+        "baseline_root": identity.root,
+        "draft": config.draft or "",
+        "baseline_engine": identity.name,
+        "max_model_len": f"{identity.max_model_len}, {other.max_model_len}",
+        "counts_source": source.value,
+        "requests_per_slot": str(requests_per_slot),
+        **({PREFIX_CACHE: "on", "max_turns": str(max_turns)} if settings.measures_conversations else {}),
+        **dict(other.reported_settings),
+    }
+    return fingerprint_config(
+        config,
+        engine=other.name,
+        device=settings.device,
+        dtype=settings.dtype,
+        details=details,
+        frozen_options=FROZEN_OPTIONS,
+        default_sampling=default_sampling,
+    )

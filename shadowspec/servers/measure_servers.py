@@ -29,11 +29,11 @@ from shadowspec.servers.answer_parity import parity_of
 from shadowspec.servers.behaviour import Enforcement
 from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import Outcome, concurrencies, run_conversations, timing
+from shadowspec.servers.counters import CountsSource
 from shadowspec.servers.dialects import Dialect
-from shadowspec.servers.fingerprint import fingerprint_server_config
-from shadowspec.servers.identity import Identity, identify
+from shadowspec.servers.identity import Identity, fingerprint_server_config, identify
 from shadowspec.servers.kv_capacity import read_capacity, served_memory
-from shadowspec.servers.probing import CountsSource, counts_source, probe_both, remarks
+from shadowspec.servers.probing import counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import Completion, ServerError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, Final
 
 import httpx
@@ -14,7 +13,7 @@ from shadowspec.servers import llamacpp, sglang
 from shadowspec.servers.answer_parity import can_score
 from shadowspec.servers.behaviour import finds_its_prefix, require_prefix_cache
 from shadowspec.servers.client import Client, open_client, run_async, trust
-from shadowspec.servers.counters import scrape
+from shadowspec.servers.counters import CountsSource, scrape
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.kv_capacity import KvCapacity, read_capacity
@@ -33,25 +32,6 @@ NO_STEPS: Final = (
 TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
 SAME_CAPACITY: Final = 0.02  # by which equal servers' caches may differ: each measures memory at its start
 DETAILED: Final = "--per-request-spec-decode-metrics detailed"
-
-
-class CountsSource(StrEnum):
-    """Where the accepted tokens of a request come from."""
-
-    RESPONSE = "response"  # vLLM's metrics.speculative_decoding, of the very request that was timed
-    META_INFO = "meta_info"  # SGLang's histogram of that request's steps
-    TIMINGS = "timings"  # llama.cpp's draft_n and draft_n_accepted at each token of that request
-    COUNTERS = "counters"  # the server's counters around the same request, sent again, by itself and untimed
-
-    @property
-    def meaning(self) -> str:
-        if self is CountsSource.COUNTERS:
-            return "the server's counters, in a separate pass"
-        return {CountsSource.META_INFO: "each answer's meta_info", CountsSource.TIMINGS: "each answer's timings"}.get(
-            self, "each answer"
-        )
-
-
 _BY_REQUEST: Final = {
     Dialect.OPENAI: CountsSource.RESPONSE,
     Dialect.SGLANG: CountsSource.META_INFO,
