@@ -14,7 +14,7 @@ from shadowspec.errors import UsageError
 from shadowspec.gate.verdict.effective_decisions import covering
 from shadowspec.store import Store
 from shadowspec.text import parse_labels, plain_text, slice_title, suggestion
-from shadowspec.types import FORCEABLE, Clearing, Decision, Override, OverrideRecord, Verdict, parse_slice_key
+from shadowspec.types import Clearing, Decision, Override, OverrideRecord, parse_slice_key
 
 MAX_SEEN = 20  # slices named in an error
 MAX_TEXT = 1_000  # characters of a reason: a sentence or a link, no log file
@@ -102,18 +102,6 @@ def num_covered(override: Override, decisions: Iterable[Decision]) -> int:
     )
 
 
-def ordered_verdict(text: str, what: str = "verdict") -> Verdict:
-    """The verdict of that name, if it can be forced.  `what` names the input in errors, here and below.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    for verdict in FORCEABLE:
-        if text.upper() == verdict.value:
-            return verdict
-    raise UsageError(f"{what} must be {' or '.join(FORCEABLE)}, not {text!r}: ENABLE needs evidence")
-
-
 def ordered_slice(pairs: Iterable[str]) -> str:
     """The key of the slices that have every one of these labels, each LABEL=VALUE.
 
@@ -124,7 +112,7 @@ def ordered_slice(pairs: Iterable[str]) -> str:
 
 
 def ordered_text(text: str, what: str) -> str:
-    """A reason or a name, which is stored permanently: one line.
+    """A reason or a name, which is stored permanently: one line.  `what` names the input in errors.
 
     Raises:
         UsageError: it is empty, too long, or more than a line.
