@@ -14,8 +14,7 @@ from itertools import chain
 from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_responses
 from shadowspec.app.measure_files import load_tokenizers, new_models
 from shadowspec.app.replay_records import WINDOW
-from shadowspec.app.replay_store import replayed_record
-from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint
+from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint, replayed_record
 from shadowspec.backfill.cluster import Actors, Judge
 from shadowspec.backfill.logs import read_log
 from shadowspec.backfill.places import describe_place

@@ -11,8 +11,7 @@ from typing import Any, Final
 from shadowspec.app.console import notes, progress_bar
 from shadowspec.app.logged_responses import Ended, logged_responses, track_records
 from shadowspec.app.measure_files import load_tokenizers, new_models
-from shadowspec.app.replay_store import replayed_record
-from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint
+from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint, replayed_record
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.engine.replay.pooling import Pool
 from shadowspec.engine.replay.replayer import Replayed

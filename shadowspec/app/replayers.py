@@ -1,27 +1,37 @@
-"""Replays an endpoint's responses: its models loaded, its candidates judged, each by its stored config."""
+"""Replays an endpoint's responses: its models loaded, its candidates judged, each by its stored config.
+
+What `shadowspec replay` finds is written to the store, if there is one.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.app.before_loading import require_endpoints
+from shadowspec.app.console import notes
 from shadowspec.app.logged_responses import EndpointTexts
-from shadowspec.app.replay_store import fingerprints_of
 from shadowspec.config import Config, EndpointConfig
 from shadowspec.engine import Models
+from shadowspec.engine.candidate import fingerprint_candidate
 from shadowspec.engine.heads.folder import KINDS
 from shadowspec.engine.heads.loading import LoadedHeads
 from shadowspec.engine.models import LoadedModel, load_end_token_ids
-from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayer, require_replayable
+from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer, require_replayable
 from shadowspec.engine.tokenizer import FolderTokenizer, check_contexts, check_tokenizers
 from shadowspec.errors import ConfigError, ModelError, ShadowSpecError, UsageError
-from shadowspec.types import FingerprintedConfig, LogprobsMode, SpeculationConfig, VerifyRule
+from shadowspec.store import Store, current
+from shadowspec.tap.endpoints import EndpointRule
+from shadowspec.tap.responses import LoggedCall
+from shadowspec.types import FingerprintedConfig, LogprobsMode, ReplayedRecord, SpeculationConfig, VerifyRule
 
 log = logging.getLogger(__name__)
+BATCH: Final = 200  # records written at a time: with 16 configs and depths some 3,000 rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,7 @@ def load_endpoint(
     )
     fingerprints: Sequence[Sequence[FingerprintedConfig]] = ()
     if is_stored:
-        fingerprints = fingerprints_of(models.load(endpoint.target), draftings, asked.depths, endpoint.rule)
+        fingerprints = _fingerprints(models.load(endpoint.target), draftings, asked.depths, endpoint.rule)
     return EndpointReplay(replayer, EndpointTexts(tokenizer, ends), draftings, fingerprints)
 
 
@@ -140,3 +150,84 @@ def _draftings(
             raise _LeftOutError(f"candidate {candidate.name!r}: {error}", error) from error
     rules = asked.verify_rules or (candidate.verify_rule,)
     return [Drafting(replace(candidate, verify_rule=rule), draft) for rule in rules]
+
+
+def _fingerprints(
+    target: LoadedModel, draftings: Sequence[Drafting], depths: Sequence[int], rule: EndpointRule
+) -> list[list[FingerprintedConfig]]:
+    """The stored configs of each drafting, one for each depth."""
+    return [
+        [
+            fingerprint_candidate(
+                replace(drafting.config, num_speculative_tokens=depth),
+                target,
+                drafting.draft,
+                rule.requests_per_slot,
+                rule.default_sampling,
+            )
+            for depth in depths
+        ]
+        for drafting in draftings
+    ]
+
+
+def replayed_record(
+    call: LoggedCall, fingerprints: Sequence[Sequence[FingerprintedConfig]], result: Replayed
+) -> ReplayedRecord:
+    """A replayed response with the configs by which it is stored."""
+    prompt = call.prompt
+    pairs = [
+        pair
+        for configs, counts in zip(fingerprints, result.counts, strict=True)
+        for pair in zip(configs, counts, strict=True)
+    ]
+    return ReplayedRecord(prompt.key, prompt.endpoint, call.slice_key, call.unit_key, prompt.event_time, tuple(pairs))
+
+
+class ReplayWriter:
+    """Writes replayed records some at a time; lives as long as its store is open."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: list[ReplayedRecord] = []
+        self.num_records = self.num_new_rows = 0
+
+    def add(self, replayed: ReplayedRecord) -> None:
+        """Take a record, and write when there are enough."""
+        self._waiting.append(replayed)
+        if len(self._waiting) >= BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the waiting records."""
+        self.num_new_rows += self._store.save_replays(self._waiting)
+        self.num_records += len(self._waiting)
+        self._waiting = []
+
+
+@contextmanager
+def replay_writer(config: Config, wanted: bool | None, *, draft_only: bool) -> Iterator[ReplayWriter | None]:
+    """The writer of replayed records, open until its end; None where none are stored.
+
+    Without `wanted` they are stored if there is a database, and the target is loaded: a config is known by its target's
+    weights.
+
+    Raises:
+        UsageError: they are to be stored without the target.
+        StoreError, ServiceUnavailableError: the database, which is wanted or was found, cannot be used.
+    """
+    if wanted and draft_only:
+        raise UsageError("--store needs the target, because its weights name the stored rows: leave --draft-only out")
+    if wanted is False or draft_only:
+        yield None
+        return
+    if wanted is None and current(config.database_url) is None:
+        notes.print("not stored: there is no database yet (`shadowspec db upgrade` makes it)", highlight=False)
+        yield None
+        return
+    with Store.open(config.database_url) as store:
+        writer = ReplayWriter(store)
+        yield writer
+        writer.flush()
+    records, rows = writer.num_records, writer.num_new_rows
+    notes.print(f"stored: {rows} new rows of expected counts, of {records} replayed responses", highlight=False)

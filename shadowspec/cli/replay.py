@@ -77,8 +77,7 @@ def replay(
     config = load_config(find_config(config_path))
     require_inputs(config, files, endpoint)
     from shadowspec.app.replay_records import replay_files
-    from shadowspec.app.replay_store import replay_writer
-    from shadowspec.app.replayers import Asked
+    from shadowspec.app.replayers import Asked, replay_writer
     from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
 
     asked = Asked(
