@@ -12,7 +12,7 @@ import shutil
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -97,10 +97,15 @@ WITH_KAFKA = ("kafka", "faults")
 DIALECTS = ("sqlite", pytest.param("postgres", marks=pytest.mark.integration))
 
 
+def folder_of_run(factory: pytest.TempPathFactory) -> Path:
+    """The folder that all processes of this run share."""
+    folder = factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """A folder filled by the first process of this run that asks for it; all processes read it or copy it."""
-    getbasetemp = factory.getbasetemp()
-    root = getbasetemp.parent if "PYTEST_XDIST_WORKER" in os.environ else getbasetemp
+    root = folder_of_run(factory)
     folder = root / f"once-{name}"
     with (root / f"once-{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -110,6 +115,28 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(unfinished)
             unfinished.rename(folder)
     return folder
+
+
+@contextmanager
+def started_once(
+    factory: pytest.TempPathFactory, name: str, start: Callable[[], AbstractContextManager[str]]
+) -> Iterator[str]:
+    """The address of a service that one process of this run starts, and ends when no other process uses it."""
+    root = folder_of_run(factory)
+    address = root / f"{name}.address"
+    with (root / f"{name}.lock").open("w") as lock, (root / f"{name}.users").open("w") as users, ExitStack() as stack:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        is_starter = not address.exists()
+        if is_starter:
+            address.write_text(stack.enter_context(start()), encoding="utf-8")
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        yield address.read_text(encoding="utf-8")
+        if is_starter:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            address.unlink()  # whoever comes later starts another one
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            fcntl.flock(users, fcntl.LOCK_EX)  # given when the last user has closed its file
 
 
 @pytest.fixture(scope="session")
@@ -196,12 +223,18 @@ def store(database_url: str) -> Iterator[Store]:
 
 
 @pytest.fixture(scope="session")
-def kafka_bootstrap() -> Iterator[str]:
-    """Address of a broker that no test stops: SHADOWSPEC_TEST_KAFKA, else a broker of our own."""
+def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a broker that no test stops: SHADOWSPEC_TEST_KAFKA, else one that all processes of this run share."""
     given = os.environ.get("SHADOWSPEC_TEST_KAFKA")
     if given:
         yield given
         return
+    with started_once(tmp_path_factory, "kafka", _kafka) as address:
+        yield address
+
+
+@contextmanager
+def _kafka() -> Iterator[str]:
     with kafka_server() as server:
         yield server.bootstrap
 

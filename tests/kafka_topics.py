@@ -72,6 +72,11 @@ class Topics:
         self._made.add(name)
         return name
 
+    def names(self) -> set[str]:
+        """The broker's topics, without those that other tests make on it meanwhile."""
+        found = self.admin.list_topics()
+        return {name for name in found if name in self._made or not name.startswith(("test-", "shadow."))}
+
     def create_again(self, name: str, partitions: int) -> None:
         """Create a topic that was just deleted, as soon as the broker lets us."""
         deadline = time.monotonic() + PATIENCE_S

@@ -5,6 +5,7 @@ It does what typer does not: options under their former names, --verbose after t
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -186,11 +187,17 @@ def _options(
     set_up_logging(verbose)
 
 
+@functools.cache  # to make it takes a tenth of a second, which a process that runs many commands pays once
+def _command() -> Callable[..., Any]:
+    """The command line that `app` declares."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line; every failure ends in one message on stderr and an exit code of the contract."""
     arguments = arrange(sys.argv[1:])
     try:
-        code = app(arguments, prog_name="shadowspec", standalone_mode=False)
+        code = _command()(arguments, prog_name="shadowspec", standalone_mode=False)
     except ShadowSpecError as error:
         _fail(str(error), error.exit_code)
     except CommandLineError as error:

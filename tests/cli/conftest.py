@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -64,6 +65,11 @@ class Workspace:
 
     folder: Path
     run: Callable[..., Result]
+    migrated: Path  # a database file at the code's revision, to be copied
+
+    def migrate(self) -> None:
+        """Leave the configured database as `db upgrade` does, without running every migration again."""
+        shutil.copyfile(self.migrated, self.folder / "shadow.db")
 
     def replace_in_config(self, old: str, new: str) -> None:
         path = self.folder / "shadowspec.toml"
@@ -79,7 +85,11 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def workspace(
-    tmp_path: Path, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tiny_pair: tuple[Path, Path],
+    migrated_sqlite: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Workspace:
     monkeypatch.chdir(tmp_path)
     for variable in ("SHADOWSPEC_CONFIG", "SHADOWSPEC_DATABASE_URL", "SHADOWSPEC_HASH_SECRET"):
@@ -92,4 +102,4 @@ def workspace(
     def run(*arguments: str) -> Result:
         return run_command(monkeypatch, capsys, *arguments)
 
-    return Workspace(tmp_path, run)
+    return Workspace(tmp_path, run, migrated_sqlite)

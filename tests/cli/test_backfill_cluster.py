@@ -86,7 +86,7 @@ def rows(database: Path, table: str) -> list[tuple[Any, ...]]:
 def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
     workspace: Workspace, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     with temporary_folder() as temporary, started(workspace.folder, temporary) as command:
         kill_one(command, temporary)
         out, said = command.communicate(timeout=PATIENCE_S)
@@ -107,7 +107,7 @@ def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
     files = sorted(str(path) for path in logs.glob("[0-9].jsonl"))
     with monkeypatch.context() as patch:
         patch.setenv("SHADOWSPEC_DATABASE_URL", "sqlite:///alone.db")
-        assert workspace.run("db", "upgrade").code == 0
+        workspace.migrate()
         alone = workspace.run("replay", *files, "--k", "1..4", "--store", "--json")
     assert alone.code == 0, alone.err
     assert found == rows(workspace.folder / "alone.db", "replays")

@@ -79,7 +79,7 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
 
 @pytest.mark.parametrize("span", [(), ("--period", "day")])
 def test_a_report_says_of_its_data_what_it_was_told(workspace: Workspace, traffic: str, span: tuple[str, ...]) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     workspace.run("run", traffic)
     assert workspace.run("report", *span, "--json").document["data_note"].startswith("Mirrored traffic")
     workspace.replace_in_config("[gate]", '[dashboard]\ndata_note = "A rehearsal."\n\n[gate]')
@@ -87,7 +87,7 @@ def test_a_report_says_of_its_data_what_it_was_told(workspace: Workspace, traffi
 
 
 def test_the_report_on_a_span_leaves_the_gating_report_alone(workspace: Workspace, traffic: str) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     workspace.run("run", traffic)
     assert "written: report.html" in workspace.run("report").err
     data = (workspace.folder / "report.html").read_bytes()
@@ -102,7 +102,7 @@ def test_where_nothing_was_measured_there_is_nothing_to_decide(workspace: Worksp
         "metadata": {"cache_hit": True},
     }
     path = write_traffic(workspace.folder / "useless.jsonl", [cut, "no object"])
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     read = workspace.run("run", str(path))
     assert "next: shadowspec gate" not in read.err
     for command in (("gate",), ("gate", "-e", "letters"), ("gate", "--json")):
@@ -110,7 +110,7 @@ def test_where_nothing_was_measured_there_is_nothing_to_decide(workspace: Worksp
 
 
 def test_rows_equal_records_and_identities_hold(workspace: Workspace, traffic: str) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     workspace.run("run", traffic)
     with Store.open("sqlite:///shadow.db") as store:
         assert sum(store.funnel().values()) == 14
@@ -122,7 +122,7 @@ def test_rows_equal_records_and_identities_hold(workspace: Workspace, traffic: s
 
 
 def test_a_second_run_changes_nothing(workspace: Workspace, traffic: str) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     workspace.run("run", traffic)
     with Store.open("sqlite:///shadow.db") as store:
         before = store.runs("letters"), store.funnel()
@@ -137,7 +137,7 @@ def test_a_second_run_changes_nothing(workspace: Workspace, traffic: str) -> Non
 def test_an_interrupted_run_is_picked_up(
     workspace: Workspace, traffic: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     honest, seen = Engine.measure, []
 
     def interrupted(engine: Engine, block: Block) -> BlockResult:
@@ -160,7 +160,7 @@ def test_an_interrupted_run_is_picked_up(
 
 
 def test_gzip_and_max_requests(workspace: Workspace, traffic: str) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     packed = workspace.folder / "traffic.jsonl.gz"
     packed.write_bytes(gzip.compress(Path(traffic).read_bytes()))
     done = workspace.run("run", str(packed), "--max-requests", "4", "--json")
@@ -171,7 +171,7 @@ def test_gzip_and_max_requests(workspace: Workspace, traffic: str) -> None:
 
 
 def test_max_requests_is_of_all_files_together(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     files = [
         str(write_traffic(workspace.folder / f"{first}.jsonl", [record(number) for number in range(first, first + 4)]))
         for first in (0, 10, 20)
@@ -250,7 +250,7 @@ def test_a_missing_secret_says_how_to_make_one(workspace: Workspace, traffic: st
 
 
 def test_bad_files(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     bad(workspace, 2, "missing.jsonl", command=("run", "missing.jsonl"))
     (workspace.folder / "empty.jsonl").write_text("")
     bad(workspace, 4, "empty.jsonl", command=("run", "empty.jsonl"))
@@ -260,7 +260,7 @@ def test_bad_files(workspace: Workspace) -> None:
 
 
 def test_junk_long_lines_and_long_prompts_land_in_the_funnel(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     path = workspace.folder / "junk.jsonl"
     long_prompt = record(1, prompt="a" * 300)
     five_megabytes = record(2, prompt="a" * 5_000_000)
@@ -278,7 +278,7 @@ def test_junk_long_lines_and_long_prompts_land_in_the_funnel(workspace: Workspac
 
 
 def test_a_model_that_is_not_there_is_told_with_the_file_and_the_endpoint_that_ask_for_it(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     (draft,) = (candidate.draft for candidate in load_config(Path("shadowspec.toml")).endpoints["letters"].candidates)
     workspace.replace_in_config(f'draft = "{draft}"', 'draft = "nowhere"')
     write_traffic(workspace.folder / "traffic.jsonl", [record(0)])
@@ -289,7 +289,7 @@ def test_a_model_that_is_not_there_is_told_with_the_file_and_the_endpoint_that_a
 
 
 def test_records_that_no_endpoint_matches_are_told_apart(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     request = {"model": "unheard-of", "messages": [{"role": "user", "content": "canary"}]}
     record = {"timestamp": "2026-01-01T12:00:00Z", "session_id": "s", "path": "/v9/other", "request": request}
     path = workspace.folder / "other.jsonl"
@@ -303,7 +303,7 @@ def test_records_that_no_endpoint_matches_are_told_apart(workspace: Workspace) -
 
 
 def test_a_binary_file_is_refused_before_models_are_loaded(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     path = workspace.folder / "junk.bin"
     path.write_bytes(bytes(range(256)) * 10)
     done = workspace.run("run", str(path))
@@ -326,7 +326,7 @@ def test_an_unforeseen_failure_is_70_with_its_traceback_too(
 
 
 def test_a_draft_with_another_tokenizer_is_refused(workspace: Workspace, traffic: str, tmp_path: Path) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     other = save_model(tmp_path / "other", tiny_llama(2), letter_tokenizer(first="b"))
     config = (workspace.folder / "shadowspec.toml").read_text(encoding="utf-8")
     draft = next(line for line in config.splitlines() if line.startswith("draft = "))
@@ -336,7 +336,7 @@ def test_a_draft_with_another_tokenizer_is_refused(workspace: Workspace, traffic
 
 
 def test_unwritable_output(workspace: Workspace, traffic: str) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     workspace.run("run", traffic)
     (workspace.folder / "file").write_text("")
     bad(workspace, 2, "there is no folder file", command=("report", "--out", "file/report.html"))
@@ -345,7 +345,7 @@ def test_unwritable_output(workspace: Workspace, traffic: str) -> None:
 
 def test_database_states(workspace: Workspace, traffic: str) -> None:
     bad(workspace, 2, "shadowspec db upgrade", command=("run", traffic))
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     bad(workspace, 4, "shadowspec run", command=("gate",))
     assert workspace.run("db", "check").code == 0
     assert workspace.run("db", "current", "--json").document["revision"] == store_schema.head()
@@ -356,7 +356,7 @@ def test_database_states(workspace: Workspace, traffic: str) -> None:
 def test_an_internal_error_shows_no_text_unasked(
     workspace: Workspace, traffic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
 
     def broken(engine: Engine, block: Block) -> BlockResult:
         raise LookupError("the prompt was: abc")
@@ -369,7 +369,7 @@ def test_an_internal_error_shows_no_text_unasked(
 
 
 def test_prompt_text_is_nowhere_in_the_database(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     path = write_traffic(workspace.folder / "t.jsonl", [record(0, prompt="cabbagebed"), record(1, prompt="cabbagebed")])
     workspace.run("run", str(path))
     stored = b"".join(file.read_bytes() for file in workspace.folder.glob("shadow.db*"))

@@ -49,7 +49,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def scheduled(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A whole schedule with which nothing is wrong."""
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     path = workspace.folder / "shadowspec.toml"
     path.write_text(path.read_text(encoding="utf-8") + SCHEDULE, encoding="utf-8")
     (workspace.folder / "chat_url").write_text("json://127.0.0.1:9/hook", encoding="utf-8")
@@ -75,7 +75,7 @@ def test_a_schedule_is_looked_over_and_nothing_is_sent_or_made(scheduled: Worksp
 
 
 def test_without_a_schedule_there_is_nothing_to_check(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     done = workspace.run("doctor", "--json")
     assert done.code == 0, done.out
     assert "no job is configured" in done.out
@@ -83,7 +83,7 @@ def test_without_a_schedule_there_is_nothing_to_check(workspace: Workspace) -> N
 
 
 def test_how_the_engine_would_run_is_said(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     done = workspace.run("doctor", "--json")
     found = {each["check"]: each["found"] for each in done.document["checks"]}
     assert found["device"].endswith("float32, passes: dynamic, kernels: torch")
@@ -144,7 +144,7 @@ def test_a_folder_that_may_not_be_written_to(scheduled: Workspace, monkeypatch: 
     ],
 )
 def test_a_margin_on_scores_that_nobody_gives(workspace: Workspace, margin: str, scores: str, wanted: str) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     workspace.replace_in_config("[gate]", f"[gate]\n{margin} = 0.1")
     workspace.replace_in_config("served_models", f"scores = {scores}\nserved_models")
     found = wrong(workspace, 2)
@@ -153,7 +153,7 @@ def test_a_margin_on_scores_that_nobody_gives(workspace: Workspace, margin: str,
 
 
 def test_a_margin_on_task_sets_that_no_server_can_answer(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     workspace.replace_in_config("[gate]", "[gate]\ntask_margin = 0.1")
     found = wrong(workspace, 2)
     assert list(found) == ["scores"]
@@ -161,7 +161,7 @@ def test_a_margin_on_task_sets_that_no_server_can_answer(workspace: Workspace) -
 
 
 def test_scores_that_a_margin_asks_for(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     workspace.replace_in_config("[gate]", "[gate]\nvalidity_margin = 0.1")
     workspace.replace_in_config("served_models", 'scores = ["json_valid"]\nserved_models')
     assert wrong(workspace, 0) == {}

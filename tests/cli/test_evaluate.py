@@ -86,7 +86,7 @@ def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
 @pytest.fixture
 def served(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> Workspace:
     serve(workspace, servers)
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     return workspace
 
 

@@ -45,7 +45,7 @@ def fill(
 
 @pytest.fixture
 def enabled(workspace: Workspace) -> Workspace:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     fill(Verdict.ENABLE)
     return workspace
 
@@ -103,7 +103,7 @@ def test_a_kill_switch_on_a_slice_that_was_never_decided_switches_every_server_o
 
 
 def test_old_evidence_is_off(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     fill(Verdict.ENABLE, evidence_age=timedelta(days=8))
     assert vllm(workspace) is None
     assert vllm(workspace, "--max-age", "9d") is not None
@@ -133,7 +133,7 @@ def test_what_another_engine_measured_is_off_once_the_serving_one_is_named(enabl
 
 @pytest.mark.parametrize("form", ["vllm", "sglang", "tensorrt-llm", "modelopt", "flagd"])
 def test_verdicts_for_the_engine_in_this_process_are_refused_unless_accepted(workspace: Workspace, form: str) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     fill(Verdict.ENABLE, engine="shadowspec-torch/0.1.0 torch/2.13.0")
     refused = workspace.run("export", "-f", form, "--out", "spec")
     assert refused.code == 2
@@ -150,7 +150,7 @@ def test_verdicts_for_the_engine_in_this_process_are_refused_unless_accepted(wor
 
 
 def test_a_named_engine_that_measured_is_no_other(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     fill(Verdict.ENABLE, engine="shadowspec-torch/0.1.0 torch/2.13.0")
     workspace.replace_in_config("[endpoints.letters]\n", '[endpoints.letters]\nserving_engine = "shadowspec-torch"\n')
     assert workspace.run("export", "-f", "flagd").code == workspace.run("export", "-f", "modelopt").code == 0
@@ -158,7 +158,7 @@ def test_a_named_engine_that_measured_is_no_other(workspace: Workspace) -> None:
 
 
 def test_a_held_decision_is_off(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     fill(Verdict.HOLD)
     assert vllm(workspace) is None
 
@@ -167,7 +167,7 @@ def test_a_held_decision_is_off(workspace: Workspace) -> None:
 def test_verdicts_of_a_trial_policy_are_refused_by_the_decision_and_by_the_policy(
     workspace: Workspace, is_stored: bool
 ) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     fill(Verdict.ENABLE, recording_only=is_stored)
     if not is_stored:
         workspace.replace_in_config("[gate]\n", "[gate]\nrecording_only = true\n")
@@ -207,7 +207,7 @@ def test_json(enabled: Workspace) -> None:
 
 
 def test_errors(workspace: Workspace) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     nothing = workspace.run("export", "-f", "vllm")
     assert (nothing.code, "run `shadowspec run FILE` first" in nothing.err.replace("\n", " ")) == (4, True)
     unknown = workspace.run("export", "-f", "vllm", "--endpoint", "other")
@@ -229,7 +229,7 @@ def test_an_enabled_endpoint_has_a_route(enabled: Workspace, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["litellm", "httproute", "envoy"])
 def test_without_an_enable_all_requests_are_plain(workspace: Workspace, form: str) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     fill(Verdict.HOLD)
     done = workspace.run("export", "--format", form)
     assert done.code == 0, done.err

@@ -51,7 +51,7 @@ def test_from_traffic_to_the_report(workspace: Workspace, caplog: pytest.LogCapt
         changed(7, metadata={"intervention": "rewritten"}),
     ]
     path = str(write_traffic(workspace.folder / "traffic.jsonl", traffic))
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     with caplog.at_level(logging.DEBUG):
         done = workspace.run("run", path)
     assert done.code == 0, done.err
@@ -145,7 +145,7 @@ def test_no_output_reaches_the_database_or_the_log(tmp_path: Path, caplog: pytes
 def test_an_engine_that_cannot_judge_sql_does_not_start(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace.replace_in_config("loads =", 'contract = "sql"\nloads =')
     traffic = str(write_traffic(workspace.folder / "traffic.jsonl", [record(1)]))
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     monkeypatch.setitem(sys.modules, "sqlglot", None)
     wrong = workspace.run("run", traffic)
     assert wrong.code == 2

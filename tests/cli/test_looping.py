@@ -136,7 +136,7 @@ def test_engines_on_a_cluster_measure_once_what_run_measures(workspace: Workspac
         str(write_traffic(workspace.folder / f"{first}.jsonl", [record(number) for number in range(first, first + 4)]))
         for first in (0, 4, 8, 12)
     ]
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     with temporary_folder() as folder:
         options = ("--loop", "--actors", "2", "--cpus-per-actor", "0.5", "--max-requests", "10", "--json")
         first = subprocess.run(
@@ -160,7 +160,7 @@ def test_engines_on_a_cluster_measure_once_what_run_measures(workspace: Workspac
         assert all(run.failure is None for run in store.runs("letters"))
     url = f"sqlite:///{workspace.folder / 'other.db'}"
     workspace.replace_in_config("sqlite:///shadow.db", url)
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     assert workspace.run("run", *traffic).code == 0
     with Store.open(url) as store:
         assert {counted(run) for run in store.runs("letters")} == measured

@@ -15,7 +15,7 @@ WHO = ("--reason", "it answers nonsense", "--author", "ada")
 @pytest.fixture
 def decided(workspace: Workspace) -> Workspace:
     """A database in which the configured endpoint has a current ENABLE."""
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     with Store.open("sqlite:///shadow.db") as store:
         store.save_fingerprints([examples.config()])
         store.append_decisions([examples.decision(Verdict.ENABLE, endpoint="letters")])
@@ -71,7 +71,7 @@ def test_what_covers_nothing_yet_is_said(decided: Workspace) -> None:
 
 def test_of_an_endpoint_that_was_taken_from_the_configuration_any_slice_can_be_kept_off(workspace: Workspace) -> None:
     traffic = write_traffic(workspace.folder / "t.jsonl", [record(0)])
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     assert workspace.run("run", str(traffic)).code == 0
     workspace.replace_in_config("endpoints.letters", "endpoints.words")
     done = workspace.run("override", "set", "-e", "letters", "--slice", "prompt_class=code", "--allow-unseen", *WHO)

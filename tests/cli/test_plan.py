@@ -18,7 +18,7 @@ from tests.cli.conftest import Workspace, record, write_traffic
 def fed(workspace: Workspace) -> Workspace:
     """Nine requests of nine sessions, measured."""
     traffic = str(write_traffic(workspace.folder / "traffic.jsonl", [record(number) for number in range(9)]))
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     assert workspace.run("run", traffic).code == 0
     return workspace
 
@@ -95,7 +95,7 @@ def test_a_shadow_is_sized_for_a_time_and_a_traffic(measured: Workspace) -> None
     ],
 )
 def test_what_cannot_be_planned(workspace: Workspace, arguments: tuple[str, ...], code: int, says: str) -> None:
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     done = workspace.run("plan", *arguments)
     assert done.code == code
     assert says in done.err

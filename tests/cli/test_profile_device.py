@@ -79,7 +79,7 @@ def test_costs_are_kept_for_report_and_dashboard(workspace: Workspace) -> None:
     assert without.code == 0
     assert "not stored: there is no database yet" in without.err
     assert not (workspace.folder / "shadow.db").exists()
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     result = workspace.run("profile-device", *SMALL, "--json")
     assert result.code == 0, result.err
     with Store.open(f"sqlite:///{workspace.folder / 'shadow.db'}") as store:

@@ -35,7 +35,7 @@ def serve(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> None:
 @pytest.fixture
 def served(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> Workspace:
     serve(workspace, servers)
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     return workspace
 
 
@@ -133,7 +133,7 @@ def test_acceptance_of_the_loop_times_the_servers_costs_predicts_the_server_and_
     workspace: Workspace, servers: tuple[FakeServer, FakeServer]
 ) -> None:
     """The whole way: measured in this process, predicted for what serves, then timed there."""
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     traffic = write_traffic(workspace.folder / "a.jsonl", [record(number, max_tokens=24) for number in range(8)])
     assert workspace.run("run", str(traffic)).code == 0
     serve(workspace, servers)

@@ -69,7 +69,7 @@ def test_greedy_traffic_is_replayed_to_the_counters_that_run_stores(
     torch.manual_seed(2)
     Medusa(4, 1).save(workspace.folder / "heads", 1)
     traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(NUM_RECORDS)])
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     assert workspace.run("run", str(traffic)).code == 0
     result = workspace.run("replay", str(traffic), "--k", "2..4", "--json", "--out", "each.jsonl")
     assert result.code == 0, result.err
@@ -122,7 +122,7 @@ def test_suffix_drafts_are_replayed_to_the_counters_that_run_stores(
     ]
     path.write_text(config[: config.index("[[endpoints.letters.candidates]]")] + "\n".join(candidates), "utf-8")
     traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(NUM_RECORDS)])
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     assert workspace.run("run", str(traffic)).code == 0
     result = workspace.run("replay", str(traffic), "--k", "2..4", "--json")
     assert result.code == 0, result.err
@@ -195,7 +195,7 @@ def test_counts_are_kept_beside_the_loops_under_the_same_fingerprint(
     workspace: Workspace, target: LoadedModel, tmp_path: Path
 ) -> None:
     traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(NUM_RECORDS)])
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     workspace.run("run", str(traffic))
     result = workspace.run("replay", str(traffic), "--k", "2..4")
     assert result.code == 0
@@ -226,7 +226,7 @@ def test_replays_stand_beside_the_runs_of_a_queue(workspace: Workspace, target: 
     """A queue and sampling defaults are part of the fingerprint, which is that of the loop's runs."""
     workspace.replace_in_config("loads =", "requests_per_slot = 2\ndefault_sampling = { top_p = 0.9 }\nloads =")
     traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(6)])
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     workspace.run("run", str(traffic))
     assert workspace.run("replay", str(traffic), "--k", "3").code == 0
     assert workspace.run("gate").code == 0
@@ -245,7 +245,7 @@ def test_nothing_is_kept_where_that_is_said_or_cannot_be(
     missing = workspace.run("replay", traffic, "--store")
     assert missing.code == 2
     assert "db upgrade" in missing.err
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     assert workspace.run("replay", traffic, "--no-store").code == 0
     assert workspace.run("replay", traffic, "--draft-only").code in (0, 4)
     assert stored(workspace, "select count(*) from replays") == [(0,)]
@@ -264,7 +264,7 @@ def test_the_loop_is_audited_and_an_alarm_holds_the_endpoint(
 ) -> None:
     workspace.replace_in_config("[endpoints.letters]", "[engine]\naudit_share = 1.0\n\n[endpoints.letters]")
     records = [record(number, max_tokens=12, temperature=0.7, ignore_eos=True) for number in range(2 * NUM_RECORDS)]
-    workspace.run("db", "upgrade")
+    workspace.migrate()
     assert workspace.run("run", str(write_traffic(tmp_path / "t.jsonl", records))).code == 0
     audits = workspace.run("gate", "--json").document["audits"]
     assert [(audit["endpoint"], audit["num_units"], audit["is_alarm"]) for audit in audits] == [

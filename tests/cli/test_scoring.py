@@ -323,7 +323,7 @@ def test_a_configured_function_scores_what_run_measures(workspace: Workspace, mo
     monkeypatch.syspath_prepend(workspace.folder)
     workspace.replace_in_config("loads =", 'scores = ["json_valid", "letters_of_ours:share_of_a"]\nloads =')
     traffic = str(write_traffic(workspace.folder / "traffic.jsonl", [record(number) for number in range(6)]))
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     assert workspace.run("run", traffic).code == 0
     with Store.open("sqlite:///shadow.db") as store:
         runs = store.runs("letters")
@@ -362,7 +362,7 @@ def test_a_configured_function_sees_the_logged_answer_and_leaves_no_text(
         for number in range(6)
     ]
     traffic = str(write_traffic(workspace.folder / "traffic.jsonl", records))
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     with caplog.at_level(logging.DEBUG, logger="shadowspec"):
         done = workspace.run("run", traffic)
     assert done.code == 0, done.err

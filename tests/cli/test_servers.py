@@ -56,7 +56,7 @@ def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
 def served(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> Workspace:
     """The endpoint of the workspace, measured through servers."""
     serve(workspace, servers)
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     return workspace
 
 
@@ -483,7 +483,7 @@ def test_a_schema_is_a_slice_with_the_validity_of_both_arms(
 
 
 def test_in_process_a_schema_is_refused_with_its_remedy(workspace: Workspace) -> None:
-    assert workspace.run("db", "upgrade").code == 0
+    workspace.migrate()
     asked = record(1, response_format={"type": "json_object"})
     done = workspace.run("run", str(write_traffic(workspace.folder / "traffic.jsonl", [record(0), asked])))
     assert done.code == 0, done.err

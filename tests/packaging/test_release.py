@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import check_jsonschema
 import pytest
 import yaml
+from click.testing import CliRunner
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / ".ci"))
@@ -321,9 +323,8 @@ def test_the_workflow_makes_a_release_that_must_be_audited() -> None:
 
 
 def _schema_errors(schema: str, *paths: Path) -> str:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout + done.stderr if done.returncode else ""
+    done = CliRunner().invoke(check_jsonschema.main, ["--builtin-schema", schema, *map(str, paths)])
+    return done.output if done.exit_code else ""
 
 
 def _git(folder: Path, *arguments: str) -> None:

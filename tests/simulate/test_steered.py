@@ -43,6 +43,7 @@ def endpoint_runs(name: str, *, is_old: bool = False) -> list[HypothesisOutcome]
 
 
 @pytest.mark.slow
+@pytest.mark.representative("steered_constant")
 @pytest.mark.parametrize("name", ["steered_constant", "steered_open"])
 def test_an_endpoint_whose_truth_is_constant_has_no_alarm(name: str) -> None:
     (run,) = endpoint_runs(name)

@@ -154,6 +154,7 @@ def test_an_engine_holds_no_more_than_its_next_block(started: Start) -> None:
     assert (supervisor.num_queued, supervisor.in_flight) == (2, 6)
 
 
+@pytest.mark.representative(f"{KILL}-engine_died", f"{STALL}-engine_stalled", f"{ERROR}-engine_failed")
 @pytest.mark.parametrize(
     ("mark", "code"),
     [(KILL, "engine_died"), (ABORT, "engine_died"), (STALL, "engine_stalled"), (ERROR, "engine_failed")],
