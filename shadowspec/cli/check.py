@@ -163,9 +163,12 @@ def _print(answer: Answer, on_hold: OnHold, *, is_github: bool, as_json: bool) -
     if answer.outcome is Outcome.HOLD and on_hold is OnHold.WARN:
         notes.print("warning: HOLD, accepted by --on-hold warn", markup=False, highlight=False)
     if answer.outcome is Outcome.ENABLE and not answer.is_for_serving:
+        why = (
+            "names no serving_engine; set it" if answer.serving_engine is None else "names it, and it serves no clients"
+        )
         notes.print(
             f"warning: this ENABLE is for {answer.verdict_engine} only, because endpoints.{answer.question.endpoint} "
-            "names no serving_engine; set it, or give --expect-engine",
+            f"{why}, or give --expect-engine",
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -296,9 +296,10 @@ def _method_remarks(config: SpeculationConfig, speculative: Probe) -> list[str]:
         return []
     reported = {plain_key(key): value for key, value in speculative.drafting}
     if setting(reported, METHOD_KEYS) is None:
+        remedy = " (vLLM says it with VLLM_SERVER_DEV_MODE=1)" if speculative.identity.engine == "vllm" else ""
         return [
             f"the speculative server does not say by which method it drafts: {config.proposer!r} and its "
-            "speculative_config are unchecked (vLLM says it with VLLM_SERVER_DEV_MODE=1)"
+            f"speculative_config are unchecked{remedy}"
         ]
     settings = {plain_key(key): value for key, value in config.server_settings.items()}
     compared = {key: value for key, value in settings.items() if key not in (*METHOD_KEYS, *DRAFT_KEYS)}

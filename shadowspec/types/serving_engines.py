@@ -86,6 +86,12 @@ def is_for_serving(serving: str | None, measured: str) -> bool:
     return serving is not None or verdict_engine(serving, measured) not in (IN_PROCESS, UNKNOWN)
 
 
+def is_in_process(serving: str | None, measured: str) -> bool:
+    """Whether a verdict is for the engine in this process, which serves no clients, named or not."""
+    found = parse_engines(verdict_engine(serving, measured))
+    return bool(found) and found[0].name == IN_PROCESS
+
+
 def verdict_engine_text(serving: str | None, measured: str) -> str:
     """The engine that a verdict is for, with the remark that readers need where the endpoint names none."""
     name = verdict_engine(serving, measured)

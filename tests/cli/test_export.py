@@ -153,7 +153,10 @@ def test_a_named_engine_that_measured_is_no_other(workspace: Workspace) -> None:
     workspace.migrate()
     fill(Verdict.ENABLE, engine="shadowspec-torch/0.1.0 torch/2.13.0")
     workspace.replace_in_config("[endpoints.letters]\n", '[endpoints.letters]\nserving_engine = "shadowspec-torch"\n')
-    assert workspace.run("export", "-f", "flagd").code == workspace.run("export", "-f", "modelopt").code == 0
+    for form in ("flagd", "modelopt", "envoy"):
+        done = workspace.run("export", "-f", form)
+        assert done.code == 0
+        assert "the verdicts on letters are for shadowspec-torch, which serves no clients" in " ".join(done.err.split())
     assert workspace.run("export", "-f", "vllm").code == 2
 
 

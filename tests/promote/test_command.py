@@ -95,6 +95,11 @@ def test_an_enable_without_a_serving_engine_passes_with_a_warning_that_says_what
     named = shop.run("-e", "chat")
     assert (named.code, named.err) == (0, "")
     assert "the verdict is for torch 2.13" in named.out.splitlines()
+    path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "shadowspec-torch"', 1))
+    in_process = shop.run("-e", "chat")
+    assert in_process.code == 0
+    assert "is for shadowspec-torch only, because endpoints.chat names it, and it serves no clients" in in_process.err
+    assert "is proven for shadowspec-torch only" in in_process.out
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("ENABLE", 0), ("DISABLE", 1)])
