@@ -71,7 +71,9 @@ def test_an_address_that_is_taken_is_named(workspace: Workspace) -> None:
     assert f"--listen {address}: cannot be listened on" in done.err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.all)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.all)]
+)
 def test_it_answers_gateways_until_stopped(workspace: Workspace, number: int, code: int) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "shadowspec", "classify", "--listen", "127.0.0.1:0"],

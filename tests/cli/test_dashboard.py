@@ -42,7 +42,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.all)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.all)]
+)
 def test_it_serves_until_stopped(number: int, code: int, config: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "shadowspec", "dashboard", "--config", str(config), "--port", str(port)]
