@@ -1,6 +1,6 @@
-"""Steps of models of real size on a CPU: against the memory's bandwidth, the forward on torch, and llama.cpp.
+"""Steps of models of real size on a CPU: against the memory's bandwidth, the forward on torch, llama.cpp and vLLM.
 
-    make bench-llm-cpu ARGS="--llama-server PATH/llama-server --llama-source PATH/llama.cpp"
+    make bench-llm-cpu ARGS="--llama-server PATH/llama-server --llama-source PATH/llama.cpp --vllm-python PATH"
     (or: python kernels/benchmarks/llm_cpu.py [--shapes 135M,360M] [--rounds N] [--threads N] [--out FILE])
 
 Llamas with SmolLM2's sizes and random weights, float32; the compiled forward also over bfloat16 and int8 weights.
@@ -13,6 +13,8 @@ ratios.  Nothing else may run meanwhile.
 - baseline: tokens per second of the baseline arm at 1, 4 and 8 requests at once, from each request's first token on.
   llama.cpp's server is asked the same prompts, as many at once, for as many tokens; without `--llama-server` it is left
   out.  `--llama-source` has its converter, whose Python (`--llama-python`) needs `sentencepiece` and `protobuf`.
+  vLLM's server (`--vllm-python`: the interpreter of its environment) is asked likewise, timed by the arrival of its
+  streamed tokens, and stopped while others are timed.
 - memory: what the engine counts, and what a process holds of the machine's memory after a batch, less what it held
   before the model was loaded.
 
@@ -45,6 +47,7 @@ from printing import show
 from rich.console import Console
 from rich.progress import track
 from validate_llamacpp import gguf_of
+from validation import servers as vllm_servers
 from validation.llamacpp.servers import Binary, Server, running
 
 from shadowspec import demo
@@ -65,7 +68,7 @@ PROMPT, CONTEXT = 32, 128  # tokens: of a request, and before a timed step
 STEPS = 5  # of which a timed one is the mean
 # Layers, hidden, intermediate, heads, heads of keys and values.
 SHAPES = {"135M": (30, 576, 1_536, 9, 3), "360M": (32, 960, 2_560, 15, 5), "small": (2, 64, 128, 4, 2)}
-COMPILED, ON_TORCH, LLAMACPP = "compiled", "torch", "llama.cpp"
+COMPILED, ON_TORCH, LLAMACPP, VLLM = "compiled", "torch", "llama.cpp", "vLLM"
 # Engines of ours, by the dtype of the weights that their steps multiply.
 ENGINES = {
     COMPILED: torch.float32,
@@ -118,6 +121,35 @@ def their_rate(server: Server, count: int, output: int) -> float:
 
     with ThreadPoolExecutor(count) as threads:
         return count * (output - 1) * 1e3 / max(threads.map(ask, requests(count, output)))
+
+
+def streamed_rate(server: vllm_servers.Server, count: int, output: int) -> float:
+    """Likewise of vLLM, from the arrival of the first token to that of the last."""
+
+    def ask(request: Request) -> float:
+        body = {
+            "model": vllm_servers.SERVED_MODEL, "prompt": list(request.prompt), "max_tokens": output,
+            "temperature": 0.0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        arrivals, usage = [], {}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=WAIT_S, trust_env=False) as answer:
+            answer.raise_for_status()
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line.removeprefix("data: "))
+                    usage = chunk.get("usage") or usage
+                    if chunk["choices"]:
+                        arrivals.append(time.perf_counter())
+        if usage["completion_tokens"] != output:
+            raise SystemExit("vLLM answered with another number of tokens than it was asked for")
+        return (arrivals[-1] - arrivals[0]) * 1e3
+
+    server.resume()
+    try:
+        with ThreadPoolExecutor(count) as threads:
+            return count * (output - 1) * 1e3 / max(threads.map(ask, requests(count, output)))
+    finally:
+        server.pause()
 
 
 class Stepper:
@@ -208,7 +240,7 @@ class Asked:
     by_processor_time: bool
 
 
-def measure(shape: str, server: Server | None, asked: Asked) -> dict[str, Any]:
+def measure(shape: str, server: Server | None, vllm: vllm_servers.Server | None, asked: Asked) -> dict[str, Any]:
     """All contests of one shape."""
     models = {engine: direct(shape, engine) for engine in ENGINES}
     clock = time.thread_time if asked.by_processor_time else time.perf_counter
@@ -224,6 +256,8 @@ def measure(shape: str, server: Server | None, asked: Asked) -> dict[str, Any]:
             contests[f"tokens/s at {batch}, {engine}"] = lambda m=model, b=batch: our_rate(m, b, asked.output)  # type: ignore[misc]
         if server is not None:
             contests[f"tokens/s at {batch}, {LLAMACPP}"] = lambda b=batch: their_rate(server, b, asked.output)  # type: ignore[misc]
+        if vllm is not None:
+            contests[f"tokens/s at {batch}, {VLLM}"] = lambda b=batch: streamed_rate(vllm, b, asked.output)  # type: ignore[misc]
     found: dict[str, list[float]] = {name: [] for name in contests}
     for number in track(range(asked.rounds + 1), description=shape, console=notes):
         for name, contest in contests.items():
@@ -263,7 +297,7 @@ def ratios(found: dict[str, list[float]]) -> dict[str, float]:
         named[f"step, {engine} to {COMPILED}"] = (f"step_ms, {engine}", f"step_ms, {COMPILED}")
         named[f"pass of {VERIFIED} to step, {engine}"] = (passes + engine, f"step_ms, {engine}")
     for batch in BATCHES:
-        for engine in (*list(ENGINES)[1:], LLAMACPP):
+        for engine in (*list(ENGINES)[1:], LLAMACPP, VLLM):
             named[f"tokens/s at {batch}, compiled to {engine}"] = (
                 f"tokens/s at {batch}, {COMPILED}",
                 f"tokens/s at {batch}, {engine}",
@@ -277,13 +311,13 @@ def _in_process_of_its_own(shape: str, engine: str, threads: int) -> dict[str, A
     return dict(json.loads(ran.stdout))
 
 
-def gguf(shape: str, arguments: argparse.Namespace) -> Path:
-    """The model as llama.cpp reads it, with the bundled tokenizer: prompts are token ids."""
-    folder = arguments.folder / shape
+def saved(shape: str, arguments: argparse.Namespace) -> Path:
+    """The model's folder, with the bundled tokenizer: prompts are token ids."""
+    folder: Path = arguments.folder / shape
     if not folder.exists():
         random_model(SHAPES[shape], VOCABULARY, torch.device("cpu"), 0).save_pretrained(folder)
         load_tokenizer(str(demo.TARGET)).raw.save_pretrained(folder)
-    return gguf_of(folder, arguments.llama_source, arguments.llama_python, arguments.folder)
+    return folder
 
 
 def main() -> None:
@@ -298,7 +332,9 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, with its converter")
     parser.add_argument("--llama-python", default=sys.executable, help="that runs the converter")
-    parser.add_argument("--folder", type=Path, help="for models in llama.cpp's format (default: a temporary one)")
+    parser.add_argument("--vllm-python", type=Path, help="the interpreter of vLLM's environment")
+    parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, help="for the models that servers read (default: a temporary one)")
     parser.add_argument("--memory-of", nargs=2, metavar=("SHAPE", "FORWARD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.processor_time:
@@ -315,18 +351,27 @@ def main() -> None:
         if arguments.folder is None:
             arguments.folder = Path(stack.enter_context(TemporaryDirectory()))
         arguments.folder.mkdir(parents=True, exist_ok=True)
-        version = None
+        version = vllm_version = None
         for shape in arguments.shapes.split(","):
             with ExitStack() as of_shape:
-                server = None
+                server = vllm = None
+                if arguments.vllm_python is not None:
+                    environment = vllm_servers.Environment(arguments.vllm_python, arguments.vllm_threads, "")
+                    vllm_version = vllm_servers.vllm_version(environment)
+                    log = arguments.folder / f"{shape}-vllm.log"
+                    vllm = of_shape.enter_context(
+                        vllm_servers.running(environment, None, log, is_fixed=False, target=saved(shape, arguments))
+                    )
+                    vllm.pause()
                 if arguments.llama_server is not None:
-                    file = gguf(shape, arguments)
+                    source, python = arguments.llama_source, arguments.llama_python
+                    file = gguf_of(saved(shape, arguments), source, python, arguments.folder)
                     binary = Binary(arguments.llama_server, file, file, arguments.threads)
                     version = binary.version()
                     log = arguments.folder / f"{shape}.log"
                     server = of_shape.enter_context(running(binary, ["--spec-type", "none"], log))
                 asked = Asked(arguments.rounds, arguments.output, arguments.threads, arguments.processor_time)
-                results.append(measure(shape, server, asked))
+                results.append(measure(shape, server, vllm, asked))
             show(f"{shape}: medians", [{"what": name, "": value} for name, value in results[-1]["medians"].items()])
             show(f"{shape}: ratios", [{"what": name, "": value} for name, value in results[-1]["ratios"].items()])
             if results[-1]["memory"]:
@@ -337,6 +382,7 @@ def main() -> None:
         "output_tokens": arguments.output,
         "context": CONTEXT,
         "llama.cpp": version,
+        "vllm": vllm_version,
         "machine": machine() | {"threads": str(arguments.threads)},
         "results": results,
     }

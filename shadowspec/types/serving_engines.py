@@ -82,14 +82,9 @@ def verdict_engine(serving: str | None, measured: str) -> str:
 
 
 def is_for_serving(serving: str | None, measured: str) -> bool:
-    """Whether a verdict is for an engine that serves: a named one, or one that was measured through its servers."""
-    return serving is not None or verdict_engine(serving, measured) not in (IN_PROCESS, UNKNOWN)
-
-
-def is_in_process(serving: str | None, measured: str) -> bool:
-    """Whether a verdict is for the engine in this process, which serves no clients, named or not."""
+    """Whether a verdict is for an engine that serves: one that is named or was measured, and not that in process."""
     found = parse_engines(verdict_engine(serving, measured))
-    return bool(found) and found[0].name == IN_PROCESS
+    return bool(found) and found[0].name not in (IN_PROCESS, UNKNOWN)
 
 
 def verdict_engine_text(serving: str | None, measured: str) -> str:

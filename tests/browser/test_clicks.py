@@ -264,7 +264,7 @@ def _check(config: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
 
 def _is_off(config: Path, endpoint: str) -> bool:
     """Whether what is exported for the serving side turns speculation on nowhere."""
-    done = _command("export", "--format", "flagd", "--endpoint", endpoint, config=config)
+    done = _command("export", "--format", "flagd", "--accept-other-engine", "--endpoint", endpoint, config=config)
     assert done.returncode == 0, done.stderr
     flags = json.loads(done.stdout)["flags"]
     is_off = not any('"on"' in json.dumps(flag.get("targeting", {})) for flag in flags.values())

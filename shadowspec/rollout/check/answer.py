@@ -16,7 +16,7 @@ from shadowspec.planning.demand import Demand, EndpointLoads
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, FingerprintedConfig, parse_slice_key
-from shadowspec.types.serving_engines import is_for_serving, is_in_process, verdict_engine
+from shadowspec.types.serving_engines import is_for_serving, verdict_engine
 
 WORST_FIRST = (Outcome.DISABLE, Outcome.UNUSABLE, Outcome.HOLD)
 
@@ -134,10 +134,8 @@ class Answer:
     @property
     def is_for_serving(self) -> bool:
         """Whether the answer is for an engine that serves, or for the one that the question expects."""
-        if self.question.expected_engine is not None:
-            return True
-        engines = self.serving_engine, " ".join(self.engines)
-        return is_for_serving(*engines) and not is_in_process(*engines)
+        is_expected = self.question.expected_engine is not None
+        return is_expected or is_for_serving(self.serving_engine, " ".join(self.engines))
 
     @property
     def schedule_limit(self) -> int | None:

@@ -16,7 +16,7 @@ from shadowspec.rollout.export.export_document import ExportFormat
 from shadowspec.rollout.export.load_schedule import Schedule
 from shadowspec.types import Decision, SpeculationConfig
 from shadowspec.types.served_methods import DEPTH_KEYS, DRAFT_KEYS, METHOD_KEYS, setting
-from shadowspec.types.serving_engines import is_for_serving, is_in_process, parse_engines
+from shadowspec.types.serving_engines import is_for_serving, parse_engines
 
 ACCEPT_OPTION: Final = "--accept-other-engine"
 _ENGINES: Final[Mapping[ExportFormat, str]] = {
@@ -28,31 +28,25 @@ _ENGINES: Final[Mapping[ExportFormat, str]] = {
 
 
 def require_engine(form: ExportFormat, schedules: Iterable[Schedule], *, is_accepted: bool) -> list[str]:
-    """Remarks on exported verdicts: for other engines, which an operator accepts, or for one that serves no clients.
+    """Remarks on verdicts for other engines that are exported all the same, because an operator accepts them.
 
     Raises:
         ConfigError: there are such verdicts, and nobody accepts them.
     """
-    behind = [decision for schedule in schedules for decision in _behind(schedule)]
-    found = sorted({mismatch for each in behind if (mismatch := _mismatch(form, each)) is not None})
+    found = sorted({mismatch for schedule in schedules for mismatch in _mismatches(form, schedule)})
     if found and not is_accepted:
         raise ConfigError(
             f"export --format {form}: {'; '.join(found)}. Measure on the engine that serves and name it "
             f"(serving_engine, docs/policy.md), or accept these verdicts with {ACCEPT_OPTION}"
         )
-    accepted = [f"accepted by {ACCEPT_OPTION}: {mismatch}" for mismatch in found]
-    named = {
-        f"the verdicts on {each.endpoint} are for {each.verdict_engine}, which serves no clients"
-        for each in behind
-        if not found and is_in_process(each.serving_engine, each.engine)
-    }
-    return [*accepted, *sorted(named)]
+    return [f"accepted by {ACCEPT_OPTION}: {mismatch}" for mismatch in found]
 
 
-def _behind(schedule: Schedule) -> list[Decision]:
-    """The decisions behind a schedule that is on."""
+def _mismatches(form: ExportFormat, schedule: Schedule) -> list[str]:
+    """The mismatch of each decision behind a schedule that is on."""
     ids = set(schedule.decision_ids)
-    return [each.decision for each in schedule.served_decisions if each.decision.decision_id in ids]
+    behind = [each.decision for each in schedule.served_decisions if each.decision.decision_id in ids]
+    return [text for decision in behind if (text := _mismatch(form, decision)) is not None]
 
 
 def _mismatch(form: ExportFormat, decision: Decision) -> str | None:
