@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from operator import attrgetter
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich import box
@@ -49,9 +48,7 @@ class MeasuringView:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if notes.is_terminal:
             self._live.stop()
 

@@ -58,7 +58,7 @@ class Grid:
 
 
 def profile(
-    target: LoadedModel, candidate: Candidate, grid: Grid, *, seed: int = 0, on_run: Callable[[], None] = lambda: None
+    target: LoadedModel, candidate: Candidate, grid: Grid, *, on_run: Callable[[], None] = lambda: None
 ) -> list[StepCost]:
     """The costs at every place of the grid, in its order.
 
@@ -81,10 +81,10 @@ def profile(
         raise InputError(f"a context of {max(grid.contexts)} tokens leaves no room: at most {longest} here")
     found: dict[tuple[int, int, int], list[StepCost]] = {place: [] for place in grid.places}
     for load, depth in product(grid.loads, (BASELINE, *grid.depths)):  # untimed: allocation and choice of kernels
-        _measure(target, candidate, load, depth, min(grid.contexts), grid.is_greedy, seed)
+        _measure(target, candidate, load, depth, min(grid.contexts), grid.is_greedy, 0)
     for number in range(grid.rounds):
         for place in grid.places:
-            found[place].append(_measure(target, candidate, *place, grid.is_greedy, seed + number))
+            found[place].append(_measure(target, candidate, *place, grid.is_greedy, number))
             on_run()
     return [_medians(costs) for costs in found.values()]
 

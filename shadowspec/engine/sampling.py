@@ -269,11 +269,11 @@ def greedy_tokens(processed: torch.Tensor) -> torch.Tensor:
     return processed.max(-1).indices
 
 
-def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+def to_device(values: Any, device: torch.device) -> torch.Tensor:
     """Numbers, nested sequences of them or an array as a tensor on the device, without waiting for the device.
 
     A copy from ordinary memory makes the host wait for the stream; one from pinned memory is queued like other work.
     A step reads its outcome back once (`decode.py`), and nothing else in it may wait.
     """
-    tensor = torch.as_tensor(values, dtype=dtype)
+    tensor = torch.as_tensor(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

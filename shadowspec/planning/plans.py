@@ -74,7 +74,6 @@ def plan_stored(
     sample_rate: float,
     capacity_per_s: float | None,
     costs: SessionCosts | None = None,
-    now: datetime | None = None,
 ) -> EndpointPlan:
     """The plan from the evidence as the last gate run left it; nothing is folded, decided or written.
 
@@ -95,15 +94,8 @@ def plan_stored(
     configs = {fingerprint: snapshot.fingerprints[fingerprint] for fingerprint in state.seen}
     loads, until = sorted(state.loads), snapshot.watermark.time
     look = EndpointLook(endpoint, state, evidence, rules, configs, loads, until, snapshot.evaluations)
-    return plan_endpoint(
-        endpoint,
-        list(look.looks().values()),
-        policy,
-        sample_rate=sample_rate,
-        capacity_per_s=capacity_per_s,
-        costs=costs,
-        now=now,
-    )
+    looks = list(look.looks().values())
+    return plan_endpoint(endpoint, looks, policy, sample_rate=sample_rate, capacity_per_s=capacity_per_s, costs=costs)
 
 
 def plan_endpoint(

@@ -143,7 +143,6 @@ def profile_servers(
     requests_per_slot: int,
     default_sampling: Mapping[str, float],
     max_turns: int = 1,
-    seed: int = 0,
     on_run: Callable[[], None] = lambda: None,
 ) -> ServerProfile:
     """The costs at every place of the grid.
@@ -177,7 +176,7 @@ def profile_servers(
         config, settings, identities, source, requests_per_slot, default_sampling, max_turns
     )
     reading = _Reading(source, settings.model, baseline.reports_queue and speculative.reports_queue)
-    return run_async(_profile(settings, known, identities, reading, grid, vocab_size, seed, on_run))
+    return run_async(_profile(settings, known, identities, reading, grid, vocab_size, on_run))
 
 
 async def _profile(
@@ -187,7 +186,6 @@ async def _profile(
     reading: _Reading,
     grid: ServerGrid,
     vocab_size: int,
-    seed: int,
     on_run: Callable[[], None],
 ) -> ServerProfile:
     context = trust(settings.ca_file)
@@ -202,12 +200,12 @@ async def _profile(
         for arm, client in clients.items():  # untimed: connections, allocation, choice of kernels
             await asyncio.gather(*(identify(client, settings.model) for _ in range(max(grid.loads))))
             for load, length in grid.places:
-                warm = _requests(load, length, grid.is_greedy, vocab_size, seed, (WARM_TOKENS, WARM_TOKENS))
+                warm = _requests(load, length, grid.is_greedy, vocab_size, 0, (WARM_TOKENS, WARM_TOKENS))
                 _require_answers(await run_arm(clients[arm], warm, load, fresh_salt()))
         for number in range(grid.rounds):
             order = tuple(Arm) if number % 2 == 0 else tuple(Arm)[::-1]
             for (load, length), arm in product(grid.places, order):
-                requests = _requests(load, length, grid.is_greedy, vocab_size, seed + number, OUTPUT_TOKENS)
+                requests = _requests(load, length, grid.is_greedy, vocab_size, number, OUTPUT_TOKENS)
                 width = config.config.num_speculative_tokens if arm is Arm.SPECULATIVE else BASELINE
                 run = await _run(clients[arm], requests, load, width, reading)
                 runs[load, length, arm].append(run)

@@ -166,7 +166,7 @@ def _fill_store(rows: Rows, configs: Sequence[FingerprintedConfig]) -> MemorySto
 
 def _fold_all(store: MemoryStore, policy: GatePolicy) -> tuple[EndpointGate, Part]:
     """A gate run over the whole input that has folded it and not decided."""
-    gate = EndpointGate(ENDPOINT, policy, None, None, None, START)
+    gate = EndpointGate(ENDPOINT, policy, None, START)
     while True:
         try:
             with store.evidence_session(ENDPOINT) as session:

@@ -93,7 +93,6 @@ class MemoryStore:
     # Rows.
 
     def watermark(self) -> Watermark:
-        """How far the endpoint's input is known."""
         return self._mark
 
     def finished_spans(self) -> list[Span]:
@@ -105,38 +104,30 @@ class MemoryStore:
         return frozenset([self._place] if self._mark.is_ended else [])
 
     def first_offset(self, span: Span) -> int | None:
-        """The first offset in the span of which a record is stored."""
         return span.start if span.start < len(self._records) else None
 
     def num_rows(self, spans: Iterable[Span]) -> tuple[int, int]:
-        """Stored records and runs in the spans."""
         span_list = list(spans)
         return len(self.records(span_list)), len(self.runs(span_list))
 
     def records(self, spans: Iterable[Span]) -> list[StoredRecord]:
-        """The records in the spans."""
         return [record for span in spans for record in self._records[span.start : span.stop]]
 
     def runs(self, spans: Iterable[Span]) -> list[Run]:
-        """The runs of those records."""
         return [run for span in spans for runs in self._runs[span.start : span.stop] for run in runs]
 
     def records_of(self, keys: Sequence[RecordKey]) -> list[StoredRecord]:
-        """These records."""
         return [self._records[key.offset] for key in keys]
 
     def runs_of(self, keys: Sequence[RecordKey]) -> list[Run]:
-        """The runs of these records."""
         return [run for key in keys for run in self._runs[key.offset]]
 
     def blocks(self, block_ids: Iterable[str]) -> dict[str, tuple[StoredBlock, int]]:
-        """These blocks, each with the number of its runs."""
         return {name: (self._blocks[name], self._sizes[name]) for name in block_ids if name in self._blocks}
 
     def key_columns(
         self, slice_key: str, until: datetime, counters: Iterable[FunnelCounter]
     ) -> list[tuple[Place, int, str | None, str | None]]:
-        """Place, offset, session and user of a slice's records up to an event time."""
         wanted = frozenset(counters)
         return [
             (self._place, record.key.offset, record.session_hash, record.user_hash)
@@ -148,23 +139,18 @@ class MemoryStore:
     # The gate's state.
 
     def keys(self, clustering: str) -> KeyTable:
-        """The open keys of one clustering."""
         return self._units.keys(clustering)
 
     def open_blocks(self) -> dict[str, OpenBlock]:
-        """The blocks that have started and are in no evidence yet, by id."""
         return self._units.open_blocks()
 
     def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
-        """Keep blocks as they are now, and forget those that entered."""
         self._units.save_open_blocks(begun, entered)
 
     def num_folded(self) -> tuple[int, int]:
-        """Records and runs that the folds took in since the evidence last began."""
         return sum(fold.num_records for fold in self._folds), sum(fold.num_runs for fold in self._folds)
 
     def fingerprints(self) -> dict[str, FingerprintedConfig]:
-        """Every config measured."""
         return self._configs
 
     def evaluations(self) -> list[Evaluation]:
@@ -172,23 +158,18 @@ class MemoryStore:
         return []
 
     def latest_decisions(self) -> list[Decision]:
-        """The last decision on every hypothesis."""
         return list(self._decisions.values())
 
     def evidence(self) -> list[StoredEvidence]:
-        """The evidence of every hypothesis."""
         return list(self._evidence.values())
 
     def save_evidence(self, changed: Collection[StoredEvidence]) -> None:
-        """Keep evidence."""
         self._evidence |= {(each.slice_key, each.concurrency, each.fingerprint): each for each in changed}
 
     def discard_evidence(self) -> None:
-        """Forget everything that was folded."""
         self._evidence, self._folds, self._units = {}, [], MemoryUnits()
 
     def append(self, fold: Fold, document: Mapping[str, Any], cursors: Sequence[Span]) -> int:
-        """Store a fold, and the progress and evidence after it."""
         self._num_folds += 1
         self._folds.append(replace(fold, fold_id=self._num_folds))
         self.progress = EndpointProgress(self._num_folds, document, tuple(cursors))

@@ -19,29 +19,3 @@ from shadowspec.store.rollups import METRICS, SHARE_WINDOW, Rollup, RollupKey, R
 from shadowspec.store.row_values import TestSnapshot
 from shadowspec.store.store import Store
 from shadowspec.types import RoleKind
-
-__all__ = [
-    "METRICS",
-    "SHARE_WINDOW",
-    "AdviceChange",
-    "GroupSums",
-    "Histogram",
-    "LookPoint",
-    "Pulse",
-    "Quantile",
-    "Removal",
-    "RoleKind",
-    "Rollup",
-    "RollupKey",
-    "RollupSums",
-    "RunFilter",
-    "RunPage",
-    "Store",
-    "TestSnapshot",
-    "Traffic",
-    "VerdictChange",
-    "check",
-    "current",
-    "head",
-    "upgrade",
-]

@@ -44,9 +44,9 @@ class Histogram:
     num_runs: Mapping[int, int]
     weights: Mapping[int, float]
 
-    def quantile(self, share: float, *, is_weighted: bool = False) -> Quantile | None:
-        """The smallest value that at least this share (0 to 1) does not exceed; None if empty."""
-        figures: Mapping[int, float] = self.weights if is_weighted else self.num_runs
+    def quantile(self, share: float) -> Quantile | None:
+        """The smallest value that at least this share (0 to 1) of the weight does not exceed; None if empty."""
+        figures = self.weights
         total = math.fsum(figures.values())
         if total <= 0:
             return None

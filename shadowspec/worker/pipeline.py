@@ -144,9 +144,9 @@ class Pipeline:
 
     # records
 
-    def take(self, raw: RawRecord, topic: str | None = None) -> None:
+    def take(self, raw: RawRecord) -> None:
         """Take one message in; blocks that may start are appended to `ready`."""
-        self.take_all([raw], lambda _: topic)
+        self.take_all([raw], lambda _: None)
 
     def take_all(self, raws: Iterable[RawRecord], topic_of: Callable[[str], str | None]) -> None:
         """Take messages in, in their order; blocks that may start are appended to `ready`.

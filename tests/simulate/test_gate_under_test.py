@@ -44,7 +44,7 @@ def moments(drawn: Draw, world: World) -> tuple[Moments, Sequence[Cluster]]:
     """By a fold of the whole input."""
     store = stored(drawn)
     store.finish(len(drawn.rows.records), Watermark(START, is_ended=True))
-    gate = EndpointGate(ENDPOINT, world.policy, None, None, None, START)
+    gate = EndpointGate(ENDPOINT, world.policy, None, START)
     (clusters,) = gate.fold(store).completed.entered.values()
     return moments_of(drawn.requests, clusters), clusters
 

@@ -47,7 +47,6 @@ class MedusaHeads:
         return state[index], state
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that the heads hold, each once."""
         layers = [each for layer in self.layers for each in layer if each is not None]
         return (*layers, self.heads, *([self.vocabulary.ids] if self.vocabulary.ids is not None else []))
 

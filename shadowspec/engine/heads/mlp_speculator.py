@@ -57,7 +57,6 @@ class MlpSpeculator:
         return F.linear(state, current_stage.head), state
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that the stages hold, each once."""
         every = (
             tensor
             for stage in self.stages

@@ -174,13 +174,7 @@ def block_series(
 
 
 def unit_series(
-    units: Sequence[Unit],
-    lowest: float,
-    highest: float,
-    *,
-    upper_worst: float | None = None,
-    dependence: Floats | None = None,
-    has_light_extremes: bool = False,
+    units: Sequence[Unit], lowest: float, highest: float, *, has_light_extremes: bool = False
 ) -> UnitSeries:
     """The series of `units`, whose mean lies from `lowest` to `highest`."""
     return UnitSeries(
@@ -189,8 +183,6 @@ def unit_series(
         observed=sums_of([unit.observed for unit in units]),
         lowest=lowest,
         highest=highest,
-        upper_worst=upper_worst,
-        dependence=dependence,
         has_light_extremes=has_light_extremes,
     )
 

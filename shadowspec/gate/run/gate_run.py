@@ -6,7 +6,7 @@ leaves only whole folds, and the next one continues from there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -43,14 +43,11 @@ def run_gate(
     policy_by_endpoint: Mapping[str, GatePolicy],
     *,
     input_ended: bool | None = None,
-    loads_by_endpoint: Mapping[str, Sequence[int]] | None = None,
-    fingerprints_by_endpoint: Mapping[str, Collection[str]] | None = None,
     now: datetime | None = None,
 ) -> list[Decision]:
     """Fold new rows, decide every endpoint of `policy_by_endpoint` and append the decisions.
 
     `input_ended`: no more records of the same sessions may come (None: the ledger says whether).
-    Without `loads_by_endpoint` and `fingerprints_by_endpoint`, the loads and configs are those measured with.
     Each unit enters the evidence once, however many gates run at a time: each endpoint is folded under its lock.
 
     Raises:
@@ -58,10 +55,8 @@ def run_gate(
     """
     decisions: list[Decision] = []
     for endpoint, policy in policy_by_endpoint.items():
-        loads = None if loads_by_endpoint is None else loads_by_endpoint.get(endpoint, ())
-        wanted = None if fingerprints_by_endpoint is None else fingerprints_by_endpoint.get(endpoint, ())
         with store.endpoint_lock(endpoint):  # read within it, the clock orders decisions as they are committed
-            gate = EndpointGate(endpoint, policy, loads, wanted, input_ended, now or datetime.now(UTC))
+            gate = EndpointGate(endpoint, policy, input_ended, now or datetime.now(UTC))
             while not gate.has_decided:
                 try:
                     with gc_paused(), store.evidence_session(endpoint) as session:
@@ -88,17 +83,8 @@ class Part:
 class EndpointGate:
     """One gate run at one endpoint.  Lives while it holds the endpoint's lock."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        policy: GatePolicy,
-        loads: Sequence[int] | None,
-        fingerprints: Collection[str] | None,
-        input_ended: bool | None,
-        now: datetime,
-    ) -> None:
-        self.endpoint, self._policy, self._now = endpoint, policy, now
-        self._loads, self._fingerprints, self._input_ended = loads, fingerprints, input_ended
+    def __init__(self, endpoint: str, policy: GatePolicy, input_ended: bool | None, now: datetime) -> None:
+        self.endpoint, self._policy, self._input_ended, self._now = endpoint, policy, input_ended, now
         self.decisions: list[Decision] = []
         self.has_decided = False
         self.begins: Mapping[str, Any] | None = None  # the next fold restarts from this
@@ -141,16 +127,13 @@ class EndpointGate:
         decisions: tuple[Decision, ...] = ()
         if not plan.unfinished:
             configs = session.fingerprints()
-            wanted = completed.state.seen if self._fingerprints is None else self._fingerprints
-            loads = sorted(completed.state.loads) if self._loads is None else self._loads
-            wanted_configs = {fingerprint: configs[fingerprint] for fingerprint in wanted}
             look = EndpointLook(
                 self.endpoint,
                 completed.state,
                 evidence,
                 rules,
-                wanted_configs,
-                loads,
+                {fingerprint: configs[fingerprint] for fingerprint in completed.state.seen},
+                sorted(completed.state.loads),
                 part.mark.time,
                 session.evaluations(),
             )

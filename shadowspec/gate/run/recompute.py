@@ -98,17 +98,15 @@ class Explanation:
 
 
 class MemoryKeys:
-    """A key table in memory."""
+    """A key table in memory: satisfies `KeyTable`."""
 
     def __init__(self) -> None:
         self._keys: dict[SliceKey, OpenKey] = {}
 
     def take(self, keys: Iterable[SliceKey]) -> list[OpenKey]:
-        """Take out those of these keys that are known."""
         return [self._keys.pop(key) for key in list(keys) if key in self._keys]
 
     def take_waiting(self, until: datetime | None) -> list[OpenKey]:
-        """Take out the keys whose waiting cluster opened at or before this; None: all that wait."""
         found = [
             place
             for place, each in self._keys.items()
@@ -117,7 +115,6 @@ class MemoryKeys:
         return self.take(found)
 
     def first_unclosed(self, closed_by: datetime) -> datetime | None:
-        """The earliest first event of a waiting cluster that is not closed."""
         return min(
             (each.first_event for each in self._keys.values() if each.first_event and not each.is_closed(closed_by)),
             default=None,
@@ -128,27 +125,23 @@ class MemoryKeys:
         self._keys |= {(each.slice_key, each.key): each for each in keys}
 
     def forget(self, reopened_by: datetime) -> None:
-        """Drop the keys for which nothing waits and that may reopen."""
         self._keys = {place: each for place, each in self._keys.items() if not is_over(each, reopened_by)}
 
 
 class MemoryUnits:
-    """Unfinished units in memory."""
+    """Unfinished units in memory: satisfies `OpenUnits`."""
 
     def __init__(self) -> None:
         self._keys: dict[str, MemoryKeys] = {}
         self._blocks: dict[str, OpenBlock] = {}
 
     def keys(self, clustering: str) -> KeyTable:
-        """The open keys of one clustering."""
         return self._keys.setdefault(clustering, MemoryKeys())
 
     def open_blocks(self) -> dict[str, OpenBlock]:
-        """The blocks that were started and are in no evidence yet, by id."""
         return dict(self._blocks)
 
     def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
-        """Keep blocks as they are now, and forget those that entered."""
         for block_id in entered:
             del self._blocks[block_id]
         self._blocks |= begun

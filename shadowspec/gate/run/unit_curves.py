@@ -43,11 +43,9 @@ class MemoryRows:
         self._blocks = {block.block_id: (block, sizes[block.block_id]) for block in blocks}
 
     def records(self, spans: Iterable[Span]) -> list[StoredRecord]:
-        """The records in the spans."""
         return [record for span in spans for record in self._records[_within(self._record_keys, span)]]
 
     def runs(self, spans: Iterable[Span]) -> list[Run]:
-        """The runs of those records."""
         return [run for span in spans for run in self._runs[_within(self._run_keys, span)]]
 
     def num_rows(self, spans: Iterable[Span]) -> tuple[int, int]:
@@ -56,12 +54,10 @@ class MemoryRows:
         return len(self.records(span_list)), len(self.runs(span_list))
 
     def records_of(self, keys: Sequence[RecordKey]) -> list[StoredRecord]:
-        """These records."""
         found = ((key, bisect_left(self._record_keys, key)) for key in keys)
         return [self._records[at] for key, at in found if self._record_keys[at : at + 1] == [key]]
 
     def runs_of(self, keys: Sequence[RecordKey]) -> list[Run]:
-        """The runs of these records."""
         found = []
         for key in keys:
             at = bisect_left(self._run_keys, key)
@@ -71,13 +67,11 @@ class MemoryRows:
         return found
 
     def blocks(self, block_ids: Iterable[str]) -> dict[str, tuple[StoredBlock, int]]:
-        """These blocks, each with the number of its runs."""
         return {block_id: self._blocks[block_id] for block_id in block_ids if block_id in self._blocks}
 
     def key_columns(
         self, slice_key: str, until: datetime, counters: Iterable[FunnelCounter]
     ) -> list[tuple[Place, int, str | None, str | None]]:
-        """Place, offset, session and user of a slice's records up to an event time."""
         wanted = frozenset(counters)
         return [
             ((record.key.source, record.key.partition), record.key.offset, record.session_hash, record.user_hash)

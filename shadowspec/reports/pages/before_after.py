@@ -144,8 +144,5 @@ def period(groups: Sequence[GroupSums], *, is_after: bool) -> Period:
 def arm_quantiles(arm: Arm, histogram: Histogram, *, is_after: bool) -> ArmQuantiles:
     """p50, p95 and p99 of a histogram; None below 1 / (1 - p) requests, where they would only be the largest."""
     number = sum(histogram.num_runs.values())
-    found = {
-        share: histogram.quantile(share, is_weighted=True) if number >= round(1.0 / (1.0 - share)) else None
-        for share in QUANTILES
-    }
+    found = {share: histogram.quantile(share) if number >= round(1.0 / (1.0 - share)) else None for share in QUANTILES}
     return ArmQuantiles(arm, is_after, number, found)

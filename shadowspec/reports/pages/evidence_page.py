@@ -194,5 +194,5 @@ def add_sums(sums: Sequence[RollupSums]) -> RollupSums:
 
 
 def _quantiles(histogram: Histogram, shares: Sequence[float]) -> tuple[tuple[float, Quantile], ...]:
-    found = ((share, histogram.quantile(share, is_weighted=True)) for share in shares)
+    found = ((share, histogram.quantile(share)) for share in shares)
     return tuple((share, quantile) for share, quantile in found if quantile is not None)

@@ -108,9 +108,9 @@ def build_period_report(
     )
 
 
-def report_id(since: datetime, until: datetime, job: str = "") -> str:
+def report_id(since: datetime, until: datetime) -> str:
     """A name for the report on this time, the same whenever and wherever it is made."""
-    return hashlib.sha256(f"{job} {since.isoformat()} {until.isoformat()}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f" {since.isoformat()} {until.isoformat()}".encode()).hexdigest()[:32]
 
 
 def _at(record: OverrideRecord, moment: datetime) -> OverrideRecord | None:

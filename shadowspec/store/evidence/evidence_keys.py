@@ -21,7 +21,7 @@ _own = tables.evidence_keys.c
 
 
 class StoredKeys:
-    """One way of making clusters at one endpoint.  Lives as long as its transaction."""
+    """One way of making clusters at one endpoint: satisfies `KeyTable`.  Lives as long as its transaction."""
 
     def __init__(self, connection: Connection, endpoint: str, way: str) -> None:
         self._connection = connection
@@ -29,7 +29,6 @@ class StoredKeys:
         self._is_ours = and_(_own.endpoint == endpoint, _own.way == way)
 
     def take(self, keys: Iterable[SliceKey]) -> list[OpenKey]:
-        """Take out those of these keys that are known."""
         wanted = _sort_places(set(keys))
         found: list[OpenKey] = []
         for start in range(0, len(wanted), AT_ONCE):
@@ -38,19 +37,16 @@ class StoredKeys:
         return found
 
     def take_waiting(self, until: datetime | None) -> list[OpenKey]:
-        """Take out the keys whose waiting cluster opened at or before this; None: all that wait."""
         is_due = _own.first_event.is_not(None) if until is None else _own.first_event <= until
         statement = delete(tables.evidence_keys).where(self._is_ours, is_due).returning(*_own)
         return [_open_key(row) for row in self._connection.execute(statement).mappings().all()]
 
     def add(self, keys: Iterable[OpenKey]) -> None:
-        """Keep these, none of which is there."""
         by_place = {(each.slice_key, each.key): each for each in keys}
         rows = [self._row(by_place[place]) for place in _sort_places(by_place)]
         bulk.insert_new(self._connection, tables.evidence_keys, NAMES, rows)
 
     def first_unclosed(self, closed_by: datetime) -> datetime | None:
-        """The earliest first event of a waiting cluster that is not closed at this watermark."""
         is_closed = or_(
             and_(_own.is_full, _own.closes_at <= closed_by), and_(~_own.is_full, _own.closes_at < closed_by)
         )
@@ -59,7 +55,6 @@ class StoredKeys:
         return found
 
     def forget(self, reopened_by: datetime) -> None:
-        """Drop the keys for which nothing waits and that may reopen at or before this."""
         # Arrivals without a cluster are late for one in evidence, and wait only to be counted.
         nothing = (_own.first_event.is_(None), _own.reopens_at <= reopened_by)
         self._connection.execute(delete(tables.evidence_keys).where(self._is_ours, *nothing))

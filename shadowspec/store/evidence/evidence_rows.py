@@ -38,14 +38,13 @@ _records, _runs, _ledger = tables.records.c, tables.runs.c, tables.ledger.c
 
 
 class EvidenceRows:
-    """The stored rows that evidence is made of, of one endpoint, as one transaction sees them."""
+    """The stored rows that evidence is made of, of one endpoint, in one transaction: satisfies `ReplayRows`."""
 
     def __init__(self, connection: Connection, endpoint: str) -> None:
         self._connection = connection
         self.endpoint = endpoint
 
     def watermark(self) -> Watermark:
-        """How far the endpoint's input is known."""
         return ledger_rows.read_watermark(self._connection, self.endpoint)
 
     def finished_spans(self) -> list[Span]:
@@ -70,7 +69,6 @@ class EvidenceRows:
         return None if found is None else int(found)
 
     def num_rows(self, spans: Iterable[Span]) -> tuple[int, int]:
-        """Stored records and runs of the endpoint in the spans."""
         totals = [0, 0]
         for span in spans:
             for number, table in enumerate((tables.records, tables.runs)):
@@ -80,7 +78,6 @@ class EvidenceRows:
         return totals[0], totals[1]
 
     def records(self, spans: Iterable[Span]) -> list[StoredRecord]:
-        """The endpoint's records in the spans, by span."""
         found: list[StoredRecord] = []
         for span in spans:
             where = _match_span(_records, span), _records.endpoint == self.endpoint
@@ -97,7 +94,6 @@ class EvidenceRows:
         return found
 
     def runs_of(self, keys: Sequence[RecordKey]) -> list[Run]:
-        """The endpoint's runs of these records."""
         found: list[Run] = []
         for part in _split(sorted(set(keys))):
             condition = bulk.one_of(self._connection, [_runs[name] for name in RECORD_KEY], part)
@@ -138,17 +134,14 @@ class EvidenceRows:
         return row_reads.read_fingerprints(self._connection)
 
     def evaluations(self) -> list[Evaluation]:
-        """The task sets that were evaluated, oldest first."""
         return append_only_rows.read_evaluations(self._connection, self.endpoint)
 
     def latest_decisions(self) -> list[Decision]:
-        """The last decision on every hypothesis of the endpoint."""
         return decision_reads.read_latest_decisions(self._connection, self.endpoint)
 
     # earlier folds, for a recomputation
 
     def num_folded(self) -> tuple[int, int]:
-        """Records and runs that the folds took in since the evidence last restarted."""
         columns = tables.folds.c
         condition = columns.endpoint == self.endpoint
         begun = select(func.max(columns.fold_id)).where(condition, columns.begins.is_not(None)).scalar_subquery()
@@ -163,11 +156,9 @@ class EvidenceRows:
         return read_folds(self._connection, self.endpoint, fold_id)
 
     def decisions_on(self, decision: Decision) -> list[tuple[int | None, Decision]]:
-        """Every decision on its hypothesis up to this one, oldest first, with the fold that each rests on."""
         return decision_reads.read_decisions_on(self._connection, decision)
 
     def decisions_of(self, fold_id: int) -> list[Decision]:
-        """Every decision of the look that ended with this fold, in their order."""
         return decision_reads.read_decisions_of(self._connection, fold_id)
 
 

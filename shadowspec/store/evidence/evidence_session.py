@@ -36,7 +36,7 @@ from shadowspec.types.decision_documents import stored_details
 
 
 class EvidenceSession(EvidenceRows):
-    """Reads and changes an endpoint's evidence.  Lives as long as its transaction."""
+    """Reads and changes an endpoint's evidence: satisfies `GateSession`.  Lives as long as its transaction."""
 
     def __init__(self, connection: Connection, endpoint: str) -> None:
         super().__init__(connection, endpoint)
@@ -48,11 +48,9 @@ class EvidenceSession(EvidenceRows):
         return self._before
 
     def keys(self, clustering: str) -> StoredKeys:
-        """The open keys of one clustering."""
         return StoredKeys(self._connection, self.endpoint, clustering)
 
     def evidence(self) -> list[StoredEvidence]:
-        """The evidence of every hypothesis."""
         return _read_evidence(self._connection, tables.evidence.c.endpoint == self.endpoint)
 
     def save_evidence(self, changed: Sequence[StoredEvidence]) -> None:
@@ -73,7 +71,6 @@ class EvidenceSession(EvidenceRows):
         self._connection.execute(insert(tables.evidence), values)
 
     def open_blocks(self) -> dict[str, OpenBlock]:
-        """The blocks that were started and are in no evidence yet, by id."""
         columns = tables.evidence_blocks.c
         found = self._connection.execute(
             select(columns.block_id, columns.runs).where(columns.endpoint == self.endpoint)
@@ -84,7 +81,6 @@ class EvidenceSession(EvidenceRows):
         }
 
     def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
-        """Keep blocks as they are now, and forget those that entered."""
         evidence_blocks = tables.evidence_blocks
         gone = sorted({*begun, *entered})
         for start in range(0, len(gone), KEYS_AT_ONCE):

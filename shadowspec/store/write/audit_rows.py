@@ -65,7 +65,6 @@ class AuditSession:
         ]
 
     def states(self) -> list[StoredAudit]:
-        """The state of each audit so far."""
         return read_audit_states(self._connection, [self._endpoint])[self._endpoint]
 
     def save(self, changed: Sequence[StoredAudit]) -> None:
