@@ -7,6 +7,7 @@ it: pool counts first with `pool_counts`, then form one ratio; a mean of request
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -30,6 +31,11 @@ class StepCounts(Protocol):
 def ratio(numerator: float, denominator: float) -> float | None:
     """numerator / denominator, or None where the denominator is 0."""
     return numerator / denominator if denominator else None
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where it is infinite or not a number."""
+    return value if math.isfinite(value) else None
 
 
 def draft_acceptance_rate(counts: StepCounts) -> float | None:

@@ -7,13 +7,12 @@ under the digest of the file.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 from uuid import UUID
 
 import pyarrow
@@ -21,7 +20,7 @@ import pyarrow.parquet
 
 from shadowspec.backfill.places import describe_place, explain_errors, open_file, open_stream
 from shadowspec.errors import InputError, NoDataError
-from shadowspec.tap.sources import CHUNK_BYTES, DEFAULT_MAX_RECORD_BYTES, RawRecord, read_stream
+from shadowspec.tap.sources import DEFAULT_MAX_RECORD_BYTES, RawRecord, digest_of, read_stream
 from shadowspec.types import RecordKey
 
 PARQUET_MAGIC: Final = b"PAR1"
@@ -41,15 +40,8 @@ def read_log(place: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES) ->
         if stream.peek(len(PARQUET_MAGIC))[: len(PARQUET_MAGIC)] != PARQUET_MAGIC:  # type: ignore[attr-defined]
             yield from read_stream(stream, describe_place(place), max_record_bytes)
             return
-        digest = _digest(stream)
+        digest = digest_of(stream)
     yield from _rows(place, digest, max_record_bytes)
-
-
-def _digest(stream: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while chunk := stream.read(CHUNK_BYTES):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _rows(place: str, digest: str, max_record_bytes: int) -> Iterator[RawRecord]:

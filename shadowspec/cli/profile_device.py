@@ -26,6 +26,8 @@ from shadowspec.cli.options import (
 
 if TYPE_CHECKING:
     from shadowspec.app.profile_engine import Profile
+    from shadowspec.planning.cost_model import CostSurface
+    from shadowspec.types import FingerprintedConfig, Place, ProfiledCosts
 
 T = TypeVar("T")
 MAX_LOAD, MAX_CONTEXT = 1_024, 1_000_000
@@ -133,45 +135,54 @@ def parse_numbers(option: str, text: str, largest: int) -> tuple[int, ...]:
 
 
 def _document(profile: Profile) -> dict[str, Any]:
-    surface = profile.surface
+    about = config_document(profile.endpoints, profile.config, profile.costs)
+    return about | {"points": point_documents(profile.surface)}
+
+
+def config_document(endpoints: Sequence[str], config: FingerprintedConfig, costs: ProfiledCosts) -> dict[str, Any]:
+    """What was profiled, and when, as --json shows it."""
     return {
-        "endpoints": list(profile.endpoints),
-        "config": profile.config.config.name,
-        "fingerprint": profile.config.fingerprint,
-        "engine": profile.config.engine,
-        "device": profile.config.device,
-        "dtype": profile.config.dtype,
-        "verify_rule": profile.config.config.verify_rule.value,
-        "is_greedy": profile.costs.key.is_greedy,
-        "profiled_at": profile.costs.profiled_at.isoformat(),
-        "points": [
-            asdict(each) | {"step_ms": each.step_ms, "break_even_length": surface.break_even_length(each.place)}
-            for each in surface.points
-        ],
+        "endpoints": list(endpoints),
+        "config": config.config.name,
+        "fingerprint": config.fingerprint,
+        "engine": config.engine,
+        "device": config.device,
+        "dtype": config.dtype,
+        "verify_rule": config.config.verify_rule.value,
+        "is_greedy": costs.key.is_greedy,
+        "profiled_at": costs.profiled_at.isoformat(),
     }
 
 
-def _print(profile: Profile) -> None:
+def point_documents(surface: CostSurface) -> list[dict[str, Any]]:
+    """The costs at each place, as --json shows them."""
+    return [
+        asdict(each) | {"step_ms": each.step_ms, "break_even_length": surface.break_even_length(each.place)}
+        for each in surface.points
+    ]
+
+
+def surface_table(title: str, surface: CostSurface, step_text: Callable[[Place], str]) -> Table:
+    """The steps of both arms by load and context, as `step_text` writes them, and the length that pays for each."""
     from shadowspec.types import BASELINE, Place
 
-    surface, config = profile.surface, profile.config
     depths = [depth for depth in surface.depths if depth]
-    table = Table(
-        title=f"{escape(config.config.name)} for {escape(', '.join(profile.endpoints))}", title_justify="left"
-    )
+    table = Table(title=title, title_justify="left")
     for name in ("load", "context", "prefill ms", "baseline ms", *(f"K {depth}" for depth in depths)):
         table.add_column(name, justify="right")
     for load in surface.loads:
         for context in surface.contexts:
             places = [Place(load, depth, context) for depth in depths]
-            cells = [
-                f"{surface.step_ms(place):.2f} ms\npays from {surface.break_even_length(place):.2f}" for place in places
-            ]
+            cells = [f"{step_text(place)} ms\npays from {surface.break_even_length(place):.2f}" for place in places]
             plain = Place(load, BASELINE, context)
-            table.add_row(
-                str(load), str(context), f"{surface.prefill_ms(plain):.1f}", f"{surface.step_ms(plain):.2f}", *cells
-            )
-    results.print(table)
+            table.add_row(str(load), str(context), f"{surface.prefill_ms(plain):.1f}", step_text(plain), *cells)
+    return table
+
+
+def _print(profile: Profile) -> None:
+    surface, config = profile.surface, profile.config
+    title = f"{escape(config.config.name)} for {escape(', '.join(profile.endpoints))}"
+    results.print(surface_table(title, surface, lambda place: f"{surface.step_ms(place):.2f}"))
     results.print(
         f"Medians of a step on {escape(config.device)} ({config.dtype}), and the tokens per step above which "
         f"speculation is faster; {'greedy' if profile.costs.key.is_greedy else 'sampled'} requests, engine in this "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from shadowspec.app.console import notes, progress_bar, require_folder_of, results
 from shadowspec.cli.options import (
@@ -22,13 +21,21 @@ from shadowspec.cli.options import (
     StoreOption,
     SurfaceOption,
 )
-from shadowspec.cli.profile_device import MAX_CONTEXT, MAX_LOAD, parse_numbers, show_profiles
+from shadowspec.cli.profile_device import (
+    MAX_CONTEXT,
+    MAX_LOAD,
+    config_document,
+    parse_numbers,
+    point_documents,
+    show_profiles,
+    surface_table,
+)
 
 if TYPE_CHECKING:
     from shadowspec.config import Config, EndpointConfig
     from shadowspec.planning.cost_model import CostSurface
     from shadowspec.servers.server_profile import ServerGrid, ServerProfile
-    from shadowspec.types import CostKey, ProfiledCosts
+    from shadowspec.types import CostKey, Place, ProfiledCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,27 +181,15 @@ def _warn(profile: Profile) -> None:
 
 
 def _document(profile: Profile) -> dict[str, Any]:
-    surface, measured = profile.surface, profile.measured
-    config = measured.config
+    measured, config = profile.measured, profile.measured.config
     now = {(each.speculative.concurrency, each.speculative.context): each for each in measured.places}
     return {
-        "endpoints": [profile.endpoint],
-        "config": config.config.name,
-        "fingerprint": config.fingerprint,
-        "engine": config.engine,
-        "device": config.device,
-        "dtype": config.dtype,
-        "verify_rule": config.config.verify_rule.value,
-        "is_greedy": profile.costs.key.is_greedy,
-        "profiled_at": profile.costs.profiled_at.isoformat(),
+        **config_document([profile.endpoint], config, profile.costs),
         "counts_source": config.counts_source,
         "num_speculative_tokens": config.config.num_speculative_tokens,
         "num_compared_outputs": measured.num_compared,
         "num_same_outputs": measured.num_same,
-        "points": [
-            asdict(each) | {"step_ms": each.step_ms, "break_even_length": surface.break_even_length(each.place)}
-            for each in surface.points
-        ],
+        "points": point_documents(profile.surface),
         "acceptance": [
             {
                 "concurrency": concurrency,
@@ -210,26 +205,15 @@ def _document(profile: Profile) -> dict[str, Any]:
 
 def _print(profile: Profile) -> None:
     from shadowspec.text import DASH
-    from shadowspec.types import Place
 
     surface, config = profile.surface, profile.measured.config
-    depths = [depth for depth in surface.depths if depth]
-    table = Table(title=f"{escape(config.config.name)} of {escape(profile.endpoint)}", title_justify="left")
-    for name in ("load", "context", "prefill ms", "baseline ms", *(f"K {depth}" for depth in depths)):
-        table.add_column(name, justify="right")
     at = {each.place: each for each in surface.points}
 
     def step(place: Place) -> str:
         error = at[place].step_error_ms
         return f"{at[place].step_ms:.2f} \u00b1 {DASH if error is None else f'{error:.2f}'}"
 
-    for load in surface.loads:
-        for context in surface.contexts:
-            places = [Place(load, depth, context) for depth in depths]
-            cells = [f"{step(place)} ms\npays from {surface.break_even_length(place):.2f}" for place in places]
-            plain = Place(load, 0, context)
-            table.add_row(str(load), str(context), f"{surface.prefill_ms(plain):.1f}", step(plain), *cells)
-    results.print(table)
+    results.print(surface_table(f"{escape(config.config.name)} of {escape(profile.endpoint)}", surface, step))
     results.print(
         f"A step of {escape(config.engine)} on {escape(config.device)} ({config.dtype}) with its standard error over "
         "rounds, and the tokens per step from which on speculation is faster. "

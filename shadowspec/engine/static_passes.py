@@ -112,7 +112,6 @@ class StaticPasses:
         """Record the passes that a batch may need and that are still missing, so that no step waits for it.
 
         Args:
-            reach: of the batch.
             counts: of every kind of pass the new tokens of a row and how many of them are kept.
             layers: those whose hidden states the passes return.
         """
@@ -219,7 +218,6 @@ class StaticPasses:
         """Bytes that a batch uses, of all that is held, and of all recordings, which share their memory.
 
         Args:
-            reach: of the batch.
             counts: of its passes, as given to `prepare`.
         """
         columns = {number for pair in counts for number in pair}

@@ -355,7 +355,6 @@ def endpoint_loads(
 
     Args:
         decisions: the effective ones of current fingerprints, of one endpoint and of its slices.
-        demand: production's.
         fingerprint: only this one's.
 
     Returns:

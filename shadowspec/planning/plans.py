@@ -12,6 +12,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import EndpointLook, Look
 from shadowspec.gate.run.folding import Rules
 from shadowspec.gate.run.gate_run import load_evidence
+from shadowspec.metrics import finite
 from shadowspec.planning.block_costs import SessionCosts
 from shadowspec.planning.capacity import WHOLE_ENDPOINT, Course, Demand, course, starting_rates
 from shadowspec.planning.forecasts import HypothesisPlan, plan_hypothesis, wanted_clusters
@@ -133,11 +134,11 @@ def plan_endpoint(
         SlicePlan(
             slice_key=name,
             concurrency=load,
-            clusters_median=_finite(wanted[False][name, load]),
-            clusters_late=_finite(wanted[True][name, load]),
+            clusters_median=finite(wanted[False][name, load]),
+            clusters_late=finite(wanted[True][name, load]),
             clusters_per_s=rates.get((name, load), 0.0),
-            seconds_median=_finite(max(after[False][name, load], spans[name, load])),
-            seconds_late=_finite(max(after[True][name, load], spans[name, load])),
+            seconds_median=finite(max(after[False][name, load], spans[name, load])),
+            seconds_late=finite(max(after[True][name, load], spans[name, load])),
             starting_rate=starting.get(name),
             span_missing_s=spans[name, load],
             shadow_time=None
@@ -163,7 +164,7 @@ def _slice_time(
     costs: SessionCosts, name: str, load: int, measured: Mapping[tuple[str, int], int], median: float, late: float
 ) -> ShadowTime:
     each_s = costs.at(name, load).seconds
-    return ShadowTime(measured[name, load] * each_s, _finite(median * each_s), _finite(late * each_s))
+    return ShadowTime(measured[name, load] * each_s, finite(median * each_s), finite(late * each_s))
 
 
 def _endpoint_time(
@@ -218,7 +219,3 @@ def _starting_rates(
         return {}, None
     even = 1.0 if capacity_per_s is None else min(1.0, capacity_per_s / total)
     return starting_rates(wanted, traffic, capacity_per_s), even
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

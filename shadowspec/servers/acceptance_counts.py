@@ -83,10 +83,7 @@ def from_steps(
     *,
     drafts_always: bool,
 ) -> Accepted:
-    """The counters from vLLM's `metrics.speculative_decoding`, at its level `detailed`.
-
-    Args:
-        drafts_always: the proposer has a draft in every step, as models and heads do, and lookup does not.
+    """The counters from vLLM's `metrics.speculative_decoding`, at its level `detailed`; else as `counts_of`.
 
     Raises:
         UncountableError: the steps are missing, or do not add up to the output.

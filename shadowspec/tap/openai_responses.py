@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from shadowspec.tap.bodies import ResponseBody, UsageBody
-from shadowspec.tap.parameters import malformed_error, shared_fields, unsupported_error
+from shadowspec.tap.parameters import malformed_error, shared_fields, tool_fields, unsupported_error
 from shadowspec.types import LoggedResponse
 
 # The same in a chat, by the same name; the second line vLLM's.
@@ -64,13 +64,7 @@ def chat_body(request: Mapping[str, Any]) -> dict[str, Any]:
     body["messages"] = _messages(request)
     body |= _text_parameters(_object(request, "text"))
     body["reasoning_effort"] = _object(request, "reasoning").get("effort")
-    tools, choice = request.get("tools"), request.get("tool_choice")
-    if tools is not None:
-        if not isinstance(tools, list):
-            raise malformed_error("invalid:request.tools")
-        body["tools"] = [_tool(tool) for tool in tools]
-    if choice is not None:
-        body["tool_choice"] = _tool_choice(choice)
+    body |= tool_fields(request, _tool, _tool_choice)
     return {name: value for name, value in body.items() if value is not None}
 
 

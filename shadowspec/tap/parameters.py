@@ -8,7 +8,7 @@ is treated as one.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from shadowspec.errors import RecordError
@@ -131,6 +131,21 @@ def shared_fields(
         elif name not in ignored and value is not None:
             raise unknown_parameter_error(name)
     return body
+
+
+def tool_fields(
+    request: Mapping[str, Any], tool_of: Callable[[Any], Any], choice_of: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """A chat's `tools` and `tool_choice`, from another API's fields of these names, where they are given.
+
+    Raises:
+        RecordError: malformed: the tools are no list; or as the two functions raise it.
+    """
+    tools, choice = request.get("tools"), request.get("tool_choice")
+    if tools is not None and not isinstance(tools, list):
+        raise malformed_error("invalid:request.tools")
+    found = {} if tools is None else {"tools": [tool_of(tool) for tool in tools]}
+    return found if choice is None else found | {"tool_choice": choice_of(choice)}
 
 
 def malformed_error(reason: str) -> RecordError:

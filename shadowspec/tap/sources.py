@@ -113,7 +113,7 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
         is_gzip = magic == GZIP_MAGIC
         if magic and not is_gzip and name.endswith(".gz"):
             raise InputError(f"{name}: is not gzip, though its name says so; rename it, or compress it")
-        digest = _digest(_unpack(stream, is_gzip))
+        digest = digest_of(_unpack(stream, is_gzip))
         content = _unpack(stream, is_gzip)
     second_digest = hashlib.sha256()
     found = False
@@ -140,7 +140,8 @@ def _unpack(stream: BinaryIO, is_gzip: bool) -> BinaryIO:
     return gzip.GzipFile(fileobj=stream, mode="rb") if is_gzip else stream  # type: ignore[return-value]
 
 
-def _digest(content: BinaryIO) -> str:
+def digest_of(content: BinaryIO) -> str:
+    """The sha256 of a content, read to its end."""
     digest = hashlib.sha256()
     while chunk := content.read(CHUNK_BYTES):
         digest.update(chunk)

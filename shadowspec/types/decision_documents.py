@@ -122,7 +122,7 @@ def read_decision(columns: Document, details: Document) -> Decision:
         run=_read_run(document),
         frozen_parameters=_object(document, "frozen_parameters"),
         evidence=read_evidence(document),
-        verdict_since=_time(document.get("verdict_since")),
+        verdict_since=read_iso(document.get("verdict_since")),
         watch=_read_watch(document),
         drift=_read_drift(document),
         ends_run=bool(document.get("ends_run")),
@@ -172,8 +172,8 @@ def read_evidence(details: Document) -> EvidenceSummary:
         **{name: document[name] for name in _COUNTS if document.get(name) is not None},
         missing_share=document.get("missing_share"),
         late_share=document.get("late_share"),
-        newest_evidence=_time(document.get("newest_evidence")),
-        newest_record=_time(document.get("newest_record")),
+        newest_evidence=read_iso(document.get("newest_evidence")),
+        newest_record=read_iso(document.get("newest_record")),
         watermark_held_by=document.get("watermark_held_by"),
     )
 
@@ -206,11 +206,11 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
         "missing_share": evidence.missing_share,
         "late_share": evidence.late_share,
         **{name: getattr(evidence, name) for name in _COUNTS if name not in _COUNTED_LATER},
-        "newest_evidence": _iso(evidence.newest_evidence),
-        "newest_record": _iso(evidence.newest_record),
+        "newest_evidence": iso(evidence.newest_evidence),
+        "newest_record": iso(evidence.newest_record),
         "engine": decision.engine,
         "serving_engine": decision.serving_engine,
-        "verdict_since": _iso(decision.verdict_since),
+        "verdict_since": iso(decision.verdict_since),
         "frozen_parameters": None if decision.frozen_parameters is None else dict(decision.frozen_parameters),
     }
     if evidence.num_days or evidence.num_arrived:
@@ -256,7 +256,7 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
     if decision.override is not None:
         found |= {
             "override_id": decision.override.override_id,
-            "override_expires_at": _iso(decision.override.expires_at),
+            "override_expires_at": iso(decision.override.expires_at),
             "overridden_verdict": decision.override.verdict.value,
             "overridden_reason": decision.override.reason,
         }
@@ -383,9 +383,11 @@ def _object(document: Document, name: str) -> Mapping[str, Any] | None:
     return read
 
 
-def _time(text: str | None) -> datetime | None:
+def read_iso(text: str | None) -> datetime | None:
+    """The time that `iso` wrote."""
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _iso(time: datetime | None) -> str | None:
+def iso(time: datetime | None) -> str | None:
+    """A time as documents hold it."""
     return None if time is None else time.isoformat()

@@ -21,7 +21,6 @@ def require_model_folder(option: str, path: Path) -> None:
 
     Args:
         option: the option that names the folder, for the message.
-        path: the folder.
 
     Raises:
         ModelError: it is missing or unreadable, or lacks a config, a tokenizer or weights in safetensors.

@@ -32,8 +32,7 @@ class DraftModelProposer:
     distribution.  Verification uses the distribution that was sampled, so that the output is the target's in either
     case.  A row that would leave the draft's context drafts nothing and makes plain steps from there on.
 
-    With a `confidence_threshold` above 0 a row stops drafting before the first position at which no token has that
-    probability in the draft's distribution (`Draft`), and may draft none; the passes end when no row continues.
+    With a `confidence_threshold` above 0 a row may stop early (`Draft`), and the passes end when no row continues.
     """
 
     hidden = None  # of the target: none are needed

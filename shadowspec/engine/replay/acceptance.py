@@ -40,7 +40,6 @@ def check_target(response: Response, scores: TokenScores, near_tie_logit: float)
     """Whether the target, as it is processed here, can have given the response.
 
     Args:
-        response: the response.
         scores: the target's, with probabilities if the request is sampled.
         near_tie_logit: how far below the highest logit a greedy token may lie for rounding to have chosen it.
 
@@ -119,7 +118,6 @@ def prefix_accept(rule: VerifyRule, response: Response, draft: TokenScores, targ
 
     Args:
         rule: how sampled requests are verified.
-        response: the response.
         draft: the draft's scores.
         target_probs: [tokens]; not looked at unless `needs_probs`.
     """
@@ -141,7 +139,6 @@ def lookup_chances(
     """Of prompt lookup: a step proposes the result of `proposers.ngram.lookup` at its start.
 
     Args:
-        responses: the responses.
         shortest, longest, occurrence: as `lookup` takes them.
         depth: the most tokens that a step proposes.
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, fields
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from shadowspec.gate.stats.autocorrelation import BATCH_LENGTHS, BatchSums, Mome
 from shadowspec.gate.stats.betting import Floats, Side, Sums, UnitSeries
 from shadowspec.gate.stats.capital import NUM_FRACTIONS, CapitalTable
 from shadowspec.types import TestState
+from shadowspec.types.decision_documents import iso, read_iso
 
 VERSION = 2
 
@@ -56,7 +56,7 @@ def encode(evidence: HypothesisEvidence) -> tuple[dict[str, Any], bytes]:
         "latency_moments": {arm: astuple(moment) for arm, moment in evidence.latencies.moments.items()},
         "watchers": {name: dict(state) for name, state in evidence.watchers.items()},
         **{name: getattr(evidence, name) for name in _COUNTS},
-        **{name: _iso(getattr(evidence, name)) for name in _TIMES},
+        **{name: iso(getattr(evidence, name)) for name in _TIMES},
     }
     return document, np.concatenate(tables).astype(_DOUBLE).tobytes() if tables else b""
 
@@ -172,9 +172,7 @@ def _batches(doubles: Floats) -> dict[Side, BatchSums]:
 def _decode_counts(document: Document) -> dict[str, Any]:
     times = {name: document[name] for name in _TIMES}
     counts = {**_COUNTED_LATER, **document}
-    return {name: counts[name] for name in _COUNTS} | {
-        name: None if time is None else datetime.fromisoformat(time) for name, time in times.items()
-    }
+    return {name: counts[name] for name in _COUNTS} | {name: read_iso(time) for name, time in times.items()}
 
 
 def _sums_lists(sums: Sums) -> list[list[float]]:
@@ -183,7 +181,3 @@ def _sums_lists(sums: Sums) -> list[list[float]]:
 
 def _sums(lists: Any) -> Sums:
     return Sums(np.array(lists[0], dtype=np.float64), np.array(lists[1], dtype=np.float64))
-
-
-def _iso(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat()

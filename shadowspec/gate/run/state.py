@@ -18,6 +18,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.traffic_counts import TrafficCounts
 from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, passed_clusters
 from shadowspec.types import Decision, SliceKey, StoredEvidence
+from shadowspec.types.decision_documents import read_iso
 
 VERSION = 1
 FOLD_VERSION = 1  # version of the fold's content; folds without a number are of this version
@@ -163,7 +164,7 @@ def decode_state(document: Document) -> EndpointState:
         clusterings={
             clustering: ClusterProgress(
                 num_entered=stored["num_entered"],
-                newest_close=_time(stored["newest_close"]),
+                newest_close=read_iso(stored["newest_close"]),
                 num_closed=stored["num_closed"],
                 num_members=stored.get("num_members", {}),  # counted from here on where it was not before
                 num_late=stored["num_late"],
@@ -207,10 +208,6 @@ def _entries(entries: Mapping[str, Entry]) -> dict[str, list[Any]]:
 
 def _read_entries(document: Document) -> dict[str, Entry]:
     return {name: Entry(position, datetime.fromisoformat(at)) for name, (position, at) in document.items()}
-
-
-def _time(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 def has_entered(previous: Decision | None) -> bool:

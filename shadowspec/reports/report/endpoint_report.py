@@ -67,7 +67,6 @@ def endpoint_report(
 
     Args:
         source: committed rows, of which the endpoint's own are read.
-        name: of the endpoint.
         decisions: its latest, as the evidence left them.
         orders: the overrides in force there.
         policy: the gate's; None: the endpoint is not configured.

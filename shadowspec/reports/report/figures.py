@@ -253,7 +253,7 @@ def _speedup_histogram(values: Sequence[float]) -> tuple[SpeedupBin, ...]:
     edges = (-math.inf, *SPEEDUP_BIN_EDGES, math.inf)
     counts, _ = np.histogram(np.asarray(values, dtype=float), bins=np.asarray(edges))
     return tuple(
-        SpeedupBin(_finite(lower), _finite(upper), int(count))
+        SpeedupBin(metrics.finite(lower), metrics.finite(upper), int(count))
         for lower, upper, count in zip(edges[:-1], edges[1:], counts, strict=True)
     )
 
@@ -282,7 +282,3 @@ def _mean_concurrency(timings: Sequence[ArmTiming], weights: Sequence[int]) -> f
 
 def _array(weights: Sequence[int] | None, size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.ones(size) if weights is None else np.asarray(weights, dtype=float)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

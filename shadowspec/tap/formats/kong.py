@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.documents import assemble_answer, parse_document
+from shadowspec.tap.formats.opened import object_in
 from shadowspec.tap.parameters import malformed_error
 from shadowspec.types import Intervention
 
@@ -34,11 +35,11 @@ def envelope(entry: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RecordError: malformed; a payload is not a JSON object.
     """
-    ai = _object(entry.get("ai"))
-    plugin = next((_object(ai[name]) for name in PLUGINS if isinstance(ai.get(name), dict)), {})
-    meta, payload = _object(plugin.get("meta")), _object(plugin.get("payload"))
-    call, answer = _object(entry.get("request")), _object(entry.get("response"))
-    sent = payload.get("request") or _object(ai.get("payload")).get("request")
+    ai = object_in(entry.get("ai"))
+    plugin = next((object_in(ai[name]) for name in PLUGINS if isinstance(ai.get(name), dict)), {})
+    meta, payload = object_in(plugin.get("meta")), object_in(plugin.get("payload"))
+    call, answer = object_in(entry.get("request")), object_in(entry.get("response"))
+    sent = payload.get("request") or object_in(ai.get("payload")).get("request")
     is_foreign = str(meta.get("provider_name")) in FOREIGN_DIALECTS
     request = {} if is_foreign else _body(sent, "request") or {}
     if request.get("model") is None:
@@ -48,7 +49,7 @@ def envelope(entry: Mapping[str, Any]) -> dict[str, Any]:
         "response": None if is_foreign else _response(payload.get("response")),
         "endpoint": _name(entry.get("route")) or _name(entry.get("service")),
         "timestamp": entry.get("started_at"),
-        "tenant": _tenant(_object(entry.get("consumer"))),
+        "tenant": _tenant(object_in(entry.get("consumer"))),
         "request_id": call.get("id"),
         "path": _path(entry.get("upstream_uri")) or _path(call.get("uri")),
         "status": answer.get("status"),
@@ -78,7 +79,7 @@ def _response(payload: Any) -> dict[str, Any] | None:
 
 
 def _name(entity: Any) -> Any:
-    return _object(entity).get("name")
+    return object_in(entity).get("name")
 
 
 def _tenant(consumer: Mapping[str, Any]) -> Any:
@@ -93,19 +94,15 @@ def _path(uri: Any) -> str | None:
 
 
 def _is_cache_hit(ai: Mapping[str, Any]) -> bool:
-    caches = (_object(_object(plugin).get("cache")) for plugin in ai.values())
+    caches = (object_in(object_in(plugin).get("cache")) for plugin in ai.values())
     return any(str(cache.get("cache_status")).lower() == "hit" for cache in caches)
 
 
 def _intervention(plugin: Mapping[str, Any]) -> str | None:
     """Whether a guardrail's plugin blocked the answer, which fails the call; each plugin writes under its name."""
-    shared = _object(plugin.get("guardrail_triggered"))
-    guards = (_object(guard) for guard in plugin.values())
+    shared = object_in(plugin.get("guardrail_triggered"))
+    guards = (object_in(guard) for guard in plugin.values())
     is_blocked = shared.get("block_direction") == BLOCKED_OUTPUT or any(
         guard.get("output_block_reason") for guard in guards
     )
     return Intervention.REJECTED if is_blocked else None
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from shadowspec.tap.formats.opened import object_in, text_prompt
 from shadowspec.types import Intervention
 
 REDACTED: Final = "redacted-by-litellm"
@@ -40,13 +41,13 @@ def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
     """The payload as our envelope.  Disqualifications become annotations there, so that its endpoint is still known."""
     call = payload.get("call_type")
     messages = payload.get("messages")
-    logged = _object(payload.get("metadata"))
+    logged = object_in(payload.get("metadata"))
     metadata: dict[str, Any] = {}
     for name in _METADATA:
-        metadata |= _object(logged.get(name))
+        metadata |= object_in(logged.get(name))
     if "is_silent_experiment" in logged:
         metadata["is_silent_experiment"] = logged["is_silent_experiment"]
-    texts = list(_texts([messages, _object(payload.get("model_parameters")).get("tools")]))
+    texts = list(_texts([messages, object_in(payload.get("model_parameters")).get("tools")]))
     if any(_CUT.search(text) for text in texts):
         metadata["truncated"] = True
     elif any(text == REDACTED for text in texts):
@@ -68,7 +69,7 @@ def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
         "path": PATHS.get(call, "/other") if isinstance(call, str) else None,
         "status": payload.get("status"),
         "cache_hit": payload.get("cache_hit"),
-        "headers": _object(metadata.pop("headers", None)),  # the client's, without those that LiteLLM holds secret
+        "headers": object_in(metadata.pop("headers", None)),  # the client's, without those that LiteLLM holds secret
         "metadata": metadata,
     }
 
@@ -82,22 +83,15 @@ def _served_model(payload: Mapping[str, Any]) -> Any:
 
 
 def _request(payload: Mapping[str, Any], model: Any, call: Any) -> dict[str, Any]:
-    request = dict(_object(payload.get("model_parameters")))
-    request |= _object(request.pop("extra_body", None))
+    request = dict(object_in(payload.get("model_parameters")))
+    request |= object_in(request.pop("extra_body", None))
     request["model"] = model
     messages = payload.get("messages")
     if isinstance(call, str) and call in TEXT_CALLS:
-        request["prompt"] = _prompt(messages)
+        request["prompt"] = text_prompt(messages)
     elif messages is not None:
         request["messages"] = messages
     return request
-
-
-def _prompt(messages: Any) -> Any:
-    """The prompt of a text completion; several messages were several prompts."""
-    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-        return [message.get("content") for message in messages]
-    return messages
 
 
 def _response(payload: Mapping[str, Any], model: Any) -> dict[str, Any] | None:
@@ -142,11 +136,7 @@ def _is_behind_model(mode: Any) -> bool:
 
 
 def _has_intervened(entry: Mapping[str, Any]) -> bool:
-    masked = _object(entry.get("masked_entity_count"))
+    masked = object_in(entry.get("masked_entity_count"))
     return entry.get("guardrail_status") in _INTERVENED or any(
         isinstance(number, int) and number > 0 for number in masked.values()
     )
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

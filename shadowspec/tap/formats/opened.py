@@ -61,3 +61,15 @@ class Opened(Struct, frozen=True):
     error: RecordError | None = None
     half: EventHalf | None = None
     members: tuple[RecordKey, ...] = ()
+
+
+def object_in(value: Any) -> dict[str, Any]:
+    """The value where it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def text_prompt(messages: Any) -> Any:
+    """The prompt of a text completion that was logged as messages; several messages were several prompts."""
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        return [message.get("content") for message in messages]
+    return messages

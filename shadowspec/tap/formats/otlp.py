@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE, parse_document
+from shadowspec.tap.formats.opened import text_prompt
 from shadowspec.tap.parameters import malformed_error, unsupported_error
 
 SIGNALS: Final = (("resourceLogs", "scopeLogs", "logRecords"), ("resourceSpans", "scopeSpans", "spans"))
@@ -155,7 +156,7 @@ def _envelope(record: Mapping[str, Any], attributes: Mapping[str, Any], resource
         system = {"role": "system", "content": _contents(instructions)[0]}
         messages = [system, *messages] if isinstance(messages, list) else messages
     if operation == "text_completion":
-        request["prompt"] = _prompt(messages)
+        request["prompt"] = text_prompt(messages)
     else:
         request["messages"] = messages or []
     if tools:
@@ -255,13 +256,6 @@ def _other_type(part: Mapping[str, Any]) -> str:
         return "unknown"
     modality = part.get("modality")
     return _MODALITIES.get(modality, "file") if isinstance(modality, str) else "file"
-
-
-def _prompt(messages: Any) -> Any:
-    """The prompt of a text completion; several messages were several prompts."""
-    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-        return [message.get("content") for message in messages]
-    return messages
 
 
 def _tools(definitions: Any) -> Any:
