@@ -180,7 +180,7 @@ bench-classifier: $(VENV)/.installed-base ## Time `classify --listen` for prompt
 
 .PHONY: bench-control
 bench-control: $(VENV)/.installed-base ## Simulate the control of partial rollouts: false moves back, and delays
-	$(BIN)/python kernels/benchmarks/control.py $(ARGS)
+	PYTHONPATH=. $(BIN)/python kernels/benchmarks/control.py $(ARGS)
 
 .PHONY: bench-server-verdicts
 bench-server-verdicts: $(VENV)/.installed-base ## Decide endpoints through two of vLLM's servers under the default policy, and structured output (ARGS="--vllm-python PATH"; nothing else may run meanwhile)

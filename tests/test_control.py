@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.benchmarks.control import PAGE, RESULTS, write_page
+from kernels.benchmarks.pools import WORLDS, PoolWorld, draw_windows, run_world
 from shadowspec.rollout.control import (
     COMPARED,
     FAILURES,
@@ -26,7 +27,6 @@ from shadowspec.rollout.control import (
     pool_intervals,
 )
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.simulate.pools import WORLDS, PoolWorld, draw_windows, run_world
 from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveWindow, Pool
 from tests.store import examples
 

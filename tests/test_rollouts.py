@@ -6,10 +6,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from kernels.benchmarks.pools import PoolWorld, draw_windows
 from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
 from shadowspec.rollout.endpoint_run import advance_rollouts, read_controls
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.simulate.pools import PoolWorld, draw_windows
 from shadowspec.store import Store
 from shadowspec.types import Clearing, Decision, DriftFigures, EvidenceSummary, ReasonCode, Stage, Verdict
 from tests.store import examples

@@ -11,7 +11,6 @@ import streamlit as st
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports.definitions import bounds_text, shown_as, threshold_text, title_of
-from shadowspec.reports.pages.load_cells import LoadCell
 from shadowspec.reports.pages.what_if import MAX_MARGIN, WhatIf, what_if
 from shadowspec.reports.token_costs import DeviceTime, device_time, saved_per_month
 from shadowspec.store import GroupSums
@@ -24,7 +23,7 @@ MONTH = timedelta(days=30)
 MAX_PRICE = 20.0  # of the slider, per GPU-hour; more is typed into the configuration
 
 
-def draw(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: GatePolicy) -> None:
+def draw(endpoint: str, slice_key: str, cells: Sequence[Decision], policy: GatePolicy) -> None:
     """The sliders, the verdict under them, each test, and what it would save."""
     st.markdown("## What if")
     st.warning(
@@ -57,8 +56,8 @@ def draw(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: GateP
     _savings(endpoint, slice_key, chosen, policy.device_price_per_hour)
 
 
-def _chosen(cells: Sequence[LoadCell]) -> LoadCell | None:
-    by_depth: dict[str, list[LoadCell]] = {}
+def _chosen(cells: Sequence[Decision]) -> Decision | None:
+    by_depth: dict[str, list[Decision]] = {}
     for cell in cells:
         by_depth.setdefault(config_title(cell), []).append(cell)
     if not by_depth:
@@ -146,7 +145,7 @@ def _tests(found: WhatIf) -> None:
     )
 
 
-def _savings(endpoint: str, slice_key: str, chosen: LoadCell, policy_price: float | None) -> None:
+def _savings(endpoint: str, slice_key: str, chosen: Decision, policy_price: float | None) -> None:
     """What speculation saves at a price, from measured device time."""
     settings = source.config().dashboard
     known_price = settings.price_per_gpu_hour or policy_price or 0.0
@@ -193,7 +192,7 @@ def _savings(endpoint: str, slice_key: str, chosen: LoadCell, policy_price: floa
         column.caption(said)
     st.caption(
         f"From the device time of the last 30 days of traffic at load {chosen.concurrency} with "
-        f"{plain_text(chosen.config_name)}, on the engine that measured. Another engine has other times."
+        f"{plain_text(chosen.config.name)}, on the engine that measured. Another engine has other times."
     )
 
 
@@ -211,11 +210,11 @@ def _device_time(time: DeviceTime) -> None:
     )
 
 
-def _is_of(groups: GroupSums, slice_key: str, chosen: LoadCell) -> bool:
+def _is_of(groups: GroupSums, slice_key: str, chosen: Decision) -> bool:
     is_own_slice = slice_key in ("", groups.slice_key)
     return is_own_slice and groups.concurrency == chosen.concurrency and groups.fingerprint == chosen.fingerprint
 
 
-def config_title(cell: LoadCell) -> str:
+def config_title(cell: Decision) -> str:
     """How a config is called where K matters."""
-    return f"K {cell.depth} \u00b7 {plain_text(cell.config_name)} \u00b7 {cell.fingerprint[:6]}"
+    return f"K {cell.config.num_speculative_tokens} \u00b7 {plain_text(cell.config.name)} \u00b7 {cell.fingerprint[:6]}"

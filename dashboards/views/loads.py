@@ -9,9 +9,9 @@ import streamlit as st
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports.definitions import acceptance_title, bounds_text, shown_as, total_time_text
-from shadowspec.reports.pages.load_cells import LoadCell, break_evens, load_cells
+from shadowspec.reports.pages.load_cells import break_evens, estimate, load_cells
 from shadowspec.text import DASH, plain_text, slice_title, times
-from shadowspec.types import Verdict
+from shadowspec.types import Decision, Verdict
 
 from ..parts import charts, derived_panels, formats, links, queries, source, states, what_if_panel
 from ..parts.what_if_panel import config_title
@@ -55,20 +55,20 @@ def _policy(endpoint: str) -> GatePolicy:
     return config.endpoints[endpoint].policy if endpoint in config.endpoints else config.policy
 
 
-def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: GatePolicy) -> None:
+def _by_load(endpoint: str, slice_key: str, cells: Sequence[Decision], policy: GatePolicy) -> None:
     rows = [
         {
             "load": cell.concurrency,
             "config": config_title(cell),
-            "estimate": cell.estimate,
-            "lower": cell.speedup.lower,
-            "upper": cell.speedup.upper,
+            "estimate": test.estimate,
+            "lower": test.lower,
+            "upper": test.upper,
             "verdict": formats.verdict_text(cell.verdict),
-            "bounds": bounds_text(cell.speedup),
-            "blocks": cell.speedup.num_units,
+            "bounds": bounds_text(test),
+            "blocks": test.num_units,
         }
         for cell in cells
-        if cell.speedup is not None and cell.speedup.estimate is not None
+        if (test := cell.find_test("speedup")) is not None and test.estimate is not None
     ]
     if rows:
         tooltip = [
@@ -128,22 +128,22 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
 _MARKS: Mapping[Verdict, str] = {Verdict.ENABLE: "circle", Verdict.DISABLE: "square", Verdict.HOLD: "diamond"}
 
 
-def _table(endpoint: str, slice_key: str, cells: Sequence[LoadCell]) -> None:
-    accepted = acceptance_title(cell.acceptance for cell in cells)
+def _table(endpoint: str, slice_key: str, cells: Sequence[Decision]) -> None:
+    accepted = acceptance_title(cell.find_test("acceptance") for cell in cells)
     st.dataframe(
         charts.frame(
             [
                 {
                     "Load": cell.concurrency,
-                    "K": cell.depth,
-                    "Config": plain_text(cell.config_name),
+                    "K": cell.config.num_speculative_tokens,
+                    "Config": plain_text(cell.config.name),
                     "Verdict": formats.mark_verdict(cell.verdict),
-                    "Speedup": times(cell.estimate),
-                    "Bounds": DASH if cell.speedup is None else bounds_text(cell.speedup),
-                    "Total times": total_time_text(cell.total_time),
+                    "Speedup": times(estimate(cell)),
+                    "Bounds": DASH if (speedup := cell.find_test("speedup")) is None else bounds_text(speedup),
+                    "Total times": total_time_text(cell.find_test("total_time")),
                     accepted: DASH
-                    if cell.acceptance is None
-                    else f"{shown_as('acceptance')(cell.acceptance.estimate)} {bounds_text(cell.acceptance)}",
+                    if (acceptance := cell.find_test("acceptance")) is None
+                    else f"{shown_as('acceptance')(acceptance.estimate)} {bounds_text(acceptance)}",
                     "Why": plain_text(cell.reason),
                     "Evidence": links.address(
                         "evidence", endpoint=endpoint, slice=slice_key, load=cell.concurrency, config=cell.fingerprint

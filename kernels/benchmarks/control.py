@@ -18,9 +18,9 @@ from typing import Any
 
 from scipy.stats import binomtest
 
+from kernels.benchmarks.pools import INTERVALS_PER_DAY, WORLDS, PoolOutcome, PoolWorld, run_world
 from shadowspec.app.console import notes, progress_bar
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.simulate.pools import INTERVALS_PER_DAY, WORLDS, PoolOutcome, PoolWorld, run_world
 
 RESULTS = Path(__file__).parent / "results" / "control.json"
 PAGE = Path(__file__).parents[2] / "docs" / "research" / "control.md"

@@ -16,6 +16,5 @@ from shadowspec.store.read.change_reads import AdviceChange, VerdictChange
 from shadowspec.store.read.rollup_reads import GroupSums
 from shadowspec.store.read.run_pages import RunFilter, RunPage
 from shadowspec.store.rollups import METRICS, SHARE_WINDOW, Rollup, RollupKey, RollupSums, Traffic
-from shadowspec.store.row_values import TestSnapshot
 from shadowspec.store.store import Store
 from shadowspec.types import RoleKind

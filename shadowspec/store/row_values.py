@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from shadowspec.store.column_types import RECORD_KEY
-from shadowspec.store.table_definitions import HYPOTHESIS
 from shadowspec.types import (
     Arm,
     ArmTiming,
@@ -31,26 +30,10 @@ from shadowspec.types import (
     StoredBlock,
     StoredRecord,
     TestResult,
-    Verdict,
 )
 from shadowspec.types.decision_documents import DECISION_FIELDS, TEST_FIELDS, read_test, stored_test_details
 
 # ruff: noqa: D103 - each function is the mapping that its name and types state
-
-
-@dataclass(frozen=True, slots=True)
-class TestSnapshot:
-    """A test result with the hypothesis and the look that it belongs to."""
-
-    __test__ = False  # a value, not a pytest class
-
-    endpoint: str
-    slice_key: str
-    concurrency: int
-    fingerprint: str
-    decided_at: datetime  # aware, UTC
-    verdict: Verdict  # of the whole hypothesis at that look
-    result: TestResult
 
 
 def _names(kind: type[Any], *without: str) -> tuple[str, ...]:
@@ -180,8 +163,3 @@ def test_rows(decision_id: int, decision: Decision) -> list[dict[str, Any]]:
 
 def test_value(row: RowMapping) -> TestResult:
     return read_test(_pick(row, TEST_FIELDS), row["details"])
-
-
-def snapshot_value(row: RowMapping, result: TestResult) -> TestSnapshot:
-    hypothesis = _pick(row, (*HYPOTHESIS, "decided_at"))
-    return TestSnapshot(verdict=Verdict(row["verdict"]), result=result, **hypothesis)

@@ -149,7 +149,6 @@ class Store:
     standing_verdicts = reading(decision_reads.read_verdicts)
     decision = reading(decision_reads.read_decision)
     decisions_at = reading(decision_reads.read_decisions_at)
-    snapshots = reading(decision_reads.read_snapshots)
     verdict_changes = reading(change_reads.read_verdict_changes)
     advice_changes = reading(change_reads.read_advice_changes)
 

@@ -51,11 +51,6 @@ class Ready:
     configs: Mapping[str, tuple[FingerprintedConfig, ...]]
     device: str  # as its configs name it
 
-    @property
-    def fingerprints(self) -> tuple[FingerprintedConfig, ...]:
-        """Every config once."""
-        return tuple({config.fingerprint: config for group in self.configs.values() for config in group}.values())
-
 
 @dataclass(frozen=True, slots=True)
 class Failed:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from kernels.benchmarks.pools import PoolWorld, draw_windows
 from shadowspec.config import load_config
 from shadowspec.live.guard import windows_to_alarm
 from shadowspec.rollout.endpoint_run import advance_rollouts
-from shadowspec.simulate.pools import PoolWorld, draw_windows
 from shadowspec.store import RoleKind, Store
 from shadowspec.types import (
     Composition,

@@ -32,7 +32,7 @@ def measured(fed: Workspace) -> Workspace:
 
 def test_a_plan_says_what_is_wanted_and_writes_nothing(measured: Workspace) -> None:
     with Store.open("sqlite:///shadow.db") as store:
-        before = store.latest_decisions(), len(store.snapshots("letters"))
+        before = [(each.decision_id, each) for each in store.latest_decisions()]
     done = measured.run("plan", "--json", "--capacity", "0.5")
     assert done.code == 0, done.err
     (plan,) = done.document["plans"]
@@ -48,7 +48,7 @@ def test_a_plan_says_what_is_wanted_and_writes_nothing(measured: Workspace) -> N
             assert 0.0 <= item["enable_share"] + item["disable_share"] <= 1.0
             assert item["clusters_p90"] is None or item["clusters_median"] <= item["clusters_p90"]
     with Store.open("sqlite:///shadow.db") as store:
-        assert (store.latest_decisions(), len(store.snapshots("letters"))) == before
+        assert [(each.decision_id, each) for each in store.latest_decisions()] == before
     assert plan["requests_per_s"] == pytest.approx(1.0)
     assert plan["session_cost"]["device_seconds"] > 0.0
     assert plan["session_cost"]["source"] in {"blocks", "arms"}

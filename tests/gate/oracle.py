@@ -482,11 +482,15 @@ def _fold(
     opened.sort(key=lambda cluster: (cluster.first_event, cluster.key, cluster.slice_key))
     entered: list[Cluster] = []
     for cluster in opened:
-        if not cluster.is_closed(closed_by):
+        if closed_by is not None and not _is_closed(cluster, closed_by):
             break
         entered.append(cluster)
     entries = _entries(entered, policy.entry_clusters)
     return Folding(tuple(entered), len(opened) - len(entered), num_late, {}, entries)
+
+
+def _is_closed(cluster: Cluster, closed_by: datetime) -> bool:
+    return cluster.closes_at < closed_by or (cluster.is_full and cluster.closes_at == closed_by)
 
 
 def _entries(entered: Sequence[Cluster], entry_clusters: int) -> dict[str, Entry]:

@@ -73,17 +73,6 @@ def test_repeated_units_are_folded_like_any_others() -> None:
     assert np.abs(at_once.logs - singly.logs).max() < 1e-9
 
 
-@settings(max_examples=40, deadline=None)
-@given(UNITS, UNITS)
-def test_tables_add_up(first, second) -> None:
-    empty = CapitalTable.empty("lower", grid(0.0, 1.0), 0.0, 1.0)
-    one, other, both = sums_of(first), sums_of(second), sums_of(first + second)
-    merged = empty.fold(one.values, one.weights).merge(empty.fold(other.values, other.weights))
-    assert np.abs(merged.logs - empty.fold(both.values, both.weights).logs).max() < 1e-9
-    with pytest.raises(ValueError, match="do not add up"):
-        empty.merge(CapitalTable.empty("upper", grid(0.0, 1.0), 0.0, 1.0))
-
-
 def test_a_null_between_two_rows_is_judged_at_the_next_one_outward() -> None:
     values, weights = np.full(40, 0.7), np.ones(40)
     lower = CapitalTable.empty("lower", grid(0.0, 1.0), 0.0, 1.0).fold(values, weights)

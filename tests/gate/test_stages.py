@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.benchmarks.pools import PoolWorld, draw_windows
 from shadowspec.gate.verdict.current_decision import LatestDecision, evidence_time
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, effective
 from shadowspec.rollout.control import Control, ControlVerdict, compare_pools
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.stages import StageLook, next_step, proven_depths
-from shadowspec.simulate.pools import PoolWorld, draw_windows
 from shadowspec.types import Decision, EvidenceSummary, LiveWindow, Rollout, Stage, Verdict
 from tests.store import examples
 

@@ -58,7 +58,7 @@ def test_nothing_is_said_beyond_what_was_measured(decisions: list[Decision], say
 
 def test_cells_are_of_one_slice() -> None:
     cells = loads.load_cells([at(8, 1.1), at(4, 1.2), at(4, 2.0, slice_key="a=b")], "")
-    assert [(cell.concurrency, cell.estimate) for cell in cells] == [(4, 1.2), (8, 1.1)]
+    assert [(cell.concurrency, loads.estimate(cell)) for cell in cells] == [(4, 1.2), (8, 1.1)]
 
 
 def group(load: int, **changes: float) -> GroupSums:

@@ -52,7 +52,7 @@ def kept(store: Store) -> tuple[object, ...]:
     """What retention never touches."""
     return (
         *(store.rollups("chat"), store.histogram("chat", "speedup"), store.funnel(), store.fingerprints()),
-        *(store.ledger("group"), store.ledger("run"), store.latest_decisions(), store.snapshots("chat")),
+        *(store.ledger("group"), store.ledger("run"), store.latest_decisions()),
     )
 
 

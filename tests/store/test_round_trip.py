@@ -68,18 +68,10 @@ def test_decisions(fresh: Callable[[], Store], data: st.DataObject) -> None:
     made = [decision for gate_run in gate_runs for decision in gate_run]
     with fresh() as store:
         store.save_fingerprints([config])
-        for gate_run in gate_runs:
-            store.append_decisions(gate_run)
+        ids = [number for gate_run in gate_runs for number in store.append_decisions(gate_run)]
+        assert [store.decision(number) for number in ids] == [(None, each) for each in made]
         last = {(each.endpoint, each.slice_key, each.concurrency): each for each in made}
         assert store.latest_decisions() == [last[hypothesis] for hypothesis in sorted(last)]
         for endpoint in ("chat", "sql"):
-            of_endpoint = [each for each in made if each.endpoint == endpoint]
             latest = [last[hypothesis] for hypothesis in sorted(last) if hypothesis[0] == endpoint]
             assert store.latest_decisions(endpoint) == latest
-            snapshots = store.snapshots(endpoint)
-            assert [each.result for each in snapshots] == [test for each in of_endpoint for test in each.tests]
-            assert [(each.slice_key, each.concurrency, each.verdict, each.decided_at) for each in snapshots] == [
-                (each.slice_key, each.concurrency, each.verdict, each.decided_at)
-                for each in of_endpoint
-                for _ in each.tests
-            ]

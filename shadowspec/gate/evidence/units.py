@@ -40,10 +40,6 @@ class Cluster:
     is_full: bool
     members: tuple[RecordKey, ...]
 
-    def is_closed(self, closed_by: datetime | None) -> bool:
-        """Whether it takes no more records at this watermark, up to which every record is known (None: none follow)."""
-        return closed_by is None or (self.closes_at <= closed_by if self.is_full else self.closes_at < closed_by)
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -100,16 +100,6 @@ class CapitalTable:
         """
         return self.with_logs(self.logs + num_units * np.log1p(-FRACTIONS)) if num_units else self
 
-    def merge(self, other: CapitalTable) -> CapitalTable:
-        """The table of the units of both.
-
-        Raises:
-            ValueError: they are not of the same side and nulls.
-        """
-        if self.side != other.side or not np.array_equal(self.thetas, other.thetas):
-            raise ValueError("tables of different sides or nulls do not add up")
-        return replace(self, logs=self.logs + other.logs)
-
     def sums_at(self, theta: float) -> Floats | None:
         """Sums by fraction at the next null outward of `theta`, [NUM_FRACTIONS]; None without such a null."""
         if self.side == "lower":

@@ -1,34 +1,13 @@
-"""Verdict and speedup by load, from the cells that were measured, and the load at which speculation breaks even."""
+"""Verdict and speedup by load, from the decisions on measured loads, and the load at which speculation breaks even."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from shadowspec.planning.frontier import Crossing, crossings
-from shadowspec.reports.definitions import find_test
-from shadowspec.types import Decision, TestResult, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class LoadCell:
-    """One slice at one load with one config: the current verdict, and what was measured."""
-
-    concurrency: int
-    config_name: str
-    depth: int  # num_speculative_tokens
-    fingerprint: str
-    verdict: Verdict
-    reason: str
-    decision_id: int | None
-    speedup: TestResult | None
-    total_time: TestResult | None
-    acceptance: TestResult | None
-
-    @property
-    def estimate(self) -> float | None:
-        """The estimated speedup."""
-        return None if self.speedup is None else self.speedup.estimate
+from shadowspec.types import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,40 +38,31 @@ class BreakEven:
         return f"{side} at every load measured ({self.loads[0]} to {self.loads[-1]})"
 
 
-def load_cells(decisions: Iterable[Decision], slice_key: str) -> list[LoadCell]:
-    """One slice's cells ("" for the whole endpoint) by depth, config and load.
+def load_cells(decisions: Iterable[Decision], slice_key: str) -> list[Decision]:
+    """One slice's decisions ("" for the whole endpoint) by depth, config and load.
 
     `decisions` are the endpoint's current ones, overrides laid over them.
     """
-    cells = [
-        LoadCell(
-            concurrency=decision.concurrency,
-            config_name=decision.config.name,
-            depth=decision.config.num_speculative_tokens,
-            fingerprint=decision.fingerprint,
-            verdict=decision.verdict,
-            reason=decision.reason,
-            decision_id=decision.decision_id,
-            speedup=find_test(decision, "speedup"),
-            total_time=find_test(decision, "total_time"),
-            acceptance=find_test(decision, "acceptance"),
-        )
-        for decision in decisions
-        if decision.slice_key == slice_key
-    ]
-    return sorted(cells, key=lambda cell: (cell.depth, cell.config_name, cell.fingerprint, cell.concurrency))
+    cells = [decision for decision in decisions if decision.slice_key == slice_key]
+    return sorted(cells, key=lambda cell: (*_config(cell), cell.concurrency))
 
 
-def break_evens(cells: Sequence[LoadCell], level: float = 1.0) -> list[BreakEven]:
+def estimate(cell: Decision) -> float | None:
+    """The estimated speedup."""
+    return None if (speedup := cell.find_test("speedup")) is None else speedup.estimate
+
+
+def break_evens(cells: Sequence[Decision], level: float = 1.0) -> list[BreakEven]:
     """Where each config's estimated speedup passes `level`, in the order of the cells."""
-    by_config: dict[tuple[int, str, str], list[LoadCell]] = {}
-    for cell in cells:
-        by_config.setdefault((cell.depth, cell.config_name, cell.fingerprint), []).append(cell)
-    return [_break_even(name, depth, load_cells, level) for (depth, name, _), load_cells in by_config.items()]
+    return [_break_even(*config[:2], list(found), level) for config, found in groupby(cells, key=_config)]
 
 
-def _break_even(name: str, depth: int, cells: Sequence[LoadCell], level: float) -> BreakEven:
-    measured = [(cell.concurrency, cell.estimate) for cell in cells if cell.estimate]
+def _config(cell: Decision) -> tuple[int, str, str]:
+    return cell.config.num_speculative_tokens, cell.config.name, cell.fingerprint
+
+
+def _break_even(depth: int, name: str, cells: Sequence[Decision], level: float) -> BreakEven:
+    measured = [(cell.concurrency, speedup) for cell in cells if (speedup := estimate(cell))]
     return BreakEven(
         config_name=name,
         depth=depth,

@@ -14,7 +14,6 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, sele
 from shadowspec.store import row_values
 from shadowspec.store.bulk import distinct_keys
 from shadowspec.store.read.row_reads import read_fingerprints
-from shadowspec.store.row_values import TestSnapshot
 from shadowspec.store.table_definitions import HYPOTHESIS, decisions, test_snapshots
 from shadowspec.types import Decision, TestResult, Verdict, decision_documents
 
@@ -75,14 +74,6 @@ def _read_values(
         )
         for row in found
     ]
-
-
-def read_snapshots(connection: Connection, endpoint: str) -> list[TestSnapshot]:
-    """One entry per test and gate run, oldest first."""
-    statement = select(decisions).where(decisions.c.endpoint == endpoint)
-    tests = _read_tests(connection, statement.with_only_columns(decisions.c.decision_id))
-    found = connection.execute(statement.order_by(decisions.c.decision_id)).mappings()
-    return [row_values.snapshot_value(row, result) for row in found for result in tests[row["decision_id"]]]
 
 
 def read_verdicts(connection: Connection, endpoint: str) -> dict[tuple[str, int, str], tuple[Verdict, str]]:

@@ -44,11 +44,6 @@ class EventHalf:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # by lower-case name
     size: int = 0
 
-    @property
-    def source(self) -> str:
-        """The event's `source` attribute."""
-        return self.scope[0]
-
 
 class Opened(Struct, frozen=True):
     """One record of a message, or the reason for its refusal, or half of a record: exactly one of the three is set.

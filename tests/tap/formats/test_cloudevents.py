@@ -27,7 +27,6 @@ def test_either_mode_of_either_api_gives_the_same_half(make: Any, format: Messag
     half = half_of(*make("request", REQUEST), format)
     assert (half.is_request, half.body, half.join_id) == (True, REQUEST, "call-1")
     assert half.scope == (KSERVE_SOURCE, "models", "chat", "predictor")
-    assert half.source == KSERVE_SOURCE
     assert (half.endpoint, half.event_time) == ("chat", TIME)
     assert half.headers["x-session-id"] == "s-2"  # of the logged header's values the last counts
     answer = half_of(*make("response", ANSWER), format)
