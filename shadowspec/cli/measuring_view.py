@@ -120,8 +120,7 @@ def _headline(progress: MeasuringProgress, since: float = 0.0) -> str:
     limit_s = max(progress.limit_s - since, 0.0)
     limit = f", --minutes ends it in {span_text(limit_s)}" if limit_s < progress.eta_s - since else ""
     return (
-        f"{done.records_read:,}/{plural(progress.num_records, 'record')}, "
-        f"{plural(done.blocks_measured, 'block')}, {plural(done.requests_measured, 'request')}{found}, "
-        f"{span_text(progress.seconds + since)}, about {span_text(max(progress.eta_s - since, 0.0))} "
-        f"to the end of the recording{limit}"
+        f"{done.records_read:,}/{plural(progress.num_records, 'record')}, {plural(done.blocks_measured, 'block')}, "
+        f"{plural(done.requests_measured, 'request')}{found}, {span_text(progress.seconds + since)}, about "
+        f"{span_text(max(progress.eta_s - since, 0.0))} to the end of the recording{limit}"
     )

@@ -47,9 +47,8 @@ TEST_TITLE = {
 }
 
 REPLAY_NOTE = (
-    "Expected counts from logged responses, pooled, beside the engine's counts of the same time. No test uses "
-    "replay. A "
-    "difference beyond its limit is a production mismatch: production gives other answers than the shadow's target."
+    "Expected counts from logged responses, pooled, beside the engine's counts of the same time. No test uses replay. "
+    "A difference beyond its limit is a production mismatch: production gives other answers than the shadow's target."
 )
 AUDIT_NOTE = (
     "Replay of the speculative engine's outputs. The share of tokens accepted beyond replay's expectation has mean "
@@ -96,15 +95,13 @@ DEFINITIONS = {
     "units": (
         "Units",
         "A test counts blocks (requests that went through both arms together), clusters (sessions), requests or "
-        "documents of task sets. It "
-        "never counts tokens, which are not independent. 'Smallest n' is the fewest units at which it could pass; "
-        "'still needed' is an estimate.",
+        "documents of task sets. It never counts tokens, which are not independent. 'Smallest n' is the fewest units "
+        "at which it could pass; 'still needed' is an estimate.",
     ),
     "pooled": (
         "Pooled",
         "Counts are added up over requests, then one ratio is formed. A mean of the requests' ratios is another "
-        "figure, "
-        "and named so.",
+        "figure, and named so.",
     ),
     "mean-length": (
         "Mean acceptance length",
@@ -186,8 +183,7 @@ DEFINITIONS = {
     "failures": (
         "Failures",
         "Counts of measured requests that have a flag, over those for which the flag is defined; plain sums. A "
-        "suspected "
-        "kind of failure compares a slice with the endpoint's other slices. No test and no verdict uses it.",
+        "suspected kind of failure compares a slice with the endpoint's other slices. No test and no verdict uses it.",
     ),
     "funnel": ("Funnel", "Every record read ends in exactly one counter, so the counters add up to the records read."),
     "sequence": (
@@ -197,8 +193,7 @@ DEFINITIONS = {
     "by-context": (
         "By length of the prompt",
         "Measured requests by their prompt tokens, pooled within each range, without bounds. The cache is one "
-        "request's "
-        "KV cache at its end: of the target, or of target and draft.",
+        "request's KV cache at its end: of the target, or of target and draft.",
     ),
     "predicted": (
         "Predicted speedup",
@@ -216,11 +211,9 @@ DEFINITIONS = {
     ),
     "detector": (
         "Detector",
-        "A statistic that the gate computes unit by unit after ENABLE. Drift of speedup, acceptance, the slowed "
-        "share or "
-        "z: it fires if a proven limit no longer holds, and ends the ENABLE. Prompt mix: an e-value against the "
-        "slices' "
-        "shares at ENABLE.",
+        "A statistic that the gate computes unit by unit after ENABLE. Drift of speedup, acceptance, the slowed share "
+        "or z: it fires if a proven limit no longer holds, and ends the ENABLE. Prompt mix: an e-value against the "
+        "slices' shares at ENABLE.",
     ),
     "age": ("Evidence age", "Time since the newest request in the evidence was made, whenever it was measured."),
 }

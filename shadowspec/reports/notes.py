@@ -57,9 +57,8 @@ def decision_notes(decision: Decision) -> list[str]:
         notes.append(f"It has no level, so that the verdict on the whole endpoint ({verdict}) covers it.")
     if bounds is not None and bounds.known_share > 0.0:
         notes.append(
-            "Under the current traffic, the slices' bounds give a speedup of "
-            f"[{times(bounds.lower)}, {times(bounds.upper)}]; "
-            f"{percent(bounds.known_share)} of the traffic has such a bound."
+            f"Under the current traffic, the slices' bounds give a speedup of [{times(bounds.lower)}, "
+            f"{times(bounds.upper)}]; {percent(bounds.known_share)} of the traffic has such a bound."
         )
     return [*notes, *_never_timed(decision), *_changes(decision)]
 

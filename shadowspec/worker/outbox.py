@@ -30,10 +30,11 @@ from shadowspec.types import (
     WriteOutcome,
 )
 from shadowspec.worker.background import Background, Call
-from shadowspec.worker.ports import DeadLetterQueue, MessageSource
 from shadowspec.worker.tracker import LedgerStep, PartitionTracker
 
 if TYPE_CHECKING:
+    from shadowspec.tap.dead_letter_topic import DeadLetterWriter
+    from shadowspec.tap.kafka.consumer import KafkaTap
     from shadowspec.worker.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -179,8 +180,8 @@ class Writer:
         outbox: Outbox,
         database: Background,
         store: Store,
-        source: MessageSource,
-        dead_letters: DeadLetterQueue,
+        source: KafkaTap,
+        dead_letters: DeadLetterWriter,
         telemetry: Telemetry,
         *,
         consumer: str,

@@ -18,13 +18,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.tap.blocks import REMEMBERED_PROMPTS
 from shadowspec.types import Block, BlockResult, FingerprintedConfig, RecordKey, Run, ShadowPrompt
+
+if TYPE_CHECKING:
+    from shadowspec.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +131,11 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0  # between two tries to reach the log
 
 
-class AttemptLog(Protocol):
-    """Where attempts are kept."""
-
-    def record_attempt(self, keys: Sequence[RecordKey]) -> Mapping[RecordKey, int]:
-        """Count one more attempt of each; how many each has had, this one included."""
-
-    def clear_attempts(self, keys: Sequence[RecordKey]) -> None:
-        """Count from zero again: the request was measured singly without a failure."""
-
-
 class Attempts:
     """Queries the log on a separate thread: a database that is away must not stop the poll loop."""
 
-    def __init__(self, attempt_log: AttemptLog) -> None:
-        self._log = attempt_log
+    def __init__(self, store: Store) -> None:
+        self._log = store
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="attempts")
         self._closing = threading.Event()
         self._asked: dict[RecordKey, Future[int]] = {}

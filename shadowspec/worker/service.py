@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from shadowspec.gate.verdict.lifecycle import Standing, decided_slices
 from shadowspec.gc_control import gc_relaxed
@@ -22,8 +23,12 @@ from shadowspec.types.settings import WorkerSettings
 from shadowspec.worker.background import Background, Call
 from shadowspec.worker.outbox import Writer
 from shadowspec.worker.pipeline import Pipeline
-from shadowspec.worker.ports import BlockSupervisor, DeadLetterQueue, MessageSource
 from shadowspec.worker.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from shadowspec.tap.dead_letter_topic import DeadLetterWriter
+    from shadowspec.tap.kafka.consumer import KafkaTap
+    from shadowspec.worker.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +40,12 @@ class Service:
 
     def __init__(
         self,
-        source: MessageSource,
+        source: KafkaTap,
         pipeline: Pipeline,
         admission: Admission,
-        supervisor: BlockSupervisor,
+        supervisor: Supervisor,
         store: Store,
-        dead_letters: DeadLetterQueue,
+        dead_letters: DeadLetterWriter,
         rates: SliceRates,
         rules: Sequence[EndpointRule],
         *,

@@ -14,13 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.types import Block, BlockResult, FingerprintedConfig, RecordKey
 from shadowspec.types.settings import WorkerSettings
 from shadowspec.worker.engine_process import BuildFailed, Died, EngineFactory, EngineProcess, Event, Failed, Ready
-from shadowspec.worker.recovery import AttemptLog, Attempts, BlockOutcome, Case, MeasuredPrompts
+from shadowspec.worker.recovery import Attempts, BlockOutcome, Case, MeasuredPrompts
+
+if TYPE_CHECKING:
+    from shadowspec.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class Supervisor:
     def __init__(
         self,
         factories: Sequence[EngineFactory],
-        attempt_log: AttemptLog,
+        store: Store,
         settings: WorkerSettings,
         on_restart: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -68,7 +71,7 @@ class Supervisor:
             on_restart: called with a short reason whenever a child has ended and another will be started.
         """
         self._slots = [_Slot(factory, f"engine-{index}") for index, factory in enumerate(factories)]
-        self._attempts = Attempts(attempt_log)
+        self._attempts = Attempts(store)
         self._settings, self._on_restart = settings, on_restart
         self._queue: deque[Case] = deque()
         self._outcomes: list[BlockOutcome] = []

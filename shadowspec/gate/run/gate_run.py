@@ -169,8 +169,7 @@ class EndpointGate:
         if left[0] < folded[0] or left[1] < folded[1]:
             raise InputError(
                 f"the evidence of endpoint {self.endpoint} must be folded again ({reason}), but retention has removed "
-                f"rows that it rests on. {left[0]} of {folded[0]} records and {left[1]} of {folded[1]} runs "
-                "are left"
+                f"rows that it rests on. {left[0]} of {folded[0]} records and {left[1]} of {folded[1]} runs are left"
             )
         session.discard_evidence()
         return new_state(begins, rules.clusterings), {}, (), begins

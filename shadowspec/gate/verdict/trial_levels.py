@@ -1,9 +1,9 @@
 """Runs of a hypothesis and their levels: which fingerprint it is about, when its tests restart, and at what level.
 
 A hypothesis is endpoint x slice x load x the operator's name for a speculation config.  The config of the name
-may change: other weights, another chat template, tokenizer, sampling or engine version make another
 may change: other weights, another chat template, tokenizer, sampling or engine version make another fingerprint, and
-figures of the old one do not apply to the new.  A new fingerprint, or an alarm of a drift
+figures of the old one do not apply to the new.  A new fingerprint, or an alarm of a drift detector, ends the run: the
+next one starts with no evidence.
 
 Levels go by a sequentially rejective graph (Bretz, Maurer, Brannath and Posch 2009, with tests that hold at any time):
 the whole endpoint has one half of alpha, the slices have the other in `num_slots` equal parts, whether they have
