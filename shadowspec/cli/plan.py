@@ -84,10 +84,8 @@ def plan(
                 )  # fmt: skip
         if not any(endpoint_plan.hypotheses for endpoint_plan in plans):
             raise no_decision(store, chosen)
-        mirrored = {endpoint_plan.endpoint: stored_traffic(store, endpoint_plan.endpoint) for endpoint_plan in plans}
-    document: dict[str, Any] = {
-        "plans": [plan_document(endpoint_plan, mirrored[endpoint_plan.endpoint]) for endpoint_plan in plans]
-    }
+        mirrored = {each.endpoint: stored_traffic(store, each.endpoint) for each in plans}
+    document: dict[str, Any] = {"plans": [plan_document(each, mirrored[each.endpoint]) for each in plans]}
     sizings = []
     if within_s is not None:
         for endpoint_plan in plans:

@@ -54,30 +54,20 @@ def session_costs(blocks: Sequence[BlockTime]) -> SessionCosts | None:
     timed = [block for block in blocks if block.num_requests and block.arms_s > 0.0]
     if not timed:
         return None
-    lengths = {
-        id(block_time): (block_time.next_started_at - block_time.started_at).total_seconds()
-        for block_time in timed
-        if block_time.next_started_at
-    }
-    overlapping = sum(
-        lengths[id(block_time)] < OVERLAP_FACTOR * block_time.least_s
-        for block_time in timed
-        if id(block_time) in lengths
-    )
-    whole = [
-        block_time
-        for block_time in timed
-        if id(block_time) in lengths and lengths[id(block_time)] <= IDLE_FACTOR * block_time.arms_s
+    followed = [
+        (block, (block.next_started_at - block.started_at).total_seconds()) for block in timed if block.next_started_at
     ]
-    if whole and overlapping <= MOST_OVERLAPPING * len(lengths):
-        source, seconds = CostSource.BLOCKS, [(block_time, lengths[id(block_time)]) for block_time in whole]
+    overlapping = sum(length_s < OVERLAP_FACTOR * block.least_s for block, length_s in followed)
+    whole = [(block, length_s) for block, length_s in followed if length_s <= IDLE_FACTOR * block.arms_s]
+    if whole and overlapping <= MOST_OVERLAPPING * len(followed):
+        source, seconds = CostSource.BLOCKS, whole
     else:
-        source, seconds = CostSource.ARMS, [(block_time, block_time.arms_s) for block_time in timed]
+        source, seconds = CostSource.ARMS, [(block, block.arms_s) for block in timed]
     by_slice: dict[tuple[str, int], list[tuple[BlockTime, float]]] = defaultdict(list)
     by_load: dict[int, list[tuple[BlockTime, float]]] = defaultdict(list)
-    for block_time, took_s in seconds:
-        by_slice[block_time.slice_key, block_time.concurrency].append((block_time, took_s))
-        by_load[block_time.concurrency].append((block_time, took_s))
+    for block, took_s in seconds:
+        by_slice[block.slice_key, block.concurrency].append((block, took_s))
+        by_load[block.concurrency].append((block, took_s))
     return SessionCosts(
         {key: _cost(item, source) for key, item in by_slice.items()},
         {key: _cost(item, source) for key, item in by_load.items()},

@@ -108,7 +108,7 @@ def cells_of_groups(groups: Iterable[GroupSums]) -> list[MeasuredCell]:
                 (group.slice_key, group.concurrency, group.fingerprint),
                 group.sums,
                 group.sums.num_runs - group.sums.num_failed,
-                mean_acceptance_length=tally.mean_acceptance_length(pooled),
+                mean_acceptance_length=metrics.mean_acceptance_length(pooled),
                 ratio_of_total_times=tally.ratio_of_total_times(pooled),
                 device=device_time([group]),
             )

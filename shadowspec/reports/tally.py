@@ -23,20 +23,25 @@ from shadowspec.types import BlockMemory, Memory, Run
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Sums that add up; `num_` are plain counts, everything else is weighted."""
+    """Sums that add up.  Runs are counted plainly, everything else is weighted, as `shadowspec.metrics` takes it."""
 
     num_runs: int = 0
     num_failed: int = 0
     num_timed: int = 0
     weight: float = 0.0
-    drafts: float = 0.0
-    draft_tokens: float = 0.0
-    accepted_tokens: float = 0.0
-    first_accepted_tokens: float = 0.0
+    num_drafts: float = 0.0
+    num_draft_tokens: float = 0.0
+    num_accepted_tokens: float = 0.0
+    num_first_accepted_tokens: float = 0.0
     timed_weight: float = 0.0
     log_speedup: float = 0.0
     baseline_ms: float = 0.0
     speculative_ms: float = 0.0
+
+    @property
+    def num_accepted_tokens_per_pos(self) -> tuple[float]:
+        """Of the first position only; no other is summed."""
+        return (self.num_first_accepted_tokens,)
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(*(item + more for item, more in zip(astuple(self), astuple(other), strict=True)))
@@ -49,10 +54,10 @@ class Tally:
             num_failed=sums.num_failed,
             num_timed=sums.num_timed,
             weight=sums.weight,
-            drafts=sums.weighted_drafts,
-            draft_tokens=sums.weighted_draft_tokens,
-            accepted_tokens=sums.weighted_accepted_tokens,
-            first_accepted_tokens=sums.weighted_first_accepted_tokens,
+            num_drafts=sums.weighted_drafts,
+            num_draft_tokens=sums.weighted_draft_tokens,
+            num_accepted_tokens=sums.weighted_accepted_tokens,
+            num_first_accepted_tokens=sums.weighted_first_accepted_tokens,
             timed_weight=sums.timed_weight,
             log_speedup=sums.weighted_log_speedup,
             baseline_ms=sums.weighted_baseline_end_to_end_ms,
@@ -73,10 +78,10 @@ class Tally:
             num_failed=int(row["failure"] is not None),
             num_timed=int(is_timed),
             weight=weight,
-            drafts=weight * (row["num_drafts"] or 0),
-            draft_tokens=weight * (row["num_draft_tokens"] or 0),
-            accepted_tokens=weight * (row["num_accepted_tokens"] or 0),
-            first_accepted_tokens=weight * (row["num_first_accepted_tokens"] or 0),
+            num_drafts=weight * (row["num_drafts"] or 0),
+            num_draft_tokens=weight * (row["num_draft_tokens"] or 0),
+            num_accepted_tokens=weight * (row["num_accepted_tokens"] or 0),
+            num_first_accepted_tokens=weight * (row["num_first_accepted_tokens"] or 0),
             timed_weight=timed,
             log_speedup=timed * math.log(baseline_ms / speculative_ms) if is_timed else 0.0,
             baseline_ms=timed * baseline_ms,
@@ -108,22 +113,6 @@ class Tally:
 def total(tallies: Iterable[Tally]) -> Tally:
     """All of them added up."""
     return sum(tallies, Tally())
-
-
-def mean_acceptance_length(tally: Tally) -> float | None:
-    """1 + accepted / drafts."""
-    accepted = ratio(tally.accepted_tokens, tally.drafts)
-    return None if accepted is None else 1.0 + accepted
-
-
-def first_position_acceptance_rate(tally: Tally) -> float | None:
-    """Steps that accepted the first drafted token, over all steps."""
-    return ratio(tally.first_accepted_tokens, tally.drafts)
-
-
-def draft_acceptance_rate(tally: Tally) -> float | None:
-    """Accepted over drafted tokens."""
-    return ratio(tally.accepted_tokens, tally.draft_tokens)
 
 
 def speedup(tally: Tally) -> float | None:
@@ -191,18 +180,12 @@ def by_context(points: Iterable[ContextPoint], cost: CacheCost | None) -> tuple[
 
 def _context_row(name: str, points: list[ContextPoint], cost: CacheCost | None) -> ContextRow:
     pooled = total(point.tally for point in points)
-    tokens = (
-        metrics.ratio(
-            sum(context_point.num_prompt_tokens + context_point.num_output_tokens for context_point in points),
-            len(points),
-        )
-        or 0.0
-    )
+    tokens = ratio(sum(each.num_prompt_tokens + each.num_output_tokens for each in points), len(points)) or 0.0
     return ContextRow(
         name=name,
         num_requests=len(points),
-        mean_acceptance_length=mean_acceptance_length(pooled),
-        first_position_acceptance_rate=first_position_acceptance_rate(pooled),
+        mean_acceptance_length=metrics.mean_acceptance_length(pooled),
+        first_position_acceptance_rate=metrics.first_position_acceptance_rate(pooled),
         ratio_of_total_times=ratio_of_total_times(pooled),
         baseline_cache_bytes=None if cost is None else tokens * cost.target,
         speculative_cache_bytes=None if cost is None else tokens * (cost.target + cost.draft),

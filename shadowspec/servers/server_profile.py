@@ -297,10 +297,7 @@ def _place(runs: Mapping[tuple[int, int, Arm], Sequence[_Run]], at: tuple[int, i
     base, spec = (runs[*at, arm] for arm in Arm)
     every = [request for run in spec for request in run.requests]
     whole = fit(every)
-    steps, accepted = (
-        sum(served_steps.num_steps for served_steps in every),
-        sum(served_steps.num_accepted for served_steps in every),
-    )
+    steps, accepted = sum(each.num_steps for each in every), sum(each.num_accepted for each in every)
     return ProfiledPlace(
         _cost(base, at, BASELINE),
         _cost(spec, at, depth),

@@ -41,7 +41,7 @@ def test_every_request_is_in_one_range_and_ranges_rise(lengths: list[int]) -> No
 
 def tallied(drafts: int, accepted: int, first: int, baseline_ms: float, speculative_ms: float) -> Tally:
     return Tally(
-        drafts=drafts, accepted_tokens=accepted, first_accepted_tokens=first,
+        num_drafts=drafts, num_accepted_tokens=accepted, num_first_accepted_tokens=first,
         baseline_ms=baseline_ms, speculative_ms=speculative_ms,
     )  # fmt: skip
 

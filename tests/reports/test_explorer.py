@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shadowspec import metrics
 from shadowspec.reports import tally
 from shadowspec.reports.pages import explorer
 from shadowspec.reports.pages.explorer import FIGURES, Point
@@ -115,7 +116,7 @@ def test_single_runs_make_the_same_figures() -> None:
     }
     assert tally.speedup(point.tally) == pytest.approx(2.0)
     assert tally.ratio_of_total_times(point.tally) == pytest.approx(2.0)
-    assert tally.mean_acceptance_length(point.tally) == pytest.approx(2.5)
+    assert metrics.mean_acceptance_length(point.tally) == pytest.approx(2.5)
     assert point.tally.weight == 2.0
 
 
@@ -123,7 +124,7 @@ def test_a_failed_run_counts_and_is_not_timed() -> None:
     none = dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_first_accepted_tokens"))
     failed = run(failure="out_of_memory", **none, baseline_prefill_ms=None, baseline_decode_ms=None)
     of_run = Tally.of_run(failed)
-    assert (of_run.num_runs, of_run.num_failed, of_run.num_timed, of_run.timed_weight, of_run.drafts) == (
+    assert (of_run.num_runs, of_run.num_failed, of_run.num_timed, of_run.timed_weight, of_run.num_drafts) == (
         1,
         1,
         0,

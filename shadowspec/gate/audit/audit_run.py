@@ -69,10 +69,7 @@ def run_audits(store: AuditStore, endpoint: str, now: datetime) -> list[CellAudi
     with store.endpoint_lock(endpoint):
         with store.audit_session(endpoint) as session:
             before, new = session.states(), session.take()
-            states = {
-                (stored_audit.slice_key, stored_audit.fingerprint): AuditState.of(stored_audit.document)
-                for stored_audit in before
-            }
+            states = {(each.slice_key, each.fingerprint): AuditState.of(each.document) for each in before}
             changed = fold_units(states, new, now)
             session.save([StoredAudit(*cell, state.document()) for cell, state in changed.items()])
         audits = _in_order(states | changed)

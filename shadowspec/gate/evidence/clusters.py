@@ -191,11 +191,7 @@ def _enter(
     """Let clusters in, of the keys in `opened` and of those in the table; `opened` is left as the keys are after it."""
     for each in table.take_waiting(_first_unclosed(table, opened, closed_by)):
         opened[each.slice_key, each.key] = each
-    waiting = {
-        (candidate.first_event, candidate.key, candidate.slice_key): candidate
-        for candidate in opened.values()
-        if candidate.first_event
-    }
+    waiting = {(each.first_event, each.key, each.slice_key): each for each in opened.values() if each.first_event}
     queue = sorted(waiting)
     entered: list[Cluster] = []
     entries, newest = dict(progress.entries), progress.newest_close

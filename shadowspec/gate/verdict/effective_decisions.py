@@ -112,16 +112,8 @@ def covering(
     overrides: Iterable[Override], endpoint: str, slice_key: str, concurrency: int, now: datetime
 ) -> Override | None:
     """The override that counts for this hypothesis, also where nothing was decided about it yet; None if none does."""
-    found = [
-        override
-        for override in overrides
-        if override.endpoint == endpoint and _covers(override, slice_key, concurrency, now)
-    ]
-    return max(
-        found,
-        key=lambda override: (override.verdict is Verdict.DISABLE, override.created_at, override.override_id),
-        default=None,
-    )
+    found = [each for each in overrides if each.endpoint == endpoint and _covers(each, slice_key, concurrency, now)]
+    return max(found, key=lambda it: (it.verdict is Verdict.DISABLE, it.created_at, it.override_id), default=None)
 
 
 def select_covering(overrides: Iterable[Override], endpoint: str, slice_key: str) -> list[Override]:

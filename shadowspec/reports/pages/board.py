@@ -321,11 +321,8 @@ def find_rows(board: Board, wanted: BoardFilter, sort: str) -> FoundRows:
             if not is_head:
                 opened.add(endpoint.name)
     order = SORTS.get(sort, SORTS["verdict"])
-    return FoundRows(
-        tuple(sorted(shown, key=lambda board_endpoint: (order(board_endpoint.head), board_endpoint.name))),
-        frozenset(opened),
-        number,
-    )
+    in_order = sorted(shown, key=lambda each: (order(each.head), each.name))
+    return FoundRows(tuple(in_order), frozenset(opened), number)
 
 
 def models_of(row: BoardRow) -> tuple[str, ...]:

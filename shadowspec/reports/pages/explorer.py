@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from shadowspec import metrics
 from shadowspec.reports import tally
 from shadowspec.reports.tally import Tally
 from shadowspec.store import GroupSums
@@ -53,19 +54,19 @@ FIGURES: Mapping[str, Figure] = {
     "acceptance length": Figure(
         "Mean acceptance length (tokens per step)",
         "1 + accepted tokens / steps, with the bonus or recovered token. Plain steps are left out.",
-        tally.mean_acceptance_length,
+        metrics.mean_acceptance_length,
         "tokens",
     ),
     "first-position acceptance": Figure(
         "First-position acceptance rate (%)",
         "Share of steps that accepted the first drafted token; it does not depend on K.",
-        tally.first_position_acceptance_rate,
+        metrics.first_position_acceptance_rate,
         "percent",
     ),
     "draft acceptance": Figure(
         "Draft acceptance rate (%)",
         "Accepted over drafted tokens; it falls as K grows.",
-        tally.draft_acceptance_rate,
+        metrics.draft_acceptance_rate,
         "percent",
     ),
     "requests": Figure(

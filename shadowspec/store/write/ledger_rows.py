@@ -158,15 +158,7 @@ def read_watermark(connection: Connection, endpoint: str) -> Watermark:
     ]
     if not behind:
         return Watermark(newest, is_ended)
-    last = min(
-        behind,
-        key=lambda watermark_holder: (
-            watermark_holder.time is not None,
-            watermark_holder.time or newest,
-            watermark_holder.consumer,
-            watermark_holder.partition,
-        ),
-    )
+    last = min(behind, key=lambda each: (each.time is not None, each.time or newest, each.consumer, each.partition))
     return Watermark(last.time, is_ended, None if last.time == newest else last)
 
 
