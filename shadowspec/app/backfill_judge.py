@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_responses
-from shadowspec.app.measure_files import load_tokenizers, new_models
+from shadowspec.app.measure_files import load_tokenizers
 from shadowspec.app.replay_records import WINDOW
 from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint, replayed_record
 from shadowspec.backfill.cluster import Actors, Judge
@@ -20,6 +20,7 @@ from shadowspec.backfill.logs import read_log
 from shadowspec.backfill.places import describe_place
 from shadowspec.backfill.replay_blocks import Part, Unused, parts
 from shadowspec.config import Config, EndpointConfig
+from shadowspec.engine import Models
 from shadowspec.engine.models import load_end_token_ids
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import ConfigError, InputError, RecordError, ShadowSpecError
@@ -171,7 +172,7 @@ def _judge(part: Part[Call], endpoints: Mapping[str, EndpointReplay]) -> Judged:
 
 def _load(config: Config, asked: Asked) -> dict[str, EndpointReplay]:
     tokenizers = load_tokenizers(config)
-    models = new_models(config)
+    models = Models(config.engine)
     return {
         name: load_endpoint(endpoint, models, tokenizers[name], asked, is_stored=True)
         for name, endpoint in chosen_parallel(config, asked.endpoint).items()

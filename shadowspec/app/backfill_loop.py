@@ -59,13 +59,8 @@ def loop_files(
         notes.print(f"loading models: {who}", highlight=False)
         with notes.status("loading models"):
             configs: Configs = call_remotely(partial(_configs, config), actors)
-        store.save_fingerprints(
-            list(
-                {
-                    fingerprinted.fingerprint: fingerprinted for each in configs.values() for fingerprinted in each
-                }.values()
-            )
-        )
+        every = {each.fingerprint: each for group in configs.values() for each in group}
+        store.save_fingerprints(list(every.values()))
         before = store.funnel()
         tokenizers = load_tokenizers(config)
         pool: ActorPool[Block, BlockResult] = ActorPool(

@@ -99,10 +99,7 @@ def work_id(
 
     Routing, slices and hashes are part of it, as are weights, device and precision, by the configs' fingerprints.
     """
-    fingerprints = {
-        name: [[fingerprinted.fingerprint for fingerprinted in each] for each in groups]
-        for name, groups in configs.items()
-    }
+    named = {name: [[each.fingerprint for each in group] for group in groups] for name, groups in configs.items()}
     # How much is measured, and under which load, is nothing to a replay.
     alike: dict[str, Any] = {
         "sample_rate": 1.0,
@@ -112,7 +109,7 @@ def work_id(
         "loads": (Load(1),),
     }
     rules = [replace(endpoint.rule, **alike, requests_per_slot=1) for endpoint in config.endpoints.values()]
-    said = repr((WINDOW, asked, rules, sorted(fingerprints.items()), hashlib.sha256(secret).hexdigest()))
+    said = repr((WINDOW, asked, rules, sorted(named.items()), hashlib.sha256(secret).hexdigest()))
     return hashlib.sha256(said.encode()).hexdigest()
 
 

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from shadowspec.app.before_loading import require_endpoints
 from shadowspec.app.console import notes, progress_bar
 from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_responses, track_records
-from shadowspec.app.measure_files import load_tokenizers, new_models
+from shadowspec.app.measure_files import load_tokenizers
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.config.sections import BUILT_IN_LABELS
 from shadowspec.distill.answers import sample_answers
@@ -35,7 +35,7 @@ from shadowspec.distill.draft_folder import (
 from shadowspec.distill.examples import Example, Split, split, times
 from shadowspec.distill.training import Course, Look, Trainer
 from shadowspec.distill.training_settings import Settings, Shares
-from shadowspec.engine import LoadedModel, engine_name
+from shadowspec.engine import LoadedModel, Models, engine_name
 from shadowspec.engine.device import device_name
 from shadowspec.engine.models import check_pair
 from shadowspec.engine.replay.response_tokens import Response
@@ -143,7 +143,7 @@ def _distill(
 ) -> Distilled:
     """Train the candidate's draft on these endpoints' responses."""
     with notes.status("loading models"):
-        models = new_models(config)
+        models = Models(config.engine)
         target = models.load(candidate.target)
         assert candidate.draft is not None, "it drafts with a model"
         base = models.load(candidate.draft)
@@ -180,7 +180,7 @@ def _distill(
     text = partial(card, origin, parts, answers, settings, course)
     write(draft, dtype, Path(candidate.draft), wanted.out, text(None))
     with notes.status("replaying the held-out sessions with both drafts"):
-        after = new_models(config).load(str(wanted.out))  # as it was written
+        after = Models(config.engine).load(str(wanted.out))  # as it was written
         try:
             comparison = compare(parts.held_out, target, base, after, candidate)
         except KeyboardInterrupt:

@@ -85,15 +85,6 @@ def unreadable_in(path: str) -> Iterator[Unreadable]:
 log = logging.getLogger(__name__)
 
 
-def new_models(config: Config) -> Models:
-    """What loads models, as the settings of the engine say.
-
-    Raises:
-        ModelError: the device is not there, or cannot run what is asked for.
-    """
-    return Models(config.engine)
-
-
 def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
     """The engine of each endpoint; models are loaded once and shared, pairs are checked, servers are looked at.
 
@@ -104,7 +95,7 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
     """
     transformers_logging.disable_progress_bar()  # stderr is ours
     scorers = load_scorers(config)
-    models = new_models(config)
+    models = Models(config.engine)
     engines: dict[str, Engine | ServerEngine] = {}
     shared: dict[tuple[object, ...], Engine] = {}
     for name, endpoint in config.endpoints.items():

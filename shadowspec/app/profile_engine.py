@@ -11,8 +11,8 @@ from transformers.utils import logging as transformers_logging
 
 from shadowspec.app.before_loading import require_endpoints
 from shadowspec.app.console import progress_bar
-from shadowspec.app.measure_files import new_models
 from shadowspec.config import Config
+from shadowspec.engine import Models
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, max_depth, profile
@@ -101,7 +101,7 @@ def _limit_depths(grid: Grid, candidate: Candidate) -> Grid | None:
 
 def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, LoadedModel, Candidate]]:
     transformers_logging.disable_progress_bar()  # stderr is ours
-    models = new_models(config)
+    models = Models(config.engine)
     for name, endpoint_config in config.chosen(endpoint).items():
         rule = endpoint_config.rule
         ours = tuple(each for each in endpoint_config.candidates if not each.is_served_method)

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from shadowspec.app.console import notes, progress_bar
 from shadowspec.app.logged_responses import Ended, logged_responses, track_records
-from shadowspec.app.measure_files import load_tokenizers, new_models
+from shadowspec.app.measure_files import load_tokenizers
 from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint, replayed_record
 from shadowspec.config import Config, load_hash_secret
+from shadowspec.engine import Models
 from shadowspec.engine.replay.pooling import Pool
 from shadowspec.engine.replay.replayer import Replayed
 from shadowspec.engine.replay.response_tokens import Response
@@ -92,7 +93,7 @@ def replay_files(
     secret = load_hash_secret(config)
     with notes.status("loading models"):
         tokenizers = load_tokenizers(config)
-        models = new_models(config)
+        models = Models(config.engine)
         endpoints = {
             name: load_endpoint(endpoint, models, tokenizers[name], asked, is_stored=on_replayed is not None)
             for name, endpoint in chosen.items()
