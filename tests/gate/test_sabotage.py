@@ -65,7 +65,7 @@ def check_betting(betting: ModuleType) -> None:
 
 
 def check_table(capital: ModuleType) -> None:
-    """Folded in pieces, merged or repeated, a table has the direct sums; between nulls it is judged outward."""
+    """Folded in pieces or repeated, a table has the direct sums; between nulls it is judged outward."""
     rng, thetas = np.random.default_rng(5), np.array([-0.5, 0.1, 0.4, 1.2])
     weights = rng.uniform(0.2, 1.0, 40)
     values = weights * rng.uniform(-1.0, 2.0, 40)
@@ -73,7 +73,7 @@ def check_table(capital: ModuleType) -> None:
         for worst in (None, 2.5) if side == "upper" else (None,):
             empty = capital.CapitalTable.empty(side, thetas, -1.0, 2.0, worst)
             table = empty.fold(values[:33], weights[:33]).fold(values[33:35], weights[33:35])
-            table = table.merge(empty.fold(values[35:], weights[35:]))
+            table = table.fold(values[35:], weights[35:])
             twice = empty.fold(np.tile(values, 2), np.tile(weights, 2))
             for theta in thetas.tolist():
                 size = worst or (theta + 1.0 if side == "lower" else 2.0 - theta)
@@ -276,7 +276,6 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
             ("weights[None, :] - values[None, :]", "weights[None, :] + values[None, :]"),
             ("scores / self.worst[:, None], -1.0", "scores * self.worst[:, None], -1.0"),
             ("scores / self.worst[:, None], -1.0", "scores / self.worst[:, None], -0.0"),
-            ("self.logs + other.logs", "self.logs - other.logs"),
             ("logs += _weighted", "logs -= _weighted"),
             ("np.log1p(fraction * ratios).sum(axis=1)", "np.log1p(fraction / ratios).sum(axis=1)"),
             ("factors = fraction * grouped", "factors = -fraction * grouped"),
