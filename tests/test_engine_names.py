@@ -52,7 +52,7 @@ def test_a_name_and_as_much_of_a_version_as_is_given(expected: str, measured: st
     ("serving", "measured", "name", "is_serving"),
     [
         ("vllm 0.32", IN_PROCESS, "vllm 0.32", True),
-        ("shadowspec-torch", IN_PROCESS, "shadowspec-torch", True),
+        ("shadowspec-torch", IN_PROCESS, "shadowspec-torch", False),
         (None, IN_PROCESS, "shadowspec-torch", False),
         (None, "vllm/0.32.0", "vllm", True),
         (None, "", "unknown", False),

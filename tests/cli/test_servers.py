@@ -231,7 +231,7 @@ def test_a_workers_process_measures_through_servers_and_ends_when_they_are_gone(
         process.submit(block)
         (result,) = events_of(process)
         assert isinstance(result, BlockResult)
-        assert [run.fingerprint for run in result.runs] == [ready.fingerprints[0].fingerprint] * 4
+        assert [run.fingerprint for run in result.runs] == [ready.configs["letters"][0].fingerprint] * 4
         servers[1].version = "0.33.0"
         process.submit(block)
         failed = events_of(process)[0]

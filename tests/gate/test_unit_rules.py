@@ -155,7 +155,7 @@ def test_clusters_enter_in_the_order_of_their_first_event() -> None:
     assert false_rate_of_entries(open_clusters) <= LEVEL
     as_they_close = sabotaged(
         "shadowspec.gate.evidence.clusters",
-        ("(candidate.first_event, candidate.key,", "(candidate.closes_at, candidate.key,"),
+        ("(each.first_event, each.key, each.slice_key)", "(each.closes_at, each.key, each.slice_key)"),
         ("place = (rest.first_event, rest.key,", "place = (rest.closes_at, rest.key,"),
         ("table.take_waiting(_first_unclosed(table, opened, closed_by))", "table.take_waiting(None)"),
     )
