@@ -19,3 +19,21 @@ from shadowspec.config.file import (
     load_hash_secret,
 )
 from shadowspec.config.template import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
+
+__all__ = [
+    "CONFIG_VARIABLE",
+    "DATABASE_VARIABLE",
+    "DEFAULT_CONFIG_NAME",
+    "DEFAULT_POLICY_NAME",
+    "PASSWORD_VARIABLE",
+    "SECRET_VARIABLE",
+    "Config",
+    "DashboardSettings",
+    "EndpointConfig",
+    "config_template",
+    "filled_template",
+    "find_config",
+    "load_config",
+    "load_hash_secret",
+    "policy_template",
+]

@@ -18,3 +18,28 @@ from shadowspec.store.read.run_pages import RunFilter, RunPage
 from shadowspec.store.rollups import METRICS, SHARE_WINDOW, Rollup, RollupKey, RollupSums, Traffic
 from shadowspec.store.store import Store
 from shadowspec.types import RoleKind
+
+__all__ = [
+    "METRICS",
+    "SHARE_WINDOW",
+    "AdviceChange",
+    "GroupSums",
+    "Histogram",
+    "LookPoint",
+    "Pulse",
+    "Quantile",
+    "Removal",
+    "RoleKind",
+    "Rollup",
+    "RollupKey",
+    "RollupSums",
+    "RunFilter",
+    "RunPage",
+    "Store",
+    "Traffic",
+    "VerdictChange",
+    "check",
+    "current",
+    "head",
+    "upgrade",
+]

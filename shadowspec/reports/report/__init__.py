@@ -11,3 +11,14 @@ from shadowspec.reports.report.report_html import render_html
 from shadowspec.reports.report.report_markdown import render_markdown
 from shadowspec.reports.report.report_model import Report
 from shadowspec.reports.report.terminal import terminal_tables, verdict_tables
+
+__all__ = [
+    "Report",
+    "build_report",
+    "render_html",
+    "render_json",
+    "render_markdown",
+    "report_document",
+    "terminal_tables",
+    "verdict_tables",
+]
