@@ -24,6 +24,7 @@ import numpy as np
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import FRACTIONS, Floats, Side, Sums, UnitSeries
+from shadowspec.metrics import finite
 from shadowspec.types import Figure
 
 State = Mapping[str, Figure]
@@ -63,11 +64,11 @@ class Detector:
 
     def state(self) -> dict[str, Figure]:
         """As a flat mapping that JSON can hold; minus infinity becomes None."""
-        logs = {f"log_statistic_{place}": _finite(value) for place, value in enumerate(self.log_statistics)}
+        logs = {f"log_statistic_{place}": finite(value) for place, value in enumerate(self.log_statistics)}
         return {
             "promise": self.promise,
             "highest": self.best,  # the name that stored states have
-            "log_peak": _finite(self.log_peak),
+            "log_peak": finite(self.log_peak),
             "num_units": self.num_units,
             **logs,
         }
@@ -200,10 +201,6 @@ def _select_alarmed(
     threshold = alarm_threshold(policy)
     started = [watcher for watcher in watchers if watcher.name in states]
     return tuple(each for each in started if Detector.of(states[each.name]).has_alarmed(threshold))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _log(value: Figure) -> float:
