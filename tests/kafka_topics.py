@@ -6,6 +6,7 @@ other way round.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 import uuid
@@ -19,6 +20,8 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 from shadowspec.tap.kafka.broker_clients import Client
 from tests.services import PATIENCE_S
 
+# Topics that tests make on a broker that they share: by `create`, and those of the documentation's pages.
+OTHERS = re.compile(r"test-[0-9a-f]{12}|shadow\.(prompts|retry|dead-letters)")
 KCAT_TIMEOUT_S = 30  # it waits for a leader without a word, for as long as there is none
 # What kcat says of a broker that is not ready yet.
 PASSING = (
@@ -75,7 +78,7 @@ class Topics:
     def names(self) -> set[str]:
         """The broker's topics, without those that other tests make on it meanwhile."""
         found = self.admin.list_topics()
-        return {name for name in found if name in self._made or not name.startswith(("test-", "shadow."))}
+        return {name for name in found if name in self._made or not OTHERS.fullmatch(name)}
 
     def create_again(self, name: str, partitions: int) -> None:
         """Create a topic that was just deleted, as soon as the broker lets us."""
