@@ -31,7 +31,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -99,10 +99,15 @@ def requests(count: int, output: int) -> list[Request]:
     return [Request(tuple(prompt), sampling, seed) for seed, prompt in enumerate(prompts)]
 
 
+def rate(decode_ms: Iterable[float], count: int, output: int) -> float:
+    """Tokens per second after the first tokens, by the slowest of the requests."""
+    return count * (output - 1) * 1e3 / max(decode_ms)
+
+
 def our_rate(model: DirectLlama, count: int, output: int) -> float:
     """Tokens per second of the baseline arm after the first tokens."""
     result = decode_batch(model, requests(count, output), end_token_ids=frozenset())
-    return count * (output - 1) * 1e3 / max(decoded.timing.decode_ms for decoded in result.decoded)
+    return rate((decoded.timing.decode_ms for decoded in result.decoded), count, output)
 
 
 def their_rate(server: Server, count: int, output: int) -> float:
@@ -119,8 +124,13 @@ def their_rate(server: Server, count: int, output: int) -> float:
             raise SystemExit("llama-server answered with another number of tokens than it was asked for")
         return float(answer.json()["timings"]["predicted_ms"])
 
+    return asked_rate(ask, count, output)
+
+
+def asked_rate(ask: Callable[[Request], float], count: int, output: int) -> float:
+    """Tokens per second of a server that is asked for so many requests at once; `ask` gives milliseconds."""
     with ThreadPoolExecutor(count) as threads:
-        return count * (output - 1) * 1e3 / max(threads.map(ask, requests(count, output)))
+        return rate(threads.map(ask, requests(count, output)), count, output)
 
 
 def streamed_rate(server: vllm_servers.Server, count: int, output: int) -> float:
@@ -146,8 +156,7 @@ def streamed_rate(server: vllm_servers.Server, count: int, output: int) -> float
 
     server.resume()
     try:
-        with ThreadPoolExecutor(count) as threads:
-            return count * (output - 1) * 1e3 / max(threads.map(ask, requests(count, output)))
+        return asked_rate(ask, count, output)
     finally:
         server.pause()
 
@@ -352,12 +361,13 @@ def main() -> None:
             arguments.folder = Path(stack.enter_context(TemporaryDirectory()))
         arguments.folder.mkdir(parents=True, exist_ok=True)
         version = vllm_version = None
+        if arguments.vllm_python is not None:
+            environment = vllm_servers.Environment(arguments.vllm_python, arguments.vllm_threads, "")
+            vllm_version = vllm_servers.vllm_version(environment)
         for shape in arguments.shapes.split(","):
             with ExitStack() as of_shape:
                 server = vllm = None
-                if arguments.vllm_python is not None:
-                    environment = vllm_servers.Environment(arguments.vllm_python, arguments.vllm_threads, "")
-                    vllm_version = vllm_servers.vllm_version(environment)
+                if vllm_version is not None:
                     log = arguments.folder / f"{shape}-vllm.log"
                     vllm = of_shape.enter_context(
                         vllm_servers.running(environment, None, log, is_fixed=False, target=saved(shape, arguments))
