@@ -220,7 +220,7 @@ bench-llm: $(VENV)/.installed-base ## Measure a public language model in process
 	$(BIN)/python kernels/benchmarks/bench_llm.py $(ARGS)
 
 .PHONY: bench-llm-cpu
-bench-llm-cpu: $(VENV)/.installed-base ## Hold steps of real model sizes on a CPU against its memory, torch and llama.cpp (ARGS="--llama-server PATH/llama-server --llama-source PATH"; nothing else may run)
+bench-llm-cpu: $(VENV)/.installed-base ## Hold steps of real model sizes on a CPU against its memory, torch, llama.cpp and vLLM (ARGS="--llama-server PATH/llama-server --llama-source PATH --vllm-python PATH"; nothing else may run)
 	$(BIN)/python kernels/benchmarks/llm_cpu.py $(ARGS)
 
 .PHONY: bench-tap
