@@ -8,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # For two cores: more than half of the time they wait.
-WORKERS ?= 5
+WORKERS ?= 4
 # Where it is set, each of the hundreds of processes that the tests start compiles torch and the rest from source.
 export PYTHONDONTWRITEBYTECODE :=
 SECONDS_EACH ?= 600
@@ -22,7 +22,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # A stamp per set of extras: newer than what says which packages are wanted, so nothing is to be installed.
-$(VENV)/.installed-%: pyproject.toml constraints.txt .ci/setup
+$(VENV)/.installed-%: pyproject.toml constraints.txt .ci/setup .ci/overrides-test.txt
 	@.ci/setup $(VENV) $*
 	@touch $@
 
@@ -59,7 +59,7 @@ test-services:
 	@$(MAKE) --no-print-directory --jobs=2 test-tools $(VENV)/.compiled-test
 
 .PHONY: test
-test: test-services ## Run the tests, with a real Postgres and Kafka, in about sixteen minutes on two cores (WORKERS=5 ARGS="-k gate")
+test: test-services ## Run the tests, with a real Postgres and Kafka, in about sixteen minutes on two cores (WORKERS=4 ARGS="-k gate")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(ARGS)
 
 .PHONY: test-all

@@ -330,8 +330,9 @@ from pathlib import Path
 from shadowspec.app.backfill_replay import work_id
 from shadowspec.app.replayers import Asked
 from shadowspec.config import load_config
-from tests.cli.test_backfill import ASKED, SECRET, fingerprints
-print(work_id(load_config(Path("shadowspec.toml")), ASKED, SECRET, fingerprints("a", "b")))
+from tests.store import examples
+fingerprints = {"letters": (tuple(examples.config(name) for name in "ab"),)}
+print(work_id(load_config(Path("shadowspec.toml")), Asked((1, 3)), b"a secret of sufficient length", fingerprints))
 """
 RULES = """
 labels = ["tier", "region", "plan"]

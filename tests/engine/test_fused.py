@@ -200,6 +200,7 @@ def test_the_backend_is_in_the_fingerprint(pair_folders: tuple[Path, Path]) -> N
     }
 
 
+@pytest.mark.all
 def test_without_triton_the_engine_loads() -> None:
     """The extra need not be installed; code that is compiled for a CPU needs no Triton either."""
     code = (

@@ -239,7 +239,7 @@ def test_sample_never_draws_a_token_of_weight_zero() -> None:
     assert sample(probs, uniform).tolist() == [1, 1, 3, 3]
 
 
-@pytest.mark.parametrize(("vocabulary", "rows"), [(7, 4_096), (151_936, 512)])
+@pytest.mark.parametrize(("vocabulary", "rows"), [(7, 4_096), pytest.param(151_936, 512, marks=pytest.mark.all)])
 def test_acceptance_probabilities_of_the_three_rules(vocabulary: int, rows: int) -> None:
     """E[accept] is 1 - TV for rejection, but target(argmax draft) for the one-hot rules."""
     generator = torch.Generator().manual_seed(3)

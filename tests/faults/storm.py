@@ -32,7 +32,7 @@ from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.tap.kafka.partitions import topic_source
 from shadowspec.tap.sources import RawRecord
-from shadowspec.types import RecordKey
+from shadowspec.types import FunnelCounter, RecordKey
 from tests.faults.casts import SECRET, Cast, fakes, real_pair
 from tests.faults.outcome import conclude
 from tests.faults.traffic import Expected, expected
@@ -43,6 +43,7 @@ from tests.services import PostgresServer, free_port, postgres_server
 NUM_PARTITIONS = 6
 SESSION_TIMEOUT_S = 10.0
 SETTLE_TIMEOUT_S = 240.0  # after the last fault: a rebalance, a backlog and a few restarts
+DIED = "engine_died"  # the failure of a block whose engine was killed
 Produce = Callable[[list[Message]], None]
 # Drained; gave a service up that was away for too long; killed; asked to stop before it had begun.
 EXPECTED_EXITS = {0, 5, -signal.SIGKILL, -signal.SIGTERM}
@@ -230,8 +231,13 @@ def finished_offsets(database: str, topic_id: str) -> dict[int, int]:
         return {e.partition.partition: e.next_offset for e in store.ledger("storm") if e.partition.source == topic_id}
 
 
-def compare(database: str, topic_id: str, wanted: Expected, num_messages: int, endpoints: Sequence[str]) -> list[str]:
-    """What is wrong with the rows; [] if nothing is."""
+def compare(
+    database: str, topic_id: str, wanted: Expected, num_messages: int, endpoints: Sequence[str], num_killed: int
+) -> list[str]:
+    """What is wrong with the rows; [] if nothing is.
+
+    A block whose engine was killed fails, each of its requests with a run of its own: `num_killed` blocks may.
+    """
     wrong: list[str] = []
     with Store.open(database) as store:
         funnel = dict(store.funnel())
@@ -239,6 +245,17 @@ def compare(database: str, topic_id: str, wanted: Expected, num_messages: int, e
         runs = [run for endpoint in endpoints for run in store.runs(endpoint)]
         blocks = {block.block_id: block for endpoint in endpoints for block in store.blocks(endpoint)}
         records = [record for endpoint in endpoints for record in store.records(endpoint)]
+    died = [run for run in runs if run.failure == DIED]
+    if (num_failed := len({run.block_id for run in died})) > num_killed:
+        wrong.append(f"{num_failed} blocks failed, and {num_killed} engines were killed")
+    for endpoint, number in Counter(
+        endpoint for endpoint, _ in {(blocks[run.block_id].endpoint, run.key) for run in died}
+    ).items():
+        if funnel.get((endpoint, FunnelCounter.FAILED, DIED)) == number:  # those that are lost show below
+            del funnel[endpoint, FunnelCounter.FAILED, DIED]
+            funnel[endpoint, FunnelCounter.MEASURED, None] = (
+                funnel.get((endpoint, FunnelCounter.MEASURED, None), 0) + number
+            )
     if sum(funnel.values()) != sum(entry.num_records for entry in ledger):
         wrong.append(f"the funnel holds {sum(funnel.values())} records, the ledger another number")
     if sum(entry.num_messages for entry in ledger) != num_messages:
@@ -255,7 +272,7 @@ def compare(database: str, topic_id: str, wanted: Expected, num_messages: int, e
         wrong.append(
             f"{len(wanted.measured - measured)} runs are missing, {len(measured - wanted.measured)} are too many"
         )
-    if failed := [run for run in runs if run.failure is not None]:
+    if failed := [run for run in runs if run.failure not in (None, DIED)]:
         wrong.append(f"{len(failed)} runs failed: {Counter(run.failure for run in failed)}")
     sizes = Counter(run.block_id for run in runs)
     if over := [block for block, size in sizes.items() if size > blocks[block].n_max]:
@@ -336,7 +353,9 @@ def run(
             for (partition, offset), message in zip(places, cast.traffic, strict=True)
         ]  # fmt: skip
         wanted = expected(delivered, rules, {rule.name: cast.tokenizer for rule in rules}, SECRET.encode())
-        wrong = compare(database, topic_id, wanted, len(delivered), [rule.name for rule in rules])
+        wrong = compare(
+            database, topic_id, wanted, len(delivered), [rule.name for rule in rules], storm.happened["kill_engine"]
+        )
         letters_found = dead_letters(broker, letters)
         if letters_found != wanted.malformed:
             wrong.append(f"dead letters: {len(letters_found)} places, {len(wanted.malformed)} malformed records")

@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 RUNS = 5_000  # as many on every machine, with one seed and one order of hashes: what it finds is found everywhere
 
 
+@pytest.mark.representative("openai")
 @pytest.mark.parametrize("format", MessageFormat)
 def test_a_short_run_finds_nothing(format: MessageFormat, tmp_path: Path) -> None:
     # Linux hands the peak of this process on to the fuzzer, which would take it for its own: only what one input

@@ -266,6 +266,7 @@ def test_the_promise_is_the_lowest_of_what_stands() -> None:
     assert promise_of([replace(whole, watch=None)]) is None
 
 
+@pytest.mark.representative("bursts")
 @pytest.mark.parametrize("shape", ["steps", "bursts"])
 def test_false_alarms_are_as_rare_as_was_promised(shape: str) -> None:
     """At the boundary itself, where acceptance is exactly the promise: windows of unequal traffic, accepted by chance.

@@ -78,6 +78,7 @@ def test_a_broker_that_hangs_is_waited_for(new_kafka: NewKafka) -> None:
             reader.until(lambda: tap.commit(dict.fromkeys(reader.owned, 2)).is_complete, patience_s=PATIENCE_S)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_a_tap_that_is_closed_while_the_broker_is_gone_ends_in_time(new_kafka: NewKafka) -> None:
     server = new_kafka()

@@ -106,6 +106,7 @@ def baseline_first_or_last(block: Block, num_candidates: int) -> list[int | None
     return [None, *candidates] if block.first_arm is Arm.BASELINE else [*candidates, None]
 
 
+@pytest.mark.all
 def test_candidates_that_are_never_first_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As engines ran them once: the first arm's penalty falls on the baseline, and never on these candidates."""
     world = WORLDS["three_candidates"]

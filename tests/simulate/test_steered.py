@@ -1,4 +1,7 @@
-"""Rates that follow the verdicts bias nothing after ENABLE, through alarm and recovery; with the old rules they do."""
+"""Rates that follow the verdicts bias nothing after ENABLE, through alarm and recovery; with the old rules they do.
+
+The old rules run in `make test-all`.
+"""
 
 from __future__ import annotations
 
@@ -42,27 +45,37 @@ def endpoint_runs(name: str, *, is_old: bool = False) -> list[HypothesisOutcome]
     return sorted((each for each in found if not each.slice_key), key=lambda each: each.num_restarts)
 
 
-@pytest.mark.slow
 @pytest.mark.representative("steered_constant")
 @pytest.mark.parametrize("name", ["steered_constant", "steered_open"])
 def test_an_endpoint_whose_truth_is_constant_has_no_alarm(name: str) -> None:
     (run,) = endpoint_runs(name)
     assert (run.verdict, run.alarm_block) == (Verdict.ENABLE, None)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("name", ["steered_constant", "steered_open"])
+def test_the_old_rules_alarm_an_endpoint_whose_truth_is_constant(name: str) -> None:
     assert endpoint_runs(name, is_old=True)[0].alarm_block is not None
 
 
-@pytest.mark.slow
 def test_a_run_after_an_alarm_is_not_enabled_by_the_slices_that_recovered() -> None:
     first, second = endpoint_runs("steered_recovery")
     assert (first.verdict, second.verdict) == (Verdict.ENABLE, Verdict.DISABLE)
+
+
+@pytest.mark.all
+def test_the_old_rules_enable_it_by_the_slices_that_recovered() -> None:
     assert endpoint_runs("steered_recovery", is_old=True)[1].verdict is Verdict.ENABLE
 
 
-@pytest.mark.slow
 def test_a_main_slice_that_decays_alone_alarms_its_endpoint() -> None:
     first, *_ = endpoint_runs("steered_decay")
     assert first.verdict is Verdict.ENABLE
     assert first.alarm_block is not None
+
+
+@pytest.mark.all
+def test_the_old_rules_do_not_alarm_an_endpoint_whose_main_slice_decays() -> None:
     assert endpoint_runs("steered_decay", is_old=True)[0].alarm_block is None
 
 
