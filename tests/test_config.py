@@ -334,6 +334,20 @@ def test_candidates_draft_by_the_rules_of_the_serving_engine_unless_the_operator
     assert rules(SERVED.replace("[[", "serving_engine = 'vllm'\n[[", 1)) == [default], "there the server drafts"
 
 
+def test_drafts_end_within_the_limit_as_the_serving_engines_do_or_the_operator_sets(tmp_path: Path) -> None:
+    def is_within(text: str) -> bool:
+        (found,) = load(tmp_path, text).endpoints["chat"].candidates
+        return found.drafts_within_limit
+
+    named = ENDPOINT.replace("[[", "serving_engine = 'llama.cpp'\n[[", 1)
+    assert is_within(named)
+    assert is_within(ENDPOINT + "drafts_within_limit = true\n")
+    assert not is_within(ENDPOINT)
+    assert not is_within(ENDPOINT.replace("[[", "serving_engine = 'vllm'\n[[", 1))
+    assert not is_within(named + "drafts_within_limit = false\n")
+    assert not is_within(SERVED.replace("[[", "serving_engine = 'llama.cpp'\n[[", 1)), "there the server drafts"
+
+
 def test_live(tmp_path: Path) -> None:
     text = ENDPOINT + "[endpoints.chat.live]\nmetrics_urls = ['http://a:8000/metrics', 'https://b.example/m']\n"
     found = load(tmp_path, text + "engine = 'sglang'\nrun_length = 500\nca_file = 'ca.pem'\n").endpoints["chat"].live
@@ -384,6 +398,7 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (ENDPOINT + "ngram_occurrence = 'earliest'\n", "ngram_occurrence is only for the proposer ngram"),
         (ENDPOINT + "draft_sampling = 'greedy'\n", "draft_sampling: must be 'request' or 'temperature'"),
         (SUFFIX + "draft_sampling = 'temperature'\n", "draft_sampling is only for proposers with a draft; remove it"),
+        (SUFFIX + "drafts_within_limit = 1\n", "k4.drafts_within_limit: must be true or false"),
         (ENDPOINT + "draft_confidence_threshold = 1.0\n", "k4.draft_confidence_threshold: must be less than 1"),
         (ENDPOINT + "draft_confidence_threshold = -0.1\n", "draft_confidence_threshold: must be greater than or"),
         (SUFFIX + "ngram_max = 2\n", "ngram_max is only for the proposer ngram"),
@@ -422,6 +437,7 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (SERVED + ENDPOINT.partition("[[")[2].join(("[[", "")).replace("k4", "k5"), "with servers has one candidate"),
         (SERVED.replace("= 4", "= 4\ndraft_confidence_threshold = 0.5"), "is only for the engine in this process"),
         (SERVED.replace("= 4", "= 4\ndraft_sampling = 'request'"), "draft_sampling is only for the engine"),
+        (SERVED.replace("= 4", "= 4\ndrafts_within_limit = false"), "drafts_within_limit is only for the engine"),
         (SERVED + "[worker]\ndevices = ['cuda:0', 'cuda:1']\n",
          "worker.devices: name one device, because the servers"),
         (ENDPOINT.replace("[[", "serving_engine = ''\n[[", 1), "endpoints.chat.serving_engine: must have at"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -17,7 +18,14 @@ from shadowspec.types import (
     VerifyRule,
     fingerprint_config,
 )
-from shadowspec.types.serving_engines import ENGINE_OPTIONS, ENGINE_RULES, rule_differences, with_engine_rules
+from shadowspec.types.serving_engines import (
+    ENGINE_OPTIONS,
+    ENGINE_RULES,
+    rule_differences,
+    rule_texts,
+    used_rules,
+    with_engine_rules,
+)
 
 EARLIEST, LATEST = NgramOccurrence.EARLIEST, NgramOccurrence.LATEST
 TEMPERATURE, REQUEST = DraftSampling.TEMPERATURE, DraftSampling.REQUEST
@@ -58,7 +66,27 @@ def test_a_candidate_takes_the_rules_of_the_engine_that_serves(
 ) -> None:
     found = with_engine_rules(config, engine)
     assert (found.ngram_occurrence, found.draft_sampling) == rules
-    assert replace(found, ngram_occurrence=LATEST, draft_sampling=REQUEST) == config, "nothing else changes"
+    plain = replace(found, ngram_occurrence=LATEST, draft_sampling=REQUEST, drafts_within_limit=False)
+    assert plain == config, "nothing else changes"
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_within"),
+    [
+        ("llama.cpp", True),
+        ("llamacpp/b9000", True),
+        (VLLM, False),
+        ("sglang", False),
+        ("transformers", False),
+        (None, False),
+    ],
+)
+def test_only_llama_cpp_is_known_to_draft_within_the_limit(engine: str | None, *, is_within: bool) -> None:
+    for config in (NGRAM, PAIR, SUFFIX, EAGLE):
+        found = with_engine_rules(config, engine)
+        assert found.drafts_within_limit is is_within
+        assert (fingerprint(replace(found, drafts_within_limit=False)) == fingerprint(found)) is not is_within
+        assert not with_engine_rules(replace(config, backend=SERVED_BACKEND), engine).drafts_within_limit
 
 
 def test_an_option_counts_where_the_proposer_uses_it() -> None:
@@ -73,7 +101,7 @@ def test_an_option_counts_where_the_proposer_uses_it() -> None:
 def test_a_server_drafts_by_its_own_rules_whatever_is_configured() -> None:
     for config in (NGRAM, PAIR):
         served = replace(config, backend=SERVED_BACKEND)
-        other = replace(served, ngram_occurrence=EARLIEST, draft_sampling=TEMPERATURE)
+        other = replace(served, ngram_occurrence=EARLIEST, draft_sampling=TEMPERATURE, drafts_within_limit=True)
         assert fingerprint(other, FROZEN_OPTIONS) == fingerprint(served, FROZEN_OPTIONS)
         assert rule_differences(served, VLLM) == ()
 
@@ -95,6 +123,22 @@ def test_a_difference_says_what_it_means_for_acceptance() -> None:
         replace(PAIR, verify_rule=VerifyRule.GREEDY_DRAFT, draft_confidence_threshold=0.4), VLLM
     )
     assert "top_p" in adaptive.concerns
+    (beyond,) = rule_differences(SUFFIX, "llama.cpp")
+    assert beyond.text == (
+        "measured with drafts_within_limit = false, while llama.cpp's rule is true: acceptance does not carry over"
+    )
+    (within,) = rule_differences(replace(SUFFIX, drafts_within_limit=True), VLLM)
+    assert (within.measured, within.engine_rule) == ("true", "false")
+
+
+def test_rules_are_said_as_the_configuration_writes_them() -> None:
+    assert used_rules(NGRAM) == {"ngram_occurrence": "latest", "drafts_within_limit": False}
+    assert type(used_rules(NGRAM)["ngram_occurrence"]) is str
+    assert rule_texts(replace(NGRAM, drafts_within_limit=True)) == [
+        "ngram occurrence: latest",
+        "drafts within limit: true",
+    ]
+    assert used_rules(replace(PAIR, backend=SERVED_BACKEND)) == {}
 
 
 def test_there_is_no_difference_by_the_engines_own_rule_or_where_it_has_none() -> None:
@@ -107,9 +151,13 @@ def test_there_is_no_difference_by_the_engines_own_rule_or_where_it_has_none() -
 
 
 def test_a_config_is_read_back_from_its_values() -> None:
-    for config in (NGRAM, replace(PAIR, draft_sampling=TEMPERATURE), replace(NGRAM, ngram_occurrence=EARLIEST)):
+    for config in (
+        NGRAM,
+        replace(PAIR, draft_sampling=TEMPERATURE),
+        replace(NGRAM, ngram_occurrence=EARLIEST, drafts_within_limit=True),
+    ):
         found = SpeculationConfig.read(
-            {name: str(v) if name in ENGINE_OPTIONS else v for name, v in asdict(config).items()}
+            {name: v.value if isinstance(v, Enum) else v for name, v in asdict(config).items()}
         )
         assert found == config
         assert isinstance(found.draft_sampling, DraftSampling)

@@ -93,6 +93,7 @@ class CandidateSection(Section):
     suffix_memory_tokens: Annotated[int, Field(ge=0, lt=2**31)] = _DRAFTING["suffix_memory_tokens"]
     draft_confidence_threshold: Annotated[float, Field(ge=0, lt=1)] = _DRAFTING["draft_confidence_threshold"]
     draft_sampling: Literal["request", "temperature"] | None = None  # likewise
+    drafts_within_limit: bool | None = None  # likewise
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -202,6 +202,8 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # draft_confidence_threshold = ~    # above 0: a step stops drafting at a token that the draft model finds less likely
 # draft_sampling = "request" # sampling parameters that the draft follows: all, or "temperature" only.
 #                            # Default: as serving_engine does (vLLM: temperature), else request
+# drafts_within_limit = false  # whether a draft ends one token before the request's limit of output tokens.
+#                            # Default: as serving_engine does (llama.cpp: true), else false
 
 # [[endpoints.chat.candidates]]
 # name = "ngram-k4"

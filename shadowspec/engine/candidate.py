@@ -25,6 +25,7 @@ from shadowspec.engine.proposers.heads import Eagle3Proposer, HeadsProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
 from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
+from shadowspec.engine.proposers.within_limit import WithinLimit
 from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
@@ -52,6 +53,11 @@ class Candidate:
 
     def proposer(self, recent: SuffixAutomaton | None = None) -> Proposer:
         """A fresh proposer for one batch, which drafts from recent outputs too where it remembers them."""
+        proposer = self._whole_proposer(recent)
+        return WithinLimit(proposer) if self.config.config.drafts_within_limit else proposer
+
+    def _whole_proposer(self, recent: SuffixAutomaton | None) -> Proposer:
+        """One that knows no limit of output tokens."""
         wanted = self.config.config
         count, is_sampling = wanted.num_speculative_tokens, wanted.verify_rule is VerifyRule.REJECTION
         if isinstance(self.draft, LoadedModel):
@@ -77,8 +83,9 @@ class Candidate:
 
     def num_verified(self) -> tuple[int, ...]:
         """How many tokens of a row the target may be given in a step: the drafted ones and the one before them."""
-        deepest = self.config.config.num_speculative_tokens + 1
-        if self.draft is None or self.config.config.is_adaptive:
+        config = self.config.config
+        deepest = config.num_speculative_tokens + 1
+        if self.draft is None or config.is_adaptive or config.drafts_within_limit:
             return tuple(range(1, deepest + 1))
         return (deepest,) if self.context_limit is None else (1, deepest)
 

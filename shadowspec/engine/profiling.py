@@ -102,7 +102,8 @@ def _measure(
     requests = _requests(target, load, context, is_greedy, seed)
     proposer, drafting = None, None
     if depth:
-        at_depth = replace(candidate.config, config=replace(config, num_speculative_tokens=depth))
+        whole = replace(config, num_speculative_tokens=depth, drafts_within_limit=False)
+        at_depth = replace(candidate.config, config=whole)
         filled = depth if candidate.draft is None else 0
         drafting = replace(candidate, config=at_depth)
         proposer = _Watched(drafting.proposer(), Timeline(target.model.device), filled)

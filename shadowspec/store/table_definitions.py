@@ -92,6 +92,7 @@ fingerprints = Table(
     Column("speculative_config", Text),  # canonical JSON; NULL: the engine drafts by the options above
     Column("ngram_occurrence", Text, nullable=False),
     Column("draft_sampling", Text, nullable=False),
+    Column("drafts_within_limit", Boolean, nullable=False),
     Column("engine", Text, nullable=False),
     Column("device", Text, nullable=False),
     Column("dtype", Text, nullable=False),

@@ -17,6 +17,9 @@ measured.
 | llama.cpp | the latest, if as much follows (`common_ngram_simple_draft`) | arg-max of its logits (`draft-simple`) |
 | transformers 5.23 | the earliest (`PromptLookupCandidateGenerator`) | all parameters (`AssistedCandidateGenerator`) |
 
+Near a request's limit of output tokens llama.cpp cuts a draft to one token less than may still be emitted (its server's
+`get_n_draft_max`).  vLLM drafts K tokens there too.  transformers cuts only what a model drafts.
+
 None of them limits the lookup to the end of the text.  An endpoint's candidates take the rules of the serving engine
 (`serving_engine`), unless the operator sets them.  A measurement by another rule than an engine's does not predict the
 acceptance there.
@@ -106,16 +109,18 @@ class EngineRules:
 
     ngram_occurrence: NgramOccurrence | None = None
     draft_sampling: DraftSampling | None = None
+    drafts_within_limit: bool | None = None
 
 
 ENGINE_RULES: Final[Mapping[str, EngineRules]] = {  # by the name that `serving_engine` gives
-    "vllm": EngineRules(NgramOccurrence.EARLIEST, DraftSampling.TEMPERATURE),
+    "vllm": EngineRules(NgramOccurrence.EARLIEST, DraftSampling.TEMPERATURE, drafts_within_limit=False),
     "sglang": EngineRules(None, DraftSampling.TEMPERATURE),
     "tensorrt-llm": EngineRules(None, DraftSampling.REQUEST),
-    "llama.cpp": EngineRules(NgramOccurrence.LATEST_FOLLOWED, DraftSampling.TEMPERATURE),
+    "llama.cpp": EngineRules(NgramOccurrence.LATEST_FOLLOWED, DraftSampling.TEMPERATURE, drafts_within_limit=True),
     "transformers": EngineRules(NgramOccurrence.EARLIEST, DraftSampling.REQUEST),
 }
-ENGINE_OPTIONS: Final = ("ngram_occurrence", "draft_sampling")  # of a speculation config, named as in `EngineRules`
+# Of a speculation config, named as in `EngineRules`.
+ENGINE_OPTIONS: Final = ("ngram_occurrence", "draft_sampling", "drafts_within_limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +156,20 @@ def with_engine_rules(config: SpeculationConfig, engine: str | None) -> Speculat
     return replace(config, **{option: rule for option, rule in known.items() if config.uses(option)})
 
 
-def used_rules(config: SpeculationConfig) -> dict[str, str]:
+def used_rules(config: SpeculationConfig) -> dict[str, str | bool]:
     """The options in which engines differ and that a config uses, with their values."""
-    return {option: getattr(config, option).value for option in ENGINE_OPTIONS if config.uses(option)}
+    values = {option: getattr(config, option) for option in ENGINE_OPTIONS if config.uses(option)}
+    return {option: value if isinstance(value, bool) else str(value) for option, value in values.items()}
+
+
+def rule_word(value: str | bool) -> str:
+    """A rule as the configuration writes it, without quotes."""
+    return str(value).lower()
 
 
 def rule_texts(config: SpeculationConfig) -> list[str]:
     """The same for people, as in `ngram occurrence: latest`."""
-    return [f"{option.replace('_', ' ')}: {value}" for option, value in used_rules(config).items()]
+    return [f"{option.replace('_', ' ')}: {rule_word(value)}" for option, value in used_rules(config).items()]
 
 
 def rule_differences(config: SpeculationConfig, engine: str | None) -> tuple[RuleDifference, ...]:
@@ -167,7 +178,8 @@ def rule_differences(config: SpeculationConfig, engine: str | None) -> tuple[Rul
     for option in ENGINE_OPTIONS:
         theirs, measured = getattr(rules, option), getattr(config, option)
         if theirs is not None and theirs is not measured and config.uses(option):
-            found.append(RuleDifference(str(engine), option, measured.value, theirs.value, _concerns(config, option)))
+            concerns = _concerns(config, option)
+            found.append(RuleDifference(str(engine), option, rule_word(measured), rule_word(theirs), concerns))
     return tuple(found)
 
 

@@ -78,6 +78,7 @@ class SpeculationConfig:
     # Rules that differ between serving engines (`serving_engines`).
     ngram_occurrence: NgramOccurrence = NgramOccurrence.LATEST
     draft_sampling: DraftSampling = DraftSampling.REQUEST
+    drafts_within_limit: bool = False  # a draft ends one token before the request's limit of output tokens
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -98,6 +99,8 @@ class SpeculationConfig:
             return self.proposer == "ngram" and not self.is_served
         if option == "draft_sampling":
             return self.draft is not None and not self.is_served
+        if option == "drafts_within_limit":
+            return not self.is_served
         return True
 
     @property

@@ -120,6 +120,31 @@ def test_the_sound_engine_agrees_and_the_shifted_draft_alarms(
     assert AuditState(64).fold(of_shifted, NOON).has_alarmed
 
 
+def test_drafts_within_the_limit_are_audited_as_they_are_counted(
+    pair: tuple[LoadedModel, tuple[Candidate, ...]],
+) -> None:
+    """What a lookup or a greedy request accepts is certain: the difference is zero run by run."""
+    target, candidates = pair
+    within = [
+        replace(
+            each,
+            config=replace(
+                each.config,
+                config=replace(each.config.config, drafts_within_limit=True, verify_rule=VerifyRule.GREEDY_DRAFT),
+            ),
+        )
+        for each in candidates
+    ]
+    auditor = Repeated(target, within, Auditor(target, candidates, EngineSettings(audit_share=1.0)))
+    engine = Engine(target, within, EngineSettings(warmup_blocks=0), auditor=auditor)
+    audits = engine.measure(blocks()[0]).audits
+    assert len(audits) == 2 * BLOCK
+    counted = [run.num_accepted_tokens for run in audits]
+    assert [run.expected_accepted_tokens for run in audits] == pytest.approx(counted)
+    by_other_rule = [run for run in auditor.found if run.fingerprint == candidates[1].config.fingerprint]
+    assert any(run.expected_accepted_tokens > run.num_accepted_tokens + 0.5 for run in by_other_rule)
+
+
 def test_requests_are_drawn_by_their_keys_and_never_with_a_seed_of_their_own(
     pair: tuple[LoadedModel, tuple[Candidate, ...]],
 ) -> None:

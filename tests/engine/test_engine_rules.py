@@ -42,6 +42,8 @@ EARLIEST, LATEST = NgramOccurrence.EARLIEST, NgramOccurrence.LATEST
 COUNTED = ("num_drafts", "num_plain_steps", "num_draft_tokens", "num_accepted_tokens", "acceptance_histogram")
 NGRAM = SpeculationConfig("n", "t", None, "ngram", DEPTH, VerifyRule.GREEDY_DRAFT, ngram_min=1, ngram_max=3)
 PAIR = SpeculationConfig("d", "t", "d", "draft_model", DEPTH, VerifyRule.REJECTION)
+CERTAIN_PAIR = replace(PAIR, verify_rule=VerifyRule.GREEDY_DRAFT)
+SUFFIX = replace(NGRAM, proposer="suffix", suffix_memory_tokens=0)
 
 
 def longest_by_prefixes(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
@@ -102,10 +104,14 @@ def loaded(name: str, model: Any) -> LoadedModel:
     return LoadedModel(name, model, None, ENDS, "", "")  # type: ignore[arg-type]  # no tokenizer is needed
 
 
+def candidate_of(config: SpeculationConfig, draft: Any) -> Candidate:
+    fingerprinted = FingerprintedConfig(config, "e", "cpu", "float32", {}, "fp")
+    return Candidate(fingerprinted, None if draft is None else loaded("d", draft))
+
+
 def proposer_of(config: SpeculationConfig, draft: Any) -> Proposer:
     """The proposer of a candidate with this config."""
-    fingerprinted = FingerprintedConfig(config, "e", "cpu", "float32", {}, "fp")
-    return Candidate(fingerprinted, None if draft is None else loaded("d", draft)).proposer()
+    return candidate_of(config, draft).proposer()
 
 
 def replayed(
@@ -182,6 +188,52 @@ def test_a_draft_by_temperature_alone_ignores_penalties_in_loop_and_replay(
     assert num_equal(loop, replayed(target, draft, wanted, loop, replace(PAIR, verify_rule=rule))) < len(wanted)
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "steps"),
+    [
+        (9, (2, 3 + 3, 0)),  # 1 + 4 + 4 tokens: of the last 4 the target gives one
+        (10, (2, 3 + 3, 1)),  # 1 + 4 + 4 + 1: the last one is the target's
+        (12, (3, 3 + 3 + 2, 0)),  # 1 + 4 + 4 + 3: of the last 3 two are drafted
+    ],
+)
+def test_drafts_are_cut_to_one_token_less_than_may_still_be_emitted(
+    target: Any, max_tokens: int, steps: tuple[int, int, int]
+) -> None:
+    sampling = SamplingParameters(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    wanted = requests(2, sampling) + requests(1, structs.replace(sampling, max_tokens=30))
+    plain = decode_batch(target, wanted, end_token_ids=ENDS)
+    beyond, within = (
+        looped(target, wanted, proposer_of(replace(CERTAIN_PAIR, drafts_within_limit=each), target), VerifyRule.GREEDY)
+        for each in (False, True)
+    )
+    assert (
+        [each.output for each in plain.decoded] == [each.output for each in beyond] == [each.output for each in within]
+    )
+    for each in within[:2]:
+        assert (each.counts.num_drafts, each.counts.num_draft_tokens, each.counts.num_plain_steps) == steps
+        assert (each.counts.num_cut_draft_tokens, each.counts.num_cut_steps) == (0, 0)
+    assert (within[2].counts.num_draft_tokens, within[2].counts.num_plain_steps) == (7 * 3, 1), "each by its own limit"
+
+
+@pytest.mark.parametrize("config", [NGRAM, SUFFIX, CERTAIN_PAIR], ids=lambda config: str(config.proposer))
+def test_replay_cuts_drafts_where_the_loop_cuts_them(target: Any, draft: Any, config: SpeculationConfig) -> None:
+    wanted = [
+        replace(each, sampling=structs.replace(each.sampling, max_tokens=10 + row % 7))
+        for row, each in enumerate(requests(40, SamplingParameters(temperature=0.0)))
+    ]
+    model = None if config.draft is None else draft
+    within = replace(config, drafts_within_limit=True)
+    loop = looped(target, wanted, proposer_of(within, model), VerifyRule.GREEDY_DRAFT)
+    assert sum(each.counts.num_accepted_tokens for each in loop) > 0
+    assert num_equal(loop, replayed(target, model, wanted, loop, within)) == len(wanted)
+    assert num_equal(loop, replayed(target, model, wanted, loop, config)) < len(wanted), "the two can be told apart"
+
+
+def test_a_step_near_the_limit_may_verify_any_number_of_tokens(draft: Any) -> None:
+    assert candidate_of(PAIR, draft).num_verified() == (DEPTH + 1,)
+    assert candidate_of(replace(PAIR, drafts_within_limit=True), draft).num_verified() == (1, 2, 3, 4)
+
+
 def standard_errors(loop: list[Decoded], expected: list[ExpectedCounts]) -> float:
     """Of the mean acceptance length: how far the loop lies from replay of its outputs."""
     accepted = sum(each.num_accepted_tokens for each in expected)
@@ -217,6 +269,24 @@ def test_sampled_drafts_are_accepted_as_replay_of_the_same_rule_says(target: Any
             each.num_draft_tokens for each in counts
         )
     assert shares[DraftSampling.TEMPERATURE] < shares[DraftSampling.REQUEST], "it proposes what the target forbids"
+
+
+@pytest.mark.slow
+def test_sampled_drafts_within_the_limit_are_accepted_as_replay_says(target: Any, draft: Any) -> None:
+    wanted = requests(400, structs.replace(TRUNCATED, max_tokens=6))
+    within = replace(PAIR, drafts_within_limit=True)
+    loop = looped(target, wanted, proposer_of(within, draft), VerifyRule.REJECTION)
+
+    def errors(config: SpeculationConfig) -> float:
+        """How far the loop's accepted tokens lie from those expected, in standard errors."""
+        expected = replayed(target, draft, wanted, loop, config)
+        difference = sum(
+            each.counts.num_accepted_tokens - one.num_accepted_tokens for each, one in zip(loop, expected, strict=True)
+        )
+        return float(difference / sum(one.accepted_variance for one in expected) ** 0.5)
+
+    assert abs(errors(within)) < 4.0
+    assert abs(errors(PAIR)) > 4.0, "the two can be told apart"
 
 
 @pytest.mark.slow

@@ -112,6 +112,7 @@ CONFIGS = st.builds(
     speculative_config=optional(TEXT),
     ngram_occurrence=st.sampled_from(NgramOccurrence),
     draft_sampling=st.sampled_from(DraftSampling),
+    drafts_within_limit=st.booleans(),
 )
 FINGERPRINTED = st.builds(
     FingerprintedConfig,

@@ -21,9 +21,9 @@ def test_every_deployment_has_a_candidate_with_the_engines_rules() -> None:
         assert rule_differences(config, SERVING_ENGINE) == ()
         assert rule_differences(plain[name, depth], SERVING_ENGINE) != ()
     assert {name: used_rules(config) for (name, _), config in named.items()} == {
-        "draft_model": {"draft_sampling": "temperature"},
-        "draft_model_probabilistic": {"draft_sampling": "temperature"},
-        "ngram": {"ngram_occurrence": "earliest"},
+        "draft_model": {"draft_sampling": "temperature", "drafts_within_limit": False},
+        "draft_model_probabilistic": {"draft_sampling": "temperature", "drafts_within_limit": False},
+        "ngram": {"ngram_occurrence": "earliest", "drafts_within_limit": False},
     }
     for way in WAYS:
         config = named[way.served.name, DEPTHS[0]]

@@ -95,7 +95,7 @@ class Ours:
         draft = self._draft_of(config)
         return Candidate(fingerprint_candidate(config, self.target, draft, 1, {}), draft)
 
-    def drafting_rules(self) -> dict[str, dict[str, str]]:
+    def drafting_rules(self) -> dict[str, dict[str, str | bool]]:
         """The options in which engines differ, as the endpoint's candidates have them, by way."""
         return {way.name: used_rules(self._configured[way.served.name, DEPTHS[0]]) for way in WAYS}
 

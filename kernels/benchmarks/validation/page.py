@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shadowspec import metrics
+from shadowspec.types.serving_engines import rule_word
 
 from .documents import REAL_MODEL
 from .picture import picture
@@ -258,9 +259,9 @@ def _machine_text(machine: Row) -> str:
     return ", ".join(f"{name} {value}" for name, value in machine.items())
 
 
-def _rules_text(used: Mapping[str, str]) -> str:
+def _rules_text(used: Mapping[str, str | bool]) -> str:
     """Options with their values, as a cell of a table has them."""
-    return ", ".join(f"`{option}` = `{value}`" for option, value in used.items())
+    return ", ".join(f"`{option}` = `{rule_word(value)}`" for option, value in used.items())
 
 
 def equality_verdicts(document: Row) -> list[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Proposal:
     """Drafted tokens of one step.  Rows may propose fewer than the widest one, down to none."""
 
-    tokens: torch.Tensor  # int64 [rows, width]: as wide as the row that proposes most
+    tokens: torch.Tensor  # int64 [rows, width]: at least as wide as the row that proposes most
     num_drafted: torch.Tensor  # int64 [rows]
     draft_probs: torch.Tensor | None  # float32 [rows, width, vocabulary], processed; None: one-hot drafts
 

@@ -16,7 +16,7 @@ is no `num_cut_accepted_tokens` here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -55,6 +55,11 @@ class StepChances:
             padded[row, : len(each)] = each
         windows = np.lib.stride_tricks.sliding_window_view(padded, depth, axis=1)  # [responses, longest, depth]
         return cls(windows, np.full((len(accept), longest), depth, dtype=np.int64), lengths)
+
+    def within(self, limits: Sequence[int]) -> StepChances:
+        """Of drafts that are cut as `WithinLimit` cuts them, by the limit of tokens of each response."""
+        left = np.array(limits, dtype=np.int64)[:, None] - np.arange(self.proposed.shape[1]) - 1
+        return replace(self, proposed=np.minimum(self.proposed, np.maximum(left, 0)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from shadowspec.engine.replay.acceptance import (
     suffix_steps,
 )
 from shadowspec.engine.replay.heads_scores import StartScores, start_chances, start_scores
-from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
+from shadowspec.engine.replay.law import StepChances, StepLaw, expected_counts, step_law
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import Budget, TokenScores, group_by_length, token_scores
 from shadowspec.errors import ConfigError, RecordError
@@ -191,10 +191,9 @@ class Replayer:
     ) -> list[tuple[ExpectedCounts, ...]]:
         counts: dict[int, tuple[ExpectedCounts, ...]] = {}
         for rows in group_by_length([len(each.response.output) for each in judged], LAW_POSITIONS):
-            chances = self._chances(
-                drafting.config, [judged[row] for row in rows], scores and [scores[row] for row in rows]
-            )
-            law = step_law(chances, self._depths)
+            group = [judged[row] for row in rows]
+            chances = self._chances(drafting.config, group, scores and [scores[row] for row in rows])
+            law = _law(drafting.config, chances, group, self._depths)
             for index, row in enumerate(rows):
                 counts[row] = expected_counts(law, index, len(judged[row].response.request.prompt))
         return [counts[row] for row in range(len(judged))]
@@ -214,7 +213,8 @@ class Replayer:
         counts: list[list[ExpectedCounts]] = [[] for _ in judged]
         for rows in group_by_length([len(each.response.output) for each in judged], LAW_POSITIONS):
             for number, depth in enumerate(self._depths):
-                law = step_law(suffix_chances([steps[row] for row in rows], number, depth), [depth])
+                chances = suffix_chances([steps[row] for row in rows], number, depth)
+                law = _law(config, chances, [judged[row] for row in rows], [depth])
                 for place, row in enumerate(rows):
                     counts[row] += expected_counts(law, place, len(judged[row].response.request.prompt))
         return [tuple(count) for count in counts]
@@ -235,6 +235,13 @@ class Replayer:
             for each, token_scores in zip(group, by_token, strict=True)
         ]
         return StepChances.of_prefix(accepts, deepest)
+
+
+def _law(config: SpeculationConfig, chances: StepChances, group: Sequence[_Judged], depths: Sequence[int]) -> StepLaw:
+    """The law of the steps of these responses, by the config's rule for drafts near a request's limit."""
+    if config.drafts_within_limit:
+        chances = chances.within([each.response.request.sampling.max_tokens for each in group])
+    return step_law(chances, depths)
 
 
 def require_replayable(config: SpeculationConfig) -> None:
