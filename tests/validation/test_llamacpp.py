@@ -13,16 +13,13 @@ from kernels.benchmarks.validation.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_
 from kernels.benchmarks.validation.llamacpp import page
 from kernels.benchmarks.validation.llamacpp.asking import Answered, ask, keep, kept, limited
 from kernels.benchmarks.validation.llamacpp.comparing import as_llamacpp, equality, own_outputs
-from kernels.benchmarks.validation.llamacpp.ours import WithinLimit
+from kernels.benchmarks.validation.llamacpp.ours import Ours
 from kernels.benchmarks.validation.llamacpp.servers import SERVED_MODEL, Server
-from kernels.benchmarks.validation.llamacpp.ways import WAYS
-from shadowspec.engine.batch import Request
-from shadowspec.engine.decode import decode_batch
-from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from kernels.benchmarks.validation.llamacpp.ways import WAYS, Way
 from shadowspec.types import ExpectedCounts, SamplingParameters, SpeculationCounts, VerifyRule
+from shadowspec.types.serving_engines import rule_differences, used_rules
 from tests.servers.fake_llamacpp import FakeLlamaCpp
 from tests.servers.fake_server import running
-from tests.small_models import tiny_llama
 
 PROMPTS = [(5, 6, 7), (5, 6, 7, 8), (9, 9)]
 RESULTS = Path(__file__).parents[2] / "kernels" / "benchmarks" / "results" / "validation-llamacpp.json"
@@ -115,24 +112,23 @@ def test_an_output_says_what_was_accepted_where_its_end_is_sure() -> None:
     assert own_outputs(theirs, [said] * 3) == {"requests": 2, "unsure": 1, "equal": 1}
 
 
-def test_drafts_are_cut_to_one_token_less_than_may_still_be_emitted() -> None:
-    target = tiny_llama(1)
-    requests = [
-        Request((3, 4, 5, 6 + row), SamplingParameters(temperature=0.0, max_tokens=12), row) for row in range(2)
-    ]
-    proposer = DraftModelProposer(target, 4, is_sampling=False)
-    drafted = {}
-    for each in (proposer, WithinLimit(proposer)):
-        drafted[each] = decode_batch(
-            target, requests, proposer=each, num_speculative_tokens=4, verify_rule=VerifyRule.GREEDY,
-            end_token_ids=frozenset(), releases_slots=True,
-        ).decoded  # fmt: skip
-    for beyond, within in zip(*drafted.values(), strict=True):
-        assert within.output == beyond.output
-        assert beyond.counts.num_cut_draft_tokens > 0
-        assert (within.counts.num_cut_draft_tokens, within.counts.num_cut_steps) == (0, 0)
-        # 1 + 5 + 5 tokens by whole drafts; the last one is a step without a draft.
-        assert (within.counts.num_drafts, within.counts.num_draft_tokens, within.counts.num_plain_steps) == (2, 8, 1)
+@pytest.fixture(scope="module")
+def ours() -> Ours:
+    return Ours()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way.name))
+def test_our_side_drafts_by_the_rules_of_an_endpoint_that_llama_cpp_serves(way: Way, ours: Ours) -> None:
+    config = ours.candidate(way, 4).config.config
+    assert rule_differences(config, "llama.cpp") == ()
+    assert used_rules(config)["drafts_within_limit"] is True
+    assert (config.num_speculative_tokens, config.verify_rule) == (4, VerifyRule.EXACT_MATCH)
+    prompts = [tuple(range(5 + row, 15 + row)) * 4 for row in range(6)]
+    loop = ours.loop(way, prompts, 11, 4)
+    again = ours.replayed(way, prompts, [each.tokens for each in loop], 11, 4)
+    assert own_outputs(loop, again) == {"requests": 6, "unsure": 0, "equal": 6}
+    assert sum(each.counts.num_draft_tokens for each in loop) > 0
+    assert all(each.counts.num_cut_draft_tokens == 0 for each in loop if each.finish_reason == "length")
 
 
 def test_the_page_is_that_of_the_committed_results(tmp_path: Path) -> None:

@@ -1,50 +1,30 @@
-"""Our side: the loop on the same prompts, drafting no further than llama.cpp does."""
+"""Our side: the product's loop on the same prompts, and its replay of what the servers answered.
+
+Candidates come from the product's configuration with `serving_engine = "llama.cpp"`, and with them the proposers, the
+loop's and replay's: nothing is put in their place.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from shadowspec.engine.batch import Batch, Request
+from shadowspec.engine.batch import Request
+from shadowspec.engine.candidate import Candidate, fingerprint_candidate
 from shadowspec.engine.decode import decode_batch
-from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.parity import divergence_gap, teacher_forced_logits, top_two_gap
-from shadowspec.engine.proposers import Proposal, Proposer
-from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.engine.proposers.ngram import NgramProposer
-from shadowspec.engine.replay.acceptance import lookup_chances, prefix_accept
-from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
+from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.response_tokens import Response
-from shadowspec.engine.replay.scoring import token_scores
-from shadowspec.types import ExpectedCounts, NgramOccurrence, RecordKey, SamplingParameters
+from shadowspec.types import ExpectedCounts, RecordKey, SamplingParameters
 
+from ..candidates import candidates_of
 from ..pair import BUNDLED, Pair
 from .asking import Answered, Prompt, limited
-from .ways import DRAFT, NGRAM, Way
+from .ways import SERVING_ENGINE, Way
 
 BATCH = 64
-
-
-class WithinLimit:
-    """A proposer whose drafts are cut to one token less than may still be emitted, as llama.cpp cuts them."""
-
-    def __init__(self, proposer: Proposer) -> None:
-        self._proposer = proposer
-        self.hidden = proposer.hidden
-        self.begin, self.admit = proposer.begin, proposer.admit
-        self.keep, self.cache_bytes = proposer.keep, proposer.cache_bytes
-
-    def propose(self, batch: Batch, span: Span) -> Proposal:
-        """The proposer's drafts, cut."""
-        proposal = self._proposer.propose(batch, span)
-        left = [max(0, row.request.sampling.max_tokens - len(row.output) - 1) for row in batch.rows]
-        drafted = torch.minimum(proposal.num_drafted, torch.tensor(left, device=batch.device))
-        width = int(drafted.max()) if len(left) else 0
-        probs = None if proposal.draft_probs is None else proposal.draft_probs[:, :width]
-        return Proposal(proposal.tokens[:, :width], drafted, probs)
 
 
 class Ours:
@@ -52,6 +32,7 @@ class Ours:
 
     def __init__(self, pair: Pair = BUNDLED) -> None:
         device = torch.device("cpu")
+        self._pair = pair
         self.target: LoadedModel = load_model(str(pair.target), device, torch.float32)
         self.draft: LoadedModel = load_model(str(pair.draft), device, torch.float32)
 
@@ -59,15 +40,16 @@ class Ours:
         """Every prompt decoded by our loop, in batches of prompts of like length."""
         sampling = limited(way.sampling, max_tokens)
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+        candidate = self.candidate(way, depth)
         found: dict[int, Answered] = {}
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             result = decode_batch(
                 self.target.model,
                 [Request(prompts[row], sampling, 1_000_000 * depth + row) for row in rows],
-                proposer=WithinLimit(self._proposer(way, depth)),
+                proposer=candidate.proposer(),
                 num_speculative_tokens=depth,
-                verify_rule=way.rule,
+                verify_rule=candidate.config.config.verify_rule,
                 end_token_ids=self.target.end_token_ids,
                 releases_slots=True,
             )
@@ -78,28 +60,23 @@ class Ours:
     def replayed(
         self, way: Way, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]], max_tokens: int, depth: int
     ) -> list[ExpectedCounts]:
-        """What outputs accept of the drafts along them, which these rules determine; cut as `WithinLimit` cuts them."""
+        """What the product's replay expects outputs to have accepted: these rules determine it."""
         sampling = limited(way.sampling, max_tokens)
         responses = [
             Response(RecordKey("validation", 0, row), Request(prompt, sampling, 0), tuple(output))
             for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
         ]
-        if way.proposer == DRAFT:
-            drafts = token_scores(self.draft.model, responses, self.target.end_token_ids, with_probs=False)
-            accepts = [prefix_accept(way.rule, *pair, None) for pair in zip(responses, drafts, strict=True)]
-            chances = StepChances.of_prefix(accepts, depth)
-        else:
-            chances = lookup_chances(responses, NGRAM, NGRAM, depth, NgramOccurrence.LATEST_FOLLOWED)
-        left = np.maximum(0, max_tokens - 1 - np.arange(chances.proposed.shape[1]))
-        proposed = np.minimum(chances.proposed, left)
-        is_proposed = np.arange(depth) < proposed[:, :, None]
-        law = step_law(StepChances(chances.accept * is_proposed, proposed, chances.lengths), [depth])
-        return [expected_counts(law, row, len(prompt))[0] for row, prompt in enumerate(prompts)]
+        candidate = self.candidate(way, depth)
+        drafting = Drafting(candidate.config.config, candidate.draft)
+        replayer = Replayer([drafting], [depth], end_token_ids=self.target.end_token_ids, target=None)
+        return [each.counts[0][0] for each in replayer.replay(responses) if isinstance(each, Replayed)]
 
-    def _proposer(self, way: Way, depth: int) -> Proposer:
-        if way.proposer == DRAFT:
-            return DraftModelProposer(self.draft.model, depth, is_sampling=False)
-        return NgramProposer(depth, NGRAM, NGRAM, NgramOccurrence.LATEST_FOLLOWED)
+    def candidate(self, way: Way, depth: int) -> Candidate:
+        """The product's candidate for this way, as an endpoint that llama.cpp serves has it."""
+        deployments = {way.proposer: way.candidate_of(self._pair)}
+        (config,) = candidates_of(SERVING_ENGINE, self._pair, deployments, [depth]).values()
+        draft = None if config.draft is None else self.draft
+        return Candidate(fingerprint_candidate(config, self.target, draft, 1, {}), draft)
 
     def top_two_gap(self, prompt: Prompt, output: Sequence[int]) -> float:
         """The target's top-2 logit gap at the last token of a greedy output."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from shadowspec.types import SamplingParameters, VerifyRule
+from shadowspec.types import SamplingParameters
 
+from ..pair import Pair
 from .servers import Binary
 
+SERVING_ENGINE = "llama.cpp"
 DEPTHS = (2, 4, 6)  # K
 NGRAM = 2  # tokens that are looked up
 GREEDY = SamplingParameters(temperature=0.0)
@@ -29,13 +32,13 @@ class Way:
         return self.sampling.temperature == 0.0
 
     @property
-    def rule(self) -> VerifyRule:
-        """By which we say that llama.cpp accepts."""
-        return VerifyRule.GREEDY if self.is_greedy else VerifyRule.EXACT_MATCH
-
-    @property
     def regime(self) -> str:
         return "greedy" if self.is_greedy else "sampled"
+
+    def candidate_of(self, pair: Pair) -> dict[str, Any]:
+        """The product's candidate that stands for it: keys of its configuration, but for name and K."""
+        own = {"draft": pair.draft.as_posix()} if self.proposer == DRAFT else {"ngram_min": NGRAM, "ngram_max": NGRAM}
+        return {"proposer": self.proposer, "verify_rule": "exact_match"} | own  # what llama.cpp accepts by
 
     def arguments(self, binary: Binary, depth: int) -> list[str]:
         """Of `llama-server`, about speculation."""
