@@ -29,7 +29,7 @@ def candidates(
     target: LoadedModel, folders: dict[str, Path], rule: VerifyRule = VerifyRule.GREEDY_DRAFT
 ) -> tuple[LoadedModel, tuple[Candidate, ...]]:
     heads = [SpeculationConfig(kind, target.path, str(folders[kind]), kind, 3, rule) for kind in KINDS]
-    model = SpeculationConfig("model", target.path, target.path, "draft_model", 3, rule)
+    model = SpeculationConfig("model", target.path, target.path, "draft_model", 3, rule, drafts_within_limit=True)
     lookups = [
         SpeculationConfig(kind, target.path, None, kind, 3, VerifyRule.GREEDY_DRAFT, ngram_min=1, ngram_max=3)
         for kind in LOOKUPS
