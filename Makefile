@@ -59,7 +59,7 @@ test-services:
 	@$(MAKE) --no-print-directory --jobs=2 test-tools $(VENV)/.compiled-test
 
 .PHONY: test
-test: test-services ## Run the tests, with a real Postgres and Kafka, in about sixteen minutes on two cores (WORKERS=4 ARGS="-k gate")
+test: test-services ## Run the tests, with a real Postgres and Kafka, in 16 to 24 minutes on two cores (WORKERS=4 ARGS="-k gate")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(ARGS)
 
 .PHONY: test-all
