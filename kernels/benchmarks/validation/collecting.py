@@ -18,6 +18,7 @@ from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import SamplingParameters
 
+from .pair import Prompt
 from .servers import SERVED_MODEL, SLOTS, Server
 from .ways import BASELINE, SAMPLED, SERVED, SHIPPED, WAYS, raw_file
 
@@ -25,8 +26,6 @@ GREEDY_REGIME, SAMPLED_REGIME = "greedy", "sampled"
 # Nobody's patience is tried here: an answer may take as long as the machine is shared.
 WAITS = Waits(first_token_s=600.0, token_s=300.0, total_s=1_200.0)
 WARM_TOKENS = 8
-
-Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

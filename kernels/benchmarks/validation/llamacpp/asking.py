@@ -21,11 +21,10 @@ from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import SamplingParameters, SpeculationCounts
 
+from ..pair import Prompt
 from .servers import SERVED_MODEL, SLOTS, Server
 
 WAITS = Waits(first_token_s=600.0, token_s=300.0, total_s=1_200.0)  # the machine is shared: nothing is given up
-
-Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Way:
         return "greedy" if self.is_greedy else "sampled"
 
     def candidate_of(self, pair: Pair) -> dict[str, Any]:
-        """The product's candidate that stands for it: keys of its configuration, but for name and K."""
+        """The product's candidate for it: keys of its configuration, but for name and K."""
         own = {"draft": pair.draft.as_posix()} if self.proposer == DRAFT else {"ngram_min": NGRAM, "ngram_max": NGRAM}
         return {"proposer": self.proposer, "verify_rule": "exact_match"} | own  # what llama.cpp accepts by
 
