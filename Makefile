@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# For two cores: more than half of the time they wait.
+# For two cores: part of the time they wait for services.
 WORKERS ?= 4
 # Where it is set, each of the hundreds of processes that the tests start compiles torch and the rest from source.
 export PYTHONDONTWRITEBYTECODE :=

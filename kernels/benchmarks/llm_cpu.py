@@ -128,7 +128,7 @@ def their_rate(server: Server, count: int, output: int) -> float:
 
 
 def asked_rate(ask: Callable[[Request], float], count: int, output: int) -> float:
-    """Tokens per second of a server that is asked for so many requests at once; `ask` gives milliseconds."""
+    """Tokens per second of a server that is asked `count` requests at once; `ask` gives milliseconds."""
     with ThreadPoolExecutor(count) as threads:
         return rate(threads.map(ask, requests(count, output)), count, output)
 

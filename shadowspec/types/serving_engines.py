@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from shadowspec.types.speculation import DraftSampling, NgramOccurrence, SpeculationConfig, VerifyRule
@@ -119,8 +119,7 @@ ENGINE_RULES: Final[Mapping[str, EngineRules]] = {  # by the name that `serving_
     "llama.cpp": EngineRules(NgramOccurrence.LATEST_FOLLOWED, DraftSampling.TEMPERATURE, drafts_within_limit=True),
     "transformers": EngineRules(NgramOccurrence.EARLIEST, DraftSampling.REQUEST),
 }
-# Of a speculation config, named as in `EngineRules`.
-ENGINE_OPTIONS: Final = ("ngram_occurrence", "draft_sampling", "drafts_within_limit")
+ENGINE_OPTIONS: Final = tuple(rule.name for rule in fields(EngineRules))  # of a speculation config, named alike
 
 
 @dataclass(frozen=True, slots=True)

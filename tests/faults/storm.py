@@ -240,7 +240,7 @@ def compare(
     """
     wrong: list[str] = []
     with Store.open(database) as store:
-        funnel = dict(store.funnel())
+        funnel = Counter(store.funnel())
         ledger = [entry for entry in store.ledger("storm") if entry.partition.source == topic_id]
         runs = [run for endpoint in endpoints for run in store.runs(endpoint)]
         blocks = {block.block_id: block for endpoint in endpoints for block in store.blocks(endpoint)}
@@ -248,14 +248,10 @@ def compare(
     died = [run for run in runs if run.failure == DIED]
     if (num_failed := len({run.block_id for run in died})) > num_killed:
         wrong.append(f"{num_failed} blocks failed, and {num_killed} engines were killed")
-    for endpoint, number in Counter(
-        endpoint for endpoint, _ in {(blocks[run.block_id].endpoint, run.key) for run in died}
-    ).items():
-        if funnel.get((endpoint, FunnelCounter.FAILED, DIED)) == number:  # those that are lost show below
-            del funnel[endpoint, FunnelCounter.FAILED, DIED]
-            funnel[endpoint, FunnelCounter.MEASURED, None] = (
-                funnel.get((endpoint, FunnelCounter.MEASURED, None), 0) + number
-            )
+    for endpoint in endpoints:  # without its death a request of such a block would have been measured
+        number = len({run.key for run in died if blocks[run.block_id].endpoint == endpoint})
+        if number and funnel.get((endpoint, FunnelCounter.FAILED, DIED)) == number:  # another number shows below
+            funnel[endpoint, FunnelCounter.MEASURED, None] += funnel.pop((endpoint, FunnelCounter.FAILED, DIED))
     if sum(funnel.values()) != sum(entry.num_records for entry in ledger):
         wrong.append(f"the funnel holds {sum(funnel.values())} records, the ledger another number")
     if sum(entry.num_messages for entry in ledger) != num_messages:

@@ -11,7 +11,7 @@ from shadowspec.engine.sampling import to_device
 class WithinLimit:
     """A proposer whose drafts are cut to one token less than a row may still emit: the last one is the target's.
 
-    A finished row, whose slot stands for another request's, drafts as before.
+    A finished row that keeps its slot drafts as before: it is load in another request's place.
     """
 
     def __init__(self, proposer: Proposer) -> None:
