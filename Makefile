@@ -186,6 +186,10 @@ bench-control: $(VENV)/.installed-base ## Simulate the control of partial rollou
 bench-server-verdicts: $(VENV)/.installed-base ## Decide endpoints through two of vLLM's servers under the default policy, and structured output (ARGS="--vllm-python PATH"; nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/server_verdicts.py $(ARGS)
 
+.PHONY: bench-server-audits
+bench-server-audits: $(VENV)/.installed-base ## Audit the counts of vLLM's servers by replay (ARGS="--vllm-python PATH")
+	$(BIN)/python kernels/benchmarks/server_audits.py $(ARGS)
+
 .PHONY: bench-conversations
 bench-conversations: $(VENV)/.installed-base ## Measure four-turn conversations through vLLM's servers with their prefix caches (ARGS="--vllm-python PATH")
 	$(BIN)/python kernels/benchmarks/conversations.py $(ARGS)

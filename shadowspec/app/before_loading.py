@@ -6,7 +6,7 @@ because they need neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +19,12 @@ from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.errors import ConfigError, ModelError, NoDataError
 from shadowspec.quality.contracts import require_sql
 from shadowspec.quality.custom_scores import Scorer, load_scorer
-from shadowspec.servers.measure_servers import ServerEngine, connect
+from shadowspec.servers.measure_servers import OutputAuditor, ServerEngine, connect
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.sources import is_rereadable, require_file
-from shadowspec.types import Contract
+from shadowspec.types import Contract, FingerprintedConfig
 
 ANY_LENGTH: Final = 2**31
 
@@ -98,7 +98,7 @@ def require_inputs(config: Config, files: Sequence[str], endpoint: str | None = 
         load_hash_secret(config)
     for name, settings in config.chosen(endpoint).items():
         folders = {"target": settings.target}
-        if settings.servers is None:
+        if settings.loads_models:
             drafts = {f"candidates.{each.name}.draft": each.draft for each in settings.candidates}
             folders |= {key: draft for key, draft in drafts.items() if draft is not None}
         for key, folder in folders.items():
@@ -137,8 +137,13 @@ def load_scorers(config: Config) -> dict[str, Scorer]:
     return scorers
 
 
-def connect_servers(config: Config, endpoint: EndpointConfig, scorer: Scorer) -> ServerEngine:
-    """The engine of an endpoint with servers; both are looked at.
+def connect_servers(
+    config: Config,
+    endpoint: EndpointConfig,
+    scorer: Scorer,
+    new_auditor: Callable[[FingerprintedConfig], OutputAuditor] | None = None,
+) -> ServerEngine:
+    """The engine of an endpoint with servers; both are looked at.  Without `new_auditor` it audits nothing.
 
     Raises:
         ServerError: one of them gives no usable answer.
@@ -157,6 +162,7 @@ def connect_servers(config: Config, endpoint: EndpointConfig, scorer: Scorer) ->
         default_sampling=endpoint.rule.default_sampling,
         max_turns=endpoint.rule.max_turns,
         scorer=scorer,
+        new_auditor=new_auditor,
     )
 
 
@@ -164,7 +170,7 @@ def name_loads(endpoints: Mapping[str, EndpointConfig]) -> None:
     """Name on stderr torch and the folders of these endpoints, which are loaded next."""
     folders: dict[str, None] = {}  # each once, in the order of the endpoints
     for endpoint in endpoints.values():
-        if endpoint.servers is not None:
+        if not endpoint.loads_models:
             folders[f"the tokenizer of {endpoint.target}"] = None
         else:
             drafts = (candidate.draft for candidate in endpoint.candidates if candidate.draft is not None)

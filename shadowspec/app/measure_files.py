@@ -18,6 +18,7 @@ from shadowspec.app.console import notes, progress_bar
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.audit import Auditor
+from shadowspec.engine.candidate import BACKEND
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.errors import ModelError
 from shadowspec.servers.measure_servers import ServerEngine
@@ -28,7 +29,8 @@ from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
 from shadowspec.text import plural
-from shadowspec.types import FunnelKey
+from shadowspec.types import FingerprintedConfig, FunnelKey
+from shadowspec.types.serving_engines import with_engine_rules
 from shadowspec.worker.files import BlockRunner, FileRun, InProcess, Progress
 from shadowspec.worker.pipeline import Pipeline
 
@@ -101,7 +103,9 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
     for name, endpoint in config.endpoints.items():
         requests_per_slot, sampling = endpoint.rule.requests_per_slot, endpoint.rule.default_sampling
         if endpoint.servers is not None:
-            engines[name] = connect_servers(config, endpoint, scorers[name])
+            audits = endpoint.servers.audit_share > 0.0
+            new_auditor = partial(_new_auditor, config, name, models) if audits else None
+            engines[name] = connect_servers(config, endpoint, scorers[name], new_auditor)
             continue
         key = (endpoint.target, requests_per_slot, frozenset(sampling.items()), *endpoint.candidates)
         if key not in shared:
@@ -113,6 +117,27 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
             shared[key] = Engine(target, candidates, config.engine, scorers=scorers, auditor=auditor)
         engines[name] = shared[key]
     return engines
+
+
+def _new_auditor(config: Config, name: str, models: Models, known: FingerprintedConfig) -> Auditor:
+    """The auditor of an endpoint's servers, whose drafts follow the rules of the engine that answers.
+
+    Raises:
+        ModelError: a model cannot be loaded, the pair does not fit, or the draft cannot follow its target to the end.
+    """
+    endpoint = config.endpoints[name]
+    assert endpoint.servers is not None, "only outputs of servers are audited apart"
+    drafting = with_engine_rules(replace(endpoint.candidates[0], backend=BACKEND), known.engine)
+    with _with_endpoint_context(config, name):
+        target, (candidate,) = models.candidates(endpoint.target, [drafting], log.warning, 1, {})
+        if candidate.context_limit is not None:
+            raise ModelError(
+                f"servers.audit_share: the draft takes {candidate.context_limit} tokens, fewer than the target: where "
+                "drafting ends does not follow from an output; remove the key"
+            )
+    audited = replace(candidate, config=replace(candidate.config, fingerprint=known.fingerprint))
+    settings = replace(config.engine, audit_share=endpoint.servers.audit_share)
+    return Auditor(target, [audited], settings, endpoint.servers.audit_tolerance)
 
 
 @contextmanager

@@ -242,11 +242,16 @@ def _serving_engines(config: Config) -> str:
 def _audits(config: Config) -> str:
     """The endpoints whose outputs are replayed after measuring, and the others."""
     share = config.engine.audit_share
-    audited = [name for name, endpoint in config.endpoints.items() if endpoint.servers is None]
-    served = [name for name in config.endpoints if name not in audited]
-    found = [f"{share:.0%} of the outputs of {', '.join(audited)} are replayed"] if audited and share else []
-    if served:
-        found.append(f"outputs of servers are not ({', '.join(served)}; docs/servers.md)")
+    in_process = [name for name, endpoint in config.endpoints.items() if endpoint.servers is None]
+    found = [f"{share:.0%} of the outputs of {', '.join(in_process)} are replayed"] if in_process and share else []
+    unaudited = []
+    for name, endpoint in config.endpoints.items():
+        if endpoint.servers is not None and endpoint.servers.audit_share:
+            found.append(f"{endpoint.servers.audit_share:.0%} of the outputs of {name}'s servers are replayed")
+        elif endpoint.servers is not None:
+            unaudited.append(name)
+    if unaudited:
+        found.append(f"outputs of servers are not ({', '.join(unaudited)}; audit_share in docs/servers.md)")
     return "; ".join(found) or "no output is replayed"
 
 
@@ -271,25 +276,25 @@ def _models(config: Config) -> str:
     from shadowspec.text import plural
 
     require_inputs(config, ())
-    in_process = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}
-    if not in_process:
+    loaded = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.loads_models}
+    if not loaded:
         return "no endpoint is measured in this process"
-    load_scorers(replace(config, endpoints=in_process))
+    load_scorers(replace(config, endpoints=loaded))
     _device(config)  # raises if it is missing
     is_on_cpu = choose_device(config.engine.device).type == "cpu"
-    pairs = {(endpoint.target, endpoint.candidates) for endpoint in in_process.values()}
+    pairs = {(endpoint.target, endpoint.candidates) for endpoint in loaded.values()}
     is_usual = config.engine.passes != "graphs" and config.engine.dtype != "int8"
     settled = {pair for pair in pairs if is_usual and are_settled(*pair, is_on_cpu=is_on_cpu)}
     unsettled = {
-        name: endpoint for name, endpoint in in_process.items() if (endpoint.target, endpoint.candidates) not in settled
+        name: endpoint for name, endpoint in loaded.items() if (endpoint.target, endpoint.candidates) not in settled
     }
     if unsettled:
         name_loads(unsettled)
         from shadowspec.app.measure_files import build_engines
 
         build_engines(replace(config, endpoints=unsettled))
-    configs = {candidate.name for endpoint in in_process.values() for candidate in endpoint.candidates}
-    targets = {endpoint.target for endpoint in in_process.values()}
+    configs = {candidate.name for endpoint in loaded.values() for candidate in endpoint.candidates}
+    targets = {endpoint.target for endpoint in loaded.values()}
     return f"{plural(len(targets), 'target')}; candidates: {', '.join(sorted(configs))}"
 
 

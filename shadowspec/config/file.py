@@ -65,6 +65,11 @@ class EndpointConfig:
     servers: ServerSettings | None = None  # through which it is measured; None: by the engine in this process
     live: LiveSettings | None = None  # None: production is not read
 
+    @property
+    def loads_models(self) -> bool:
+        """Whether this process needs the weights of target and drafts: to measure, or to audit what servers answer."""
+        return self.servers is None or self.servers.audit_share > 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -264,6 +269,11 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         )
     backend = "torch" if section.servers is None else "openai"
     candidates = tuple(_speculation_config(section, candidate, backend) for candidate in section.candidates)
+    if section.servers is not None and section.servers.audit_share and not candidates[0].drafts_follow_from_output:
+        raise ConfigError(
+            f"endpoint {name!r}: servers.audit_share: drafts of candidate {candidates[0].name!r} do not follow from an "
+            "output, so that replay cannot audit them; remove the key"
+        )
     return EndpointConfig(
         rule=rule,
         target=section.target,

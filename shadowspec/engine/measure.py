@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
-from shadowspec.engine.arms import ArmRunner, within_memory
+from shadowspec.engine.arms import ArmRunner
 from shadowspec.engine.audit import Auditor
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
@@ -111,24 +111,10 @@ class Engine:
             memory[candidate.config.fingerprint] = self._memory(requests, candidate, baseline, arm)
             if candidate.config.config.remembers:
                 self._outputs.after(block, candidate.config, [each.output if each else None for each in arm.decoded])
-            audits += self._audits(block, requests, candidate.config.fingerprint, arm)
+            if self._auditor is not None:
+                audits += self._auditor.audit(candidate.config.fingerprint, block.requests, arm.decoded)
         num_halved = sum(arm.num_halved for arm in arms.values())
         return BlockResult(block, started_at, tuple(runs), memory, num_halved, tuple(audits))
-
-    def _audits(
-        self, block: Block, requests: Sequence[Request], fingerprint: str, arm: MeasuredArm
-    ) -> tuple[AuditedRun, ...]:
-        """Replay's expectation of the drawn requests' outputs; empty where the device has no memory."""
-        auditor = self._auditor
-        if auditor is None:
-            return ()
-        audits = within_memory(
-            self.target,
-            "an audit",
-            len(block.requests),
-            lambda: auditor.audit(fingerprint, block.requests, requests, arm.decoded),
-        )
-        return audits or ()
 
     def _request(self, prompt: ShadowPrompt) -> Request:
         """Both arms and every candidate draw from the same seed."""

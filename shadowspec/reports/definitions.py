@@ -51,8 +51,9 @@ REPLAY_NOTE = (
     "A difference beyond its limit is a production mismatch: production gives other answers than the shadow's target."
 )
 AUDIT_NOTE = (
-    "Replay of the speculative engine's outputs. The share of tokens accepted beyond replay's expectation has mean "
-    "zero. An alarm means that engine or replay is wrong; it holds the slice until an operator clears it."
+    "Replay of outputs of the speculative arm. The share of tokens accepted beyond replay's expectation has mean zero, "
+    "or one within `audit_tolerance` if servers answer. An alarm means that engine or replay is wrong; it holds the "
+    "slice until an operator clears it."
 )
 
 MEASURE_TITLE = {"end_to_end_ms": "End to end", "ttft_ms": "TTFT", "tpot_ms": "TPOT", "queue_ms": "Queue"}

@@ -32,6 +32,7 @@ Result = TypeVar("Result")
 TRIES: Final = 3  # of a request whose window another one fell into
 SETTLING_S: Final = 2.0  # that counters may lag behind an answer
 LOOK_AGAIN_S: Final = 0.05
+LENGTH: Final = "length"
 
 
 class UncountableError(Exception):
@@ -73,6 +74,18 @@ def counts_of(
     if source is CountsSource.TIMINGS:
         return from_progress(said, completion, length, width, drafts_always=drafts_always)
     return from_steps(said, completion, length, width, drafts_always=drafts_always)
+
+
+def uncertain_tokens(
+    source: CountsSource, finish_reason: str, num_speculative_tokens: int, *, drafts_always: bool
+) -> int:
+    """Accepted tokens by which the count of such an answer may be wrong: all of them lie in its last step.
+
+    It depends on nothing that was drafted, so that a bound made of it holds on average given the output.
+    """
+    if not drafts_always:
+        return num_speculative_tokens - 1
+    return int(source is CountsSource.TIMINGS and finish_reason != LENGTH)  # the end token, where it was drafted
 
 
 def from_steps(

@@ -1,9 +1,9 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
 The order of the arms is drawn by hash; the second begins when the first has ended.  With the prefix cache on, a block's
-places are whole conversations, cold in both arms.  Connections, warm-up, parity and the pass that counts for answers
-without counts are outside the timed arms.  Facts that a server does not report stay unknown.  The KV caches' capacity
-is read before each block.
+places are whole conversations, cold in both arms.  Connections, warm-up, parity, audits and the pass that counts for
+answers without counts are outside the timed arms.  Facts that a server does not report stay unknown.  The KV caches'
+capacity is read before each block.
 """
 
 from __future__ import annotations
@@ -11,20 +11,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import structs
 
-from shadowspec.errors import ServiceUnavailableError
+from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
-from shadowspec.servers.acceptance_counts import Accepted, UncountableError, count_alone, counts_of
+from shadowspec.servers.acceptance_counts import (
+    Accepted,
+    UncountableError,
+    count_alone,
+    counts_of,
+    uncertain_tokens,
+)
 from shadowspec.servers.answer_parity import parity_of
 from shadowspec.servers.behaviour import Enforcement
 from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
@@ -39,12 +45,16 @@ from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import (
     Arm,
+    AuditedRun,
     Block,
     BlockResult,
     FingerprintedConfig,
+    LoggedResponse,
     Parity,
+    RecordKey,
     Run,
     RunFlags,
+    ServedOutput,
     ServedRun,
     ShadowPrompt,
     SpeculationConfig,
@@ -68,6 +78,15 @@ class _Arms:
     speculative: tuple[Outcome, ...]
 
 
+class OutputAuditor(Protocol):
+    """Replays a share of the speculative server's outputs."""
+
+    def audit_served(
+        self, fingerprint: str, prompts: Sequence[ShadowPrompt], served: Mapping[RecordKey, ServedOutput]
+    ) -> tuple[AuditedRun, ...]:
+        """The audited runs among these requests of a block, whose outputs come by record."""
+
+
 class ServerEngine:
     """Measures the blocks of one endpoint through two servers."""
 
@@ -79,10 +98,14 @@ class ServerEngine:
         source: CountsSource,
         measuring: EngineSettings,
         scorer: Scorer | None = None,
+        auditor: OutputAuditor | None = None,
     ) -> None:
-        """`identities` are the servers that the config's fingerprint names; a block is measured on no others."""
+        """`identities` are the servers that the config's fingerprint names; a block is measured on no others.
+
+        Without an auditor no output is replayed.
+        """
         self._settings, self._config, self._identities, self._source = settings, config, dict(identities), source
-        self._measuring, self._scorer = measuring, scorer or Scorer()
+        self._measuring, self._scorer, self._auditor = measuring, scorer or Scorer(), auditor
         self._context = trust(settings.ca_file)
         self._enforcement = Enforcement()
         self._warm: set[tuple[int, int]] = set()  # slots, conversations
@@ -155,7 +178,29 @@ class ServerEngine:
         engine = self._identities[Arm.SPECULATIVE].engine
         found = served_memory(held[Arm.BASELINE], held[Arm.SPECULATIVE], engine)
         memory = {} if found is None else {self._config.fingerprint: found}
-        return BlockResult(block, started_at, runs, memory)
+        return BlockResult(block, started_at, runs, memory, audits=self._audits(block, arms, accepted))
+
+    def _audits(self, block: Block, arms: _Arms, accepted: Mapping[int, Accepted | str]) -> tuple[AuditedRun, ...]:
+        """Replay's expectation of the answers that have token ids and counts."""
+        if self._auditor is None:
+            return ()
+        served, config = {}, self._config.config
+        for index, prompt in enumerate(block.requests):
+            answer, known = arms.speculative[index], accepted[index]
+            if isinstance(answer, Completion) and answer.token_ids and isinstance(known, Accepted):
+                response = LoggedResponse(
+                    token_ids=answer.token_ids,
+                    finish_reason=answer.finish_reason,
+                    num_output_tokens=answer.num_output_tokens,
+                )
+                uncertain = uncertain_tokens(
+                    self._source,
+                    answer.finish_reason,
+                    config.num_speculative_tokens,
+                    drafts_always=config.drafts_in_every_step,
+                )
+                served[prompt.key] = ServedOutput(response, known.counts.num_accepted_tokens, uncertain)
+        return self._auditor.audit_served(self._config.fingerprint, block.requests, served)
 
     async def _run_arm(
         self, client: Client, conversations: Sequence[Sequence[ServerRequest]], slots: int
@@ -288,10 +333,12 @@ def connect(
     default_sampling: Mapping[str, float],
     max_turns: int = 1,
     scorer: Scorer | None = None,
+    new_auditor: Callable[[FingerprintedConfig], OutputAuditor] | None = None,
 ) -> ServerEngine:
     """An engine on two servers that were probed and fit the config.
 
     `requests_per_slot`, `default_sampling` and `max_turns` are those of the endpoint, a part of its fingerprint.
+    `new_auditor` makes the auditor of the config, once its servers are known.
 
     Raises:
         ServerError: one of them gives no usable answer.
@@ -306,7 +353,13 @@ def connect(
     known = fingerprint_server_config(
         config, settings, identities, source, requests_per_slot, default_sampling, max_turns
     )
-    return ServerEngine(settings, known, identities, source, measuring, scorer)
+    if new_auditor is not None and source is CountsSource.COUNTERS:
+        raise ModelError(
+            f"servers.audit_share: answers of {speculative.identity.name} do not report accepted tokens, and its "
+            "counters count another answer; start it with per-request metrics (docs/servers.md), or remove the key"
+        )
+    auditor = None if new_auditor is None else new_auditor(known)
+    return ServerEngine(settings, known, identities, source, measuring, scorer, auditor)
 
 
 def _shortened(request: ServerRequest) -> ServerRequest:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shadowspec.types.settings import HttpUrl, PathText, Positive, Seconds, Text, Variable
+from shadowspec.types.settings import HttpUrl, PathText, Positive, Seconds, Share, Text, Variable
 
 MAX_RETRY_WAIT_S = 30.0  # a server that asks for more time than this is not waited for
 
@@ -50,6 +50,11 @@ class ServerSettings:
     # Of the likeliest tokens, asked for at each place of a sampled output; 0: none is scored.
     score_logprobs: Annotated[int, Field(ge=0, le=1_000_000)] = 20
     tool_call_format: Literal["hermes"] | None = None  # of the target; None: strict tools are not asked for
+    # Of the measured requests, whose speculative outputs this process replays with its copy of target and draft.
+    audit_share: Share = 0.0
+    # Of an output's tokens, by which the mean of counted less expected acceptance may depart from zero: the servers
+    # round otherwise than this process.
+    audit_tolerance: Annotated[float, Field(gt=0, le=0.2)] = 0.02
 
     def __post_init__(self) -> None:
         for name, url in zip(("baseline_url", "speculative_url"), self.roots, strict=True):

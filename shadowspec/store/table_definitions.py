@@ -512,6 +512,7 @@ audits = Table(  # outputs of the loop, replayed
     *integers("num_output_tokens", "num_accepted_tokens"),
     Column("expected_accepted_tokens", Real),  # NULL: replay refuses the output
     Column("is_folded", Boolean, nullable=False),
+    Column("tolerance", Real, nullable=False),
     Index(None, "endpoint", "is_folded"),
 )
 

@@ -9,12 +9,14 @@ Prompt text never enters a value of this module: a prompt is its token ids, and 
 """
 
 from shadowspec.types.audits import (
+    AUDIT_TOLERANCE,
     AcceptanceSums,
     AuditedRun,
     AuditedUnit,
     ExpectedCounts,
     LoopSpan,
     ReplayedRecord,
+    ServedOutput,
     StoredAudit,
 )
 from shadowspec.types.block_memory import BlockMemory, Memory, ServedMemory
@@ -146,6 +148,7 @@ from shadowspec.types.verdicts import (
 
 __all__ = [
     "ARRIVING",
+    "AUDIT_TOLERANCE",
     "BASELINE",
     "COMPUTE",
     "COUNTS",
@@ -246,6 +249,7 @@ __all__ = [
     "SamplingParameters",
     "SamplingRegime",
     "ServedMemory",
+    "ServedOutput",
     "ServedRequest",
     "ServedRun",
     "SessionRate",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from typing import Final
 
-from shadowspec.types.requests import RecordKey
+from shadowspec.types.requests import LoggedResponse, RecordKey
 from shadowspec.types.speculation import FingerprintedConfig
+
+# Share of the tokens by which rounding may shift the mean difference between engine and replay: teacher-forced passes
+# and single steps round logits differently, and a drafted arg-max that is nearly tied turns over once in some hundred
+# tokens, either way.
+AUDIT_TOLERANCE: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,8 @@ class AuditedRun:
     """One speculative output with replay's expectation of it.
 
     `expected_accepted_tokens` is the expectation of `num_accepted_tokens` given the output; None: replay refuses the
-    output as impossible for the target.
+    output as impossible for the target.  `tolerance` is the share of the tokens by which the mean of their difference
+    may depart from zero.
     """
 
     key: RecordKey
@@ -47,6 +54,19 @@ class AuditedRun:
     num_output_tokens: int
     num_accepted_tokens: int
     expected_accepted_tokens: float | None
+    tolerance: float = AUDIT_TOLERANCE
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOutput:
+    """A server's speculative answer to one request, with its count of accepted draft tokens.
+
+    `num_uncertain_tokens`: the largest error of the count, whatever was drafted.
+    """
+
+    response: LoggedResponse = field(repr=False)
+    num_accepted_tokens: int
+    num_uncertain_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

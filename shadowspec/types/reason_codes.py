@@ -173,7 +173,7 @@ class ReasonCode(StrEnum):
         "HOLD",
         "Latency was measured on another engine than `serving_engine` names.",
         "measure through two servers of the serving engine (docs/servers.md)",
-        "Acceptance carries over, latency does not.",
+        "Acceptance carries over if the candidate drafts by the rules of that engine. Latency does not.",
     )
     NO_LEVEL_LEFT = (
         "no_level_left",

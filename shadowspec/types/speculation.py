@@ -134,6 +134,11 @@ class SpeculationConfig:
         """Whether drafts depend on outputs of other requests, and so on the order in which these came."""
         return self.proposer == "suffix" and not self.is_served_method and self.suffix_memory_tokens > 0
 
+    @property
+    def drafts_follow_from_output(self) -> bool:
+        """Whether an output shows every draft that was made for it: none comes from a memory, and none ends early."""
+        return not (self.is_served_method or self.remembers or self.is_adaptive)
+
 
 def draft_key(config: SpeculationConfig) -> SpeculationConfig:
     """The draft of a config: a server runs only one at a time; name, depth and backend may vary."""

@@ -383,7 +383,7 @@ def test_doctor_says_what_both_servers_are(served: Workspace) -> None:
         True,
         "m on vllm/0.32.0, and with 3 speculative tokens on vllm/0.32.0; acceptance from each answer",
     )
-    assert found["audits"] == (True, "outputs of servers are not (letters; docs/servers.md)")
+    assert found["audits"] == (True, "outputs of servers are not (letters; audit_share in docs/servers.md)")
     assert found["models"] == (True, "no endpoint is measured in this process")
 
 

@@ -18,13 +18,20 @@ from kernels.benchmarks.shifted import Shifted
 from shadowspec import demo
 from shadowspec.engine import Candidate, Engine, LoadedModel, Models, arms
 from shadowspec.engine.audit import Auditor
+from shadowspec.engine.batch import Request
+from shadowspec.engine.replay.replayer import Replayer
 from shadowspec.gate.audit.difference import AuditState
 from shadowspec.types import (
     Arm,
     AuditedRun,
     Block,
+    ConstraintForm,
+    ConstraintKind,
+    LoggedResponse,
+    OutputConstraint,
     RecordKey,
     SamplingParameters,
+    ServedOutput,
     ShadowPrompt,
     SpeculationConfig,
     VerifyRule,
@@ -35,6 +42,7 @@ pytestmark = pytest.mark.slow  # all of them together
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NUM_BLOCKS, BLOCK = 5, 8
+ANY_JSON = OutputConstraint(ConstraintKind.JSON_OBJECT, ConstraintForm.JSON_OBJECT)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +200,7 @@ def test_what_did_not_fit_into_memory_is_not_audited(
         raise torch.OutOfMemoryError("none left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Auditor, "audit", starved)
+        patch.setattr(Replayer, "replay", starved)
         result = engine.measure(block)
     assert result.audits == ()
     assert all(run.failure is None for run in result.runs)
@@ -239,3 +247,24 @@ def test_what_replay_cannot_know_is_not_audited(pair: tuple[LoadedModel, tuple[C
     audited = engine.measure(blocks()[0]).audits
     assert {each.fingerprint for each in audited} == {"of the request alone"}
     assert all(each.expected_accepted_tokens == pytest.approx(each.num_accepted_tokens) for each in audited)
+
+
+def test_served_outputs_are_audited_within_what_their_counts_leave_open(
+    pair: tuple[LoadedModel, tuple[Candidate, ...]],
+) -> None:
+    """Each run's tolerance has the tokens that its server may have miscounted; some outputs cannot be judged."""
+    target, candidates = pair
+    block = blocks()[0]
+    requests = [Request(each.prompt_token_ids, each.sampling, seed=3) for each in block.requests]
+    decoded = arms.decode_batch(target.model, requests, end_token_ids=target.end_token_ids).decoded
+    whole, unsure, endless, restricted, *_ = block.requests
+    served = {
+        each.key: ServedOutput(LoggedResponse(token_ids=found.output, finish_reason=found.finish_reason), 0, uncertain)
+        for each, found, uncertain in zip(block.requests, decoded, (0, 3, 0, 0), strict=False)
+    }
+    served[endless.key] = ServedOutput(LoggedResponse(token_ids=decoded[2].output[:-1], finish_reason="?"), 0)
+    auditor = Auditor(target, candidates, EngineSettings(audit_share=1.0), tolerance=0.02)
+    prompts = [whole, unsure, endless, structs.replace(restricted, constraint=ANY_JSON)]
+    runs = auditor.audit_served(candidates[1].config.fingerprint, prompts, served)
+    assert [run.key for run in runs] == [whole.key, unsure.key]
+    assert [run.tolerance for run in runs] == pytest.approx([0.02, 0.02 + 3 / (runs[1].num_output_tokens - 1)])

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from shadowspec.engine.replay.law import StepChances, step_law
 from shadowspec.errors import InputError
 from shadowspec.gate.audit import difference as audit
-from shadowspec.gate.audit.difference import FAMILY_LEVEL, TOLERANCE, AuditState, bet_ratios
+from shadowspec.gate.audit.difference import FAMILY_LEVEL, AuditState, bet_ratios
 from shadowspec.gate.rule_set import RULE_SETS
-from shadowspec.types import AuditedRun, RecordKey
+from shadowspec.types import AUDIT_TOLERANCE, AuditedRun, RecordKey
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 TOKENS, DEPTH, VOCABULARY = 24, 4, 12
@@ -62,11 +62,11 @@ def looped(accept: Reals, rng: np.random.Generator) -> Reals:
     return accepted
 
 
-def first_alarm(accepted: Reals, wanted: Reals, level: float) -> NDArray[np.int64]:
+def first_alarm(accepted: Reals, wanted: Reals, level: float, tolerance: float = AUDIT_TOLERANCE) -> NDArray[np.int64]:
     """How many units each sequence takes to alarm, [sequences]; 0 where it does not."""
     tokens = TOKENS - 1
     found = []
-    for ratios in bet_ratios(accepted / tokens, wanted / tokens):
+    for ratios in bet_ratios(accepted / tokens, wanted / tokens, tolerance):
         grown = np.log1p(audit.FRACTIONS[:, None, None] * ratios).cumsum(-1)
         paths = np.logaddexp.reduce(np.log(RULE_SETS[1].weights)[:, None, None] + grown, axis=0)
         crossed = paths >= -np.log(level)
@@ -91,13 +91,26 @@ def test_the_loop_accepts_what_the_law_expects(world: World) -> None:
     assert 0.4 < world.accepted.mean() / (TOKENS - 1) < 0.7
 
 
+@pytest.mark.parametrize("tolerance", [AUDIT_TOLERANCE, 0.02])
 @pytest.mark.parametrize("off", [-1.0, 0.0, 1.0])
-def test_false_alarms_keep_the_level(world: World, off: float) -> None:
+def test_false_alarms_keep_the_level(world: World, off: float, tolerance: float) -> None:
     """Of 400 sequences of 300 units, looked at after every unit; also where the mean is off by the whole tolerance."""
-    accepted = world.accepted + off * TOLERANCE * (TOKENS - 1)
+    accepted = world.accepted + off * tolerance * (TOKENS - 1)
     level = 0.05
-    alarms = (first_alarm(accepted, world.expected, level / 2.0) > 0).mean()
+    alarms = (first_alarm(accepted, world.expected, level / 2.0, tolerance) > 0).mean()
     assert alarms <= level + 2.0 * (level * (1.0 - level) / SEQUENCES) ** 0.5
+
+
+def test_each_unit_is_bet_on_under_its_tolerance() -> None:
+    """A mean that is off by 0.01 alarms under the engine's tolerance, and never under a server's wider one."""
+    counted = [AuditedRun(RecordKey("file", 0, row), "f" * 64, 101, 50 + row % 3, 50.0) for row in range(6_000)]
+    served = [replace(run, tolerance=0.02) for run in counted]
+    assert AuditState(1).fold(counted, NOW).has_alarmed
+    assert not AuditState(1).fold(served, NOW).has_alarmed
+    mixed = AuditState(1).fold(served[:3_000], NOW).fold(counted[:3_000], NOW)
+    assert mixed.log_more == pytest.approx(
+        np.add(AuditState(1).fold(served[:3_000], NOW).log_more, AuditState(1).fold(counted[:3_000], NOW).log_more)
+    )
 
 
 def test_shifted_logits_are_found_within_300_units(world: World) -> None:

@@ -221,12 +221,16 @@ class FakeServer:
         self.pages |= set() if self.loses_hits else {(salt, prompt[:end]) for end in ends}
         return max(found, default=0)
 
+    def num_accepted(self, body: dict[str, Any], before: list[int], step: int) -> int:
+        """Of the draft that this step verifies after these tokens of the output."""
+        return (step + len(body["prompt"])) % (self.num_speculative_tokens + 1)
+
     def chunks(self, body: dict[str, Any]) -> tuple[list[list[int]], dict[str, Any] | None]:
         """The tokens of each step, and what the answer says of its drafts."""
         tokens, width = self.output(body), self.num_speculative_tokens
         parts, accepted, place = [tokens[:1]], [], 1
         while place < len(tokens):
-            number = (len(accepted) + len(body["prompt"])) % (width + 1)
+            number = self.num_accepted(body, tokens[:place], len(accepted))
             if width:
                 accepted.append(number)
             parts.append(tokens[place : place + number + 1])

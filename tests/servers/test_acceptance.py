@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec.engine.batch import Request, Row
-from shadowspec.servers.acceptance_counts import UncountableError, from_counters, from_meta_info, from_steps
-from shadowspec.servers.counters import Counters, parse
+from shadowspec.servers.acceptance_counts import (
+    UncountableError,
+    from_counters,
+    from_meta_info,
+    from_steps,
+    uncertain_tokens,
+)
+from shadowspec.servers.counters import Counters, CountsSource, parse
 from shadowspec.servers.endings import Ending, VerifyStep, endings
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SamplingParameters, SpeculationCounts
@@ -115,7 +121,20 @@ def test_chunks_that_came_together_leave_only_the_last_step_unsure(
     assert counts.num_drafts == theirs.num_drafts
     assert counts.num_accepted_tokens_per_pos[0] == theirs.num_accepted_tokens_per_pos[0]
     assert found.is_early_rejection == early
-    assert abs(counts.num_accepted_tokens - theirs.num_accepted_tokens) < WIDTH
+    wrong = abs(counts.num_accepted_tokens - theirs.num_accepted_tokens)
+    assert wrong <= uncertain_tokens(CountsSource.RESPONSE, "length", WIDTH, drafts_always=False)
+
+
+def test_which_counts_may_be_wrong_is_known_before_a_draft() -> None:
+    cases = [
+        (CountsSource.RESPONSE, "stop", True, 0),
+        (CountsSource.RESPONSE, "stop", False, WIDTH - 1),
+        (CountsSource.TIMINGS, "stop", True, 1),
+        (CountsSource.TIMINGS, "length", True, 0),
+        (CountsSource.META_INFO, "stop", True, 0),
+    ]
+    for source, reason, always, expected in cases:
+        assert uncertain_tokens(source, reason, WIDTH, drafts_always=always) == expected
 
 
 SHORT = st.lists(st.one_of(st.just(0), st.integers(1, 3)), min_size=1, max_size=5)  # 0: plain; else accepted + 1 of 2

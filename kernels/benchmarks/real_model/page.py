@@ -12,6 +12,7 @@ from .prompts import CLASSES
 PAGE, PICTURE = "real-model.md", "images/real-model.svg"
 ALL: Final = "all"
 BUSY: Final = 1.5  # processes that want a core, from which times are said to be worth little
+NOTHING_ON_A_GPU: Final = "Anything on a GPU: all engines ran on a CPU."
 
 _HEAD: Final = """\
 # A real language model
@@ -109,7 +110,7 @@ def page(document: Mapping[str, Any]) -> str:
     if document["draft"]:
         parts.append(_draft(document["draft"]))
     parts.append(
-        "## What has not run\n\n" + ("\n".join(f"- {each}" for each in document["not_run"]) or "Nothing.") + "\n"
+        "## What has not run\n\n" + "".join(f"- {each}\n" for each in (*document["not_run"], NOTHING_ON_A_GPU))
     )
     parts.append("Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".\n")
     return "\n".join(parts)
@@ -144,9 +145,9 @@ def _verdicts(document: Mapping[str, Any]) -> list[str]:
     compared = [cell for cell in cells if cell["prompt_class"] == "" and cell["num_diverged"] is not None]
     diverged, faults = (sum(cell[key] or 0 for cell in compared) for key in ("num_diverged", "num_faults"))
     requests = sum(cell["num_requests"] - cell["num_failed"] for cell in compared)
+    others = f" {faults} of the others differ where the target was in no doubt." if diverged else ""
     lines.append(
-        f"{requests - diverged} of {requests} speculative outputs equal the baseline's token by token. {faults} of the "
-        "others differ where the target was in no doubt."
+        f"{requests - diverged} of {requests} speculative outputs equal the baseline's token by token.{others}"
     )
     return lines
 

@@ -3,9 +3,9 @@
 A unit is one speculative output, of which `num_output_tokens - 1` tokens could have been accepted drafts.  Its value is
 the share of them that were accepted, less the share that replay expects given the output.  If engine and replay are
 right its mean is zero, whatever the earlier outputs were.  It lies in [-expected share, 1 - expected share]; the output
-itself gives these bounds, so nothing is clipped.  The null is a mean within `TOLERANCE` of zero.  Each direction is bet
-against with capital as in `shadowspec.gate.stats.betting`: it alarms at 1 / level at any unit.  Where the null holds,
-that happens with probability at most level.  An alarm is not taken back.
+itself gives these bounds, so nothing is clipped.  The null is a mean within the unit's tolerance of zero.  Each
+direction is bet against with capital as in `shadowspec.gate.stats.betting`: it alarms at 1 / level at any unit.  Where
+the null holds, that happens with probability at most level.  An alarm is not taken back.
 
 Level: `FAMILY_LEVEL` for all sequences of an endpoint together, without a time limit.  The j-th cell (slice and config,
 and the whole endpoint with each config) in the order of its first unit has FAMILY_LEVEL / (j (j + 1)), half of it each
@@ -26,12 +26,9 @@ from shadowspec.errors import InputError
 from shadowspec.gate.rule_set import RULE_SETS
 from shadowspec.gate.stats.betting import FRACTIONS, Floats
 from shadowspec.metrics import ratio
-from shadowspec.types import AuditedRun
+from shadowspec.types import AUDIT_TOLERANCE, AuditedRun
 
 FAMILY_LEVEL: Final = 0.05
-# Share of the tokens by which rounding may shift the difference: teacher-forced passes and single steps round logits
-# differently, and a drafted arg-max that is nearly tied turns over once in some hundred tokens, either way.
-TOLERANCE: Final = 0.005
 # The least that a bet takes for the size of a unit's worst value: where next to nothing is expected to be accepted, one
 # token that rounding turned over would otherwise win a fortune.
 LEAST_WORST: Final = 0.2
@@ -100,7 +97,8 @@ class AuditState:
         tokens = np.array([run.num_output_tokens - 1 for run in units], dtype=np.float64)
         accepted = np.array([run.num_accepted_tokens for run in units], dtype=np.float64)
         expected = np.array([run.expected_accepted_tokens for run in units], dtype=np.float64)
-        more, fewer = bet_ratios(accepted / tokens, expected / tokens)
+        tolerances = np.array([run.tolerance for run in units], dtype=np.float64)
+        more, fewer = bet_ratios(accepted / tokens, expected / tokens, tolerances)
         log_more, peak_more = _after(self.log_more, more)
         log_fewer, peak_fewer = _after(self.log_fewer, fewer)
         after = replace(
@@ -144,18 +142,21 @@ class AuditState:
             raise InputError(f"stored audit cannot be read: {error}") from error
 
 
-def bet_ratios(accepted_shares: Floats, expected_shares: Floats) -> tuple[Floats, Floats]:
+def bet_ratios(
+    accepted_shares: Floats, expected_shares: Floats, tolerances: Floats | float = AUDIT_TOLERANCE
+) -> tuple[Floats, Floats]:
     """y / b of every unit, [n] each and at least -1: for more acceptance than expected, and for less.
 
     Args:
         accepted_shares: of the tokens of each unit that could have been accepted, [n].
         expected_shares: replay's expectation of them, [n].
+        tolerances: by which the mean of their difference may depart from zero, [n] or of all.
     """
     differences = accepted_shares - expected_shares
-    most_below = np.maximum(expected_shares + TOLERANCE, LEAST_WORST)
-    most_above = np.maximum(1.0 - expected_shares + TOLERANCE, LEAST_WORST)
-    more: Floats = (differences - TOLERANCE) / most_below
-    fewer: Floats = (-differences - TOLERANCE) / most_above
+    most_below = np.maximum(expected_shares + tolerances, LEAST_WORST)
+    most_above = np.maximum(1.0 - expected_shares + tolerances, LEAST_WORST)
+    more: Floats = (differences - tolerances) / most_below
+    fewer: Floats = (-differences - tolerances) / most_above
     return np.maximum(more, -1.0), np.maximum(fewer, -1.0)
 
 

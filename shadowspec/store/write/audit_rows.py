@@ -12,7 +12,7 @@ from shadowspec.store.column_types import RECORD_KEY
 from shadowspec.store.table_definitions import audit_states, audits
 from shadowspec.types import AuditedRun, AuditedUnit, BlockResult, Run, StoredAudit, StoredRecord
 
-RUN_NAMES = ("fingerprint", "num_output_tokens", "num_accepted_tokens", "expected_accepted_tokens")
+RUN_NAMES = ("fingerprint", "num_output_tokens", "num_accepted_tokens", "expected_accepted_tokens", "tolerance")
 AUDIT_NAMES = (*RECORD_KEY, *RUN_NAMES, "endpoint", "slice_key", "event_time", "is_folded")
 
 
