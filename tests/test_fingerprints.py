@@ -174,6 +174,7 @@ def test_an_endpoint_without_sampling_defaults_keeps_its_fingerprint(case: Mappi
         assert "default_sampling" not in config.details
 
 
+@pytest.mark.representative("postgres")
 def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(store: Store) -> None:
     """Verdict and rollout of the old fingerprint end with a reason that names the recipe."""
     new = replace(CONFIG, details={"default_sampling": "temperature=0.7"}, fingerprint="e" * 64, recipe=2)
@@ -201,6 +202,7 @@ def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(stor
     assert "recipe now includes sampling defaults" in step.rollout.reason
 
 
+@pytest.mark.representative("sqlite-old0-details0", "sqlite-old1-details1")
 @pytest.mark.parametrize(
     ("old", "details"), [({"recipe": 2}, {"default_sampling": "top_k=20.0"}), ({"recipe": None}, {"target": "another"})]
 )

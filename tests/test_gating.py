@@ -199,6 +199,7 @@ def test_the_gate_over_a_store_decides_what_it_decides_over_rows(store: Store) -
     assert [d.tests for d in again] == [d.tests for d in decisions]
 
 
+@pytest.mark.representative("-0.3-HOLD")
 @pytest.mark.parametrize(("change", "verdict"), [(0.0, Verdict.ENABLE), (-0.3, Verdict.HOLD)])
 def test_scores_of_both_arms_go_through_the_store_to_their_guardrail(
     store: Store, change: float, verdict: Verdict

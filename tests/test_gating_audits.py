@@ -102,6 +102,7 @@ def test_an_alarm_holds_what_stands_until_an_operator_clears_it(measured: Store)
     assert {decision.verdict for decision in standing} == {Verdict.ENABLE}
 
 
+@pytest.mark.representative("sqlite")
 def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice that an audit has just held is rolled back in the same run."""
     save(measured, 0, 60, 2.0, "")
@@ -116,6 +117,7 @@ def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monke
     assert "audit alarm" in rollout.reason
 
 
+@pytest.mark.representative("sqlite")
 def test_a_rehearsed_gate_audits_and_keeps_nothing(measured: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an alarm would hold is held in the rehearsal, and only there."""
     save(measured, 0, 60, 2.0, "")

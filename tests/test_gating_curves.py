@@ -84,6 +84,7 @@ def test_a_curve_ends_at_bounds_that_have_the_lost_requests_in_them(store: Store
     assert_every_curve_ends_at_its_decision(store)
 
 
+@pytest.mark.all
 @pytest.mark.representative("sqlite")
 def test_the_oracle_draws_the_same_curve_of_rows_that_come_in_order(store: Store) -> None:
     feed = Feed(store, World(50, slices=SLICES, make_run=noisy_run(slowed_share=0.02)).evidence())
@@ -153,6 +154,7 @@ def test_tests_that_restarted_have_curves_of_the_units_that_count(store: Store) 
     assert 4 in merged
 
 
+@pytest.mark.all
 @pytest.mark.representative("sqlite")
 def test_runs_that_follow_each_other_have_curves_of_their_units_alone(store: Store) -> None:
     """An ENABLE, its detectors, an alarm that ends the run, and the run after it."""
@@ -220,6 +222,7 @@ def test_evidence_that_began_anew_has_curves_from_there(store: Store) -> None:
     assert_every_curve_ends_at_its_decision(store)
 
 
+@pytest.mark.all
 @pytest.mark.representative("sqlite")
 def test_a_fold_in_parts_is_taken_in_again_part_by_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans.next_plan, "__defaults__", (60,))

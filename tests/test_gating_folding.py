@@ -92,7 +92,7 @@ def test_look_after_look_decides_what_all_rows_at_once_decide(store: Store) -> N
     assert decided[0].evidence.newest_record is not None
 
 
-@pytest.mark.representative("postgres-1", "postgres-2")
+@pytest.mark.representative("postgres-2")
 @pytest.mark.parametrize("rule_set", [1, 2])
 def test_the_whole_endpoint_leaves_thinned_sessions_out_and_their_slice_does_not(store: Store, rule_set: int) -> None:
     """Of one slice's blocks every second counts with one request of four, and the others do not count at all."""
@@ -123,6 +123,7 @@ def test_the_whole_endpoint_leaves_thinned_sessions_out_and_their_slice_does_not
         assert explain(store, decision.decision_id or 0).differences == ()
 
 
+@pytest.mark.all
 @pytest.mark.representative("postgres")
 def test_a_backlog_is_folded_in_parts_and_gives_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(60, slices=SLICES, make_run=noisy_run()).evidence()
@@ -305,6 +306,7 @@ def test_folding_anew_is_refused_where_only_runs_are_gone(store: Store) -> None:
         gate(store, replace(POLICY, log_speedup_clip=0.5))
 
 
+@pytest.mark.representative("postgres-evidence", "postgres-evidence_endpoints")
 @pytest.mark.parametrize("table", ["evidence", "evidence_endpoints"])
 def test_evidence_of_another_version_is_folded_anew(store: Store, table: str) -> None:
     feed = Feed(store, World(40, make_run=noisy_run()).evidence())
@@ -329,6 +331,7 @@ def _age(store: Store, table: str) -> None:
     execute(store, f"UPDATE {table} SET document = CAST({old} AS {kind})")
 
 
+@pytest.mark.representative("postgres-7")
 @pytest.mark.parametrize("at_once", [7, 100])
 def test_a_file_in_any_order_is_folded_in_parts_as_if_at_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, at_once: int

@@ -127,6 +127,7 @@ def test_readings_at_once_count_nothing_twice(store: Store) -> None:
     assert all(first.ended_at == second.began_at for first, second in pairwise(found))
 
 
+@pytest.mark.representative("sqlite")
 def test_no_alarm_without_a_promise_or_while_it_holds(store: Store) -> None:
     fill(store, [0.0] * 40)
     assert look(store) is None, "nothing is enabled"
@@ -136,6 +137,7 @@ def test_no_alarm_without_a_promise_or_while_it_holds(store: Store) -> None:
     assert look(store) is None
 
 
+@pytest.mark.representative("sqlite")
 def test_an_alarm_orders_disable_once_and_anew_after_it_was_cleared(store: Store) -> None:
     enable(store)
     stated = windows_to_alarm(PROMISE, 0.1, POLICY)

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+import pytest
 from msgspec import structs
 
 from shadowspec.gate.evidence.units import take_blocks
@@ -94,6 +95,7 @@ class Fleet:
         return decided.num_blocks
 
 
+@pytest.mark.representative("postgres")
 def test_a_fast_block_waits_for_the_slow_one_that_began_before_it(store: Store) -> None:
     """Blocks fold whole, in start order: what is in evidence must not tell how long a block took."""
     fleet = Fleet(store)
@@ -148,6 +150,7 @@ def test_blocks_enter_in_the_order_of_their_newest_events_whatever_they_take() -
         assert not held
 
 
+@pytest.mark.representative("postgres")
 def test_a_consumer_that_began_behind_another_loses_nothing(store: Store) -> None:
     """One group begins in the midst of a topic, another reads it from the start: each record folds once."""
     fleet = Fleet(store)

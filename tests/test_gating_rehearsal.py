@@ -75,6 +75,7 @@ def test_a_policy_is_tried_before_it_is_in_force(store: Store, database_url: str
     assert "too_few_clusters" not in {decision.reason_code for decision in tried}
 
 
+@pytest.mark.representative("sqlite")
 def test_a_plan_of_what_was_folded_is_that_of_all_rows(store: Store) -> None:
     with pytest.raises(NoDataError, match="run `shadowspec gate` first"):
         plan_stored(store, ENDPOINT, POLICY, sample_rate=1.0, capacity_per_s=None)

@@ -116,6 +116,7 @@ def test_a_slowdown_after_enable_is_found_over_rows_and_a_new_run_begins() -> No
     assert (recovered.verdict, recovered.num_blocks) == (Verdict.ENABLE, 380)
 
 
+@pytest.mark.all
 def test_how_often_one_looks_does_not_change_what_the_detectors_say() -> None:
     world = World(220, make_run=changing((120, noisy_run()), (220, noisy_run(speedup=1.04))))
     often, seldom = Gate(world), Gate(world)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
+
 from kernels.benchmarks.pools import PoolWorld, draw_windows
 from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
 from shadowspec.rollout.endpoint_run import advance_rollouts, read_controls
@@ -91,6 +93,7 @@ def produce(store: Store, speedup: float, begin: datetime, days: float) -> None:
         )
 
 
+@pytest.mark.representative("postgres")
 def test_each_load_compares_the_pools_since_its_stage_began(store: Store) -> None:
     store.save_fingerprints([examples.config()])
     store.append_decisions([decided(NOON)])
@@ -108,6 +111,7 @@ def test_each_load_compares_the_pools_since_its_stage_began(store: Store) -> Non
     assert read_controls(store, "chat", found, standing, POLICY) == {}
 
 
+@pytest.mark.representative("postgres")
 def test_production_moves_the_partial_stage_by_its_pools_since_the_stage_began(store: Store) -> None:
     store.save_fingerprints([examples.config()])
     policy = replace(POLICY, has_control=True, shadow_soak_s=0.0, partial_soak_s=0.0, depth_soak_s=0.0)

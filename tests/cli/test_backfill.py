@@ -135,6 +135,7 @@ def by_key(replayed_record: ReplayedRecord) -> RecordKey:
 # the same as one process
 
 
+@pytest.mark.representative("rules1")
 @pytest.mark.usefixtures("_one_thread", "_short_blocks")
 @pytest.mark.parametrize("rules", [(), (VerifyRule.REJECTION, VerifyRule.EXACT_MATCH)])
 def test_blocks_give_what_one_process_replays(
@@ -341,7 +342,7 @@ default_sampling = { temperature = 0.5, top_p = 0.9, top_k = 20 }
 """
 
 
-@pytest.mark.representative("1")
+@pytest.mark.all
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_another_process_says_the_same_of_work(workspace: Workspace, seed: str) -> None:
     workspace.replace_in_config('match = { model = "m" }', f'match = {{ model = "m" }}{RULES}')

@@ -77,6 +77,7 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
     assert "letters" in workspace.run("gate").out
 
 
+@pytest.mark.representative("span1")
 @pytest.mark.parametrize("span", [(), ("--period", "day")])
 def test_a_report_says_of_its_data_what_it_was_told(workspace: Workspace, traffic: str, span: tuple[str, ...]) -> None:
     workspace.migrate()
@@ -133,6 +134,7 @@ def test_a_second_run_changes_nothing(workspace: Workspace, traffic: str) -> Non
         assert (store.runs("letters"), store.funnel()) == before
 
 
+@pytest.mark.representative("1")
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_an_interrupted_run_is_picked_up(
     workspace: Workspace, traffic: str, at: int, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +172,7 @@ def test_gzip_and_max_requests(workspace: Workspace, traffic: str) -> None:
     assert workspace.run("run", traffic, "--json").document["requests_measured"] == 5
 
 
+@pytest.mark.all
 def test_max_requests_is_of_all_files_together(workspace: Workspace) -> None:
     workspace.migrate()
     files = [

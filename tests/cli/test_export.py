@@ -131,6 +131,7 @@ def test_what_another_engine_measured_is_off_once_the_serving_one_is_named(enabl
     assert "the verdicts on letters are for sglang, not for vllm" in " ".join(refused.err.split())
 
 
+@pytest.mark.representative("vllm", "flagd")
 @pytest.mark.parametrize("form", ["vllm", "sglang", "tensorrt-llm", "modelopt", "flagd"])
 def test_verdicts_for_the_engine_in_this_process_are_refused_unless_accepted(workspace: Workspace, form: str) -> None:
     workspace.migrate()

@@ -286,6 +286,7 @@ def test_what_is_not_configured_is_said(shell: Shell) -> None:
     assert (missing.code, "endpoints.chat.live: is missing" in missing.err) == (2, True)
 
 
+@pytest.mark.all
 @pytest.mark.integration
 def test_the_scheduler_reads_too(shell: Shell, production: Production) -> None:
     """`schedule --once` reads once more, without any job; --list names what is read."""

@@ -95,6 +95,7 @@ def test_costs_are_kept_for_report_and_dashboard(workspace: Workspace) -> None:
         assert costs.profiled_at.isoformat() == item["profiled_at"]
 
 
+@pytest.mark.all
 def test_the_table_says_from_where_on_speculation_pays(workspace: Workspace) -> None:
     result = workspace.run("profile-device", *SMALL, "--no-store")
     assert "draft for letters" in result.out
@@ -102,6 +103,7 @@ def test_the_table_says_from_where_on_speculation_pays(workspace: Workspace) -> 
     assert "K 2" in result.out
 
 
+@pytest.mark.all
 def test_every_way_of_drafting_has_a_surface_of_its_own(workspace: Workspace) -> None:
     config = workspace.folder / "shadowspec.toml"
     config.write_text(config.read_text(encoding="utf-8") + NGRAM + SUFFIX, encoding="utf-8")
@@ -114,6 +116,7 @@ def test_every_way_of_drafting_has_a_surface_of_its_own(workspace: Workspace) ->
         assert all(each["draft_ms"] > 0 for each in points if each["num_speculative_tokens"])
 
 
+@pytest.mark.all
 def test_depths_that_heads_do_not_reach_are_left_out_and_told(
     workspace: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:

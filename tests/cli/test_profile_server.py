@@ -82,6 +82,7 @@ def test_depths_add_up_as_the_server_is_changed(served: Workspace, servers: tupl
     assert {each["num_speculative_tokens"] for each in other.document["profiles"][0]["points"]} == {0, 2}
 
 
+@pytest.mark.all
 def test_a_server_that_draws_its_acceptance_is_told(served: Workspace, servers: tuple[FakeServer, FakeServer]) -> None:
     servers[1].lost_token = 5
     done = served.run("profile-server", *SMALL)
@@ -89,6 +90,7 @@ def test_a_server_that_draws_its_acceptance_is_told(served: Workspace, servers: 
     assert "greedy answers is the same from both servers" in " ".join(done.err.split())
 
 
+@pytest.mark.all
 def test_both_kinds_of_requests_by_default_at_the_endpoints_own_loads(served: Workspace) -> None:
     done = served.run("profile-server", "--contexts", "4", "--rounds", "2", "--no-store", "--json")
     assert done.code == 0, done.err

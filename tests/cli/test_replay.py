@@ -108,6 +108,7 @@ def test_greedy_traffic_is_replayed_to_the_counters_that_run_stores(
     assert "24 responses replayed" in shown.out
 
 
+@pytest.mark.all
 def test_suffix_drafts_are_replayed_to_the_counters_that_run_stores(
     workspace: Workspace, target: LoadedModel, tmp_path: Path
 ) -> None:
@@ -222,6 +223,7 @@ def test_counts_are_kept_beside_the_loops_under_the_same_fingerprint(
     assert [row["loop_num_requests"] for row in rows] == [0, NUM_RECORDS, 0, 0]
 
 
+@pytest.mark.all
 def test_replays_stand_beside_the_runs_of_a_queue(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
     """A queue and sampling defaults are part of the fingerprint, which is that of the loop's runs."""
     workspace.replace_in_config("loads =", "requests_per_slot = 2\ndefault_sampling = { top_p = 0.9 }\nloads =")

@@ -258,6 +258,7 @@ def results_of(store: Store, margin: float) -> dict[str, TestResult]:
     return {test.name: test for decision in decisions if not decision.slice_key for test in decision.tests}
 
 
+@pytest.mark.representative("sqlite-0.0-0.5-pass-0.0", "sqlite-1.0-0.05-fail--1.0")
 @pytest.mark.parametrize(
     ("cut_rate", "margin", "outcome", "estimate"), [(0.0, 0.5, "pass", 0.0), (1.0, 0.05, "fail", -1.0)]
 )
@@ -276,6 +277,7 @@ def test_from_the_engine_through_the_store_to_the_gate(
     assert (score.outcome, score.betting.num_missing) == ("open", len(runs)), "what nobody scored is missing"
 
 
+@pytest.mark.representative("sqlite")
 def test_a_contract_that_the_speculative_arm_breaks_fails_the_guardrail(store: Store) -> None:
     engine = FakeEngine((CONFIG,), scorers={"chat": load_scorer(["contract_valid"])}, cut_rate=1.0)
     measured(store, engine, OutputContract(Contract.JSON))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
 import select
 import time
 import tomllib
@@ -216,6 +217,17 @@ def events_of(process: EngineProcess) -> list[Event]:
     return found
 
 
+def test_what_a_workers_process_is_given_measures_through_servers(served: Workspace) -> None:
+    config = load_config(served.folder / "shadowspec.toml")
+    engines = pickle.loads(pickle.dumps(ConfiguredEngines(config, "cpu")))()
+    prompts = tuple(prompt(line) for line in range(4))
+    block = Block("b" * 64, 0, "letters", "", 2, prompts, (), Arm.BASELINE, 2)
+    runs = engines["letters"].measure(block).runs
+    assert [run.failure for run in runs] == [None] * 4
+    assert {run.fingerprint for run in runs} == {config.fingerprint for config in engines["letters"].configs}
+
+
+@pytest.mark.all
 def test_a_workers_process_measures_through_servers_and_ends_when_they_are_gone(
     served: Workspace, servers: tuple[FakeServer, FakeServer]
 ) -> None:
@@ -286,7 +298,13 @@ def steady_timing(answer: Completion, concurrency: float) -> ArmTiming:
 @pytest.mark.parametrize(
     ("name", "given", "kv_tokens", "verdict"),
     [
-        ("mtp", "{ draft_tensor_parallel_size = 1, nested = { a = [1, 2] } }", 41_984, "ENABLE"),
+        pytest.param(
+            "mtp",
+            "{ draft_tensor_parallel_size = 1, nested = { a = [1, 2] } }",
+            41_984,
+            "ENABLE",
+            marks=pytest.mark.all,
+        ),
         ("dflash", '{ model = "org/dflash" }', 32_768, "DISABLE"),
     ],
 )

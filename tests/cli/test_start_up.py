@@ -240,6 +240,7 @@ def test_where_no_endpoint_is_configured_nothing_is_loaded(workspace: Workspace)
     assert (ran.code, "no endpoint is configured" in ran.err, "loading" in ran.err) == (2, True, False)
 
 
+@pytest.mark.all
 def test_doctor_loads_only_models_whose_files_leave_a_doubt(workspace: Workspace, tiny_pair: tuple[Path, Path]) -> None:
     assert workspace.run("db", "upgrade").code == 0
     doubtful = workspace.run("doctor")

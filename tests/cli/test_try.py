@@ -139,6 +139,7 @@ def test_an_interrupt_before_the_first_block_leaves_nothing_to_show(
     assert "run the same command again" in stopped.err
 
 
+@pytest.mark.all
 def test_a_limit_that_ends_the_last_block_ends_the_recording(
     attempt: Callable[..., Result], workspace: Workspace
 ) -> None:
@@ -180,6 +181,7 @@ def test_minutes_bound_the_whole_command_and_no_block_begins_that_would_end_late
     assert (loaded_late.document["ended_by"], loaded_late.document["requests_measured"]) == ("time", 2)
 
 
+@pytest.mark.all
 def test_a_resumed_trial_estimates_what_is_left_by_what_was_measured(attempt: Callable[..., Result]) -> None:
     assert "12 requests in about " in (first := attempt(minutes=1e-9).err)
     assert ", by a warm-up; --minutes ends the command after " in first
@@ -188,6 +190,7 @@ def test_a_resumed_trial_estimates_what_is_left_by_what_was_measured(attempt: Ca
     assert ", by the 2 requests measured before; " in again
 
 
+@pytest.mark.all
 def test_until_the_recording_is_read_every_command_rehearses_the_same_decisions(
     attempt: Callable[..., Result], workspace: Workspace
 ) -> None:
@@ -216,6 +219,7 @@ def test_until_the_recording_is_read_every_command_rehearses_the_same_decisions(
     assert REHEARSAL_NOTE not in workspace.run("plan", *config).out
 
 
+@pytest.mark.all
 def test_an_only_slice_is_named_and_not_shown_beside_the_whole_endpoint(
     attempt: Callable[..., Result], workspace: Workspace
 ) -> None:
@@ -228,6 +232,7 @@ def test_an_only_slice_is_named_and_not_shown_beside_the_whole_endpoint(
         assert "prompt_class=" not in out, command
 
 
+@pytest.mark.all
 def test_a_trial_names_the_smallest_number_of_requests_that_can_enable(attempt: Callable[..., Result]) -> None:
     words = "timed: about 12 requests, at most one of each session; ENABLE needs "
     (line,) = [line for line in attempt().err.splitlines() if line.startswith(words)]
@@ -239,6 +244,7 @@ def test_a_trial_names_the_smallest_number_of_requests_that_can_enable(attempt: 
     assert line.startswith(f"{words}{needed} or more")
 
 
+@pytest.mark.all
 def test_the_model_that_most_records_ask_for_is_taken_with_its_other_names(
     attempt: Callable[..., Result], workspace: Workspace
 ) -> None:
@@ -260,12 +266,14 @@ def test_the_model_that_most_records_ask_for_is_taken_with_its_other_names(
     assert named.document["requests_measured"] == 3
 
 
+@pytest.mark.all
 def test_a_named_serving_engine_holds_what_this_process_measures(attempt: Callable[..., Result]) -> None:
     done = attempt("--json", **{"serving-engine": "vllm"})
     assert {each["reason_code"] for each in done.document["decisions"]} == {"other_engine"}
     assert "latency must be measured on it, through two servers" in done.err
 
 
+@pytest.mark.all
 def test_a_slow_device_cuts_outputs_so_that_figures_come_soon(
     attempt: Callable[..., Result], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +292,7 @@ def test_a_slow_device_cuts_outputs_so_that_figures_come_soon(
         assert max(run.counts.num_output_tokens for run in store.runs("m") if run.counts) == 3
 
 
+@pytest.mark.all
 def test_figures_are_shown_after_the_first_block(
     attempt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +304,7 @@ def test_figures_are_shown_after_the_first_block(
     assert lines[first - 1].endswith(" to the end of the recording")
 
 
+@pytest.mark.all
 def test_slices_are_labels_with_sessions_enough(
     attempt: Callable[..., Result], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

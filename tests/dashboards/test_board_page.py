@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 import sqlalchemy
 from streamlit.testing.v1 import AppTest
 
@@ -90,6 +91,7 @@ def test_configured_endpoints_that_were_never_measured_are_partial(
     assert "\u25cb undecided" in text
 
 
+@pytest.mark.all
 def test_stale_evidence_is_flagged(filled_url: str, configured: Configure, open_page: Open) -> None:
     configured(filled_url, "stale_after_s = 0.001")
     app = open_page()

@@ -58,6 +58,7 @@ def test_the_address_names_the_hypothesis(
     assert f"Speedup {speedup.estimate:.2f}\u00d7" in text
 
 
+@pytest.mark.all
 def test_choosing_another_slice_changes_the_address(
     filled_url: str, configured: Configure, open_page: Open, decision: Decision
 ) -> None:
@@ -131,6 +132,7 @@ def test_the_realised_concurrency_of_both_arms_stands_below_their_latency(
     assert shown == pytest.approx([0.97 * decision.concurrency, 0.95 * decision.concurrency], abs=0.006)
 
 
+@pytest.mark.all
 def test_the_share_of_prompts_that_servers_had_cached_is_below_the_latency(
     filled_url: str, configured: Configure, open_page: Open, decision: Decision, tmp_path: Path
 ) -> None:
@@ -214,6 +216,7 @@ def test_a_database_that_is_away_is_said(configured: Configure, open_page: Open)
     assert "cannot be reached" in said(app)
 
 
+@pytest.mark.all
 def test_units_are_drawn_only_where_the_endpoints_records_are_few(
     filled_url: str, configured: Configure, open_page: Open, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +246,7 @@ def test_prompt_lengths_are_read_when_they_are_asked_for(
     assert f"The newest {table['Requests'].sum():,} runs of the window." in said(app)
 
 
+@pytest.mark.representative("window1")
 @pytest.mark.parametrize("window", [{}, {"measured": "28 days"}])
 def test_what_was_measured_is_read_once_while_the_page_above_it_is_drawn(
     filled_url: str,

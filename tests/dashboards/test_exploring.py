@@ -34,6 +34,7 @@ def words(app: AppTest) -> str:
     return said(app)
 
 
+@pytest.mark.representative("explorer")
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_empty_store_says_what_to_do(configured: Configure, blank: str, open_page: Open, view: str) -> None:
     configured(blank)

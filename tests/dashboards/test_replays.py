@@ -139,6 +139,7 @@ def test_changes_ask_no_more_of_many_endpoints_than_of_one(
     assert asked[0] == asked[1] > 5
 
 
+@pytest.mark.all
 def test_without_replays_and_audits_nothing_is_said(
     filled_url: str, configured: Configure, open_page: Open, decision: Decision
 ) -> None:

@@ -19,6 +19,7 @@ from shadowspec.reports.pages import board_values as board_source
 def thawed() -> Iterator[None]:
     """Leave to the tests that follow what a dashboard never looks at again."""
     load_package()
+    gc.unfreeze()
     yield
     gc.unfreeze()
     importlib.import_module(f"{PACKAGE}.parts.source").forget()

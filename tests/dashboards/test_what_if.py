@@ -74,9 +74,10 @@ def test_more_to_prove_never_enables(store: Store, decisions: list[Decision]) ->
     margins = (0.0, 0.05, 0.2, 0.4, 0.7)
     enabled = []
     for decision in decisions:
-        verdicts = [judged(store, decision, margin=margin).tried.verdict is Verdict.ENABLE for margin in margins]
+        tried = [judged(store, decision, margin=margin).tried for margin in margins]
+        verdicts = [each.verdict is Verdict.ENABLE for each in tried]
         assert verdicts == sorted(verdicts, reverse=True), decision.slice_key
-        outcomes = [by_name(judged(store, decision, margin=margin).tried)["speedup"].outcome for margin in margins]
+        outcomes = [by_name(each)["speedup"].outcome for each in tried]
         passed = [outcome == "pass" for outcome in outcomes]
         assert passed == sorted(passed, reverse=True)
         enabled += passed

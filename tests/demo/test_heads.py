@@ -113,6 +113,7 @@ def test_the_folders_are_small_and_as_published(target: LoadedModel) -> None:
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == NUM_HEADS
 
 
+@pytest.mark.representative("medusa")
 @pytest.mark.parametrize("kind", HEADS)
 def test_greedy_output_equals_the_baseline(kind: str, target: LoadedModel) -> None:
     requests = [Request(prompt, GREEDY, row) for row, prompt in enumerate(traffic_prompts(12))]

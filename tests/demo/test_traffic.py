@@ -203,6 +203,7 @@ def test_sessions_keep_their_order_and_their_user(make: Callable[..., Path]) -> 
         )
 
 
+@pytest.mark.all
 def test_the_same_seed_makes_the_same_file(make: Callable[..., Path]) -> None:
     first, again, other = make("a"), make("b"), make("c", seed=4)
     assert first.read_bytes() == again.read_bytes() != other.read_bytes()

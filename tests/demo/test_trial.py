@@ -11,6 +11,7 @@ from shadowspec import demo
 from tests.cli_process import run_command
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_it_takes_the_busiest_model_of_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -70,6 +70,7 @@ def test_hidden_states_are_those_on_torch(layers: tuple[int, ...], monkeypatch: 
     torch.testing.assert_close(states[1], states[0], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_model_of_real_widths_decodes_as_transformers_does(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def greedy_by_transformers(model: Any, requests: list[Request], rows: int = 8) -
     return [found[row] for row in range(len(requests))]
 
 
-@pytest.mark.representative("draft_model-4", "ngram-3", "suffix-4")
+@pytest.mark.representative("draft_model-4", "ngram-3")
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", range(1, 9))
 @pytest.mark.parametrize("kind", ["draft_model", "adaptive", "ngram", "suffix"])
@@ -138,6 +138,7 @@ def test_greedy_output_equals_baseline_and_transformers(bundled: Bundled, kind: 
     assert sum(spec.counts.num_accepted_tokens for spec in drafted) > 0
 
 
+@pytest.mark.representative("<lambda>0-4", "<lambda>1-4", "<lambda>2-4", "<lambda>3-4")
 @pytest.mark.parametrize("depth", [1, 4, 7])
 @pytest.mark.parametrize(
     "make",
@@ -166,6 +167,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted(target: Any) -> None:
         assert spec.counts.num_cut_steps == 1
 
 
+@pytest.mark.representative("rejection-0.3", "greedy_draft-0.0", "exact_match-0.3")
 @pytest.mark.parametrize("threshold", [0.0, 0.3])
 @pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
 def test_a_request_does_not_depend_on_its_neighbours(

@@ -250,6 +250,7 @@ def standard_errors(loop: list[Decoded], expected: list[ExpectedCounts]) -> floa
     return float(difference / variance**0.5)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_sampled_drafts_are_accepted_as_replay_of_the_same_rule_says(target: Any, draft: Any) -> None:
     wanted = requests(400, TRUNCATED)

@@ -102,7 +102,7 @@ def decoded(
     return [(each.output, each.finish_reason, each.counts) for each in result.decoded]
 
 
-@pytest.mark.representative("rejection-kinds1", "greedy_draft-kinds6")
+@pytest.mark.representative("rejection-kinds1")
 @pytest.mark.parametrize(
     ("rule", "kinds"),
     [
@@ -130,6 +130,7 @@ def test_the_same_tokens_under_every_rule(
         assert ran["verify"].keys() == {"triton"}
 
 
+@pytest.mark.all
 @pytest.mark.representative("draft-True")
 @pytest.mark.parametrize("is_static", [False, True])
 @pytest.mark.parametrize("kind", ["baseline", "draft", "ngram"])

@@ -129,9 +129,7 @@ def seen(found: list[Decoded]) -> list[tuple[object, ...]]:
     return [(each.output, each.finish_reason, each.counts) for each in found]
 
 
-@pytest.mark.representative(
-    "baseline-0.0-None", "draft-0.0-None", "draft-0.8-3", "adaptive-0.0-None", "ngram-0.0-None", "suffix-0.0-None"
-)
+@pytest.mark.representative("baseline-0.0-None", "draft-0.8-3", "ngram-0.0-None")
 @pytest.mark.parametrize("slots", [None, 3])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", KINDS)
@@ -157,6 +155,7 @@ def test_batches_one_after_the_other_are_decoded_as_without(
         assert model.passes.num_recorded == held, "nothing is recorded twice"
 
 
+@pytest.mark.representative("draft-1", "draft-8", "ngram-6")
 @pytest.mark.parametrize("depth", range(1, 9))
 @pytest.mark.parametrize("kind", ["draft", "ngram"])
 def test_every_depth(kind: str, depth: int, pair: Pair) -> None:
@@ -231,6 +230,7 @@ def engine(pair: Pair, **more: Any) -> Engine:
     return Engine(pair.target, candidates(pair), EngineSettings(warmup_blocks=1), **more)
 
 
+@pytest.mark.representative("2")
 @pytest.mark.parametrize("concurrency", [6, 2])
 def test_a_block_is_measured_as_without_and_nothing_is_recorded_while_it_is_timed(
     concurrency: int, pair: Pair, monkeypatch: pytest.MonkeyPatch

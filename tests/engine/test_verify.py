@@ -111,11 +111,13 @@ def test_outputs_follow_the_targets_distribution(
     assert p_value(outputs, exact_distribution(target, sampling)) > LEVEL
 
 
+@pytest.mark.all
 def test_ngram_drafts_follow_the_targets_distribution(target: Any) -> None:
     outputs = draw(target, SAMPLING, VerifyRule.GREEDY_DRAFT, lambda: NgramProposer(2, 1, 3))
     assert p_value(outputs, exact_distribution(target, SAMPLING)) > LEVEL
 
 
+@pytest.mark.all
 @pytest.mark.representative("greedy_draft")
 @pytest.mark.parametrize("rule", [VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
 def test_suffix_drafts_follow_the_targets_distribution(target: Any, rule: VerifyRule) -> None:

@@ -88,6 +88,7 @@ def test_false_rejections_under_continuous_peeking_stay_below_the_level(slowed_s
     assert false >= 0.3 * level, "the world is not at the boundary: this test could not fail"
 
 
+@pytest.mark.representative("rare_slowdowns", "heavy_tails")
 @pytest.mark.parametrize("world", ["rare_slowdowns", "short_blocks", "heavy_tails"])
 def test_bounds_cover_the_mean_at_every_look(world: str) -> None:
     rng, level, num_runs, num_units, clip = np.random.default_rng(11), 0.05, 300, 120, math.log(2.0)

@@ -12,6 +12,7 @@ from tests.gate.coverage import BETTING, LEVEL
 NUM_PATHS, NUM_UNITS = 1_000, 5_000
 
 
+@pytest.mark.representative("speedup, short blocks", "parity, near ties")
 @pytest.mark.parametrize("name", BETTING)
 def test_betting_bounds_cover_at_every_look(name: str) -> None:
     rates = coverage.betting_misses(betting, BETTING[name], NUM_PATHS, NUM_UNITS)
@@ -31,6 +32,7 @@ def test_quantile_bounds_cover_at_every_look(probability: float) -> None:
     assert 0.1 * LEVEL <= rate <= LEVEL
 
 
+@pytest.mark.representative("100")
 @pytest.mark.parametrize("wanted", [100, 1_000])
 def test_false_drift_alarms_come_no_oftener_than_the_run_length(wanted: int) -> None:
     mean = coverage.mean_run_length(drift, wanted, NUM_PATHS, NUM_UNITS)

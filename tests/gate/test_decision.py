@@ -113,6 +113,7 @@ def test_nothing_passes_on_empty_data() -> None:
     assert all(test.outcome == "open" for test in decision.tests)
 
 
+@pytest.mark.all
 def test_false_verdicts_at_the_boundary_under_peeking() -> None:
     """ENABLE at a speedup that is not above the margin happens at most at the level, whenever one looks."""
     num_worlds, false = 40, 0
@@ -128,6 +129,7 @@ def test_a_slower_hypothesis_is_disabled() -> None:
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "slowdown")
 
 
+@pytest.mark.representative("2-4")
 @pytest.mark.parametrize(("rule_set", "num_bounds"), [(1, 3), (2, 4)])
 def test_disable_needs_its_part_of_the_level(rule_set: int, num_bounds: int) -> None:
     """Any of four bounds may disable: speedup, tail and both of z; rules of version 1 counted those of z as one."""
@@ -330,6 +332,7 @@ def test_too_few_units_say_how_many_more() -> None:
     assert full.verdict is Verdict.ENABLE or full.reason_code == "dependent"
 
 
+@pytest.mark.all
 def test_an_interval_about_the_threshold_is_undecidable() -> None:
     decision = look(evidence_of(draw_runs(24_000, speedup=1.05, noise=0.05)))
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "undecidable")

@@ -71,6 +71,9 @@ def true_sizes(name: str, draw: Draw, begun: Floats, horizon: int, num_paths: in
     return float(np.median(sizes)), float(np.quantile(sizes, 0.9, method="lower"))
 
 
+@pytest.mark.representative(
+    "15-speedup-<lambda>1", "0-acceptance-<lambda>0", "15-tail-<lambda>0", "0-parity_sampled-<lambda>"
+)
 @pytest.mark.parametrize(
     ("name", "draw"),
     [

@@ -89,6 +89,7 @@ def test_days_count_once_however_the_clusters_are_folded_and_stored() -> None:
     assert codec.decode(before, tables).num_days == 0
 
 
+@pytest.mark.representative("sqlite")
 def test_requests_beyond_the_timed_positions_are_counted_and_recomputed(store: Store) -> None:
     world = World(60, make_run=noisy_run()).evidence()
     feed = Feed(store, world)
@@ -108,6 +109,7 @@ def test_requests_beyond_the_timed_positions_are_counted_and_recomputed(store: S
         assert explain(store, decision.decision_id or 0).differences == ()
 
 
+@pytest.mark.representative("postgres-1.1-True-mix_bound", "sqlite-1.1-False-all_tests_pass")
 @pytest.mark.parametrize(
     ("speedup", "wanted", "code"),
     [(1.1, True, "mix_bound"), (1.1, False, "all_tests_pass"), (1.3, True, "all_tests_pass")],
@@ -127,6 +129,7 @@ def test_the_mix_bound_holds_the_whole_endpoint_where_it_is_required(
     assert explain(store, whole.decision_id or 0).differences == ()
 
 
+@pytest.mark.representative("postgres")
 def test_of_one_slice_the_mix_bound_is_its_own(store: Store) -> None:
     Feed(store, World(300, make_run=noisy_run()).evidence()).write_blocks(0, 300, is_last=True)
     whole = gate(store, replace(STORED, require_mix_bound=True, max_hypotheses=1))[0]  # none is left for the slice

@@ -115,6 +115,7 @@ def test_a_topic_that_is_missing_ends_it_at_the_start(topics: Topics) -> None:
     assert "no-such-dead-letters" not in topics.admin.list_topics()
 
 
+@pytest.mark.all
 @pytest.mark.integration
 def test_a_topic_that_goes_ends_it_at_the_next_letter(
     topics: Topics, settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch

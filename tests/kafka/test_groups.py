@@ -206,6 +206,7 @@ def test_of_two_workers_with_one_name_the_older_one_ends(topics: Topics) -> None
         assert not caught.value.is_retryable
 
 
+@pytest.mark.all
 def test_partitions_that_are_added_are_found(topics: Topics) -> None:
     topic = topics.create(1)
     with KafkaTap(settings_for(topics.bootstrap, topic)) as tap:

@@ -165,6 +165,7 @@ def test_a_topic_made_anew_while_nobody_ran_is_read_from_its_begin(topics: Topic
         assert reader.lost == []
 
 
+@pytest.mark.all
 @pytest.mark.integration
 def test_a_damaged_batch_is_stepped_over_and_told(new_kafka: Callable[[], KafkaServer]) -> None:
     server = new_kafka()

@@ -31,6 +31,7 @@ def test_in_small(tmp_path: Path) -> None:
     assert "triton" in document["machine"]
 
 
+@pytest.mark.all
 @pytest.mark.representative("kernel_costs")
 @pytest.mark.parametrize("script", ["kernel_costs", "gpu_decode"])
 def test_without_a_gpu_it_says_so(script: str) -> None:

@@ -83,6 +83,7 @@ def test_a_step_that_the_kernels_cannot_address_is_no_step_for_torch(device) -> 
     assert kernels.ran() == {}
 
 
+@pytest.mark.all
 def test_without_gpu_and_interpreter_triton_is_refused() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}

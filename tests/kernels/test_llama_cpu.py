@@ -194,6 +194,7 @@ def test_a_verified_token_has_the_logits_of_a_plain_step() -> None:
     assert all(torch.equal(first, second) for first, second in zip(alone.caches, operands.caches, strict=True))
 
 
+@pytest.mark.all
 def test_what_a_late_thread_has_begun_is_done_by_another_and_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

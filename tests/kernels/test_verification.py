@@ -33,6 +33,7 @@ def outcome(step: Step, device: torch.device, tile: int = 16) -> list[list[int]]
     return torch.stack((verified.num_accepted, verified.next_tokens), 1).tolist()
 
 
+@pytest.mark.representative("rejection-True-dtype0", "exact_match-False-dtype1", "greedy_draft-False-dtype0")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rule", "has_draft_probs"), CASES)
 def test_every_rule_with_everything_on(rule, has_draft_probs, dtype, device) -> None:

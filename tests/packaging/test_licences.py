@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.metadata import Distribution
 from pathlib import Path
 
@@ -31,8 +32,14 @@ def _refused(expression: LicenseExpression, name: str) -> set[str]:
     return min(parts, key=len) if operator == "OR" else set().union(*parts)
 
 
+@cache
+def rows_of_the_pins() -> list[Row]:
+    """Read once: it takes the metadata of every package."""
+    return list(licences.rows())
+
+
 def test_every_pinned_package_has_an_allowed_licence() -> None:
-    rows = licences.rows()
+    rows = rows_of_the_pins()
     assert {row.name: row.version for row in rows} == licences.pins()
     assert {row.name: found for row in rows if (found := refused(row))} == {}
 
@@ -55,7 +62,7 @@ def test_a_licence_outside_the_list_is_refused(name: str, licence: str, found: s
 
 
 def test_no_exception_outlives_its_package() -> None:
-    names = {(row.licence, row.name) for row in licences.rows()}
+    names = {(row.licence, row.name) for row in rows_of_the_pins()}
     for licence, (pattern, _) in licences.ALLOWED_FOR.items():
         assert any(each == licence and re.fullmatch(pattern, name) for each, name in names), licence
 
@@ -87,13 +94,13 @@ def test_a_moved_pin_needs_the_package_itself(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_package_that_is_not_installed_keeps_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = [row for row in licences.rows() if row.name == "ruff"]
+    (row,) = [row for row in rows_of_the_pins() if row.name == "ruff"]
     monkeypatch.setattr(licences, "_installed", lambda name, version: None)
     assert row in licences.rows()
 
 
 def test_packages_are_counted_by_who_needs_them() -> None:
-    needed = {row.name: row.needed_by for row in licences.rows()}
+    needed = {row.name: row.needed_by for row in rows_of_the_pins()}
     assert (needed["msgspec"], needed["torch"], needed["mypy"], needed["pytest"]) == ("shadowspec",) * 2 + (
         "tools",
     ) * 2

@@ -96,6 +96,7 @@ def test_this_checkout_names_its_version() -> None:
     release.check_version(CHECKOUT)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_the_same_commit_gives_the_same_bytes(project: Path, tmp_path: Path) -> None:
     first = distributions.build(tmp_path / "one", tmp_path / "made", project)
@@ -231,7 +232,9 @@ def test_an_answer_is_not_taken_for_more_than_it_is(
     assert read.document()["has_run"] == ("DID NOT RUN" not in read.describe())
 
 
-@pytest.mark.parametrize(("accepted", "code"), [([], 1), (["--accept", "SAMPLE-2026-1"], 0)])
+@pytest.mark.parametrize(
+    ("accepted", "code"), [([], 1), pytest.param(["--accept", "SAMPLE-2026-1"], 0, marks=pytest.mark.all)]
+)
 def test_a_vulnerable_pin_is_found(
     accepted: list[str], code: int, service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_the_endpoint_pools_its_slices() -> None:
     assert whole.acceptance.counts.num_drafts == steps
 
 
+@pytest.mark.representative("loads1-True", "loads2-False")
 @pytest.mark.parametrize(("loads", "is_left_over"), [({"editor": [4, 8]}, False), ({"editor": [8]}, True), ({}, False)])
 def test_a_load_that_left_the_configuration_is_told(loads: dict[str, list[int]], is_left_over: bool) -> None:
     report = build_report(judged(world()), {"editor": POLICY}, NOW, data_note="Made up.", loads=loads)

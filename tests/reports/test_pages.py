@@ -102,29 +102,45 @@ def reports() -> dict[str, Report]:
 STATES = ("full", "slow", "not judged", "empty", "nothing measured", "nothing told", "one block", "all failed")
 
 
+@cache
+def html_of(state: str) -> str:
+    return render_html(reports()[state])
+
+
 @pytest.fixture(params=STATES)
-def report(request: pytest.FixtureRequest) -> Report:
-    return reports()[request.param]
+def state(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
 
 
-def test_the_page_is_well_formed_and_its_links_lead_somewhere(report: Report) -> None:
-    page = Page(render_html(report))
+@pytest.fixture
+def report(state: str) -> Report:
+    return reports()[state]
+
+
+@pytest.fixture
+def html(state: str) -> str:
+    """The page of `report`."""
+    return html_of(state)
+
+
+def test_the_page_is_well_formed_and_its_links_lead_somewhere(html: str) -> None:
+    page = Page(html)
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     links = [a["href"] or "" for tag, a in page.tags if tag == "a"]
     assert all(link.startswith("#") and link[1:] in ids for link in links)
 
 
-def test_the_page_loads_nothing(report: Report) -> None:
-    text = render_html(report)
-    page = Page(text)
-    assert not re.search(r"https?:|//[a-z]|url\(|@import|srcset|\bfetch\(|XMLHttp", text)
+def test_the_page_loads_nothing(html: str) -> None:
+    page = Page(html)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|srcset|\bfetch\(|XMLHttp", html)
     assert not any(tag in ("link", "img", "iframe", "object", "embed") for tag, _ in page.tags)
     assert not any("src" in attributes for _, attributes in page.tags)
 
 
-def test_every_picture_is_xml_with_a_name(report: Report) -> None:
-    pictures = re.findall(r"<svg.*?</svg>", render_html(report), flags=re.S)
+def test_every_picture_is_xml_with_a_name(report: Report, html: str) -> None:
+    pictures = re.findall(r"<svg.*?</svg>", html, flags=re.S)
     assert bool(pictures) is bool(report.total_funnel.num_records)
     for picture in pictures:
         root = ET.fromstring(picture)
@@ -134,8 +150,8 @@ def test_every_picture_is_xml_with_a_name(report: Report) -> None:
         assert "inf" not in picture.replace("info", "")
 
 
-def test_the_page_says_what_was_found(report: Report) -> None:
-    text = Page(render_html(report)).text
+def test_the_page_says_what_was_found(report: Report, html: str) -> None:
+    text = Page(html).text
     assert report.data_note in text
     for h in report.hypotheses:
         assert h.endpoint in text
@@ -149,12 +165,12 @@ def test_the_page_says_what_was_found(report: Report) -> None:
 
 
 def test_states_without_evidence_say_so() -> None:
-    assert "No record has been read." in Page(render_html(reports()["empty"])).text
-    assert "none measured yet" not in Page(render_html(reports()["full"])).text
-    assert "the gate has not judged it yet" in Page(render_html(reports()["not judged"])).text
-    assert "No record of this endpoint has been read yet." in Page(render_html(reports()["nothing measured"])).text
-    assert "1 record read, whose endpoint could not be determined" in Page(render_html(reports()["nothing told"])).text
-    small = Page(render_html(reports()["one block"]))
+    assert "No record has been read." in Page(html_of("empty")).text
+    assert "none measured yet" not in Page(html_of("full")).text
+    assert "the gate has not judged it yet" in Page(html_of("not judged")).text
+    assert "No record of this endpoint has been read yet." in Page(html_of("nothing measured")).text
+    assert "1 record read, whose endpoint could not be determined" in Page(html_of("nothing told")).text
+    small = Page(html_of("one block"))
     assert "n < 100" in small.text
     assert any(a.get("title") == "needs 100 requests, has 3" for _, a in small.tags)
 
@@ -305,7 +321,7 @@ def test_text_in_a_picture_comes_back_as_it_was(text: str) -> None:
 
 
 def test_slices_are_written_as_everywhere() -> None:
-    text = Page(render_html(reports()["full"])).text
+    text = Page(html_of("full")).text
     assert "prompt_class=code, sampling_regime=greedy" in text
     assert "prompt_class=chat, sampling_regime=low" in text
     assert CODE not in text

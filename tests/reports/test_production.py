@@ -65,6 +65,7 @@ def sides(found: Production | None) -> tuple[object, ...]:
     return found.switched_on, found.before, found.after
 
 
+@pytest.mark.representative("24-5.5", "3-0.0", "3--30.0")
 @pytest.mark.parametrize("drafts_after", [-30.0, -0.1, 0.0, 0.3, 5.5, 100.0])  # hours; never, within the span
 @pytest.mark.parametrize("hours", [3, 24])
 def test_hours_give_the_figures_of_all_windows(drafts_after: float, hours: int) -> None:

@@ -82,6 +82,7 @@ def test_an_override_is_laid_over_what_it_covers_and_nothing_else() -> None:
         assert the(slice_key, ordered) == the(slice_key, plain)
 
 
+@pytest.mark.representative("gone0")
 @pytest.mark.parametrize(
     "gone",
     [
@@ -226,6 +227,7 @@ def test_the_table_of_tests_shows_every_test_and_each_detector() -> None:
     assert [line.text for line in fresh] == ["0 after 0 units"]
 
 
+@pytest.mark.representative("DISABLE-0.05-True", "HOLD-0.5-False")
 @pytest.mark.parametrize(
     ("slice_verdict", "share", "is_reported"),
     [

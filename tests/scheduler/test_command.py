@@ -158,6 +158,7 @@ def test_secrets_that_are_not_there_are_found_at_the_start(
     assert "schedule.receivers.chat: the variable NO_SUCH_VARIABLE is not set" in done.err
 
 
+@pytest.mark.all
 def test_it_starts_without_torch(config: Path) -> None:
     program = (
         "import sys; sys.argv = ['shadowspec', 'schedule', '--once', '--config', sys.argv[1]]\n"

@@ -169,6 +169,7 @@ def test_sampled_outputs_are_scored_place_by_place_and_greedy_ones_that_part_hav
     assert engine.measure(block(1)).runs[0].parity == Parity(4, 0.5, rerun_differs=False)
 
 
+@pytest.mark.representative("<lambda>2")
 @pytest.mark.parametrize(
     "reported", [lambda top: [], lambda top: [{"id": "x"}], lambda top: [{"id": 5}], lambda _: [1]]
 )

@@ -110,6 +110,7 @@ def test_the_servers_step_times_are_found_at_every_place(servers: tuple[FakeServ
     assert found.num_compared == found.num_same == 2 * REQUESTS_PER_SLOT * (1 + 3) * 2
 
 
+@pytest.mark.all
 def test_every_run_is_a_queue_at_its_load_with_the_same_prompts_for_both(
     servers: tuple[FakeServer, FakeServer],
 ) -> None:
@@ -127,12 +128,14 @@ def test_every_run_is_a_queue_at_its_load_with_the_same_prompts_for_both(
     assert len({body["cache_salt"] for body in (*rows, *other)}) == 2 * len(rows), "nothing is found in a prefix cache"
 
 
+@pytest.mark.all
 def test_sampled_requests_are_sampled_and_not_compared(servers: tuple[FakeServer, FakeServer]) -> None:
     found = profiled(servers, ServerGrid((2,), (4,), is_greedy=False, rounds=2))
     assert servers[1].bodies[-1]["temperature"] == 0.8
     assert (found.num_compared, found.num_same) == (0, 0)
 
 
+@pytest.mark.all
 def test_acceptance_is_told_and_does_not_make_a_step_dearer(servers: tuple[FakeServer, FakeServer]) -> None:
     (place,) = profiled(servers, ServerGrid((2,), (4,), rounds=3)).places
     assert place.mean_acceptance_length == pytest.approx(2.5, abs=0.1), "0 to 3 of 3, in turn"

@@ -33,6 +33,7 @@ def fingerprint(pair: Pair, config: SpeculationConfig) -> str:
     return engine.configs[0].fingerprint
 
 
+@pytest.mark.representative("detailed-mtp", "none-dflash", "none-later")
 @pytest.mark.parametrize("name", ["mtp", "dflash", "p-eagle", "later"])
 @pytest.mark.parametrize("level", ["detailed", "none"])
 def test_a_server_that_drafts_by_its_own_method_is_measured(name: str, level: str) -> None:

@@ -30,6 +30,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shadowspec.servers.client.FIRST_RETRY_S", 0.01)
 
 
+@pytest.mark.representative("True")
 @pytest.mark.parametrize("is_incremental", [False, True])
 def test_runs_are_those_that_the_same_steps_give_through_openais_api(servers: Servers, is_incremental: bool) -> None:
     for server in servers:

@@ -179,6 +179,15 @@ FORMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.representative(
+    "json_schema-0.10.1",
+    "json_schema-0.32.0",
+    "structural_tag-0.32.0",
+    "grammar-0.32.0",
+    "choice-0.32.0",
+    "regex-0.32.0",
+    "json_object-0.32.0",
+)
 @pytest.mark.parametrize("version", ["0.32.0", "0.10.1"])
 @pytest.mark.parametrize(("form", "text", "contract"), FORMS, ids=[form for form, _, _ in FORMS])
 def test_vllm_is_asked_in_the_words_of_its_version(

@@ -54,6 +54,7 @@ def watched(drawn: Draw, world: World) -> list[HypothesisOutcome]:
     return watch(drawn.rows, drawn.requests, world.policy, configs, world.arrivals.concurrency)
 
 
+@pytest.mark.representative("minimum_effect-360-0", "failures-240-0")
 @pytest.mark.parametrize(
     ("name", "num_sessions", "index"),
     [
@@ -130,7 +131,8 @@ SLOT = 0.025 / 4  # of alpha, for each of four slices
     ("late_s", "speedup", "concurrency", "first_level"),
     [
         (9_000.0, 1.3, 4, 0.9 * (SLOT + 0.025 / 4)),  # the endpoint comes to ENABLE before its slices
-        (12_000.0, 1.5, 1, 0.9 * 0.025),  # the first slice is the whole endpoint until the second one comes
+        # The first slice is the whole endpoint until the second one comes.
+        pytest.param(12_000.0, 1.5, 1, 0.9 * 0.025, marks=pytest.mark.all),
     ],
 )
 def test_a_level_that_others_pass_on_is_used_from_the_next_look_on(

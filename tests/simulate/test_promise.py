@@ -67,6 +67,7 @@ def until_broken(world: World) -> WorldResult:
     return result
 
 
+@pytest.mark.all
 def test_bets_that_pay_too_much_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(betting, "log_capital_path", grown(betting.log_capital_path))
     fold = capital.CapitalTable.fold
@@ -128,6 +129,7 @@ def without_lost_time(rows: Rows) -> Rows:
     return replace(rows, runs=[answered(run) for run in rows.runs])
 
 
+@pytest.mark.all
 def test_dropping_the_time_of_failed_attempts_breaks_it() -> None:
     assert enabled(WORLDS["retries"]) == 0
     assert enabled(WORLDS["retries"], without_lost_time) == 3

@@ -58,6 +58,7 @@ def test_the_old_rules_alarm_an_endpoint_whose_truth_is_constant(name: str) -> N
     assert endpoint_runs(name, is_old=True)[0].alarm_block is not None
 
 
+@pytest.mark.all
 def test_a_run_after_an_alarm_is_not_enabled_by_the_slices_that_recovered() -> None:
     first, second = endpoint_runs("steered_recovery")
     assert (first.verdict, second.verdict) == (Verdict.ENABLE, Verdict.DISABLE)
@@ -68,6 +69,7 @@ def test_the_old_rules_enable_it_by_the_slices_that_recovered() -> None:
     assert endpoint_runs("steered_recovery", is_old=True)[1].verdict is Verdict.ENABLE
 
 
+@pytest.mark.all
 def test_a_main_slice_that_decays_alone_alarms_its_endpoint() -> None:
     first, *_ = endpoint_runs("steered_decay")
     assert first.verdict is Verdict.ENABLE

@@ -54,6 +54,7 @@ def excess_and_error(values: np.ndarray, truth: float) -> tuple[float, float]:
     return float(values.mean() - truth), float(values.std() / math.sqrt(len(values)))
 
 
+@pytest.mark.representative("margin", "ar1_half")
 @pytest.mark.parametrize(
     "name", ["margin", "session_correlation", "block_shocks", "rare_slowdowns", "retries", "heavy_tails", "ar1_half"]
 )

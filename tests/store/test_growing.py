@@ -151,6 +151,7 @@ def test_writers_go_on_while_a_million_rows_are_migrated(postgres_url: str) -> N
                 assert kept == NUM_ROWS + writer.num_written
 
 
+@pytest.mark.representative("0001", "0012")
 @pytest.mark.integration
 @pytest.mark.parametrize("revision", ["0001", "0004", "0008", "0012"])
 def test_a_migration_and_a_worker_wait_for_each_other_in_one_order(postgres_url: str, revision: str) -> None:
@@ -232,6 +233,7 @@ def _save_as_of_the_first_revision(url: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.representative("postgres")
 def test_what_was_stored_before_the_ledger_is_counted_in_it(blank_url: str) -> None:
     first, *_ = schema.revisions()
     schema.migrate(blank_url, first)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from shadowspec.live.watch import take_scrapes
 from shadowspec.store import Store, upgrade
 from shadowspec.store.admin import schema
@@ -189,6 +191,7 @@ def _as_before_pools(window: LiveWindow) -> LiveWindow:
     return replace(window, pool=Pool.SPECULATIVE, counts=counts)
 
 
+@pytest.mark.representative("postgres")
 def test_windows_of_before_there_were_hours_are_taken_in(database_url: str) -> None:
     """Down and up again: the migration adds up as the store does."""
     with Store.open(database_url) as store:

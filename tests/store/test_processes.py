@@ -43,6 +43,8 @@ def _insert(url: str, barrier: Barrier, is_backwards: bool, results: multiproces
         results.put(counts)
 
 
+@pytest.mark.all
+@pytest.mark.representative("postgres")
 def test_racing_writers_store_each_run_once(database_url: str) -> None:
     with Store.open(database_url) as store:
         store.save_fingerprints([examples.config()])
@@ -102,6 +104,7 @@ def _count_up(url: str, barrier: Barrier, path: str) -> None:
                 counter.write_text(str(seen + 1))
 
 
+@pytest.mark.representative("postgres")
 def test_the_lock_excludes_another_process(database_url: str, tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")
@@ -121,6 +124,7 @@ def _hold(url: str, is_held: Event) -> None:
         time.sleep(PATIENCE_S)
 
 
+@pytest.mark.representative("postgres")
 def test_a_killed_holder_frees_the_lock(database_url: str) -> None:
     is_held = SPAWN.Event()
     holder = SPAWN.Process(target=_hold, args=(database_url, is_held))

@@ -261,6 +261,7 @@ def _varied(run: Run, draw: random.Random) -> Run:
     return replace(run, counts=counts, baseline=arms[0], speculative=arms[1], flags=flags)
 
 
+@pytest.mark.representative("postgres")
 def test_a_day_of_traffic_with_redeliveries(store: Store) -> None:
     store.save_fingerprints([examples.config()])
     made = traffic(seed=1, blocks=60)

@@ -109,6 +109,7 @@ def _lead(url: str, started: Any) -> None:
         signal.pause()
 
 
+@pytest.mark.representative("postgres")
 def test_a_dead_leader_leads_no_more(database_url: str) -> None:
     context = multiprocessing.get_context("spawn")
     started = context.Event()

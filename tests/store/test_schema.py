@@ -66,6 +66,7 @@ def test_every_revision_goes_down_and_up_with_data(blank_url: str) -> None:
         assert store.funnel() == {}
 
 
+@pytest.mark.representative("postgres")
 def test_what_was_measured_before_there_were_flags_keeps_its_figures_and_has_none(blank_url: str) -> None:
     """Down and up again with data: revision 0010 leaves runs and rollups of before as they were, 0015 all but gaps."""
     schema.upgrade(blank_url)
@@ -103,6 +104,7 @@ def test_what_was_measured_before_there_were_flags_keeps_its_figures_and_has_non
         assert store.failure_counts("chat") == {}
 
 
+@pytest.mark.representative("sqlite")
 def test_configs_measured_before_there_were_options_have_their_defaults(blank_url: str) -> None:
     """Rows that a worker wrote before 0009, and ones that it goes on writing after."""
     insert = (

@@ -119,6 +119,7 @@ def test_every_deployment_is_asked_once_and_kept(tmp_path: Path, stand: Stand) -
     assert [body["temperature"] for body in stand.servers[-1].bodies] == [0.8] * 4
 
 
+@pytest.mark.all
 def test_servers_are_timed_one_at_a_time(tmp_path: Path, stand: Stand) -> None:
     way = WAYS[0]
     visit(tmp_path, (2, 4), (way,))
@@ -151,6 +152,7 @@ def test_servers_are_timed_one_at_a_time(tmp_path: Path, stand: Stand) -> None:
     assert [server.num_speculative_tokens for server in stand.servers[8:]] == [0, 4]
 
 
+@pytest.mark.all
 def test_what_is_timed_alone_is_not_collected(tmp_path: Path, stand: Stand) -> None:
     visit(tmp_path, (2, 4), (WAYS[0],), collects=False)
     assert [server.num_speculative_tokens for server in stand.servers] == [0, 2, 4]

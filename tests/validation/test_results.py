@@ -129,6 +129,7 @@ def test_a_server_that_steps_as_we_do_is_equal_in_everything(ours: Ours, collect
         assert (cell["replay_by_default"] is None) == (cell["way"] == "greedy")
 
 
+@pytest.mark.all
 def test_another_pair_is_held_against_the_loop_without_a_baseline(ours: Ours, collected_folder: Path) -> None:
     ways = [way for way in WAYS if way.is_greedy]
     found = greedy_equality(collected_folder, ours, ways, (4,), [prompt for _, prompt in prompts()], MAX_TOKENS)
@@ -155,6 +156,7 @@ def test_a_server_that_counts_another_step_is_a_fault(ours: Ours, collected_fold
     assert differences == [("greedy", 4, FAULT)]
 
 
+@pytest.mark.all
 def test_speedups_are_predicted_from_other_requests_than_those_that_are_timed(ours: Ours, tmp_path: Path) -> None:
     """A server whose costs are known: what it takes is what is predicted."""
     way, texts = WAYS[0], [prompt for _, prompt in prompts()]

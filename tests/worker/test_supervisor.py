@@ -154,7 +154,7 @@ def test_an_engine_holds_no_more_than_its_next_block(started: Start) -> None:
     assert (supervisor.num_queued, supervisor.in_flight) == (2, 6)
 
 
-@pytest.mark.representative(f"{KILL}-engine_died", f"{STALL}-engine_stalled", f"{ERROR}-engine_failed")
+@pytest.mark.representative(f"{KILL}-engine_died", f"{ERROR}-engine_failed")
 @pytest.mark.parametrize(
     ("mark", "code"),
     [(KILL, "engine_died"), (ABORT, "engine_died"), (STALL, "engine_stalled"), (ERROR, "engine_failed")],
@@ -177,6 +177,7 @@ def test_a_request_that_fails_the_engine_alone_is_poisoned_and_its_block_fails(
     assert all(set(failures(outcomes[name]).values()) == {None} for name in outcomes if name != bad.block_id)
 
 
+@pytest.mark.all
 def test_suspects_stand_beside_prompts_that_were_measured_well(started: Start, tmp_path: Path) -> None:
     diary = Diary(tmp_path / "diary")
     supervisor = started(DiaryFactory(diary, FakeEngine(CONFIGS), mark=KILL, deaths=99), max_attempts=2)
@@ -195,6 +196,7 @@ def test_suspects_stand_beside_prompts_that_were_measured_well(started: Start, t
     ]
 
 
+@pytest.mark.all
 def test_a_block_of_poison_alone_has_failed_runs_alone(started: Start) -> None:
     supervisor = started(max_attempts=1)
     bad = block(prompt(1, KILL), prompt(2, STALL, KILL))
@@ -215,6 +217,7 @@ def test_a_poisoned_filler_is_exchanged(started: Start) -> None:
     assert len(restarts) == 2
 
 
+@pytest.mark.all
 def test_a_filler_that_kills_is_found_without_being_suspected(started: Start) -> None:
     """The filler's own block was never measured here: it is a suspect, and fills no block after this one."""
     supervisor = started()
@@ -226,6 +229,7 @@ def test_a_filler_that_kills_is_found_without_being_suspected(started: Start) ->
     assert failures(outcomes[later.block_id]) == {6: None}
 
 
+@pytest.mark.representative("stall-engine_stalled")
 @pytest.mark.parametrize(("fault", "code"), [("die", "engine_died"), ("stall", "engine_stalled")])
 def test_a_death_or_a_stall_that_does_not_come_again_is_not_hidden(
     started: Start, tmp_path: Path, fault: str, code: str
@@ -313,6 +317,7 @@ def test_an_attempt_is_written_down_before_it_is_made(started: Start, tmp_path: 
     assert failures(outcomes[0]) == {1: "engine_died"}
 
 
+@pytest.mark.representative("error0")
 @pytest.mark.parametrize(
     "error", [StoreError("permission denied"), ServiceUnavailableError("permission denied", is_retryable=False)]
 )
@@ -361,6 +366,7 @@ def test_an_engine_that_is_never_built_is_an_error(started: Start) -> None:
     assert isinstance(process.stop(PATIENCE_S)[-1], Died), "it is ended, and nothing is waited for"
 
 
+@pytest.mark.all
 def test_an_engine_that_is_not_built_again_in_time_is_tried_again(started: Start, tmp_path: Path) -> None:
     diary, restarts = Diary(tmp_path / "diary"), list[str]()
     factory = DiaryFactory(diary, FakeEngine(CONFIGS), mark=KILL, deaths=1, slow_build=2)
@@ -371,6 +377,7 @@ def test_an_engine_that_is_not_built_again_in_time_is_tried_again(started: Start
     assert restarts == ["engine_died", "build_stalled"]
 
 
+@pytest.mark.all
 def test_deaths_while_building_are_followed_by_longer_and_longer_waits(started: Start, tmp_path: Path) -> None:
     diary = Diary(tmp_path / "diary")
     supervisor = started(DiaryFactory(diary, FakeEngine(CONFIGS), build_deaths=2))

@@ -20,6 +20,7 @@ from shadowspec.types import SamplingParameters, VerifyRule
 from tests.engine.heads.test_drafting import KINDS, REQUESTS, candidate
 
 
+@pytest.mark.representative("mlp_speculator-3", "eagle3-16")
 @pytest.mark.parametrize("slots", [16, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_from_recorded_passes(

@@ -62,6 +62,9 @@ def replayed(
     return [result.counts[0] for result in results if isinstance(result, Replayed)]
 
 
+@pytest.mark.representative(
+    "eagle3-4-greedy_draft", "medusa-3-exact_match", "mlp_speculator-1-greedy_draft", "mlp_speculator-4-exact_match"
+)
 @pytest.mark.parametrize("rule", [VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
 @pytest.mark.parametrize("depth", [1, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,6 +106,7 @@ def rejection_z(target: LoadedModel, folders: dict[str, Path], kind: str, count:
     return float(differences.sum() / np.sqrt(variances.sum()))
 
 
+@pytest.mark.representative("eagle3")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loop_lies_as_far_from_replay_as_the_law_says(
     kind: str, target: LoadedModel, folders: dict[str, Path]
@@ -110,6 +114,7 @@ def test_the_loop_lies_as_far_from_replay_as_the_law_says(
     assert abs(rejection_z(target, folders, kind, 240, 3)) < 4
 
 
+@pytest.mark.representative("medusa")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_budget_changes_nothing(kind: str, target: LoadedModel, folders: dict[str, Path]) -> None:
     wanted = requests(12)

@@ -115,6 +115,7 @@ def assert_counts_equal(counts: SpeculationCounts, expected: ExpectedCounts) -> 
     assert expected.accepted_variance < 1e-9
 
 
+@pytest.mark.representative("greedy_draft-3", "exact_match-8")
 @pytest.mark.parametrize("depth", [1, 3, 8])
 @pytest.mark.parametrize("rule", [VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
 def test_drafts_that_are_certain_are_replayed_to_the_count(
@@ -133,6 +134,7 @@ def test_drafts_that_are_certain_are_replayed_to_the_count(
     )
 
 
+@pytest.mark.representative("rejection", "exact_match", "server")
 @pytest.mark.parametrize("rule", list(VerifyRule))
 def test_greedy_requests_are_replayed_to_the_count_by_every_rule(target: Any, draft: Any, rule: VerifyRule) -> None:
     wanted = requests(16, ("greedy", "greedy penalised"))
@@ -142,6 +144,7 @@ def test_greedy_requests_are_replayed_to_the_count_by_every_rule(target: Any, dr
         assert_counts_equal(item.counts, counts)
 
 
+@pytest.mark.representative("rejection-2", "exact_match-5")
 @pytest.mark.parametrize("depth", [2, 5])
 @pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.EXACT_MATCH])
 def test_lookup_is_replayed_to_the_count(target: Any, rule: VerifyRule, depth: int) -> None:
@@ -183,7 +186,7 @@ def assert_replayed_to_the_count(
     return loop
 
 
-@pytest.mark.representative("2-greedy_draft-60", "5-exact_match-100000")
+@pytest.mark.representative("2-greedy_draft-60")
 @pytest.mark.parametrize("memory", [0, 60, 100_000])
 @pytest.mark.parametrize(("depth", "rule"), [(2, VerifyRule.GREEDY_DRAFT), (5, VerifyRule.EXACT_MATCH)])
 def test_suffix_drafts_are_replayed_to_the_count(target: Any, rule: VerifyRule, depth: int, memory: int) -> None:
@@ -262,11 +265,13 @@ def rejection_z(target: Any, draft: Any, scored_draft: Any, depth: int, count: i
     return float(sum(differences) / np.sqrt(variance))
 
 
+@pytest.mark.representative("4")
 @pytest.mark.parametrize("depth", [1, 4])
 def test_rejection_is_replayed_in_expectation(target: Any, draft: Any, depth: int) -> None:
     assert abs(rejection_z(target, draft, draft, depth, 400)) < 3.5
 
 
+@pytest.mark.all
 def test_a_shift_by_one_position_is_caught(target: Any) -> None:
     near = disturbed(tiny_llama(1), share=0.05)
     assert abs(rejection_z(target, near, near, 4, 300)) < 3.5
