@@ -57,6 +57,7 @@ test-tools: $(VENV)/.installed-test
 .PHONY: test-services
 test-services:
 	@$(MAKE) --no-print-directory --jobs=2 test-tools $(VENV)/.compiled-test
+	@$(BIN)/python -m tests.kafka_server
 
 .PHONY: test
 test: test-services ## Run the tests, with a real Postgres and Kafka, in 16 to 24 minutes on two cores (WORKERS=4 ARGS="-k gate")

@@ -6,14 +6,17 @@ A service that cannot be started fails the tests that need it: nothing is skippe
 from __future__ import annotations
 
 import fcntl
+import functools
 import gc
 import os
 import shutil
+import ssl
 import uuid
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -98,6 +101,21 @@ def _no_socket_left(request: pytest.FixtureRequest) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _authorities_read_once() -> Iterator[None]:
+    """Share one TLS context of the system's authorities: to read their certificates takes longer than most tests."""
+    make = ssl.create_default_context
+    of_the_system = functools.cache(make)
+
+    def made(*arguments: Any, **named: Any) -> ssl.SSLContext:
+        is_of_the_system = not arguments and set(named.values()) <= {None}
+        return of_the_system() if is_of_the_system else make(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", made)
+        yield
 
 
 # Where there is no GPU the kernels run in Triton's interpreter.  Triton asks once, when it is first imported.
