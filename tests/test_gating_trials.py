@@ -97,6 +97,7 @@ class Gate:
         return self.look(num_blocks)[slice_key, fingerprint]
 
 
+@pytest.mark.all
 def test_a_slowdown_after_enable_is_found_over_rows_and_a_new_run_begins() -> None:
     gate = Gate(World(900, make_run=changing((120, noisy_run()), (520, noisy_run(speedup=1.0)), (900, noisy_run()))))
     assert gate.decision_at(120).verdict is Verdict.ENABLE

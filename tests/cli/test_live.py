@@ -331,6 +331,7 @@ def test_a_scheduler_that_leads_reads_again_and_again(
     assert all(0.5 < each.seconds < PATIENCE_S for each in found)
 
 
+@pytest.mark.all
 @pytest.mark.integration
 def test_the_gates_role_may_read_and_order(shell: Shell, production: Production, tmp_path: Path) -> None:
     import sqlalchemy

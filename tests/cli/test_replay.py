@@ -192,6 +192,7 @@ def stored(workspace: Workspace, query: str) -> list[tuple[Any, ...]]:
         return database.execute(query).fetchall()
 
 
+@pytest.mark.all
 def test_counts_are_kept_beside_the_loops_under_the_same_fingerprint(
     workspace: Workspace, target: LoadedModel, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """What each rule on units is for: the product keeps its level in a world where breaking the rule does not.
 
 Every world is at the boundary (a correct gate rejects in at most LEVEL of runs).  The product's own code makes the
-units; then the same is asked of a copy of it that breaks one rule.
+units; then the same is asked of a copy of it that breaks one rule, of those that take long in `make test-all`.
 """
 
 from __future__ import annotations
@@ -153,6 +153,10 @@ def false_rate_of_entries(module: ModuleType) -> float:
 
 def test_clusters_enter_in_the_order_of_their_first_event() -> None:
     assert false_rate_of_entries(open_clusters) <= LEVEL
+
+
+@pytest.mark.all
+def test_clusters_that_enter_as_they_close_break_the_level() -> None:
     as_they_close = sabotaged(
         "shadowspec.gate.evidence.clusters",
         ("(each.first_event, each.key, each.slice_key)", "(each.closes_at, each.key, each.slice_key)"),
@@ -229,6 +233,10 @@ def _verdict(values: list[float]) -> list[Verdict]:
 
 def test_a_slice_that_feeds_an_undecided_endpoint_keeps_its_rate() -> None:
     assert false_rate_of_steering(service) <= MOST
+
+
+@pytest.mark.all
+def test_a_rate_that_follows_its_slice_alone_breaks_the_level() -> None:
     steered = sabotaged("shadowspec.worker.service")
     edit = ('if not wanted or not wanted <= decided[""]:', "if not wanted:")
     steered.decided_slices = sabotaged("shadowspec.gate.verdict.lifecycle", edit).decided_slices
@@ -322,6 +330,10 @@ def false_rate_of_dependent_blocks(module: ModuleType, num_runs: int = 40) -> fl
 
 def test_dependent_units_wait_or_are_merged() -> None:
     assert false_rate_of_dependent_blocks(results) <= LEVEL
+
+
+@pytest.mark.all
+def test_dependent_units_that_count_at_once_break_the_level() -> None:
     blind = sabotaged(
         "shadowspec.gate.verdict.required_tests",
         ("RESTART_AUTOCORRELATION = 0.2", "RESTART_AUTOCORRELATION = 9.2"),

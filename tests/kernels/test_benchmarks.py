@@ -20,6 +20,7 @@ def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedP
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.all
 def test_in_small(tmp_path: Path) -> None:
     out = tmp_path / "kernels.json"
     ran = run("kernel_costs", "--small", "--out", str(out))

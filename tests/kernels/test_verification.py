@@ -79,6 +79,7 @@ def test_any_step(
     outcome(with_penalties(step, seed) if penalised else step, device, tile)
 
 
+@pytest.mark.all
 def test_a_real_vocabulary(device) -> None:
     step = a_step("rejection", 0, rows=1, depth=1, vocabulary=151_936, has_draft_probs=True, dtype=torch.bfloat16)
     outcome(replace(step, temperature=torch.tensor([0.3])), device, verification.TILE)

@@ -66,7 +66,7 @@ def test_every_revision_goes_down_and_up_with_data(blank_url: str) -> None:
         assert store.funnel() == {}
 
 
-@pytest.mark.representative("postgres")
+@pytest.mark.representative("sqlite")
 def test_what_was_measured_before_there_were_flags_keeps_its_figures_and_has_none(blank_url: str) -> None:
     """Down and up again with data: revision 0010 leaves runs and rollups of before as they were, 0015 all but gaps."""
     schema.upgrade(blank_url)

@@ -39,6 +39,7 @@ def candidates(
     )
 
 
+@pytest.mark.all
 @pytest.mark.representative("True-greedy_draft")
 @pytest.mark.parametrize(("is_greedy", "rule"), [(True, VerifyRule.GREEDY_DRAFT), (False, VerifyRule.REJECTION)])
 def test_every_way_has_its_costs_on_the_whole_grid(
