@@ -224,7 +224,7 @@ def test_what_a_workers_process_is_given_measures_through_servers(served: Worksp
     block = Block("b" * 64, 0, "letters", "", 2, prompts, (), Arm.BASELINE, 2)
     runs = engines["letters"].measure(block).runs
     assert [run.failure for run in runs] == [None] * 4
-    assert {run.fingerprint for run in runs} == {config.fingerprint for config in engines["letters"].configs}
+    assert {run.fingerprint for run in runs} == {each.fingerprint for each in engines["letters"].configs}
 
 
 @pytest.mark.all

@@ -75,7 +75,7 @@ def assert_as_released(decision: Decision, released: dict[str, Any], *, but: fro
             assert_same_value(mine[name], value, f"{decision.slice_key} {name}")
 
 
-@pytest.mark.representative("demo", "standing")
+@pytest.mark.representative("demo")
 @pytest.mark.parametrize("name", DATABASES)
 def test_an_upgrade_changes_no_decision_bound_or_explanation(
     name: str, tmp_path: Path, expected: dict[str, Any]
