@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services import PATIENCE_S, ServiceMissingError, free_port, is_listening
+from tests.services import PATIENCE_S, ServiceMissingError, free_ports, is_listening
 
 VERSION = "4.1.0"
 CLUSTER_ID = "c2hhZG93c3BlYy10ZXN0cw"  # 16 bytes in base64, as Kafka wants it
@@ -87,11 +87,12 @@ class KafkaServer:
             *([f"-XX:SharedArchiveFile={path}"] if (path := archive()).exists() else []),
         ]
         self._process: subprocess.Popen[bytes] | None = None
-        self._ports = {"PLAINTEXT": port or free_port()}
+        plain, controller, sasl_ssl, ssl = [each for each in free_ports(5) if each != port][:4]
+        self._ports = {"PLAINTEXT": port or plain}
         if is_secure:
-            self._ports |= {"SASL_SSL": free_port(), "SSL": free_port()}
+            self._ports |= {"SASL_SSL": sasl_ssl, "SSL": ssl}
         self.certificates = make_certificates(folder / "certificates") if is_secure else None
-        (folder / "server.properties").write_text(self._properties(free_port()), encoding="utf-8")
+        (folder / "server.properties").write_text(self._properties(controller), encoding="utf-8")
         users = [
             f"{mechanism}=[name={name},password={password}]"
             for mechanism in MECHANISMS[1:]

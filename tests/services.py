@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 PATIENCE_S = 900  # ends what hangs, on the slowest and busiest machine; no result depends on it
@@ -114,12 +114,18 @@ def _command(user: str | None, *arguments: object, log: Path | None = None) -> N
         raise ServiceMissingError(f"{Path(str(arguments[0])).name} failed ({done.returncode}):\n{said}\n{kept}")
 
 
+def free_ports(count: int) -> list[int]:
+    """Different ports that nothing listened on a moment ago."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 def free_port() -> int:
     """A port that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 def is_listening(port: int) -> bool:

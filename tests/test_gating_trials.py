@@ -265,7 +265,7 @@ def save_new(store: Store, rows: EndpointEvidence, earlier: EndpointEvidence | N
             save_block(store, result, [records[run.key] for run in runs])
 
 
-@pytest.mark.representative("drift")
+@pytest.mark.all
 @pytest.mark.parametrize("kind", ["drift", "fingerprint", "rollback"])
 def test_folding_what_is_new_decides_what_all_rows_decide(tmp_path: Path, kind: str) -> None:
     """Through an alarm and the run after it, a new fingerprint, and the old one's return: every figure the same."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from shadowspec.app.before_loading import load_tokenizers
 from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_responses
-from shadowspec.app.measure_files import load_tokenizers
 from shadowspec.app.replay_records import WINDOW
 from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint, replayed_record
 from shadowspec.backfill.cluster import Actors, Judge

@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from shadowspec.app.before_loading import require_endpoints
+from shadowspec.app.before_loading import load_tokenizers, require_endpoints
 from shadowspec.app.console import notes, progress_bar
 from shadowspec.app.measure_files import (
     FileMeasurement,
     build_engines,
-    load_tokenizers,
     new_pipeline,
     one_by_one,
     show_progress,

@@ -1,15 +1,16 @@
 """Checks before models are loaded: the configuration has endpoints, and their models, scores and input files exist.
 
-Torch and transformers take seconds to load, so nothing of them is imported here.  Servers are connected here too,
-because they need neither.
+Torch and transformers take seconds to load, so that importing this module loads neither.  Servers and tokenizers are
+here too: servers need neither, and a tokenizer needs nothing of the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shadowspec.app.console import notes
 from shadowspec.app.try_out.model_folders import download_remedy
@@ -25,6 +26,9 @@ from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.sources import is_rereadable, require_file
 from shadowspec.types import Contract, FingerprintedConfig
+
+if TYPE_CHECKING:
+    from shadowspec.engine.tokenizer import FolderTokenizer
 
 ANY_LENGTH: Final = 2**31
 
@@ -135,6 +139,41 @@ def load_scorers(config: Config) -> dict[str, Scorer]:
                 except ConfigError as error:
                     raise ConfigError(f"{config.path}: endpoints.{name}: {error}") from error
     return scorers
+
+
+@contextmanager
+def with_endpoint_context(config: Config, name: str) -> Iterator[None]:
+    """The error of a model that cannot be used names the file and the endpoint that ask for it."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{config.path}: endpoints.{name}: {error}") from error
+
+
+def load_tokenizers(config: Config) -> dict[str, FolderTokenizer]:
+    """The target tokenizer of each endpoint, without the weights; each folder is read once.
+
+    Raises:
+        ModelError: a folder holds no usable tokenizer.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    from shadowspec.engine.tokenizer import load_tokenizer
+
+    transformers_logging.disable_progress_bar()  # stderr is ours
+    read: dict[str, FolderTokenizer] = {}
+    for name, endpoint in config.endpoints.items():
+        if endpoint.target not in read:
+            with with_endpoint_context(config, name):
+                read[endpoint.target] = load_tokenizer(endpoint.target)
+    return {name: _as_served(read[endpoint.target], endpoint) for name, endpoint in config.endpoints.items()}
+
+
+def _as_served(tokenizer: FolderTokenizer, endpoint: EndpointConfig) -> FolderTokenizer:
+    """The tokenizer with the length that the endpoint's servers take, where they are configured to take less."""
+    most = endpoint.servers.max_model_len if endpoint.servers is not None else None
+    length = tokenizer.context_length
+    return tokenizer if most is None else replace(tokenizer, context_length=min(length, most))
 
 
 def connect_servers(

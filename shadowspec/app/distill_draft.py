@@ -15,10 +15,9 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from shadowspec.app.before_loading import require_endpoints
+from shadowspec.app.before_loading import load_tokenizers, require_endpoints
 from shadowspec.app.console import notes, progress_bar
 from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_responses, track_records
-from shadowspec.app.measure_files import load_tokenizers
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.config.sections import BUILT_IN_LABELS
 from shadowspec.distill.answers import sample_answers

@@ -13,13 +13,19 @@ from rich.progress import Progress as Bar
 from rich.progress import TaskID
 from transformers.utils import logging as transformers_logging
 
-from shadowspec.app.before_loading import connect_servers, load_scorers, require_endpoints
+from shadowspec.app.before_loading import (
+    connect_servers,
+    load_scorers,
+    load_tokenizers,
+    require_endpoints,
+    with_endpoint_context,
+)
 from shadowspec.app.console import notes, progress_bar
-from shadowspec.config import Config, EndpointConfig, load_hash_secret
+from shadowspec.config import Config, load_hash_secret
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.audit import Auditor
 from shadowspec.engine.candidate import BACKEND
-from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
+from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
 from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.store import Store
@@ -109,7 +115,7 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
             continue
         key = (endpoint.target, requests_per_slot, frozenset(sampling.items()), *endpoint.candidates)
         if key not in shared:
-            with _with_endpoint_context(config, name):
+            with with_endpoint_context(config, name):
                 target, candidates = models.candidates(
                     endpoint.target, endpoint.candidates, log.warning, requests_per_slot, sampling
                 )
@@ -128,7 +134,7 @@ def _new_auditor(config: Config, name: str, models: Models, known: Fingerprinted
     endpoint = config.endpoints[name]
     assert endpoint.servers is not None, "only outputs of servers are audited apart"
     drafting = with_engine_rules(replace(endpoint.candidates[0], backend=BACKEND), known.engine)
-    with _with_endpoint_context(config, name):
+    with with_endpoint_context(config, name):
         target, (candidate,) = models.candidates(endpoint.target, [drafting], log.warning, 1, {})
         if candidate.context_limit is not None:
             raise ModelError(
@@ -138,33 +144,6 @@ def _new_auditor(config: Config, name: str, models: Models, known: Fingerprinted
     audited = replace(candidate, config=replace(candidate.config, fingerprint=known.fingerprint))
     settings = replace(config.engine, audit_share=endpoint.servers.audit_share)
     return Auditor(target, [audited], settings, endpoint.servers.audit_tolerance)
-
-
-@contextmanager
-def _with_endpoint_context(config: Config, name: str) -> Iterator[None]:
-    """The error of a model that cannot be used names the file and the endpoint that ask for it."""
-    try:
-        yield
-    except ModelError as error:
-        raise ModelError(f"{config.path}: endpoints.{name}: {error}") from error
-
-
-def load_tokenizers(config: Config) -> dict[str, FolderTokenizer]:
-    """The target tokenizer of each endpoint, without the weights; each folder is read once."""
-    transformers_logging.disable_progress_bar()  # stderr is ours
-    read: dict[str, FolderTokenizer] = {}
-    for name, endpoint in config.endpoints.items():
-        if endpoint.target not in read:
-            with _with_endpoint_context(config, name):
-                read[endpoint.target] = load_tokenizer(endpoint.target)
-    return {name: _as_served(read[endpoint.target], endpoint) for name, endpoint in config.endpoints.items()}
-
-
-def _as_served(tokenizer: FolderTokenizer, endpoint: EndpointConfig) -> FolderTokenizer:
-    """The tokenizer with the length that the endpoint's servers take, where they are configured to take less."""
-    most = endpoint.servers.max_model_len if endpoint.servers is not None else None
-    length = tokenizer.context_length
-    return tokenizer if most is None else replace(tokenizer, context_length=min(length, most))
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def classify(
 
 
 def _load(config: Config) -> Classifier:
-    from shadowspec.app.measure_files import load_tokenizers
+    from shadowspec.app.before_loading import load_tokenizers
     from shadowspec.config import load_hash_secret
     from shadowspec.tap.classifier import Classifier
     from shadowspec.tap.hashing import KeyedHash

@@ -300,7 +300,7 @@ def _models(config: Config) -> str:
 
 def _traffic(config: Config, path: str) -> list[Finding]:
     """What each endpoint would measure of a recording, by its first lines."""
-    from shadowspec.app.measure_files import load_tokenizers
+    from shadowspec.app.before_loading import load_tokenizers
     from shadowspec.app.try_out.sample import read_sample
     from shadowspec.app.try_out.survey import refusals, remedy_for, survey_endpoints
     from shadowspec.config import load_hash_secret
@@ -354,7 +354,7 @@ def _servers(name: str) -> Callable[[Config], str]:
     """The check of one endpoint's two servers, each asked one tiny request."""
 
     def check(config: Config) -> str:
-        from shadowspec.app.measure_files import load_tokenizers
+        from shadowspec.app.before_loading import load_tokenizers
         from shadowspec.servers.probing import counts_source, probe_both, remarks, require_length, slot_remarks
 
         endpoint = config.endpoints[name]

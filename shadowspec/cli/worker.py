@@ -28,7 +28,7 @@ def worker(config_path: ConfigOption = None) -> None:
     config = load_config(find_config(config_path))
     mirror = require_mirror(config)
     require_inputs(config, ())
-    from shadowspec.app.measure_files import load_tokenizers
+    from shadowspec.app.before_loading import load_tokenizers
     from shadowspec.app.serve_worker import ConfiguredEngines, serving
 
     with notes.status("connecting"):

@@ -41,7 +41,7 @@ num_speculative_tokens = 2
 SMALL = ("--loads", "1,3", "--k", "1,2", "--contexts", "8,16", "--rounds", "2")
 
 
-@pytest.mark.representative("options0-regimes0")
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("options", "regimes"), [((), [True, False]), (("--greedy",), [True]), (("--sampled",), [False])]
 )

@@ -131,6 +131,7 @@ def test_servers_that_are_away_end_it_with_the_code_of_a_service(
     assert served.run("profile-server", *SMALL).code == 5
 
 
+@pytest.mark.all
 def test_acceptance_of_the_loop_times_the_servers_costs_predicts_the_server_and_is_held_against_its_timing(
     workspace: Workspace, servers: tuple[FakeServer, FakeServer]
 ) -> None:

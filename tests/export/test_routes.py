@@ -120,6 +120,7 @@ def routed_hosts(document: str, tag: str | None, calls: int = 1) -> set[str]:
 SPECULATIVE, PLAIN = "http://spec.local:8001/v1", "http://plain.local:8002/v1"
 
 
+@pytest.mark.all  # loads LiteLLM
 @pytest.mark.parametrize(
     ("tag", "host"),
     [

@@ -90,6 +90,7 @@ def test_without_other_prompts_or_accepted_tokens_there_is_a_step_alone() -> Non
 # Through servers.
 
 
+@pytest.mark.all
 def test_the_servers_step_times_are_found_at_every_place(servers: tuple[FakeServer, FakeServer]) -> None:
     ran: list[None] = []
     found = profile_servers(

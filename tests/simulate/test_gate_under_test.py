@@ -54,7 +54,7 @@ def watched(drawn: Draw, world: World) -> list[HypothesisOutcome]:
     return watch(drawn.rows, drawn.requests, world.policy, configs, world.arrivals.concurrency)
 
 
-@pytest.mark.representative("minimum_effect-360-0", "failures-240-0")
+@pytest.mark.representative("failures-240-0")
 @pytest.mark.parametrize(
     ("name", "num_sessions", "index"),
     [

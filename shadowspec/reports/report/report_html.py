@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -60,23 +61,32 @@ class _Entry:
 
 def render_html(report: Report) -> str:
     """The whole page.  Safe to open anywhere: it loads nothing and holds no prompt text."""
-    environment = template_environment(_vocabulary())
     verdicts = Counter(h.verdict for h in report.hypotheses if h.verdict)
     engines = {(config.engine, config.device, config.dtype): None for config in report.configs}
-    return environment.get_template("report.html.j2").render(
-        report=report,
-        entries=_entries(report),
-        tally=[(verdict, verdicts[verdict]) for verdict in Verdict],
-        engines=list(engines),
-        num_measured=_num(report.total_funnel, FunnelCounter.MEASURED),
-        drawn=[h for h in report.hypotheses if _has_estimate(h)],
-        speedup_axis=charts.speedup_range([h.speedup for h in report.hypotheses]),
-        policies=_policies(report),
-        has_queues=any(queue.rows for endpoint in report.endpoints for queue in endpoint.queues),
-        has_costs=any(
-            prediction.speedup is not None for endpoint in report.endpoints for prediction in endpoint.predictions
-        ),
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            entries=_entries(report),
+            tally=[(verdict, verdicts[verdict]) for verdict in Verdict],
+            engines=list(engines),
+            num_measured=_num(report.total_funnel, FunnelCounter.MEASURED),
+            drawn=[h for h in report.hypotheses if _has_estimate(h)],
+            speedup_axis=charts.speedup_range([h.speedup for h in report.hypotheses]),
+            policies=_policies(report),
+            has_queues=any(queue.rows for endpoint in report.endpoints for queue in endpoint.queues),
+            has_costs=any(
+                prediction.speedup is not None for endpoint in report.endpoints for prediction in endpoint.predictions
+            ),
+        )
     )
+
+
+@cache
+def _environment() -> Environment:
+    """Made once: it keeps the compiled templates."""
+    return template_environment(_vocabulary())
 
 
 def template_environment(vocabulary: Mapping[str, object]) -> Environment:
