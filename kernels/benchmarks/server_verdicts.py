@@ -9,9 +9,8 @@ The bundled pair in float32, without and with its draft (K = 4), measured by the
 - api-json, greedy, whose every second session asks for its answer by a JSON schema: a slice, with the share of valid
   outputs of both arms.
 
-The policy is the default but for `recording_only`, as the recording lasts an hour and the default asks for a week: a
-verdict speaks of this recording only.
-What is measured is kept in `--folder`: a run that was stopped goes on where it stopped.  Nothing else may run
+The policy is the default.  The recording lasts an hour, and an ENABLE needs evidence of a week: only DISABLE can be
+reached.  What is measured is kept in `--folder`: a run that was stopped goes on where it stopped.  Nothing else may run
 meanwhile.
 """
 
@@ -57,8 +56,6 @@ SCHEMA = {
 HEAD = """\
 [database]
 url = "sqlite:///{folder}/shadow.db"
-[gate]
-recording_only = true
 """
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from kernels.benchmarks.validation.collecting import GREEDY_REGIME, Answered, Pr
 from kernels.benchmarks.validation.comparing import FAULT
 from kernels.benchmarks.validation.machine_lock import MachineLock
 from kernels.benchmarks.validation.ours import Ours
-from kernels.benchmarks.validation.page import PAGE, PICTURE, write_page
+from kernels.benchmarks.validation.page import PAGE, PICTURE, SAMPLED, write_page
 from kernels.benchmarks.validation.predicting import Costs, Place, Steps, TimedBlock, TimedRequest
 from kernels.benchmarks.validation.results import acceptance, greedy_equality, speedups
+from kernels.benchmarks.validation.tables import is_apart
 from kernels.benchmarks.validation.timing import Queue, keep_portion, timed_name
 from kernels.benchmarks.validation.ways import BASELINE, DEPTHS, NGRAM_MAX, NGRAM_MIN, WAYS, Way, raw_file
 from shadowspec.engine.batch import Request
@@ -203,9 +205,39 @@ def test_speedups_are_predicted_from_other_requests_than_those_that_are_timed(ou
     assert speedups(tmp_path, WAYS[1], portions, loops) is None, "nothing was timed"
 
 
+def committed_results() -> Any:
+    return json.loads((ROOT / "kernels/benchmarks/results/validation.json").read_text(encoding="utf-8"))
+
+
 def test_the_committed_page_is_what_the_committed_results_give(tmp_path: Path) -> None:
-    document = json.loads((ROOT / "kernels/benchmarks/results/validation.json").read_text(encoding="utf-8"))
+    document = committed_results()
     write_page(document, tmp_path)
     committed = ROOT / "docs" / "research"
     assert (tmp_path / PAGE).read_text(encoding="utf-8") == (committed / PAGE).read_text(encoding="utf-8")
     assert (tmp_path / PICTURE).read_text(encoding="utf-8") == (committed / PICTURE).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("pair", "requests"), [("bundled", 600), ("real_model", 100)])
+def test_at_least_98_percent_of_greedy_requests_are_equal_and_no_other_is_without_a_cause(
+    pair: str, requests: int
+) -> None:
+    document = committed_results()
+    document = document.get(pair, document)
+    assert {entry["way"] for entry in document["equality"]} == {"greedy", "ngram"}
+    for entry in document["equality"]:
+        assert entry["requests"] == requests
+        assert entry["equal"] >= 0.98 * requests
+        assert [each for each in entry["differences"] if each["kind"] == FAULT] == []
+
+
+def test_predictions_and_sampled_rates_are_as_close_as_the_page_says() -> None:
+    """Ours lie within the interval of the difference in 95% of the cells, and predicted speedups within 10% in 80%."""
+    document = committed_results()
+    sampled = [cell for cell in document["cells"] if cell["way"] in SAMPLED]
+    assert len(sampled) == 21
+    for ours_name, theirs_name in (("loop", "vllm"), ("replay", "vllm_cut")):
+        inside = sum(not is_apart(cell, ours_name, theirs_name) for cell in sampled)
+        assert inside >= 0.95 * len(sampled)
+    timed = [cell for item in document["speedups"] for cell in item["cells"]]
+    assert sum(cell["is_close"] for cell in timed) >= 0.8 * len(timed) > 0
+    assert all(cell["sign_is_right"] is not False for cell in timed)
