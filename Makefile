@@ -8,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # For two cores: part of the time they wait for services.
-WORKERS ?= 5
+WORKERS ?= 4
 # Where it is set, each of the hundreds of processes that the tests start compiles torch and the rest from source.
 export PYTHONDONTWRITEBYTECODE :=
 SECONDS_EACH ?= 600
@@ -60,7 +60,7 @@ test-services:
 	@$(BIN)/python -m tests.kafka_server
 
 .PHONY: test
-test: test-services ## Run the tests, with a real Postgres and Kafka, in about 10 minutes on two cores (WORKERS=5 ARGS="-k gate")
+test: test-services ## Run the tests, with a real Postgres and Kafka, in about 10 minutes on two cores (WORKERS=4 ARGS="-k gate")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(ARGS)
 
 .PHONY: test-all

@@ -71,6 +71,7 @@ def test_an_address_that_is_taken_is_named(workspace: Workspace) -> None:
     assert f"--listen {address}: cannot be listened on" in done.err
 
 
+@pytest.mark.all  # tests/tap/test_classifier.py calls the application
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.all)]
 )

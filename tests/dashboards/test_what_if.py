@@ -70,6 +70,7 @@ def test_a_threshold_moves_and_bounds_stay(store: Store, decisions: list[Decisio
         assert (tried[name].estimate, tried[name].lower) == (today[name].estimate, today[name].lower)
 
 
+@pytest.mark.all
 def test_more_to_prove_never_enables(store: Store, decisions: list[Decision]) -> None:
     margins = (0.0, 0.05, 0.2, 0.4, 0.7)
     enabled = []

@@ -18,7 +18,7 @@ def simulated(true_icc: float, num_sessions: int, seed: int) -> SessionCorrelati
     return session_correlation(rates)
 
 
-@pytest.mark.representative("0.2")
+@pytest.mark.all
 @pytest.mark.parametrize("true_icc", [0.0, 0.2, 0.6])
 def test_the_interval_holds_the_truth_as_often_as_it_says(true_icc: float) -> None:
     results = [simulated(true_icc, 120, seed) for seed in range(60)]

@@ -128,6 +128,7 @@ def test_the_sound_engine_agrees_and_the_shifted_draft_alarms(
     assert AuditState(64).fold(of_shifted, NOON).has_alarmed
 
 
+@pytest.mark.all
 def test_drafts_within_the_limit_are_audited_as_they_are_counted(
     pair: tuple[LoadedModel, tuple[Candidate, ...]],
 ) -> None:

@@ -138,7 +138,7 @@ def test_suffix_drafts_follow_the_targets_distribution(target: Any, rule: Verify
     assert sum(drafted) > DRAWS, "enough is drafted for a fault to show"
 
 
-@pytest.mark.all
+@pytest.mark.representative("exact_match-t0.8")
 @pytest.mark.parametrize(
     ("sampling", "threshold"),
     [(SAMPLING, 0.6), (structs.replace(SAMPLING, temperature=1.2, top_p=0.9), 0.45)],

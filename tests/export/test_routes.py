@@ -137,6 +137,7 @@ def test_litellm_routes_by_the_tag(tag: str | None, host: str) -> None:
     assert routed_hosts(document.text, tag, calls=5) == {host}
 
 
+@pytest.mark.all  # loads LiteLLM
 def test_litellm_draws_the_share_of_a_partial_rollout() -> None:
     found = chosen([decision(load=2, slice_key=CODE)], rollouts=[rollout(2, 0.5)])
     document = routes.litellm(found, POOLS, ["llm"])

@@ -96,7 +96,7 @@ def test_the_step_ends_as_the_check_does(action: dict[str, Any], shop: Shop) -> 
     assert (shop.folder / "out" / "junit.xml").is_file()
 
 
-@pytest.mark.representative("command")
+@pytest.mark.all
 @pytest.mark.parametrize(
     "evil",
     ['"; touch owned; "', "$(touch owned)", "`touch owned`", "--json"],

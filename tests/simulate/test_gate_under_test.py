@@ -127,12 +127,13 @@ def at_every_look(world: World, drawn: Draw) -> list[HypothesisOutcome]:
 SLOT = 0.025 / 4  # of alpha, for each of four slices
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("late_s", "speedup", "concurrency", "first_level"),
     [
         (9_000.0, 1.3, 4, 0.9 * (SLOT + 0.025 / 4)),  # the endpoint comes to ENABLE before its slices
         # The first slice is the whole endpoint until the second one comes.
-        pytest.param(12_000.0, 1.5, 1, 0.9 * 0.025, marks=pytest.mark.all),
+        (12_000.0, 1.5, 1, 0.9 * 0.025),
     ],
 )
 def test_a_level_that_others_pass_on_is_used_from_the_next_look_on(
