@@ -245,7 +245,7 @@ def document(bench: Bench) -> dict[str, Any]:
             found += cells(engine, folder, report)
         else:
             missing.append(f"{engine}: {', '.join(way.name for way in ways)}.")
-    missing.append("Suffix drafts on vLLM (they need a further package there) and on llama.cpp (it has none).")
+    missing.append("Suffix drafts on llama.cpp (it has none).")
     missing += [
         f"Replay of {way.name}." for ways in RUNS[IN_PROCESS] if not replay_of(bench, ways).exists() for way in ways
     ]

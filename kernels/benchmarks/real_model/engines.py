@@ -82,8 +82,11 @@ class Way:
 
     def vllm_config(self, draft: Path) -> str:
         """vLLM's --speculative-config."""
-        lookup = {"method": "ngram", "prompt_lookup_min": NGRAM_MIN, "prompt_lookup_max": NGRAM_MAX}
-        found = lookup if self.proposer == "ngram" else {"method": "draft_model", "model": str(draft)}
+        found = {
+            "ngram": {"method": "ngram", "prompt_lookup_min": NGRAM_MIN, "prompt_lookup_max": NGRAM_MAX},
+            "suffix": {"method": "suffix"},
+            "draft_model": {"method": "draft_model", "model": str(draft)},
+        }[self.proposer]
         return json.dumps(found | {"num_speculative_tokens": self.depth})
 
 
@@ -93,7 +96,7 @@ WAYS: Final = (NGRAM, SUFFIX, DRAFT)
 # has one.
 RUNS: Final = {
     IN_PROCESS: ((NGRAM, SUFFIX), (DRAFT,)),
-    VLLM: ((NGRAM,), (DRAFT,)),
+    VLLM: ((NGRAM,), (SUFFIX,), (DRAFT,)),  # suffix needs the package arctic-inference there
     LLAMACPP: ((NGRAM,), (DRAFT,)),
 }
 

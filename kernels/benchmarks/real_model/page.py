@@ -37,6 +37,8 @@ recorded requests, `gate` and `report`. Classes are slices. The policy is the de
 
     make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server --llama-source PATH/llama.cpp"
 
+For suffix drafts vLLM's environment needs the package `arctic-inference` (0.1.1 here).
+
 ![Acceptance and speedup by class, engine and candidate]({picture})
 
 ## What came out
