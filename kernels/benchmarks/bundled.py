@@ -13,29 +13,6 @@ from typing import Any
 
 from shadowspec import demo
 
-# An endpoint with a draft model that is measured through two of vLLM's servers; `settings` are further lines.
-SERVED_ENDPOINT = """\
-[endpoints.{name}]
-engine = "openai"
-target = "{target}"
-served_models = ["{model}"]
-match = {{ model = "{model}" }}
-serving_engine = "vllm"
-loads = [{loads}]
-{settings}
-[endpoints.{name}.servers]
-baseline_url = "{baseline_url}"
-speculative_url = "{speculative_url}"
-model = "{served}"
-device = "cpu"
-dtype = "float32"
-[[endpoints.{name}.candidates]]
-name = "draft-k{depth}"
-proposer = "draft_model"
-draft = "{draft}"
-num_speculative_tokens = {depth}
-"""
-
 
 def answered() -> Iterator[dict[str, Any]]:
     """The records that are requests of a served model with an answer, in their order; the others are bad on purpose."""

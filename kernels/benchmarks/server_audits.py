@@ -13,17 +13,16 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bundled import SERVED_ENDPOINT, answered, run_command
+from bundled import answered, run_command
 from decode import machine
 from rich.console import Console
 from rich.table import Table
-from validation.servers import SERVED_MODEL, Environment, Server, vllm_version
+from validation.servers import Environment, both_arms, served_endpoint, vllm_version
 from validation.ways import PROBABILISTIC
 
 from shadowspec import demo
@@ -58,26 +57,12 @@ def audits(environment: Environment, folder: Path, num_requests: int, *, is_fixe
     """What `gate` says of the endpoints' audits."""
     folder.mkdir()
     (folder / "traffic.jsonl").write_text(traffic(num_requests), encoding="utf-8")
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(closing(Server(environment, config, folder / f"{name}.log", is_fixed=is_fixed)))
-            for name, config in (("baseline", None), ("speculative", PROBABILISTIC.speculative_config(DEPTH)))
-        ]
-        for server in servers:
-            server.await_ready()
+    config = PROBABILISTIC.speculative_config(DEPTH)
+    with both_arms(environment, config, folder, is_fixed=is_fixed) as servers:
         tables = [
-            SERVED_ENDPOINT.format(
-                settings="sample_rate = 1.0",
-                loads="{ concurrency = 4 }",
-                name=name,
-                model=demo.SERVED_MODELS[name],
-                target=demo.TARGET,
-                draft=demo.DRAFT,
-                baseline_url=servers[0].url,
-                speculative_url=servers[1].url,
-                served=SERVED_MODEL,
-                depth=DEPTH,
-            ).replace('dtype = "float32"', 'dtype = "float32"\naudit_share = 1.0')
+            served_endpoint(
+                name, servers, DEPTH, (4,), settings="sample_rate = 1.0\n", server_settings="audit_share = 1.0\n"
+            )
             for name in TEMPERATURES
         ]
         (folder / "shadowspec.toml").write_text(HEAD.format(folder=folder) + "".join(tables), encoding="utf-8")

@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bundled import SERVED_ENDPOINT, answered, run_command
+from bundled import answered, run_command
 from rich.console import Console
 from rich.table import Table
-from validation.servers import SERVED_MODEL, Environment, Server, both_arms
+from validation.servers import Environment, Server, both_arms, served_endpoint
 from validation.ways import PROBABILISTIC
 
 from shadowspec import demo
@@ -59,19 +59,10 @@ def traffic(sessions: int) -> str:
 def configuration(folder: Path, baseline: Server, speculative: Server) -> str:
     """All endpoints of the demo, measured through the two servers."""
     return HEAD.format(folder=folder) + "".join(
-        SERVED_ENDPOINT.format(
-            settings="max_new_tokens = 64\nrequests_per_slot = 4",
-            name=name,
-            model=model,
-            target=demo.TARGET,
-            draft=demo.DRAFT,
-            loads=", ".join(f"{{ concurrency = {load} }}" for load in LOADS),
-            baseline_url=baseline.url,
-            speculative_url=speculative.url,
-            served=SERVED_MODEL,
-            depth=DEPTH,
+        served_endpoint(
+            name, (baseline, speculative), DEPTH, LOADS, settings="max_new_tokens = 64\nrequests_per_slot = 4\n"
         )
-        for name, model in demo.SERVED_MODELS.items()
+        for name in demo.SERVED_MODELS
     )
 
 

@@ -26,11 +26,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bundled import SERVED_ENDPOINT, answered, run_command
+from bundled import answered, run_command
 from decode import machine
 from rich.console import Console
 from rich.table import Table
-from validation.servers import SERVED_MODEL, Environment, Server, both_arms, vllm_version
+from validation.servers import Environment, Server, both_arms, served_endpoint, vllm_version
 from validation.ways import PROBABILISTIC
 
 from shadowspec import demo
@@ -80,19 +80,7 @@ def traffic() -> str:
 def configuration(folder: Path, baseline: Server, speculative: Server) -> str:
     """The endpoints, measured through the two servers under the default policy."""
     return HEAD.format(folder=folder) + "".join(
-        SERVED_ENDPOINT.format(
-            settings="",
-            loads="{ concurrency = 1 }",
-            name=name,
-            model=demo.SERVED_MODELS[name],
-            target=demo.TARGET,
-            draft=demo.DRAFT,
-            baseline_url=baseline.url,
-            speculative_url=speculative.url,
-            served=SERVED_MODEL,
-            depth=DEPTH,
-        )
-        for name in (*RECORDED, STRUCTURED)
+        served_endpoint(name, (baseline, speculative), DEPTH, (1,)) for name in (*RECORDED, STRUCTURED)
     )
 
 

@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
+
+from shadowspec import demo
 
 from .pair import BUNDLED
 
@@ -24,6 +26,26 @@ MAX_MODEL_LEN = 1_024
 SLOTS = 8
 FIX_FOLDER = Path(__file__).parent / "mend"
 TICKS = os.sysconf("SC_CLK_TCK")
+_SERVED_ENDPOINT = """\
+[endpoints.{name}]
+engine = "openai"
+target = "{target}"
+served_models = ["{model}"]
+match = {{ model = "{model}" }}
+serving_engine = "vllm"
+loads = [{loads}]
+{settings}[endpoints.{name}.servers]
+baseline_url = "{baseline_url}"
+speculative_url = "{speculative_url}"
+model = "{served}"
+device = "cpu"
+dtype = "float32"
+{server_settings}[[endpoints.{name}.candidates]]
+name = "draft-k{depth}"
+proposer = "draft_model"
+draft = "{draft}"
+num_speculative_tokens = {depth}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +196,44 @@ def running(
         server.close()
 
 
+def served_endpoint(
+    name: str,
+    servers: tuple[Server, Server],
+    depth: int,
+    loads: Sequence[int],
+    *,
+    settings: str = "",
+    server_settings: str = "",
+) -> str:
+    """The configuration of an endpoint of the bundled traffic, measured through both servers of the bundled pair.
+
+    Args:
+        settings: further lines of the endpoint.
+        server_settings: further lines of its servers.
+    """
+    return _SERVED_ENDPOINT.format(
+        name=name,
+        model=demo.SERVED_MODELS[name],
+        target=demo.TARGET,
+        draft=demo.DRAFT,
+        loads=", ".join(f"{{ concurrency = {load} }}" for load in loads),
+        baseline_url=servers[0].url,
+        speculative_url=servers[1].url,
+        served=SERVED_MODEL,
+        depth=depth,
+        settings=settings,
+        server_settings=server_settings,
+    )
+
+
 @contextmanager
-def both_arms(environment: Environment, speculative_config: str, folder: Path) -> Iterator[tuple[Server, Server]]:
-    """A server that decodes plainly and one with drafts; both run all the time."""
+def both_arms(
+    environment: Environment, speculative_config: str, folder: Path, *, is_fixed: bool = True
+) -> Iterator[tuple[Server, Server]]:
+    """A server that decodes plainly and one with drafts; both run all the time.  `is_fixed`: see `Server`."""
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(closing(Server(environment, config, folder / f"{name}.log", is_fixed=True)))
+            stack.enter_context(closing(Server(environment, config, folder / f"{name}.log", is_fixed=is_fixed)))
             for name, config in (("baseline", None), ("speculative", speculative_config))
         ]
         for server in servers:
