@@ -249,6 +249,12 @@ bench-dashboard: $(VENV)/.installed-test ## Measure the dashboard in a browser, 
 	@.ci/chromium
 	PYTHONPATH=. $(BIN)/python kernels/benchmarks/dashboard.py $(ARGS)
 
+.PHONY: bench-scale
+bench-scale: $(VENV)/.installed-test ## Measure gate, board, writer and retention at 100 million runs and 2,000 slices (hours, 150 GB; ARGS="--runs 100000" tries it)
+	@.ci/postgres
+	@.ci/chromium
+	PYTHONPATH=. $(BIN)/python kernels/benchmarks/scale.py $(ARGS)
+
 .PHONY: simulation
 simulation: $(VENV)/.installed-base ## Simulate the gate's error rates in full, taken up where it stopped, and write docs/research/simulation.md
 	$(BIN)/shadowspec simulate --out kernels/benchmarks/results/simulation.json $(ARGS) || [ $$? = 4 ]

@@ -29,8 +29,8 @@ from typing import Any
 
 import sqlalchemy
 from gate_rows import (
-    ENDPOINT,
     FINGERPRINT,
+    Traffic,
     fill,
     fill_rollups,
     is_filled,
@@ -38,6 +38,7 @@ from gate_rows import (
     make_months,
     move_ledger,
     num_folded,
+    vacuum,
 )
 from rich.console import Console
 from rich.table import Table
@@ -52,7 +53,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results" / "gate.json"
 NUM_LOOKS = 5
 RUNS_A_MINUTE = 240
-COMMANDS = {"command": ("gate",), "check": ("check", "--endpoint", ENDPOINT)}
+COMMANDS = {"command": ("gate",), "check": ("check", "--endpoint", "chat")}
 VERDICT_CODES = (0, 1, 3)  # ENABLE, DISABLE, HOLD
 SETTINGS = ("fsync", "synchronous_commit", "shared_buffers")
 
@@ -60,38 +61,40 @@ SETTINGS = ("fsync", "synchronous_commit", "shared_buffers")
 def measure(url: str, num_runs: int, num_slices: int, fold: int, note: Callable[[str], None]) -> dict[str, Any]:
     """Fill, fold the first `fold` of the runs, gate again."""
     upgrade(url)
+    traffic = Traffic(num_runs, num_slices)
     policy = GatePolicy(max_hypotheses=num_slices + 1)
     config = SpeculationConfig("draft-4", "target", "draft", "draft_model", 1, VerifyRule.REJECTION)
     with Store.open(url) as store:
         store.save_fingerprints([FingerprintedConfig(config, "engine/1", "cuda", "bfloat16", {}, FINGERPRINT)])
         fill_s = None
-        if not is_filled(url):
+        if not is_filled(url, traffic):
             note(f"filling {num_runs:,} runs")
             started = time.perf_counter()
             make_months(url)
-            fill(url, 0, num_runs, num_runs, num_slices)
-            fill_rollups(url)
+            fill(url, traffic, 0, num_runs)
+            vacuum(url)
+            fill_rollups(url, traffic)
             fill_s = time.perf_counter() - started
-        before = num_folded(url)
+        before = num_folded(url, traffic)
         fold = max(min(fold, num_runs), before)
-        move_ledger(url, fold, num_runs)
+        move_ledger(url, traffic, fold)
         note("folding")
 
         def gate() -> list[Decision]:
-            return run_endpoint_gate(store, ENDPOINT, policy, RolloutPolicy()).decisions
+            return run_endpoint_gate(store, traffic.endpoint, policy, RolloutPolicy()).decisions
 
         decisions: list[Decision] = []
         first = _timed(lambda: decisions.extend(gate()))
         note(f"folded in {first.wall_s:.0f} s, {first.cpu_s:.0f} s of the processor")
-        folded = num_folded(url)
+        folded = num_folded(url, traffic)
         idle = [_timed(gate) for _ in range(NUM_LOOKS)]
         busy = []
         for look in range(NUM_LOOKS):
             start = fold + look * RUNS_A_MINUTE
             if fold < num_runs:
-                move_ledger(url, start + RUNS_A_MINUTE, num_runs)
+                move_ledger(url, traffic, start + RUNS_A_MINUTE)
             else:
-                fill(url, start, start + RUNS_A_MINUTE, num_runs, num_slices)
+                fill(url, traffic, start, start + RUNS_A_MINUTE)
             busy.append(_timed(gate))
         commands = {name: _commands(url, num_slices, *arguments) for name, arguments in COMMANDS.items()}
     return {
@@ -139,17 +142,23 @@ def _summed(name: str, each: Sequence[Seconds]) -> dict[str, float]:
     }
 
 
+def endpoint_table(name: str) -> str:
+    """The configuration of an endpoint whose rows `gate_rows` makes."""
+    return (
+        f'[endpoints.{name}]\ntarget = "target"\nserved_models = ["{name}"]\nmatch = {{ model = "{name}" }}\n'
+        "loads = [{ concurrency = 4 }]\n"
+        f'[[endpoints.{name}.candidates]]\nname = "draft-4"\nproposer = "draft_model"\ndraft = "draft"\n'
+        "num_speculative_tokens = 1\n"
+    )
+
+
 def _commands(url: str, num_slices: int, *arguments: str) -> list[Seconds]:
     """A command in a process of its own, after one that has warmed the files up."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shadowspec.toml"
         path.write_text(
             f'[database]\nurl = "sqlite:///no.db"\n[privacy]\nhash_secret_file = "secret"\n'
-            f"[gate]\nmax_hypotheses = {num_slices + 1}\n"
-            f'[endpoints.{ENDPOINT}]\ntarget = "target"\nserved_models = ["m"]\nmatch = {{ model = "m" }}\n'
-            "loads = [{ concurrency = 4 }]\n"
-            f'[[endpoints.{ENDPOINT}.candidates]]\nname = "draft-4"\nproposer = "draft_model"\ndraft = "draft"\n'
-            "num_speculative_tokens = 1\n",
+            f"[gate]\nmax_hypotheses = {num_slices + 1}\n{endpoint_table('chat')}",
             encoding="utf-8",
         )
         command = [sys.executable, "-m", "shadowspec", *arguments, "--json", "--config", str(path)]
@@ -202,7 +211,7 @@ def main() -> None:
     with postgres_server(is_durable=True) as bench_server:
         server = arguments.url or bench_server.url
         for num_runs in arguments.runs:
-            with kept_database(server, num_runs) if arguments.keep else temporary_database(server) as url:
+            with kept_database(server, f"gate_{num_runs}") if arguments.keep else temporary_database(server) as url:
                 found.append(measure(url, num_runs, arguments.slices, arguments.fold, console.print))
                 console.print(found[-1])
         results = {"machine": machine(server), "results": found}

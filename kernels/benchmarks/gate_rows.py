@@ -1,9 +1,10 @@
-"""The rows that the gate's benchmark measures over, made in SQL."""
+"""The rows that the benchmarks of the gate and of the store's scale measure over, made in SQL."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,18 +13,36 @@ from sqlalchemy import text
 
 from shadowspec.store import table_definitions as tables
 
-ENDPOINT = "chat"
 FINGERPRINT = "5f" * 32
-SOURCE = "b1Jr0zqYQ5yq3VQd0J8aKQ"
 NUM_PARTITIONS = 6
 BLOCK_SIZE = 4
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SPAN = timedelta(days=60)  # of event time, whatever the number of runs
 
+
+@dataclass(frozen=True)
+class Traffic:
+    """The requests of one endpoint: `num_runs` of them over `num_slices` slices, from a topic of its own."""
+
+    num_runs: int
+    num_slices: int
+    endpoint: str = "chat"
+
+    @property
+    def source(self) -> str:
+        """The topic's id."""
+        return f"b1Jr0zqYQ5yq3VQd{self.endpoint:_>6}"
+
+    @property
+    def step_us(self) -> int:
+        """Microseconds of event time from one request to the next."""
+        return int(SPAN.total_seconds() * 1e6 / self.num_runs)
+
+
 # One row per request i: its place, its block i / 4 and that block's slice.
 REQUESTS = """
     SELECT i, (i % :partitions)::bigint AS partition, (i / :partitions)::bigint AS place,
-           md5((i / 4)::text) || md5((i / 4)::text) AS block_id,
+           md5(:endpoint || i / 4) || md5(:endpoint || i / 4) AS block_id,
            'prompt_class=s' || lpad(((i / 4) % :slices)::text, 3, '0') AS slice_key,
            timestamptz '2026-01-01 00:00:00+00' + i * (:step_us * interval '1 microsecond') AS at,
            sin(i * 12.9898) * 43758.5453 - floor(sin(i * 12.9898) * 43758.5453) AS u,
@@ -72,13 +91,12 @@ STATEMENTS = (
 ROWS_AT_ONCE = 250_000
 
 
-def fill(url: str, first: int, last: int, num_runs: int, num_slices: int) -> None:
+def fill(url: str, traffic: Traffic, first: int, last: int) -> None:
     """Store the requests from `first` up to, but without, `last`, and move the ledger."""
-    step_us = _step_us(num_runs)
     engine = sqlalchemy.create_engine(url)
     values: dict[str, Any] = {
-        "source": SOURCE, "endpoint": ENDPOINT, "fingerprint": FINGERPRINT,
-        "partitions": NUM_PARTITIONS, "slices": num_slices, "step_us": step_us,
+        "source": traffic.source, "endpoint": traffic.endpoint, "fingerprint": FINGERPRINT,
+        "partitions": NUM_PARTITIONS, "slices": traffic.num_slices, "step_us": traffic.step_us,
     }  # fmt: skip
     for start in range(first, last, ROWS_AT_ONCE):
         stop = min(start + ROWS_AT_ONCE, last)
@@ -86,26 +104,28 @@ def fill(url: str, first: int, last: int, num_runs: int, num_slices: int) -> Non
             for statement in STATEMENTS:
                 name = f"WITH requests AS ({REQUESTS}) {statement}"
                 connection.execute(text(name), values | {"first": start, "last": stop - 1})
-    move_ledger(url, last, num_runs)
-    if first == 0:
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(text("VACUUM ANALYZE"))
+    engine.dispose()
+    move_ledger(url, traffic, last)
+
+
+def vacuum(url: str, table: str = "") -> None:
+    """Let the planner know the rows, of one table or of all."""
+    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"VACUUM ANALYZE {table}")
     engine.dispose()
 
 
-def _step_us(num_runs: int) -> int:
-    return int(SPAN.total_seconds() * 1e6 / num_runs)
-
-
-def move_ledger(url: str, last: int, num_runs: int) -> None:
-    """The consumer has finished the requests up to, but without, `last`, of so many runs."""
-    watermark = START + (last - 1) * timedelta(microseconds=_step_us(num_runs))
+def move_ledger(url: str, traffic: Traffic, last: int) -> None:
+    """The consumer has finished the requests up to, but without, `last`."""
+    watermark = START + (last - 1) * timedelta(microseconds=traffic.step_us)
+    place = {"source": traffic.source, "endpoint": traffic.endpoint, "at": watermark}
     engine = sqlalchemy.create_engine(url)
     with engine.begin() as connection:
-        connection.execute(text("DELETE FROM ledger"))
-        connection.execute(text("DELETE FROM funnel_counts"))
+        for table in ("ledger", "funnel_counts"):
+            connection.execute(text(f"DELETE FROM {table} WHERE source = :source"), place)  # noqa: S608 - our names
         for partition in range(NUM_PARTITIONS):
-            place = {"source": SOURCE, "partition": partition, "next": -(-last // NUM_PARTITIONS), "at": watermark}
+            place |= {"partition": partition, "next": -(-last // NUM_PARTITIONS)}
             connection.execute(text(
                 "INSERT INTO ledger (consumer, source, source_partition, next_offset, num_messages, num_records, "
                 "watermark, is_behind, is_ended) "
@@ -113,12 +133,12 @@ def move_ledger(url: str, last: int, num_runs: int) -> None:
             ), place)  # fmt: skip
             connection.execute(text(
                 "INSERT INTO funnel_counts (consumer, source, source_partition, endpoint, counter, reason, "
-                "num_records) VALUES ('group', :source, :partition, 'chat', 'measured', '', :next)"
+                "num_records) VALUES ('group', :source, :partition, :endpoint, 'measured', '', :next)"
             ), place)  # fmt: skip
     engine.dispose()
 
 
-def fill_rollups(url: str) -> None:
+def fill_rollups(url: str, traffic: Traffic) -> None:
     """The hours of the stored runs, oldest first, with their numbers and weights; their other sums are 0."""
     summed = {"num_runs": "count(*)", "weight": "sum(1 / sampling_rate)"}
     key = ("endpoint", "slice_key", "fingerprint", "concurrency", "hour")
@@ -129,29 +149,29 @@ def fill_rollups(url: str) -> None:
             f"INSERT INTO rollups ({', '.join((*key, *others))}) "  # noqa: S608 - our names
             "SELECT endpoint, slice_key, fingerprint, concurrency, "
             f"date_trunc('hour', event_time), {', '.join(summed.get(name, '0') for name in others)} FROM runs "
+            "WHERE endpoint = :endpoint "
             "GROUP BY endpoint, slice_key, fingerprint, concurrency, date_trunc('hour', event_time) ORDER BY 5"
-        ))  # fmt: skip
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("VACUUM ANALYZE rollups"))
+        ), {"endpoint": traffic.endpoint})  # fmt: skip
     engine.dispose()
+    vacuum(url, "rollups")
 
 
-def is_filled(url: str) -> bool:
-    """Whether rows are stored, rollups last."""
+def is_filled(url: str, traffic: Traffic) -> bool:
+    """Whether the endpoint's rows are stored, rollups last."""
+    return bool(_scalar(url, traffic, "SELECT EXISTS (SELECT FROM rollups WHERE endpoint = :endpoint)"))
+
+
+def num_folded(url: str, traffic: Traffic) -> int:
+    """Runs in the endpoint's evidence."""
+    return int(_scalar(url, traffic, "SELECT coalesce(sum(num_runs), 0) FROM folds WHERE endpoint = :endpoint"))
+
+
+def _scalar(url: str, traffic: Traffic, statement: str) -> Any:
     engine = sqlalchemy.create_engine(url)
     with engine.connect() as connection:
-        found = bool(connection.scalar(text("SELECT EXISTS (SELECT FROM rollups)")))
+        found = connection.scalar(text(statement), {"endpoint": traffic.endpoint})
     engine.dispose()
     return found
-
-
-def num_folded(url: str) -> int:
-    """Runs in the evidence."""
-    engine = sqlalchemy.create_engine(url)
-    with engine.connect() as connection:
-        found = connection.scalar(text("SELECT coalesce(sum(num_runs), 0) FROM folds"))
-    engine.dispose()
-    return int(found or 0)
 
 
 def make_months(url: str) -> None:
@@ -165,9 +185,8 @@ def make_months(url: str) -> None:
 
 
 @contextmanager
-def kept_database(server: str, num_runs: int) -> Iterator[str]:
-    """The database of so many runs on a server; made if it is not there."""
-    name = f"gate_{num_runs}"
+def kept_database(server: str, name: str) -> Iterator[str]:
+    """The database of this name on a server; made if it is not there."""
     engine = sqlalchemy.create_engine(server, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         if not connection.scalar(text("SELECT 1 FROM pg_database WHERE datname = :name"), {"name": name}):

@@ -54,7 +54,7 @@ from shadowspec.types import (
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results" / "store_writer.json"
-FINGERPRINT = "5f" * 32
+FINGERPRINT = "6f" * 32
 TOPIC = "b1Jr0zqYQ5yq3VQd0J8aKQ"  # as Kafka writes a topic's id
 NUM_PARTITIONS = 6
 BLOCK_SIZE = 4
@@ -69,7 +69,8 @@ START = datetime.now(UTC) - timedelta(hours=1)
 class Traffic:
     """Endless measured blocks with growing offsets, drawn from a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, endpoint: str = "chat") -> None:
+        self._endpoint = endpoint
         self._random = random.Random(seed)  # noqa: S311 - traffic, not secrets
         self._source = f"{TOPIC}{seed}"
         self._next = [0] * NUM_PARTITIONS
@@ -100,7 +101,7 @@ class Traffic:
         draw = self._random
         slice_key, block_id = draw.choice(SLICES), f"{draw.getrandbits(256):064x}"
         records = tuple(self._record(slice_key) for _ in range(BLOCK_SIZE))
-        shape = Block(block_id, self._next[0], "chat", slice_key, BLOCK_SIZE, (), (), Arm.BASELINE)
+        shape = Block(block_id, self._next[0], self._endpoint, slice_key, BLOCK_SIZE, (), (), Arm.BASELINE)
         runs = tuple(
             Run(
                 key=record.key,
@@ -125,7 +126,7 @@ class Traffic:
         return StoredRecord(
             key=RecordKey(self._source, partition, offset, int(event_time.timestamp() * 1000)),
             counter=FunnelCounter.MEASURED,
-            endpoint="chat",
+            endpoint=self._endpoint,
             slice_key=slice_key,
             labels=dict(part.split("=") for part in slice_key.split(",")) | {"context_bucket": "1k"},
             event_time=event_time,

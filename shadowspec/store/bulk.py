@@ -106,7 +106,8 @@ def take(
 ) -> Sequence[RowMapping]:
     """Delete and return the rows that match `same` and whose columns are as in one of `rows`.
 
-    Each is looked up by its key; the planner's statistics are wrong for a table that is constantly filled and emptied.
+    Each is looked up by its key.  The planner's statistics are wrong for a table that is constantly filled and emptied:
+    of one that was empty when they were taken, it would read every row for every key.
     """
     gone = delete(table).returning(*table.c)
     if connection.dialect.name != "postgresql":
@@ -116,7 +117,10 @@ def take(
     of_row = (column == wanted.c[column.name] for column in columns)
     found = select(ctid.label("place")).select_from(table).where(same, *of_row).offset(0).lateral()
     places = select(found.c.place).select_from(wanted.join(found, true())).scalar_subquery()
-    return connection.execute(gone.where(ctid == func.any(func.array(places)))).mappings().all()
+    connection.exec_driver_sql("SET LOCAL enable_seqscan TO off")
+    taken = connection.execute(gone.where(ctid == func.any(func.array(places)))).mappings().all()
+    connection.exec_driver_sql("SET LOCAL enable_seqscan TO DEFAULT")
+    return taken
 
 
 def _unnest_rows(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> TableValuedAlias:

@@ -26,6 +26,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 from shadowspec.store.column_types import (
@@ -395,7 +396,14 @@ evidence_keys = Table(  # clusters that are open, or in evidence but not to be o
     Column("first_event", UtcDateTime),
     Column("closes_at", UtcDateTime),
     Column("is_full", Boolean, nullable=False),
-    Index(None, "endpoint", "way", "first_event"),
+    # Both partial: a search for one key cannot take them in place of the primary key, whatever the statistics say.
+    *(
+        Index(f"ix_evidence_keys_{name}", "endpoint", "way", column, postgresql_where=rows, sqlite_where=rows)
+        for name, column, rows in (
+            ("waiting", "first_event", text("first_event IS NOT NULL")),
+            ("reopening", "reopens_at", text("first_event IS NULL")),
+        )
+    ),
 )
 
 evidence_blocks = Table(  # blocks that are started and in no evidence yet

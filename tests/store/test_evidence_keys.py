@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
-from shadowspec.store import Store
+import pytest
+from sqlalchemy import text
+
+from shadowspec.store import Store, session
+from shadowspec.store.evidence.evidence_keys import StoredKeys
 from shadowspec.types import OpenKey, RecordKey
 from tests.store.examples import NOON
 
@@ -38,3 +43,25 @@ def test_only_the_keys_of_the_endpoint_and_the_way_are_taken(store: Store) -> No
         assert len(session.keys("bb").take(wanted)) == 2
     with store.evidence_session("other") as session:
         assert session.keys("ccc").take(wanted[:1]) == [keys_of("ccc")[1]]
+
+
+@pytest.mark.integration
+def test_a_search_of_absent_keys_reads_no_other_key(new_database: Callable[[str], str]) -> None:
+    """The server keeps the plan of a statement that comes again, here one from before the table had rows."""
+    stored = [OpenKey(SLICES[0], f"session:{number}", (), NOON, NOON, NOON) for number in range(2_000)]
+    absent = [(SLICES[1], f"session:{number}") for number in range(50)]
+    read = text(
+        "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = 'evidence_keys'"
+    )
+    with Store.open(new_database("postgresql")) as store:
+        with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("VACUUM ANALYZE evidence_keys")
+        with session.write(store.engine) as connection:
+            table = StoredKeys(connection, "chat", "a")
+            for _ in range(10):
+                assert table.take(absent) == []
+            table.add(stored)
+            assert table.take(absent) == []
+            assert connection.scalar(read) == 0
+            assert len(table.take([(SLICES[0], "session:7")])) == 1
+            assert connection.scalar(read) > 0, "the server counts what is read"

@@ -5,7 +5,8 @@ stay.
 
 The age of a row is its record's time; rows of files have none, and use the event time.  On Postgres whole months are
 dropped, and only those that lie wholly before the cut.  Rows without a month, and everything on SQLite, are deleted in
-batches.  Rollups, hours, ledger, funnel counts, configs and decisions are never touched.
+batches; then the blocks without runs, at once.  Rollups, hours, ledger, funnel counts, configs and decisions are never
+touched.
 
 Folded evidence no longer needs its rows.  Rows that are not folded yet, or wait in an open cluster or block, are future
 evidence: their removal is refused unless forced, where their hypothesis is undecided.
@@ -13,6 +14,7 @@ evidence: their removal is refused unless forced, where their hypothesis is unde
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Sequence
@@ -36,17 +38,26 @@ LOCK_PAUSE_S = 0.5
 HAS_TIME = "timestamp_ms > 0 AND timestamp_ms < :cut_ms"
 HAS_NONE = "timestamp_ms <= 0 AND event_time < :cut"
 OF_HYPOTHESIS = "endpoint, slice_key, concurrency, fingerprint"
-IS_NEEDED = """(
-    NOT EXISTS (
+# Why an old row is needed.  Each condition is a statement of its own: the server joins it with all rows at once.
+# Combined by OR it would test every row by itself.
+NEEDED = (
+    """NOT EXISTS (
         SELECT 1 FROM evidence_cursors AS folded
         WHERE folded.endpoint = own.endpoint AND folded.source = own.source
             AND folded.source_partition = own.source_partition AND own.source_offset >= folded.start_offset
             AND own.source_offset < folded.folded_offset
-    ) OR EXISTS (SELECT 1 FROM evidence_keys AS open WHERE open.endpoint = own.endpoint AND open.first_event < :cut)
-    OR EXISTS (
-        SELECT 1 FROM evidence_blocks AS begun WHERE begun.endpoint = own.endpoint AND begun.block_id = own.block_id
-    )
-)"""
+    )""",
+    "endpoint IN (SELECT endpoint FROM evidence_keys WHERE first_event < :cut)",
+    "(endpoint, block_id) IN (SELECT endpoint, block_id FROM evidence_blocks)",
+)
+# No index leads from a block to its runs.  They are joined once, for all blocks.
+OLD_BLOCKS = """
+    SELECT old.block_id FROM blocks AS old
+    LEFT JOIN (SELECT DISTINCT block_id FROM runs) AS used ON used.block_id = old.block_id
+    WHERE old.started_at < :cut AND used.block_id IS NULL
+"""
+NO_RUNS = f"block_id IN ({OLD_BLOCKS})"
+NO_BLOCK = "NOT EXISTS (SELECT 1 FROM blocks WHERE blocks.block_id = block_memory.block_id)"
 TABLES = ("runs", "records")  # in this order: a record without its run is harmless, a run without its record is not
 IS_OLD = f"(({HAS_TIME}) OR ({HAS_NONE}))"
 BESIDE = (  # go with the rows
@@ -112,11 +123,7 @@ def retain(engine: Engine, max_age: timedelta, *, now: datetime, is_dry_run: boo
     for place in BESIDE:
         _delete(engine, place, cut)
     # Step 4
-    no_runs = "started_at < :cut AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.block_id = blocks.block_id)"
-    num_blocks = _delete(engine, ("blocks", no_runs), cut)
-    _delete(
-        engine, ("block_memory", "NOT EXISTS (SELECT 1 FROM blocks WHERE blocks.block_id = block_memory.block_id)"), cut
-    )
+    num_blocks, _ = (_delete_at_once(engine, place, cut) for place in (("blocks", NO_RUNS), ("block_memory", NO_BLOCK)))
     return replace(planned, num_blocks=num_blocks)
 
 
@@ -159,8 +166,8 @@ def _count(connection: Connection, place: Place, cut: datetime) -> int:
 def _undecided_endpoints(connection: Connection, places: Sequence[Place], cut: datetime) -> tuple[str, ...]:
     """Endpoints with a hypothesis, of a slice or of the whole, that needs old runs still and is not decided."""
     found: set[str] = set()
-    for table, is_old in places:
-        sql = f"SELECT DISTINCT {OF_HYPOTHESIS} FROM {table} AS own WHERE {is_old} AND {IS_NEEDED}"  # noqa: S608
+    for (table, is_old), is_needed in itertools.product(places, NEEDED):
+        sql = f"SELECT DISTINCT {OF_HYPOTHESIS} FROM {table} AS own WHERE {is_old} AND {is_needed}"  # noqa: S608
         for endpoint, slice_key, concurrency, fingerprint in connection.execute(_statement(sql, cut)):
             standing = decision_reads.read_verdicts(connection, endpoint)
             keys = [(name, concurrency, fingerprint) for name in ("", slice_key)]
@@ -182,6 +189,13 @@ def _drop(engine: Engine, month: date) -> None:
             if not session.is_lock_timeout(error) or attempt == LOCK_ATTEMPTS:
                 raise
         time.sleep(LOCK_PAUSE_S)
+
+
+def _delete_at_once(engine: Engine, place: Place, cut: datetime) -> int:
+    """Delete in one transaction; how many rows."""
+    table, is_old = place
+    with session.write(engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
+        return connection.execute(_statement(f"DELETE FROM {table} WHERE {is_old}", cut)).rowcount  # noqa: S608
 
 
 def _delete(engine: Engine, place: Place, cut: datetime) -> int:
