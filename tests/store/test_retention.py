@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy
 from msgspec import structs
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from shadowspec.errors import ServiceUnavailableError, UsageError
 from shadowspec.gate.policy import GatePolicy
@@ -175,6 +175,16 @@ def test_many_rows_go_in_batches(filled: Store, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(retention, "BATCH_ROWS", 1)
     assert filled.retain(KEEP, now=NOW).num_blocks == 4
     assert len(filled.runs("chat")) == len(filled.records("chat")) == 4
+
+
+def test_blocks_are_joined_with_runs_once_however_many(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The join reads all remaining runs."""
+    monkeypatch.setattr(retention, "BATCH_ROWS", 1)
+    sent: list[str] = []
+    event.listen(filled.engine, "before_cursor_execute", lambda _c, _u, statement, *_: sent.append(statement))
+    assert filled.retain(KEEP, now=NOW).num_blocks == 4
+    assert len([statement for statement in sent if "FROM runs)" in statement and "blocks" in statement]) == 1
+    assert len([statement for statement in sent if statement.startswith("DELETE FROM runs")]) > 1
 
 
 @pytest.mark.integration
