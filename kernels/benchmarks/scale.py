@@ -228,11 +228,13 @@ def at_work(*calls: Callable[[Event], dict[str, Any]]) -> Iterator[Callable[[], 
 def ingest(url: str, endpoints: Sequence[Traffic], seconds: float) -> dict[str, Any]:
     """What a writer stores, alone and beside gates; and how much of it is folded when it ends."""
     alone = write(url, 1, seconds)
+    backlog_s = gate(url, WRITTEN)
     with at_work(partial(keep_gating, url, endpoints)) as end:
         beside = write(url, 2, seconds)
         [looks] = end()
     return {
         "writer_alone": alone,
+        "gate_of_written_alone_s": round(backlog_s, 1),
         "writer_beside_gates": beside,
         **looks,
         "num_written": BATCH_SIZE * (alone["num_batches"] + beside["num_batches"] + 2),
@@ -242,6 +244,7 @@ def ingest(url: str, endpoints: Sequence[Traffic], seconds: float) -> dict[str, 
 
 def retire(url: str, endpoints: Sequence[Traffic]) -> dict[str, Any]:
     """Drop the first month beside a writer and gates; the writer's longest batch is the pause that a worker sees."""
+    gate(url, WRITTEN)
     calls = partial(keep_gating, url, endpoints), partial(write, url, 3, math.inf)
     with Store.open(url) as store, at_work(*calls) as end:
         now = datetime.now(UTC)
