@@ -57,6 +57,8 @@ REST_S = 15.0  # before and after what is measured beside others: they start, an
 DROPPED_BEFORE = datetime(2026, 2, 1, tzinfo=UTC)
 COPIED = ("evidence", "evidence_endpoints", "evidence_keys", "evidence_blocks", "evidence_cursors")
 
+Batch = tuple[float, float]  # when it began and when it was committed, in seconds of the monotonic clock
+
 WRITTEN = Traffic(0, len(store_writer.SLICES), "chat-new")  # what the writer measures
 
 console = Console(stderr=True)
@@ -175,24 +177,29 @@ def board(url: str, endpoints: Sequence[Traffic], visits: int = 5) -> dict[str, 
     )
 
 
-def write(url: str, seed: int, seconds: float, stop: Event | None = None) -> dict[str, Any]:
+def write(url: str, seed: int, seconds: float, stop: Event | None = None) -> list[Batch]:
     """Write batches of new runs as fast as it goes, for so long or until `stop`."""
     traffic = store_writer.Traffic(seed, WRITTEN.endpoint)
     batches = deque(traffic.batch(BATCH_SIZE) for _ in range(20))
-    took: list[float] = []
+    written = []
     with Store.open(url) as store:
         store.save_batch(batches.popleft(), "writer")
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until and not (stop is not None and stop.is_set()):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not (stop is not None and stop.is_set()):
             batch = batches.popleft() if batches else traffic.batch(BATCH_SIZE)
-            started = time.perf_counter()
+            started = time.monotonic()
             outcome = store.save_batch(batch, "writer")
-            took.append(time.perf_counter() - started)
+            written.append((started, time.monotonic()))
             if outcome.num_new_runs != BATCH_SIZE:
                 raise SystemExit("a run was lost or there before")
-    return {"runs_per_s": round(BATCH_SIZE * len(took) / sum(took), 1), "num_batches": len(took)} | _summed(
-        "batch_s", took
-    )
+    return written
+
+
+def rate(written: Sequence[Batch]) -> dict[str, Any]:
+    """What a writer stored: runs per second while it wrote, and seconds of a batch."""
+    took = [ended - started for started, ended in written]
+    found = {"runs_per_s": round(BATCH_SIZE * len(took) / sum(took), 1), "num_batches": len(took)}
+    return found | _summed("batch_s", took)
 
 
 def keep_gating(url: str, endpoints: Sequence[Traffic], stop: Event) -> dict[str, Any]:
@@ -207,7 +214,7 @@ def keep_gating(url: str, endpoints: Sequence[Traffic], stop: Event) -> dict[str
 
 
 @contextmanager
-def at_work(*calls: Callable[[Event], dict[str, Any]]) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+def at_work(*calls: Callable[[Event], Any]) -> Iterator[Callable[[], list[Any]]]:
     """Calls at work, each in a process of its own; the function that is given ends them and returns their results."""
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, ProcessPoolExecutor(len(calls), context) as pool:
@@ -215,7 +222,7 @@ def at_work(*calls: Callable[[Event], dict[str, Any]]) -> Iterator[Callable[[], 
         futures = [pool.submit(call, stop) for call in calls]
         time.sleep(REST_S)
 
-        def end() -> list[dict[str, Any]]:
+        def end() -> list[Any]:
             stop.set()
             return [future.result() for future in futures]
 
@@ -227,10 +234,10 @@ def at_work(*calls: Callable[[Event], dict[str, Any]]) -> Iterator[Callable[[], 
 
 def ingest(url: str, endpoints: Sequence[Traffic], seconds: float) -> dict[str, Any]:
     """What a writer stores, alone and beside gates; and how much of it is folded when it ends."""
-    alone = write(url, 1, seconds)
+    alone = rate(write(url, 1, seconds))
     backlog_s = gate(url, WRITTEN)
     with at_work(partial(keep_gating, url, endpoints)) as end:
-        beside = write(url, 2, seconds)
+        beside = rate(write(url, 2, seconds))
         [looks] = end()
     return {
         "writer_alone": alone,
@@ -242,19 +249,29 @@ def ingest(url: str, endpoints: Sequence[Traffic], seconds: float) -> dict[str, 
     }
 
 
-def retire(url: str, endpoints: Sequence[Traffic]) -> dict[str, Any]:
-    """Drop the first month beside a writer and gates; the writer's longest batch is the pause that a worker sees."""
+def retire(url: str, endpoints: Sequence[Traffic], before: datetime = DROPPED_BEFORE) -> dict[str, Any]:
+    """Drop a month beside a writer and gates; the batches under way at the drop show the pause that a worker sees."""
     gate(url, WRITTEN)
-    calls = partial(keep_gating, url, endpoints), partial(write, url, 3, math.inf)
+    drops: list[float] = []
+    calls = partial(keep_gating, url, endpoints), partial(write, url, before.toordinal(), math.inf)
     with Store.open(url) as store, at_work(*calls) as end:
+        for moment in ("before_cursor_execute", "after_cursor_execute"):
+            sqlalchemy.event.listen(store.engine, moment, partial(_note_drop, drops))
         now = datetime.now(UTC)
-        started = time.perf_counter()
-        removal = store.retain(now - DROPPED_BEFORE, now=now)
-        took = time.perf_counter() - started
+        started = time.monotonic()
+        removal = store.retain(now - before, now=now)
+        took = time.monotonic() - started
         time.sleep(REST_S)
-        looks, writer = end()
+        looks, written = end()
+    at_drop = [batch for batch in written if batch[0] < max(drops) + 1.0 and batch[1] > min(drops) - 1.0]
     found = {"partitions": removal.partitions, "num_runs": removal.num_runs, "num_blocks": removal.num_blocks}
-    return {**found, "retain_s": round(took, 1), "writer": writer, **looks}
+    seconds = {"retain_s": round(took, 1), "drop_s": round(max(drops) - min(drops), 2)}
+    return {**found, **seconds, "writer_at_drop": rate(at_drop), "writer": rate(written), **looks}
+
+
+def _note_drop(drops: list[float], _connection: object, _cursor: object, statement: str, *_: object) -> None:
+    if statement.startswith("DROP TABLE"):
+        drops.append(time.monotonic())
 
 
 def _summed(name: str, seconds: Sequence[float]) -> dict[str, float]:

@@ -207,7 +207,7 @@ def test_a_month_that_is_being_read_is_not_dropped(
     new_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "LOCK_ATTEMPTS", 2)
-    monkeypatch.setattr(retention, "LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(retention, "EMPTYING_TIMEOUT_MS", 50)
     url = new_database("postgres")
     engine = sqlalchemy.create_engine(session.parse_url(url))
     with Store.open(url) as store:
@@ -220,4 +220,30 @@ def test_a_month_that_is_being_read_is_not_dropped(
                 store.retain(KEEP, now=NOW)
         assert len(store.runs("chat")) == len(store.records("chat")) == 2  # both months or none
         assert store.retain(KEEP, now=NOW).num_runs == 2
+    engine.dispose()
+
+
+@pytest.mark.integration
+def test_a_writer_that_never_rests_does_not_hold_old_rows(
+    new_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is of the whole table; what remains of the month is dropped the next time."""
+    monkeypatch.setattr(retention, "LOCK_ATTEMPTS", 2)
+    monkeypatch.setattr(retention, "DROPPING_TIMEOUT_MS", 50)
+    url = new_database("postgres")
+    engine = sqlalchemy.create_engine(session.parse_url(url))
+    with Store.open(url) as store:
+        store.save_fingerprints([examples.config()])
+        for number, time in enumerate((OLD, YOUNG)):
+            store.save_batch(measured("topic", number, time), "group")
+        store.append_decisions([examples.decision(Verdict.ENABLE)])
+        with engine.begin() as writer:
+            for table in ("records", "runs"):
+                writer.execute(text(f"INSERT INTO {table} SELECT * FROM {table}_2026_03 ON CONFLICT DO NOTHING"))
+            removal = store.retain(KEEP, now=NOW)
+            assert (removal.num_runs, removal.num_records, removal.num_blocks) == (2, 2, 1)
+        assert {run.key.offset for run in store.runs("chat")} == {2, 3}
+        again = store.retain(KEEP, now=NOW)
+        assert (again.num_runs, again.partitions) == (0, ("runs_2025_05", "records_2025_05"))
+        assert store.retain(KEEP, now=NOW).partitions == ()
     engine.dispose()

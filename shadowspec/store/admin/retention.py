@@ -31,7 +31,8 @@ from shadowspec.store.read import decision_reads
 from shadowspec.types import Verdict
 
 BATCH_ROWS = 10_000  # rows deleted in one transaction: some tens of milliseconds
-LOCK_TIMEOUT_MS = 500  # dropping a partition locks its whole table for a moment; writers wait no longer than this
+EMPTYING_TIMEOUT_MS = 10_000  # emptying a month locks the month alone; its readers wait no longer than this
+DROPPING_TIMEOUT_MS = 500  # dropping it locks its whole table for a moment; writers wait no longer than this
 LOCK_ATTEMPTS = 60
 LOCK_PAUSE_S = 0.5
 
@@ -78,7 +79,7 @@ class Removal:
     """The rows that were removed, or in a dry run would be (without blocks, known only afterwards)."""
 
     cut: datetime
-    partitions: tuple[str, ...]  # dropped whole, and counted with the rest
+    partitions: tuple[str, ...]  # removed whole, and counted with the rest
     num_runs: int
     num_records: int
     num_blocks: int | None
@@ -177,13 +178,35 @@ def _undecided_endpoints(connection: Connection, places: Sequence[Place], cut: d
 
 
 def _drop(engine: Engine, month: date) -> None:
-    """Drop a month of both tables together, locked in the order in which writers lock them."""
+    """Empty a month of both tables together, then drop it, each locked in the order in which writers lock them.
+
+    A gate reads every month in transactions of many seconds, and workers write all the time: the whole table may never
+    be free.  The emptied month then stays until the next time.
+
+    Raises:
+        ServiceUnavailableError: the month was never free.
+    """
+    names = [_partition(table, month) for table in reversed(TABLES)]
+    _execute_locked(engine, [f"TRUNCATE {', '.join(names)}"], EMPTYING_TIMEOUT_MS)
+    try:
+        _execute_locked(engine, [f"DROP TABLE {name}" for name in names], DROPPING_TIMEOUT_MS)
+    except ServiceUnavailableError as error:
+        if not session.is_lock_timeout(error):
+            raise
+
+
+def _execute_locked(engine: Engine, statements: Sequence[str], timeout_ms: int) -> None:
+    """Execute them in one transaction, once their locks are free within so many milliseconds.
+
+    Raises:
+        ServiceUnavailableError: they were not, at any attempt.
+    """
     for attempt in range(1, LOCK_ATTEMPTS + 1):
         try:
             with session.write(engine) as connection:
-                connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
-                for table in reversed(TABLES):
-                    connection.execute(text(f"DROP TABLE {_partition(table, month)}"))
+                connection.execute(text(f"SET LOCAL lock_timeout = {timeout_ms}"))
+                for statement in statements:
+                    connection.execute(text(statement))
             return
         except ServiceUnavailableError as error:
             if not session.is_lock_timeout(error) or attempt == LOCK_ATTEMPTS:

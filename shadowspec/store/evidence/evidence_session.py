@@ -203,7 +203,7 @@ def read_slice_evidence(connection: Connection, endpoint: str, slice_key: str) -
 
 def _read_evidence(connection: Connection, condition: ColumnElement[bool]) -> list[StoredEvidence]:
     names = ("slice_key", "concurrency", "fingerprint", "document", "tables")
-    found = connection.execute(select(*(tables.evidence.c[name] for name in names)).where(condition)).mappings()
+    found = connection.execute(select(*(tables.evidence.c[name] for name in names)).where(condition)).mappings().all()
     return [StoredEvidence(**row) for row in found]
 
 
