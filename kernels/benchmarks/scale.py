@@ -270,7 +270,7 @@ def retire(url: str, endpoints: Sequence[Traffic], before: datetime = DROPPED_BE
 
 
 def _note_drop(drops: list[float], _connection: object, _cursor: object, statement: str, *_: object) -> None:
-    if statement.startswith("DROP TABLE"):
+    if statement.startswith(("TRUNCATE", "DROP TABLE")):
         drops.append(time.monotonic())
 
 
@@ -296,7 +296,7 @@ def _held(url: str) -> dict[str, Any]:
             )
         }
     engine.dispose()
-    return {name: int(value) for name, value in rows.items()}
+    return {name: int(value or 0) for name, value in rows.items()}
 
 
 def main() -> None:
