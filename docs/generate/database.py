@@ -91,5 +91,5 @@ def _type(column: Column) -> str:
 def _key(owner: Table, column: Column) -> str:
     found = ["primary key"] if column.primary_key else []
     found += [f"of `{each.column.table.name}`" for each in column.foreign_keys]
-    found += ["index" for each in owner.indexes if column.name in each.columns]
+    found += ["index"] * any(column.name in each.columns for each in owner.indexes)
     return ", ".join(found)
