@@ -29,7 +29,7 @@ from typing import Any
 
 import sqlalchemy
 from gate_rows import (
-    FINGERPRINT,
+    CONFIG,
     Traffic,
     fill,
     fill_rollups,
@@ -47,7 +47,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.endpoint_run import run_endpoint_gate
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store, upgrade
-from shadowspec.types import Decision, FingerprintedConfig, SpeculationConfig, VerifyRule
+from shadowspec.types import Decision
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results" / "gate.json"
@@ -63,9 +63,8 @@ def measure(url: str, num_runs: int, num_slices: int, fold: int, note: Callable[
     upgrade(url)
     traffic = Traffic(num_runs, num_slices)
     policy = GatePolicy(max_hypotheses=num_slices + 1)
-    config = SpeculationConfig("draft-4", "target", "draft", "draft_model", 1, VerifyRule.REJECTION)
     with Store.open(url) as store:
-        store.save_fingerprints([FingerprintedConfig(config, "engine/1", "cuda", "bfloat16", {}, FINGERPRINT)])
+        store.save_fingerprints([CONFIG])
         fill_s = None
         if not is_filled(url, traffic):
             note(f"filling {num_runs:,} runs")

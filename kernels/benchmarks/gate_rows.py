@@ -12,8 +12,13 @@ import sqlalchemy
 from sqlalchemy import text
 
 from shadowspec.store import table_definitions as tables
+from shadowspec.types import FingerprintedConfig, SpeculationConfig, VerifyRule
 
 FINGERPRINT = "5f" * 32
+CONFIG = FingerprintedConfig(
+    SpeculationConfig("draft-4", "target", "draft", "draft_model", 1, VerifyRule.REJECTION),
+    *("engine/1", "cuda", "bfloat16", {}, FINGERPRINT),
+)
 NUM_PARTITIONS = 6
 BLOCK_SIZE = 4
 START = datetime(2026, 1, 1, tzinfo=UTC)

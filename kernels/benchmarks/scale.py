@@ -11,8 +11,8 @@ same sums; from then on the product folds new runs of each.  Measured on that st
 3. a writer as fast as it can, alone and beside gates that run one after the other and fold what it writes;
 4. retention of a month (half of the runs) beside the writer and the gates: how long each batch waits at most.
 
-The store needs 1.5 kB a run: 150 GB of files for 100 million.  With `--url` it stays on that server, and what is
-filled or folded already is taken as it is.  Nothing else may run meanwhile.
+The store needs 1.5 kB a run: 150 GB of files for 100 million.  With `--url` it stays on that server, and
+rows and evidence that are there are reused.  Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 import sqlalchemy
 import store_writer
 from gate import endpoint_table, machine
-from gate_rows import FINGERPRINT, Traffic, fill, fill_rollups, is_filled, kept_database, make_months, num_folded
+from gate_rows import CONFIG, Traffic, fill, fill_rollups, is_filled, kept_database, make_months, num_folded
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
@@ -47,15 +47,14 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.endpoint_run import run_endpoint_gate
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store, upgrade
-from shadowspec.types import FingerprintedConfig, SpeculationConfig, VerifyRule
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 RUNS_A_MINUTE = 240
 BATCH_SIZE = 5_000
-REST_S = 15.0  # before and after what is measured beside others: they start, and go on
+REST_S = 15.0  # processes beside a measurement start before it, and continue after it
 DROPPED_BEFORE = datetime(2026, 2, 1, tzinfo=UTC)
-COPIED = ("evidence", "evidence_endpoints", "evidence_keys", "evidence_blocks", "evidence_cursors")
+COPIED = ("evidence", "evidence_endpoints", "evidence_keys", "evidence_cursors")
 
 Batch = tuple[float, float]  # when it began and when it was committed, in seconds of the monotonic clock
 
@@ -65,13 +64,11 @@ console = Console(stderr=True)
 
 
 def prepare(url: str, endpoints: Sequence[Traffic]) -> dict[str, Any]:
-    """Fill what is not filled, fold the first endpoint, and give the others its evidence."""
+    """Fill the endpoints without rows, fold the first endpoint, and give the others its evidence."""
     upgrade(url)
     make_months(url)
     with Store.open(url) as store:
-        for fingerprint, depth in ((FINGERPRINT, 1), (store_writer.FINGERPRINT, store_writer.NUM_SPECULATIVE_TOKENS)):
-            config = SpeculationConfig(f"draft-{depth}", "target", "draft", "draft_model", depth, VerifyRule.REJECTION)
-            store.save_fingerprints([FingerprintedConfig(config, "engine/1", "cuda", "bfloat16", {}, fingerprint)])
+        store.save_fingerprints([CONFIG, store_writer.CONFIG])
     filled_s, folded_s = 0.0, 0.0
     for traffic in endpoints:
         if not is_filled(url, traffic):
@@ -94,7 +91,7 @@ def prepare(url: str, endpoints: Sequence[Traffic]) -> dict[str, Any]:
 
 
 def copy_evidence(url: str, first: Traffic, other: Traffic) -> None:
-    """Give an endpoint another's evidence, cursors and last fold, under its names."""
+    """Give an endpoint another's evidence, cursors and last fold, under its names; open blocks have other ids there."""
     engine = sqlalchemy.create_engine(url)
     names = {"first": first.endpoint, "other": other.endpoint, "topic": first.source, "other_topic": other.source}
     with engine.begin() as connection:
@@ -109,7 +106,7 @@ def copy_evidence(url: str, first: Traffic, other: Traffic) -> None:
         )
         for name in COPIED:
             columns = [row.name for row in connection.execute(text(
-                "SELECT attname AS name, atttypid::regtype::text AS kind FROM pg_attribute "
+                "SELECT attname AS name FROM pg_attribute "
                 "WHERE attrelid = cast(:table AS regclass) AND attnum > 0 AND NOT attisdropped"
             ), {"table": name})]  # fmt: skip
             values = [_copied(column) for column in columns]
@@ -124,7 +121,7 @@ def copy_evidence(url: str, first: Traffic, other: Traffic) -> None:
 
 
 def _copied(column: str) -> str:
-    """A column's value under the other endpoint's names; its blocks have other ids, so none of them is open."""
+    """A column's value under the other endpoint's names."""
     changed = {
         "endpoint": ":other",
         "fold_id": ":fold",
@@ -282,7 +279,7 @@ def _summed(name: str, seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _held(url: str) -> dict[str, Any]:
-    """What the store holds, by the server's own statistics where counting takes minutes."""
+    """Sizes of the store, by rollups and folds: to count the runs takes minutes."""
     engine = sqlalchemy.create_engine(url)
     with engine.connect() as connection:
         rows = {

@@ -59,6 +59,10 @@ TOPIC = "b1Jr0zqYQ5yq3VQd0J8aKQ"  # as Kafka writes a topic's id
 NUM_PARTITIONS = 6
 BLOCK_SIZE = 4
 NUM_SPECULATIVE_TOKENS = 4
+CONFIG = FingerprintedConfig(
+    SpeculationConfig("draft-4", "target", "draft", "draft_model", NUM_SPECULATIVE_TOKENS, VerifyRule.REJECTION),
+    *("engine/1", "cuda", "bfloat16", {}, FINGERPRINT),
+)
 SLICES = [
     f"prompt_class={name},sampling_regime={how}" for name in ("code", "chat", "maths") for how in ("greedy", "low")
 ]
@@ -216,11 +220,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with server(arguments.url) as url:
         upgrade(url)
-        config = SpeculationConfig(
-            "draft-4", "target", "draft", "draft_model", NUM_SPECULATIVE_TOKENS, VerifyRule.REJECTION
-        )
         with Store.open(url) as store:
-            store.save_fingerprints([FingerprintedConfig(config, "engine/1", "cuda", "bfloat16", {}, FINGERPRINT)])
+            store.save_fingerprints([CONFIG])
             found = [measure(store, Traffic(seed), size, arguments.runs) for seed, size in enumerate(BATCH_SIZES)]
         results = {"machine": machine(url), "results": found}
     table = Table(*found[0])

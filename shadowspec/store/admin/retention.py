@@ -124,7 +124,8 @@ def retain(engine: Engine, max_age: timedelta, *, now: datetime, is_dry_run: boo
     for place in BESIDE:
         _delete(engine, place, cut)
     # Step 4
-    num_blocks, _ = (_delete_at_once(engine, place, cut) for place in (("blocks", NO_RUNS), ("block_memory", NO_BLOCK)))
+    num_blocks = _delete_at_once(engine, ("blocks", NO_RUNS), cut)
+    _delete_at_once(engine, ("block_memory", NO_BLOCK), cut)
     return replace(planned, num_blocks=num_blocks)
 
 
@@ -196,14 +197,15 @@ def _drop(engine: Engine, month: date) -> None:
 
 
 def _execute_locked(engine: Engine, statements: Sequence[str], timeout_ms: int) -> None:
-    """Execute them in one transaction, once their locks are free within so many milliseconds.
+    """Execute them in one transaction, at the first attempt that gets their locks within `timeout_ms`.
 
     Raises:
-        ServiceUnavailableError: they were not, at any attempt.
+        ServiceUnavailableError: no attempt did.
     """
     for attempt in range(1, LOCK_ATTEMPTS + 1):
         try:
-            with session.write(engine) as connection:
+            # The commit frees the month's files, which takes long for many gigabytes.
+            with session.write(engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
                 connection.execute(text(f"SET LOCAL lock_timeout = {timeout_ms}"))
                 for statement in statements:
                     connection.execute(text(statement))
