@@ -67,9 +67,9 @@ class Workspace:
     run: Callable[..., Result]
     migrated: Path  # a database file at the code's revision, to be copied
 
-    def migrate(self) -> None:
-        """Leave the configured database as `db upgrade` does, without running every migration again."""
-        shutil.copyfile(self.migrated, self.folder / "shadow.db")
+    def migrate(self, name: str = "shadow.db") -> None:
+        """Leave a database, the configured one by default, as `db upgrade` does, without running every migration."""
+        shutil.copyfile(self.migrated, self.folder / name)
 
     def replace_in_config(self, old: str, new: str) -> None:
         path = self.folder / "shadowspec.toml"

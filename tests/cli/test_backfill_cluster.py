@@ -107,7 +107,7 @@ def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
     files = sorted(str(path) for path in logs.glob("[0-9].jsonl"))
     with monkeypatch.context() as patch:
         patch.setenv("SHADOWSPEC_DATABASE_URL", "sqlite:///alone.db")
-        workspace.migrate()
+        workspace.migrate("alone.db")
         alone = workspace.run("replay", *files, "--k", "1..4", "--store", "--json")
     assert alone.code == 0, alone.err
     assert found == rows(workspace.folder / "alone.db", "replays")

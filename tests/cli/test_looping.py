@@ -160,7 +160,7 @@ def test_engines_on_a_cluster_measure_once_what_run_measures(workspace: Workspac
         assert all(run.failure is None for run in store.runs("letters"))
     url = f"sqlite:///{workspace.folder / 'other.db'}"
     workspace.replace_in_config("sqlite:///shadow.db", url)
-    workspace.migrate()
+    workspace.migrate("other.db")
     assert workspace.run("run", *traffic).code == 0
     with Store.open(url) as store:
         assert {counted(run) for run in store.runs("letters")} == measured
