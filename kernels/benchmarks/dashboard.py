@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import runpy
 import statistics
 import subprocess
@@ -29,6 +28,8 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import measured_on
 
 if TYPE_CHECKING:
     from shadowspec.reports.pages.before_after import Enabling
@@ -220,9 +221,6 @@ def machine(config: Path) -> dict[str, Any]:
     from shadowspec.config import load_config
     from shadowspec.store import session
 
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
     url = session.parse_url(load_config(config).database_url)
     engine = sqlalchemy.create_engine(url)
     with engine.connect() as connection:
@@ -239,13 +237,10 @@ def machine(config: Path) -> dict[str, Any]:
         }
         server_version = str(connection.exec_driver_sql("SELECT version()").scalar())
     engine.dispose()
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
+    return measured_on.machine() | {
         "load average": [round(each, 1) for each in os.getloadavg()],
         "database": server_version,
         "store": held,
-        "revision": revision.stdout.strip() or "unknown",
     }
 
 

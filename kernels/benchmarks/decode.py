@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import measured_on
 import torch
 from bundled import answered
 from msgspec.structs import replace
@@ -130,21 +127,8 @@ def tokens_per_second(contestant: Callable[[], int]) -> float:
 
 
 def machine() -> dict[str, str]:
-    """What the figures were measured on."""
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
-    return {
-        "cpu": cpu,
-        "cores": str(os.cpu_count()),
-        "threads": str(torch.get_num_threads()),
-        "torch": version("torch"),
-        "transformers": version("transformers"),
-        "python": platform.python_version(),
-        "revision": revision.stdout.strip() or "unknown",
-    }
+    """What the figures of the engine were measured on."""
+    return measured_on.machine("torch", "transformers") | {"threads": str(torch.get_num_threads())}
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy
+import measured_on
 from gate_rows import (
     CONFIG,
     Traffic,
@@ -173,22 +172,10 @@ def _commands(url: str, num_slices: int, *arguments: str) -> list[Seconds]:
 
 def machine(url: str) -> dict[str, str]:
     """What the figures were measured on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
-    engine = sqlalchemy.create_engine(url)
-    with engine.connect() as connection:
-        server = str(connection.exec_driver_sql("SHOW server_version").scalar())
-        settings = ", ".join(f"{name} {connection.exec_driver_sql(f'SHOW {name}').scalar()}" for name in SETTINGS)
-    engine.dispose()
-    return {
-        "cpu": cpu,
-        "cores": str(os.cpu_count()),
-        "postgres": server,
-        "settings": settings,
-        "python": platform.python_version(),
-        "revision": revision.stdout.strip() or "unknown",
-    }
+    settings = measured_on.postgres_settings(url, "server_version", *SETTINGS)
+    server = settings.pop("server_version")
+    named = ", ".join(f"{name} {value}" for name, value in settings.items())
+    return measured_on.machine() | {"postgres": server, "settings": named}
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import selectors
 import shutil
 import statistics
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import measured_on
 from rich.console import Console
 from rich.table import Table
 
@@ -172,18 +172,9 @@ def table_of(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str]
 
 def machine(checkouts: Mapping[str, Path]) -> dict[str, Any]:
     """Where and of what this was measured."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    git = ["git", "rev-parse", "HEAD"]
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+    return measured_on.machine() | {
         "load average": [round(each, 1) for each in os.getloadavg()],
-        "revisions": {
-            name: subprocess.run(git, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
-            for name, checkout in checkouts.items()
-        },
+        "revisions": {name: measured_on.revision(checkout) for name, checkout in checkouts.items()},
     }
 
 

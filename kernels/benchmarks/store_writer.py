@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy
+import measured_on
 from rich.console import Console
 from rich.table import Table
 
@@ -193,22 +189,9 @@ def measure(store: Store, traffic: Traffic, batch_size: int, num_runs: int) -> d
 
 def machine(url: str) -> dict[str, str]:
     """What the figures were measured on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
-    engine = sqlalchemy.create_engine(url)
     names = ("server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
-    with engine.connect() as connection:
-        settings = {name: str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in names}
-    engine.dispose()
-    return {
-        "cpu": cpu,
-        "cores": str(os.cpu_count()),
-        **{f"postgres {name}": value for name, value in settings.items()},
-        "psycopg": version("psycopg"),
-        "python": platform.python_version(),
-        "revision": revision.stdout.strip() or "unknown",
-    }
+    settings = measured_on.postgres_settings(url, *names)
+    return measured_on.machine("psycopg") | {f"postgres {name}": value for name, value in settings.items()}
 
 
 def main() -> None:

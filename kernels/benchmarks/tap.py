@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
-import os
-import platform
 import pstats
 import random
 import statistics
@@ -26,12 +24,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kafka import KafkaConsumer, KafkaProducer
+from measured_on import machine
 from rich.console import Console
 from rich.table import Table
 
@@ -171,20 +169,6 @@ def tapped(bootstrap: str, topic: str, count: int, tokenizer: FolderTokenizer, *
     return speed
 
 
-def machine() -> dict[str, str]:
-    """What the figures were measured on."""
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    return {
-        "cpu": cpu,
-        "cores": str(os.cpu_count()),
-        "python": platform.python_version(),
-        "kafka-python": version("kafka-python"),
-    }
-
-
 def main() -> None:
     """Fill the topics, run the rounds, print a table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -249,7 +233,7 @@ def main() -> None:
         "messages": count,
         "rounds": arguments.rounds,
         "mean_bytes": {"with ids": round(sizes[True]), "text only": round(sizes[False])},
-        "machine": machine(),
+        "machine": machine("kafka-python"),
         "results": rows,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
