@@ -21,11 +21,9 @@ LOWEST_BIN, HIGHEST_BIN = (math.floor(math.log(limit) / _LOG_GROWTH) for limit i
 
 def bin_of(value: float) -> int:
     """The bin that holds a value of at least 0."""
-    if value < LOWEST:
-        return LOWEST_BIN
-    return (
-        min(HIGHEST_BIN, max(LOWEST_BIN, math.floor(math.log(value) / _LOG_GROWTH))) if value < HIGHEST else HIGHEST_BIN
-    )
+    if not LOWEST <= value < HIGHEST:
+        return LOWEST_BIN if value < LOWEST else HIGHEST_BIN
+    return math.floor(math.log(value) / _LOG_GROWTH)
 
 
 @dataclass(frozen=True, slots=True)

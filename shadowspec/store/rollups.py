@@ -137,12 +137,17 @@ class Traffic:
 
 @dataclass(slots=True)
 class Addition:
-    """A batch's contribution to one rollup: sums and failures by name, figures by position and by metric and bin."""
+    """A batch's contribution to one rollup: summands of each run, figures by position and by bin, failures by name."""
 
-    sums: list[float] = field(default_factory=lambda: [0] * len(SUM_NAMES))
+    summands: list[tuple[float, ...]] = field(default_factory=list)  # in the order of SUM_NAMES
     positions: dict[int, list[int]] = field(default_factory=dict)  # accepted tokens, steps
     bins: dict[tuple[str, int], list[float]] = field(default_factory=dict)  # runs, weight
     failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def sums(self) -> list[float]:
+        """The sums in the order of SUM_NAMES."""
+        return [sum(column) for column in zip(*self.summands, strict=True)]
 
 
 def additions(runs: Iterable[tuple[Run, BlockResult, StoredRecord]]) -> dict[RollupKey, Addition]:
@@ -186,8 +191,7 @@ def _add_run(addition: Addition, run: Run, weight: float) -> None:
             _add_bins(addition.bins, run.baseline, run.speculative, ratio, weight)
     sums = (1, run.failure is not None, is_timed, run.is_repetition_loop, *counts[:9], *times[:15])
     realised = _concurrency_sums(run) if is_timed else _NO_CONCURRENCY
-    values = (*sums, weight, weight * weight, *counts[9:], *times[15:], *realised, *_cached_sums(run))
-    addition.sums = [total + value for total, value in zip(addition.sums, values, strict=True)]
+    addition.summands.append((*sums, weight, weight * weight, *counts[9:], *times[15:], *realised, *_cached_sums(run)))
     if run.counts is not None:
         _add_positions(addition.positions, run.counts)
     add_failures(addition.failures, run)
@@ -260,7 +264,9 @@ def _cached_sums(run: Run) -> tuple[float, ...]:
 def _add_positions(positions: dict[int, list[int]], counts: SpeculationCounts) -> None:
     for column, figures in enumerate((counts.num_accepted_tokens_per_pos, counts.acceptance_histogram)):
         for position, figure in enumerate(figures):
-            positions.setdefault(position, [0, 0])[column] += figure
+            if position not in positions:
+                positions[position] = [0, 0]
+            positions[position][column] += figure
 
 
 def _add_bins(
@@ -272,6 +278,10 @@ def _add_bins(
         values += (timing.end_to_end_ms, timing.prefill_ms, per_token, timing.longest_gap_ms)
     for metric, value in zip(METRICS, values, strict=True):
         if value is not None:
-            entry = bins.setdefault((metric, bin_of(value)), [0, 0.0])
-            entry[0] += 1
-            entry[1] += weight
+            place = metric, bin_of(value)
+            entry = bins.get(place)
+            if entry is None:
+                bins[place] = [1, weight]
+            else:
+                entry[0] += 1
+                entry[1] += weight
