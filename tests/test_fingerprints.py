@@ -19,7 +19,7 @@ from shadowspec.engine import candidate
 from shadowspec.engine.heads.loading import LoadedHeads
 from shadowspec.engine.models import LoadedModel
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import gate_endpoint, run_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -190,7 +190,9 @@ def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(stor
 
     feed.write_blocks(100, 110)
     later = now + timedelta(hours=1)
-    found = {each.fingerprint: each for each in run_gate(store, {ENDPOINT: policy}, input_ended=True, now=later)}
+    gate = gate_endpoint(store, ENDPOINT, policy, input_ended=True, now=later)
+    assert gate.latest == store.latest_decisions(ENDPOINT), "the replaced fingerprint's included"
+    found = {each.fingerprint: each for each in gate.decisions}
     for decision in found.values():
         assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "changed_fingerprint")
         assert "recipe now includes sampling defaults, here temperature=0.7" in decision.reason

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from sqlalchemy import Engine, event
 
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import gate_endpoint, run_gate
 from shadowspec.gate.run.recompute import explain
-from shadowspec.store import Store
+from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.store import Store, locks
 from shadowspec.store.admin import schema
-from shadowspec.types import Block, BlockResult, Decision, Evaluation, PairedScore, RecordKey, Verdict
+from shadowspec.types import Block, BlockResult, Decision, Evaluation, PairedScore, RecordKey, Stage, Verdict
 from tests.gate.feeding import assert_same_value
 from tests.gate.oracle import EndpointEvidence, decide_endpoint, endpoint_sequences
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run, run_of
@@ -190,13 +194,40 @@ def save(store: Store, evidence: EndpointEvidence) -> None:
 def test_the_gate_over_a_store_decides_what_it_decides_over_rows(store: Store) -> None:
     evidence = World(80, slices=SLICES, make_run=noisy_run()).evidence()
     save(store, evidence)
-    decisions = run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START)
+    gate = gate_endpoint(store, ENDPOINT, POLICY, input_ended=True, now=START)
+    decisions = gate.decisions
     evidence = replace(evidence, watermark=store.watermark(ENDPOINT).time)
     assert decisions == list(decided(evidence).values())
-    assert store.latest_decisions(ENDPOINT) == sorted(decisions, key=lambda d: d.slice_key)
+    assert store.latest_decisions(ENDPOINT) == gate.latest == sorted(decisions, key=lambda d: d.slice_key)
     again = run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START + timedelta(hours=1))
     assert [(d.verdict, d.verdict_since) for d in again] == [(d.verdict, d.verdict_since) for d in decisions]
     assert [d.tests for d in again] == [d.tests for d in decisions]
+
+
+def test_an_endpoints_gate_run_holds_its_lock_throughout_and_reads_its_decisions_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, World(80, slices=SLICES, make_run=noisy_run()).evidence())
+    locked, reads, lock = [], [], locks.endpoint_lock
+
+    def counted_lock(engine: Engine, endpoint: str, timeout_s: float) -> AbstractContextManager[None]:
+        locked.append(endpoint)
+        return lock(engine, endpoint, timeout_s)
+
+    @event.listens_for(store.engine, "before_cursor_execute")
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if "FROM test_snapshots" in statement:
+            reads.append(statement)
+
+    monkeypatch.setattr(locks, "endpoint_lock", counted_lock)
+    for day in range(2):
+        at = START + timedelta(days=day)
+        policy = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
+        run = run_endpoint_gate(store, ENDPOINT, POLICY, policy, input_ended=True, now=at)
+        assert locked == [ENDPOINT] * (day + 1)
+        assert len(reads) == day + 1
+        assert [step.rollout.stage for step in run.steps] == [Stage.PARTIAL]
+    assert store.rollouts(ENDPOINT) == [run.steps[0].rollout]
 
 
 @pytest.mark.representative("-0.3-HOLD")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.audit.audit_run import CellAudit, run_audits
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import gate_endpoint
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, read_endpoint_decisions
 from shadowspec.rollout.control import Control, compare_pools
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -53,14 +53,16 @@ def run_endpoint_gate(
     Raises:
         InputError: rows contradict each other, or rows that must be folded again are gone.
     """
-    audits = run_audits(store, endpoint, now or datetime.now(UTC))  # first: an alarm holds even if a later step fails
-    decisions = run_gate(store, {endpoint: gate_policy}, input_ended=input_ended, now=now)
-    steps = (
-        []  # a trial rolls nothing out
-        if gate_policy.recording_only
-        else advance_rollouts(store, endpoint, gate_policy, policy, now or datetime.now(UTC))
-    )
-    return EndpointGateRun(audits, decisions, steps)
+    with store.locked(endpoint) as held:
+        # The audits come first: an alarm holds even if a later step fails.
+        audits = run_audits(held, endpoint, now or datetime.now(UTC))
+        gate = gate_endpoint(held, endpoint, gate_policy, input_ended=input_ended, now=now)
+        steps = (
+            []  # a trial rolls nothing out
+            if gate_policy.recording_only
+            else advance_rollouts(held, endpoint, gate_policy, policy, now or datetime.now(UTC), gate.latest)
+        )
+    return EndpointGateRun(audits, gate.decisions, steps)
 
 
 def run_gates(
@@ -86,12 +88,20 @@ def run_gates(
 
 
 def advance_rollouts(
-    store: Store, endpoint: str, gate_policy: GatePolicy | None, policy: RolloutPolicy, now: datetime
+    store: Store,
+    endpoint: str,
+    gate_policy: GatePolicy | None,
+    policy: RolloutPolicy,
+    now: datetime,
+    latest: Collection[Decision] | None = None,
 ) -> list[RolloutStep]:
-    """Each load's rollout after the endpoint's latest decisions; changes are appended, under its lock."""
+    """Each load's rollout after the endpoint's latest decisions; changes are appended, under its lock.
+
+    `latest` are these decisions where the caller knows them.
+    """
     with store.endpoint_lock(endpoint):
         standing = {rollout.concurrency: rollout for rollout in store.rollouts(endpoint)}
-        found = read_endpoint_decisions(store, endpoint, gate_policy, now)
+        found = read_endpoint_decisions(store, endpoint, gate_policy, now, latest)
         controls = read_controls(store, endpoint, found, list(standing.values()), policy)
         steps = next_steps(endpoint, found, list(standing.values()), policy, now, controls)
         changed = [step.rollout for step in steps if step.is_change(standing.get(step.rollout.concurrency))]

@@ -14,6 +14,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+import msgspec
 import sqlalchemy
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError, StatementError
@@ -93,6 +94,7 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
     arguments: dict[str, Any] = {
         "hide_parameters": True,
         "json_serializer": partial(json.dumps, allow_nan=False, separators=(",", ":")),
+        "json_deserializer": _read_json,
     }
     if url.get_backend_name() == "postgresql":
         from shadowspec.store.bounded_connection import BoundedConnection  # SQLite needs no psycopg
@@ -141,6 +143,14 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")
 
     return engine
+
+
+def _read_json(text: str | bytes) -> Any:
+    """A stored document.  The standard library wrote it, and reads the few that msgspec refuses (half a surrogate)."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.MsgspecError:
+        return json.loads(text)
 
 
 @contextmanager

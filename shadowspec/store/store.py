@@ -50,8 +50,9 @@ class Store:
     Every method raises ServiceUnavailableError if the database cannot be reached and StoreError if it refuses.
     """
 
-    def __init__(self, engine: Engine, rehearsal: Connection | None = None) -> None:
+    def __init__(self, engine: Engine, rehearsal: Connection | None = None, locked: str | None = None) -> None:
         self.engine = engine
+        self._locked = locked  # the endpoint whose lock is held
         self.database = engine if rehearsal is None else rehearsal
         self._partitions = Partitions(engine)
 
@@ -257,14 +258,20 @@ class Store:
 
     @contextmanager
     def endpoint_lock(self, endpoint: str, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-        """Exclude every other holder of this endpoint's lock, in any process; not re-entrant.
+        """Exclude every other holder of this endpoint's lock, in any process; re-entrant only through `locked`.
 
         Raises:
             StoreError: another holder kept it for longer than `timeout_s`.
         """
-        is_held = self.database is not self.engine  # by the rehearsal
+        is_held = endpoint == self._locked or self.database is not self.engine  # by the rehearsal
         with nullcontext() if is_held else locks.endpoint_lock(self.engine, endpoint, timeout_s):
             yield
+
+    @contextmanager
+    def locked(self, endpoint: str) -> Iterator[Store]:
+        """This store while it holds the endpoint's lock: steps that take the lock follow each other under one."""
+        with self.endpoint_lock(endpoint):
+            yield Store(self.engine, self.database if isinstance(self.database, Connection) else None, endpoint)
 
     def leadership(self, name: str) -> locks.Leadership:
         """The lock that makes one process the leader of the job `name`; not held yet."""

@@ -282,7 +282,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
             ("np.log1p(fraction * ratios) @ counts", "np.log1p(fraction / ratios) @ counts"),
             ('theta - _SAME, side="left"))', 'theta - _SAME, side="left")) - 1'),
             ('theta + _SAME, side="right")) - 1', 'theta + _SAME, side="right")) - 0'),
-            ("fallen = capitals >= -math.log(level)", "fallen = capitals >= +math.log(level)"),
+            ("fallen = self._log_capitals >= -math.log(level)", "fallen = self._log_capitals >= +math.log(level)"),
             ("int(standing[0]) - 1 if", "int(standing[0]) - 0 if"),
             ("int(standing[-1]) + 1 if", "int(standing[-1]) + 0 if"),
             ("-math.log(level) - logs, sums / num_units", "-math.log(level) + logs, sums / num_units"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from shadowspec.gate.evidence.agreement import acceptance_test, near_tie_test, z_test
 from shadowspec.gate.evidence.asymptotic import shown_beside
@@ -42,6 +43,12 @@ def score_units(
         )
         for test in (*means, tail, *parity, *guardrails)
     ]
+
+
+@lru_cache(maxsize=1_024)
+def test_definitions(policy: GatePolicy) -> tuple[BettingTest, ...]:
+    """Every betting test under a policy, of no units."""
+    return tuple(score_units((), (), policy))
 
 
 def applies(test: BettingTest, *, has_greedy: bool, has_sampled: bool) -> bool:

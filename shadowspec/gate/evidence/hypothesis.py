@@ -97,6 +97,8 @@ class TestEvidence:
 
         Groups of merged units take as many of them.
         """
+        if not num_units:
+            return self
         num_groups = num_units / self.state.merged_units
         return replace(self, lower=self.lower.with_worst(num_groups), upper=self.upper.with_worst(num_groups))
 
@@ -129,7 +131,8 @@ def count_units(evidence: TestEvidence, units: UnitSeries) -> TestEvidence:
     waiting, group = evidence.waiting, evidence.state.merged_units
     every = waiting.concat(units) if waiting.num_units else units
     whole = every.num_units // group * group
-    merged = every.part(0, whole).merge(0, group)
+    counted = every.part(0, whole)
+    merged = counted.merge(0, group) if group > 1 else counted
     return replace(
         evidence,
         num_units=evidence.num_units + merged.num_units,

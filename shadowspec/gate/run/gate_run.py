@@ -33,7 +33,7 @@ from shadowspec.gate.run.state import (
     new_progress,
     new_state,
 )
-from shadowspec.gate.verdict.trial_levels import HypothesisId, is_superseded
+from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id, is_superseded
 from shadowspec.gc_control import gc_paused
 from shadowspec.types import Decision, Fold, Span, StoredEvidence, Watermark
 
@@ -53,18 +53,26 @@ def run_gate(
     Raises:
         InputError: rows contradict each other, or rows that must be folded again are gone.
     """
-    decisions: list[Decision] = []
-    for endpoint, policy in policy_by_endpoint.items():
-        with store.endpoint_lock(endpoint):  # read within it, the clock orders decisions as they are committed
-            gate = EndpointGate(endpoint, policy, input_ended, now or datetime.now(UTC))
-            while not gate.has_decided:
-                try:
-                    with gc_paused(), store.evidence_session(endpoint) as session:
-                        gate.step(session)
-                except BeginsAnewError as error:  # nothing of this fold was kept
-                    gate.begins = error.begins
-        decisions += gate.decisions
-    return decisions
+    gates = [
+        gate_endpoint(store, endpoint, policy, input_ended=input_ended, now=now)
+        for endpoint, policy in policy_by_endpoint.items()
+    ]
+    return [decision for gate in gates for decision in gate.decisions]
+
+
+def gate_endpoint(
+    store: EvidenceStore, endpoint: str, policy: GatePolicy, *, input_ended: bool | None, now: datetime | None
+) -> EndpointGate:
+    """`run_gate` of one endpoint, under its lock; the run once it has decided."""
+    with store.endpoint_lock(endpoint):  # read within it, the clock orders decisions as they are committed
+        gate = EndpointGate(endpoint, policy, input_ended, now or datetime.now(UTC))
+        while not gate.has_decided:
+            try:
+                with gc_paused(), store.evidence_session(endpoint) as session:
+                    gate.step(session)
+            except BeginsAnewError as error:  # nothing of this fold was kept
+                gate.begins = error.begins
+    return gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,7 @@ class EndpointGate:
     def __init__(self, endpoint: str, policy: GatePolicy, input_ended: bool | None, now: datetime) -> None:
         self.endpoint, self._policy, self._input_ended, self._now = endpoint, policy, input_ended, now
         self.decisions: list[Decision] = []
+        self.latest: list[Decision] = []  # the last decision on every hypothesis, as the store then returns them
         self.has_decided = False
         self.begins: Mapping[str, Any] | None = None  # the next fold restarts from this
 
@@ -149,6 +158,8 @@ class EndpointGate:
             ids = session.append_decisions(decisions, fold_id)
             named = zip(decisions, ids, strict=True)
             self.decisions = [replace(decision, decision_id=number) for decision, number in named]
+            latest = {**rules.previous, **{hypothesis_id(each): each for each in self.decisions}}
+            self.latest = [latest[key] for key in sorted(latest)]
             self.has_decided = True
         self.begins = None
 

@@ -56,7 +56,7 @@ class EndpointState:
 
 
 def _sum_in(numbers: Mapping[str, int], slice_key: str) -> int:
-    return sum(number for name, number in numbers.items() if slice_key in ("", name))
+    return numbers.get(slice_key, 0) if slice_key else sum(numbers.values())
 
 
 @dataclass(frozen=True, slots=True)

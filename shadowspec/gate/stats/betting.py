@@ -74,6 +74,8 @@ class UnitSeries:
 
     def part(self, start: int, stop: int) -> UnitSeries:
         """The units from `start` up to, but without, `stop`."""
+        if start == 0 and stop == self.num_units:
+            return self
         return replace(
             self,
             lower=self.lower.part(start, stop),

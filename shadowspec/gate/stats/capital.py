@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def with_nulls(points: Floats, lowest: float, highest: float, nulls: Iterable[fl
     return merged[(merged > lowest + 1e-9) & (merged < highest - 1e-9)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, which would leave no place for `_log_capitals`
 class CapitalTable:
     """One side's sums; `worst` is the size b of a unit's worst value at each null, `weights` the initial bets."""
 
@@ -74,7 +75,7 @@ class CapitalTable:
         """The table with these units added: sums [n] and weights [n]."""
         units = values + 1j * weights  # one number each, so that equal ones are found by a plain sort
         counts = np.ones(len(units))
-        is_repeating = 2 * len(np.unique(units[:_SAMPLE])) <= len(units[:_SAMPLE])
+        is_repeating = len(units) > 1 and 2 * len(np.unique(units[:_SAMPLE])) <= len(units[:_SAMPLE])
         if is_repeating:
             units, repeats = np.unique(units, return_counts=True)
             counts = repeats.astype(np.float64)
@@ -102,21 +103,17 @@ class CapitalTable:
 
     def sums_at(self, theta: float) -> Floats | None:
         """Sums by fraction at the next null outward of `theta`, [NUM_FRACTIONS]; None without such a null."""
-        if self.side == "lower":
-            row = int(np.searchsorted(self.thetas, theta - _SAME, side="left"))
-        else:
-            row = int(np.searchsorted(self.thetas, theta + _SAME, side="right")) - 1
-        return self.logs[row] if 0 <= row < len(self.thetas) else None
+        row = self._row_at(theta)
+        return None if row is None else self.logs[row]
 
     def log_capital(self, theta: float) -> float:
         """Natural logarithm of the capital against a mean at or below (above) `theta`; 0 where nothing is known."""
-        sums = self.sums_at(theta)
-        return 0.0 if sums is None else float(np.logaddexp.reduce(np.log(self.weights) + sums))
+        row = self._row_at(theta)
+        return 0.0 if row is None else float(self._log_capitals[row])
 
     def find_bound(self, level: float) -> float | None:
         """Confidence bound of the mean at `level`, valid at all looks at once; None where no null falls."""
-        capitals = np.logaddexp.reduce(np.log(self.weights) + self.logs, axis=1)
-        fallen = capitals >= -math.log(level)
+        fallen = self._log_capitals >= -math.log(level)
         standing = np.flatnonzero(~fallen)  # the capital is monotone in theta, so the fallen are an interval
         if self.side == "lower":
             index = int(standing[0]) - 1 if len(standing) else len(fallen) - 1
@@ -138,6 +135,20 @@ class CapitalTable:
         missing, growth = -math.log(level) - logs, sums / num_units
         needed = [gap / rate for gap, rate in zip(missing.tolist(), growth.tolist(), strict=True) if rate > 1e-9]
         return math.ceil(min(needed)) if needed else None
+
+    def _row_at(self, theta: float) -> int | None:
+        """The row of the next null outward of `theta`."""
+        if self.side == "lower":
+            row = int(np.searchsorted(self.thetas, theta - _SAME, side="left"))
+        else:
+            row = int(np.searchsorted(self.thetas, theta + _SAME, side="right")) - 1
+        return row if 0 <= row < len(self.thetas) else None
+
+    @cached_property
+    def _log_capitals(self) -> Floats:
+        """Natural logarithm of the capital against every null, [G]; a look asks for several of them."""
+        capitals: Floats = np.logaddexp.reduce(np.log(self.weights) + self.logs, axis=1)
+        return capitals
 
     def _ratios(self, values: Floats, weights: Floats) -> Floats:
         """y / b of units [n] at every null, at least -1; [G, n]."""

@@ -67,6 +67,9 @@ def compose_endpoint(
     """
     named = named_candidates(decision for decision in decisions if not is_superseded(decision))
     wholes = {group_key(each): each for each in decisions if not each.slice_key and not is_superseded(each)}
+    totals = {
+        fingerprint: sum(share.num_requests for share in shares.values()) for fingerprint, shares in traffic.items()
+    }
     found = []
     for decision in decisions:
         if is_superseded(decision):
@@ -77,10 +80,9 @@ def compose_endpoint(
         composition = Composition(named.get(key) == decision.fingerprint)
         if decision.slice_key:
             share = shares.get(decision.slice_key)
-            total = sum(each.num_requests for each in shares.values())
             covering = covering_decision(decision, wholes.get(group_key(decision)))
             cover = SliceCover(
-                traffic_share=ratio(share.num_requests if share else 0.0, total),
+                traffic_share=ratio(share.num_requests if share else 0.0, totals.get(decision.fingerprint, 0.0)),
                 is_shown_under_parent=is_shown_under_parent(decision),
                 covering_verdict=covering.verdict if covering else None,
             )

@@ -133,11 +133,15 @@ def endpoint_decisions(
 
 
 def read_endpoint_decisions(
-    source: DecisionSource, endpoint: str, policy: GatePolicy | None, now: datetime
+    source: DecisionSource,
+    endpoint: str,
+    policy: GatePolicy | None,
+    now: datetime,
+    latest: Collection[Decision] | None = None,
 ) -> EndpointDecisions:
-    """`endpoint_decisions` of the stored decisions."""
+    """`endpoint_decisions` of the stored decisions; `latest` are these where the caller knows them."""
     return endpoint_decisions(
-        source.latest_decisions(endpoint),
+        source.latest_decisions(endpoint) if latest is None else latest,
         policy,
         active(source.overrides(endpoint), now),
         now,
