@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Format, TransactionStatus
 
 T = TypeVar("T")
 
+BINARY = Format.BINARY  # of a cursor's results
 WAIT_INTERVAL_S = 0.1  # psycopg's value: how often a wait looks for Ctrl-C
 
 

@@ -56,6 +56,18 @@ def insert_new(connection: Connection, table: Table, names: Sequence[str], rows:
     return [tuple(row) for row in connection.execute(_insert_new(table), values)]
 
 
+def insert_in_order(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Row]) -> list[int]:
+    """Insert the rows, which the database numbers in this order; their numbers."""
+    (number,) = table.primary_key.columns
+    if connection.dialect.name == "postgresql":
+        rest = f"ORDER BY ordinality RETURNING {number.name}"
+        return sorted(row[0] for row in _insert_arrays(connection, table, names, rows, rest, is_ordered=True))
+    if not rows:
+        return []
+    values = [dict(zip(names, row, strict=True)) for row in rows]
+    return list(connection.scalars(sqlite.insert(table).returning(number, sort_by_parameter_order=True), values))
+
+
 def add(
     connection: Connection,
     table: Table,
@@ -133,14 +145,21 @@ def _unnest_rows(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> TableVa
 
 
 def _insert_arrays(
-    connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Row], rest: str
+    connection: Connection,
+    table: Table,
+    names: Sequence[str],
+    rows: Sequence[Row],
+    rest: str,
+    *,
+    is_ordered: bool = False,
 ) -> list[Row]:
     if not rows:
         return []
     kinds = [table.c[name].type for name in names]
     arrays = ", ".join(f"%s::{_type_name(kind)}[]" for kind in kinds)
     columns = ", ".join(names)
-    statement = f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays}) {rest}"  # noqa: S608 - our names
+    given = f"WITH ORDINALITY AS given ({columns}, ordinality)" if is_ordered else f"AS given ({columns})"
+    statement = f"INSERT INTO {table.name} ({columns}) SELECT {columns} FROM unnest({arrays}) {given} {rest}"  # noqa: S608
     literals = tuple(_array(kind, values) for kind, values in zip(kinds, zip(*rows, strict=True), strict=True))
     result = connection.exec_driver_sql(statement, literals)
     return [tuple(row) for row in result] if result.returns_rows else []

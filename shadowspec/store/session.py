@@ -97,7 +97,7 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         "json_deserializer": _read_json,
     }
     if url.get_backend_name() == "postgresql":
-        from shadowspec.store.bounded_connection import BoundedConnection  # SQLite needs no psycopg
+        from shadowspec.store.bounded_connection import BINARY, BoundedConnection  # SQLite needs no psycopg
 
         engine = sqlalchemy.create_engine(
             url,
@@ -124,6 +124,13 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         def reset_answer_timeout(connection: Any, _record: object = None) -> None:
             if connection is not None:  # it was given up
                 connection.answer_timeout_s = STATEMENT_TIMEOUT_S + ANSWER_MARGIN_S
+
+        @event.listens_for(engine, "before_cursor_execute")
+        def choose_format(
+            _connection: Connection, cursor: Any, _statement: str, _parameters: Any, context: Any, _many: bool
+        ) -> None:
+            if context is not None and context.execution_options.get("shadowspec_binary"):
+                cursor.format = BINARY
 
         return engine
     engine = sqlalchemy.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, **arguments)

@@ -277,7 +277,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
             ("scores / self.worst[:, None], -1.0", "scores * self.worst[:, None], -1.0"),
             ("scores / self.worst[:, None], -1.0", "scores / self.worst[:, None], -0.0"),
             ("logs += _weighted", "logs -= _weighted"),
-            ("np.log1p(fraction * ratios).sum(axis=1)", "np.log1p(fraction / ratios).sum(axis=1)"),
+            ("np.log1p(FRACTIONS[:, None, None] * ratios)", "np.log1p(FRACTIONS[:, None, None] / ratios)"),
             ("factors = fraction * grouped", "factors = -fraction * grouped"),
             ("np.log1p(fraction * ratios) @ counts", "np.log1p(fraction / ratios) @ counts"),
             ('theta - _SAME, side="left"))', 'theta - _SAME, side="left")) - 1'),

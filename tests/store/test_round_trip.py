@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from shadowspec.store import Store
 from shadowspec.types import BlockResult, FingerprintedConfig, StoredBlock, StoredRecord
 from tests.conftest import DIALECTS
-from tests.store import strategies
+from tests.store import examples, strategies
 from tests.store.saving import is_stored, save_block, save_records
 
 # A database per example costs half a second: the examples share one, so what they draw may meet what is there.
@@ -31,6 +32,13 @@ def test_records(store: Store, record: StoredRecord) -> None:
     assert is_stored(store, record)
     if record.endpoint is not None and not stored:
         assert [found for found in store.records(record.endpoint) if found.key == record.key] == [record]
+
+
+def test_half_a_surrogate_in_a_document(store: Store) -> None:
+    """JSON can hold it as an escape, and not every reader of JSON reads it."""
+    config = replace(examples.config(), details={"chat_template": "cut \ud83d"})
+    store.save_fingerprints([config])
+    assert store.fingerprints() == {config.fingerprint: config}
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -77,9 +77,10 @@ class LatencyHistogram:
 
     def with_lost(self, num_requests: int) -> LatencyHistogram:
         """The histogram with `num_lost` more requests that took each arm its worst time."""
+        if not num_requests:
+            return self
         added = {"baseline": {LOWEST_BIN: num_requests}, "speculative": {INFINITE_BIN: num_requests}}
-        counts = {arm: Counter(self.counts[arm]) + Counter(added[arm]) for arm in ARMS}
-        return replace(self, counts=counts) if num_requests else self
+        return replace(self, counts={arm: Counter(self.counts[arm]) + Counter(added[arm]) for arm in ARMS})
 
     @property
     def num_units(self) -> int:

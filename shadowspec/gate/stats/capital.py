@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -66,10 +66,14 @@ class CapitalTable:
         upper_worst: float | None = None,
         has_light_extremes: bool = False,
         weights: tuple[float, ...] = WEIGHTS,
+        logs: Floats | None = None,
     ) -> CapitalTable:
-        """The table of no units, whose mean lies from `lowest` to `highest`; the rest is as in `UnitSeries`."""
+        """The table of no units, or of these sums, whose mean lies from `lowest` to `highest`.
+
+        The rest is as in `UnitSeries`.
+        """
         worst = worst_values(side, thetas, lowest, highest, upper_worst, has_light_extremes)
-        return cls(side, thetas, worst, np.zeros((len(thetas), NUM_FRACTIONS)), weights)
+        return cls(side, thetas, worst, np.zeros((len(thetas), NUM_FRACTIONS)) if logs is None else logs, weights)
 
     def fold(self, values: Floats, weights: Floats) -> CapitalTable:
         """The table with these units added: sums [n] and weights [n]."""
@@ -147,8 +151,8 @@ class CapitalTable:
     @cached_property
     def _log_capitals(self) -> Floats:
         """Natural logarithm of the capital against every null, [G]; a look asks for several of them."""
-        capitals: Floats = np.logaddexp.reduce(np.log(self.weights) + self.logs, axis=1)
-        return capitals
+        bets: Floats = (np.log(self.weights) + self.logs).T
+        return reduce(np.logaddexp, bets)  # column by column, which takes half the time of numpy's own along rows
 
     def _ratios(self, values: Floats, weights: Floats) -> Floats:
         """y / b of units [n] at every null, at least -1; [G, n]."""
@@ -162,11 +166,10 @@ class CapitalTable:
 def _summed_logs(ratios: Floats) -> Floats:
     """Sums over units of log(1 + f * ratio), [G, NUM_FRACTIONS], of `ratios` [G, n]."""
     num_rows, num_units = ratios.shape
-    sums = np.empty((num_rows, NUM_FRACTIONS))
     if num_units < _GROUP:
-        for place, fraction in enumerate(FRACTIONS):
-            sums[:, place] = np.log1p(fraction * ratios).sum(axis=1)
-        return sums
+        few: Floats = np.log1p(FRACTIONS[:, None, None] * ratios).sum(axis=2).T
+        return few
+    sums = np.empty((num_rows, NUM_FRACTIONS))
     padded = np.zeros((num_rows, num_units + -num_units % _GROUP))
     padded[:, :num_units] = ratios
     grouped = padded.reshape(num_rows, _GROUP, -1)  # a group's factors lie apart, so that groups multiply side by side

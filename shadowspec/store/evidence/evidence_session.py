@@ -162,14 +162,10 @@ def append_decisions(connection: Connection, decisions: Sequence[Decision], fold
     `fold_id` is the fold that they rest on.
     """
     values = [
-        {name: getattr(decision, name) for name in row_values.DECISION}
-        | {"details": stored_details(decision), "fold_id": fold_id}
+        (*(getattr(decision, name) for name in row_values.DECISION), stored_details(decision), fold_id)
         for decision in decisions
     ]
-    if not values:
-        return []
-    statement = insert(tables.decisions).returning(tables.decisions.c.decision_id, sort_by_parameter_order=True)
-    ids = list(connection.scalars(statement, values))
+    ids = bulk.insert_in_order(connection, tables.decisions, (*row_values.DECISION, "details", "fold_id"), values)
     snapshots = [
         row
         for decision_id, decision in zip(ids, decisions, strict=True)
@@ -203,8 +199,10 @@ def read_slice_evidence(connection: Connection, endpoint: str, slice_key: str) -
 
 def _read_evidence(connection: Connection, condition: ColumnElement[bool]) -> list[StoredEvidence]:
     names = ("slice_key", "concurrency", "fingerprint", "document", "tables")
-    found = connection.execute(select(*(tables.evidence.c[name] for name in names)).where(condition)).mappings().all()
-    return [StoredEvidence(**row) for row in found]
+    statement = select(*(tables.evidence.c[name] for name in names)).where(condition)
+    # As text, the bytes of the tables would travel as twice as many hexadecimal digits.
+    found = connection.execute(statement, execution_options={"shadowspec_binary": True})
+    return [StoredEvidence(*row) for row in found]
 
 
 def _read_progress(connection: Connection, endpoint: str, *, is_locked: bool = False) -> EndpointProgress | None:
