@@ -150,8 +150,9 @@ def assign_trials(
         trials[key] = next_trial(before, same, key[2], trial) if trial else _without_part(before, same, key[2])
     runs = {name: row.run for name, row in latest.items() if row.run is not None}
     runs |= {names[key]: trial for key, trial in trials.items() if trial is not None}
+    done = finished_runs(runs, passed)
     return {
-        key: with_level(trial, names[key], runs, passed) if trial and first[names[key]] else trial
+        key: with_level(trial, names[key], done, passed) if trial and first[names[key]] else trial
         for key, trial in trials.items()
     }
 
@@ -287,13 +288,22 @@ def _why_ended(latest: Decision, fingerprint: str) -> str:
     return ReasonCode.DRIFT if alarmed else ReasonCode.CHANGED_RULES
 
 
+def finished_runs(
+    runs: Mapping[HypothesisName, Trial], passed: Collection[HypothesisName] = ()
+) -> dict[HypothesisName, Trial]:
+    """Those of the runs that pass their levels on: they reached ENABLE, earlier or (`passed`) at this look."""
+    return {
+        name: run for name, run in runs.items() if (run.in_slot or not name[0]) and (run.has_passed or name in passed)
+    }
+
+
 def with_level(
     trial: Trial,
     name: HypothesisName,
-    runs: Mapping[HypothesisName, Trial],
+    done: Mapping[HypothesisName, Trial],
     passed: Collection[HypothesisName] = (),
 ) -> Trial:
-    """The run with its level; `runs` are those of all hypotheses that have a part of alpha."""
+    """The run with its level; `done` are the endpoint's finished runs, of all hypotheses that have a part of alpha."""
     num_restarts = trial.num_restarts - trial.num_before
     if trial.num_restarts > MAX_RESTARTS:
         return replace(trial, level=None)
@@ -305,12 +315,8 @@ def with_level(
         return trial
     given = 0.0
     if trial.in_slot:
-        done = [
-            run
-            for each, run in runs.items()
-            if each != name and (run.in_slot or not each[0]) and (run.has_passed or each in passed)
-        ]
-        given = sum(run.share for run in done) / (trial.graph.num_slots - sum(run.in_slot for run in done))
+        others = [run for each, run in done.items() if each != name]
+        given = sum(run.share for run in others) / (trial.graph.num_slots - sum(run.in_slot for run in others))
     return replace(trial, level=FIRST_RUN * (trial.share + given), has_passed=trial.has_passed or name in passed)
 
 
