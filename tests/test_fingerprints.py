@@ -199,6 +199,10 @@ def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(stor
         assert f"evidence of {CONFIG.fingerprint[:12]} was measured under sampling defaults" in decision.reason
         assert decision.decision_id is not None
         assert explain(store, decision.decision_id).differences == ()
+    again = gate_endpoint(store, ENDPOINT, policy, input_ended=True, now=later + timedelta(hours=1))
+    stored = store.latest_decisions(ENDPOINT)
+    assert [(each.decision_id, each) for each in again.latest] == [(each.decision_id, each) for each in stored]
+    assert len(again.latest) > len(again.decisions), "what replaced the fingerprint is not decided again"
     (step,) = advance_rollouts(store, ENDPOINT, policy, rollout, later)
     assert (step.rollout.stage, step.rollout.reason_code) == (Stage.SHADOW, "not_enabled")
     assert "recipe now includes sampling defaults" in step.rollout.reason

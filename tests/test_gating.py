@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 from sqlalchemy import Engine, event
 
-from shadowspec.errors import InputError
+from shadowspec.errors import InputError, ServiceUnavailableError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import gate_endpoint, run_gate
+from shadowspec.gate.run.gate_run import EndpointGate, gate_endpoint, run_gate
 from shadowspec.gate.run.recompute import explain
+from shadowspec.rollout import endpoint_run
 from shadowspec.rollout.endpoint_run import run_endpoint_gate
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store, locks
@@ -25,6 +27,7 @@ from shadowspec.types import Block, BlockResult, Decision, Evaluation, PairedSco
 from tests.gate.feeding import assert_same_value
 from tests.gate.oracle import EndpointEvidence, decide_endpoint, endpoint_sequences
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run, run_of
+from tests.store.failing import lose_locks
 from tests.store.saving import save_block, save_records
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
@@ -228,6 +231,26 @@ def test_an_endpoints_gate_run_holds_its_lock_throughout_and_reads_its_decisions
         assert len(reads) == day + 1
         assert [step.rollout.stage for step in run.steps] == [Stage.PARTIAL]
     assert store.rollouts(ENDPOINT) == [run.steps[0].rollout]
+
+
+def test_no_rollout_moves_after_the_endpoints_lock_was_lost(
+    new_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another gate may have decided since."""
+
+    def gate_and_lose_lock(*arguments: Any, **options: Any) -> EndpointGate:
+        gate = gate_endpoint(*arguments, **options)
+        lose_locks(store)
+        return gate
+
+    monkeypatch.setattr(endpoint_run, "gate_endpoint", gate_and_lose_lock)
+    policy = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
+    with Store.open(new_database("postgres")) as store:
+        save(store, World(80, make_run=noisy_run()).evidence())
+        with pytest.raises(ServiceUnavailableError):
+            run_endpoint_gate(store, ENDPOINT, POLICY, policy, input_ended=True, now=START)
+        assert {each.verdict for each in store.latest_decisions(ENDPOINT)} == {Verdict.ENABLE}
+        assert store.rollouts(ENDPOINT) == []
 
 
 @pytest.mark.representative("-0.3-HOLD")

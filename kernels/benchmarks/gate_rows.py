@@ -48,7 +48,8 @@ class Traffic:
 REQUESTS = """
     SELECT i, (i % :partitions)::bigint AS partition, (i / :partitions)::bigint AS place,
            md5(:endpoint || i / 4) || md5(:endpoint || i / 4) AS block_id,
-           'prompt_class=s' || lpad(((i / 4) % :slices)::text, 4, '0') AS slice_key,
+           'prompt_class=s' || lpad(((i / 4) % :slices)::text, greatest(3, length(((i / 4) % :slices)::text)), '0')
+               AS slice_key,
            timestamptz '2026-01-01 00:00:00+00' + i * (:step_us * interval '1 microsecond') AS at,
            sin(i * 12.9898) * 43758.5453 - floor(sin(i * 12.9898) * 43758.5453) AS u,
            sin(i * 78.233) * 12543.123 - floor(sin(i * 78.233) * 12543.123) AS v

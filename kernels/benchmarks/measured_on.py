@@ -8,8 +8,6 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-import sqlalchemy
-
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -33,7 +31,9 @@ def revision(checkout: Path) -> str:
 
 
 def postgres_settings(url: str, *names: str) -> dict[str, str]:
-    """These settings of a Postgres server, "server_version" among them."""
+    """These settings of a Postgres server; "server_version" is one too."""
+    import sqlalchemy
+
     engine = sqlalchemy.create_engine(url)
     with engine.connect() as connection:
         found = {name: str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in names}

@@ -78,15 +78,14 @@ def prepare(url: str, endpoints: Sequence[Traffic]) -> dict[str, Any]:
             fill_rollups(url, traffic)
             filled_s += time.perf_counter() - started
     first, *others = endpoints
-    if num_folded(url, first) < first.num_runs:
-        console.print(f"folding {first.endpoint}")
-        started = time.perf_counter()
-        gate(url, first)
-        folded_s = time.perf_counter() - started
-    for traffic in others:
-        if not num_folded(url, traffic):
-            copy_evidence(url, first, traffic)
-            gate(url, traffic)
+    with Store.open(url) as store:
+        if num_folded(url, first) < first.num_runs:
+            console.print(f"folding {first.endpoint}")
+            folded_s = gate(store, first)
+        for traffic in others:
+            if not num_folded(url, traffic):
+                copy_evidence(url, first, traffic)
+                gate(store, traffic)
     return {"fill_s": round(filled_s, 1) or None, "first_fold_s": round(folded_s, 1) or None}
 
 
@@ -131,23 +130,22 @@ def _copied(column: str) -> str:
     return changed.get(column, column)
 
 
-def gate(url: str, traffic: Traffic) -> float:
+def gate(store: Store, traffic: Traffic) -> float:
     """Run the product's gate over one endpoint; seconds."""
     policy = GatePolicy(max_hypotheses=traffic.num_slices + 1)
-    with Store.open(url) as store:
-        store.latest_decisions(traffic.endpoint)  # connected
-        started = time.perf_counter()
-        run_endpoint_gate(store, traffic.endpoint, policy, RolloutPolicy())
-        return time.perf_counter() - started
+    started = time.perf_counter()
+    run_endpoint_gate(store, traffic.endpoint, policy, RolloutPolicy())
+    return time.perf_counter() - started
 
 
 def look(url: str, endpoints: Sequence[Traffic]) -> dict[str, Any]:
-    """Seconds of a gate run of each endpoint, with nothing new and with a minute's new runs."""
-    idle = [gate(url, traffic) for traffic in endpoints]
+    """Seconds of a gate run of each endpoint, with nothing new and with a minute's new runs, in one process."""
     busy = []
-    for traffic in endpoints:
-        fill(url, traffic, traffic.num_runs, traffic.num_runs + RUNS_A_MINUTE)
-        busy.append(gate(url, traffic))
+    with Store.open(url) as store:
+        idle = [gate(store, traffic) for traffic in endpoints]
+        for traffic in endpoints:
+            fill(url, traffic, traffic.num_runs, traffic.num_runs + RUNS_A_MINUTE)
+            busy.append(gate(store, traffic))
     return {**_summed("gate_idle_s", idle), **_summed(f"gate_{RUNS_A_MINUTE}_new_runs_s", busy)}
 
 
@@ -203,10 +201,10 @@ def keep_gating(url: str, endpoints: Sequence[Traffic], stop: Event) -> dict[str
     """Gate one endpoint after the other until `stop`, the writer's last."""
     stored: list[float] = []
     written: list[float] = []
-    while not stop.is_set():
-        for traffic in endpoints:
-            stored.append(gate(url, traffic))
-        written.append(gate(url, WRITTEN))
+    with Store.open(url) as store:
+        while not stop.is_set():
+            stored += [gate(store, traffic) for traffic in endpoints]
+            written.append(gate(store, WRITTEN))
     return _summed("gate_beside_writer_s", stored) | _summed("gate_of_written_s", written)
 
 
@@ -232,7 +230,8 @@ def at_work(*calls: Callable[[Event], Any]) -> Iterator[Callable[[], list[Any]]]
 def ingest(url: str, endpoints: Sequence[Traffic], seconds: float) -> dict[str, Any]:
     """What a writer stores, alone and beside gates; and how much of it is folded when it ends."""
     alone = rate(write(url, 1, seconds))
-    backlog_s = gate(url, WRITTEN)
+    with Store.open(url) as store:
+        backlog_s = gate(store, WRITTEN)
     with at_work(partial(keep_gating, url, endpoints)) as end:
         beside = rate(write(url, 2, seconds))
         [looks] = end()
@@ -248,9 +247,10 @@ def ingest(url: str, endpoints: Sequence[Traffic], seconds: float) -> dict[str, 
 
 def retire(url: str, endpoints: Sequence[Traffic], before: datetime = DROPPED_BEFORE) -> dict[str, Any]:
     """Drop a month beside a writer and gates; the batches under way at the drop show the pause that a worker sees."""
-    gate(url, WRITTEN)
     drops: list[float] = []
     calls = partial(keep_gating, url, endpoints), partial(write, url, before.toordinal(), math.inf)
+    with Store.open(url) as store:
+        gate(store, WRITTEN)
     with Store.open(url) as store, at_work(*calls) as end:
         for moment in ("before_cursor_execute", "after_cursor_execute"):
             sqlalchemy.event.listen(store.engine, moment, partial(_note_drop, drops))

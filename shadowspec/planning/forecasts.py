@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shadowspec.gate.evidence.betting_tests import applies, test_definitions
+from shadowspec.gate.evidence.betting_tests import applies, defined_tests
 from shadowspec.gate.evidence.guardrails import DOCUMENT
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.run.endpoint_look import Look
@@ -100,7 +100,7 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
     enabled, disabled = np.full(num_paths, float(entry)), np.full(num_paths, np.inf)
     forecasts = []
     runs = evidence.runs
-    for test in test_definitions(policy):
+    for test in defined_tests(policy):
         if not applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
             continue
         if test.unit == DOCUMENT:  # no traffic brings them

@@ -159,7 +159,7 @@ def _insert_arrays(
     arrays = ", ".join(f"%s::{_type_name(kind)}[]" for kind in kinds)
     columns = ", ".join(names)
     given = f"WITH ORDINALITY AS given ({columns}, ordinality)" if is_ordered else f"AS given ({columns})"
-    statement = f"INSERT INTO {table.name} ({columns}) SELECT {columns} FROM unnest({arrays}) {given} {rest}"  # noqa: S608
+    statement = f"INSERT INTO {table.name} ({columns}) SELECT {columns} FROM unnest({arrays}) {given} {rest}"  # noqa: S608 - ours
     literals = tuple(_array(kind, values) for kind, values in zip(kinds, zip(*rows, strict=True), strict=True))
     result = connection.exec_driver_sql(statement, literals)
     return [tuple(row) for row in result] if result.returns_rows else []

@@ -12,8 +12,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, text
@@ -23,6 +24,8 @@ from shadowspec.store.session import translate_errors
 
 POLL_S = 0.02  # an attempt is one system call
 SILENT_LEADER_S = 30  # after which the server takes a leader for dead
+
+RequireHeld = Callable[[], None]  # raises if a lock was lost while it was held
 
 _SILENCE_OPTIONS = {
     "idle_session_timeout": f"{SILENT_LEADER_S}s",
@@ -43,19 +46,20 @@ def lock_number(name: str) -> int:
 
 
 @contextmanager
-def endpoint_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[None]:
-    """Hold the endpoint's lock; it is not re-entrant.
+def endpoint_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[RequireHeld]:
+    """Hold the endpoint's lock, which is not re-entrant; the function that is given raises if it was lost.
 
     Raises:
         StoreError: another holder kept it for longer than `timeout_s`, or it was lost while held.
+        ServiceUnavailableError: its connection was lost.
     """
     hold = _postgres_lock if engine.dialect.name == "postgresql" else _file_lock
-    with hold(engine, endpoint, timeout_s):
-        yield
+    with hold(engine, endpoint, timeout_s) as require_held:
+        yield require_held
 
 
 @contextmanager
-def _postgres_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[None]:
+def _postgres_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[RequireHeld]:
     number = lock_number(f"endpoint {endpoint}")
     with ExitStack() as stack:
         with translate_errors(engine.url):
@@ -64,10 +68,20 @@ def _postgres_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[
             deadline = time.monotonic() + timeout_s
             while not _call(connection, "pg_try_advisory_lock", number):
                 _wait(deadline, endpoint)
-        yield
+        yield partial(_require_held, connection, endpoint, number)
         with translate_errors(engine.url):
             if not _call(connection, "pg_advisory_unlock", number):
-                raise StoreError(f"endpoint {endpoint}: its lock was lost while it was held")
+                raise _lost(endpoint)
+
+
+def _require_held(connection: Connection, endpoint: str, number: int) -> None:
+    with translate_errors(connection.engine.url):
+        if not connection.scalar(_IS_HELD, _halves(number)):
+            raise _lost(endpoint)
+
+
+def _lost(endpoint: str) -> StoreError:
+    return StoreError(f"endpoint {endpoint}: its lock was lost while it was held")
 
 
 def _call(connection: Connection, function: str, number: int) -> bool:
@@ -75,13 +89,13 @@ def _call(connection: Connection, function: str, number: int) -> bool:
 
 
 @contextmanager
-def _file_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[None]:
+def _file_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[RequireHeld]:
     descriptor = _lock_file(engine, endpoint, f"endpoint {endpoint}")
     try:
         deadline = time.monotonic() + timeout_s
         while not _try_flock(descriptor):
             _wait(deadline, endpoint)
-        yield
+        yield lambda: None  # no other process can take it
     finally:
         os.close(descriptor)
 

@@ -137,7 +137,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Addition:
-    """A batch's contribution to one rollup: summands of each run, figures by position and by bin, failures by name."""
+    """A batch's contribution to one rollup: summands of each run, sums by position and by metric and bin, failures."""
 
     summands: list[tuple[float, ...]] = field(default_factory=list)  # in the order of SUM_NAMES
     positions: dict[int, list[int]] = field(default_factory=dict)  # accepted tokens, steps

@@ -129,6 +129,7 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         def choose_format(
             _connection: Connection, cursor: Any, _statement: str, _parameters: Any, context: Any, _many: bool
         ) -> None:
+            # Of statements that read many bytes: as text each would travel as two hexadecimal digits.
             if context is not None and context.execution_options.get("shadowspec_binary"):
                 cursor.format = BINARY
 

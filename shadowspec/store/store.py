@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
@@ -50,9 +50,14 @@ class Store:
     Every method raises ServiceUnavailableError if the database cannot be reached and StoreError if it refuses.
     """
 
-    def __init__(self, engine: Engine, rehearsal: Connection | None = None, locked: str | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        rehearsal: Connection | None = None,
+        locked: Mapping[str, locks.RequireHeld] | None = None,
+    ) -> None:
         self.engine = engine
-        self._locked = locked  # the endpoint whose lock is held
+        self._locked = locked or {}  # by endpoint whose lock is held
         self.database = engine if rehearsal is None else rehearsal
         self._partitions = Partitions(engine)
 
@@ -257,21 +262,30 @@ class Store:
         return grants.grant(self.engine, kind, role)
 
     @contextmanager
-    def endpoint_lock(self, endpoint: str, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    def endpoint_lock(self, endpoint: str, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[locks.RequireHeld]:
         """Exclude every other holder of this endpoint's lock, in any process; re-entrant only through `locked`.
 
         Raises:
-            StoreError: another holder kept it for longer than `timeout_s`.
+            StoreError: another holder kept it for longer than `timeout_s`, or it was lost while held.
         """
-        is_held = endpoint == self._locked or self.database is not self.engine  # by the rehearsal
-        with nullcontext() if is_held else locks.endpoint_lock(self.engine, endpoint, timeout_s):
-            yield
+        if (require_held := self._locked.get(endpoint)) is not None:
+            require_held()
+            yield require_held
+        elif self.database is not self.engine:  # the rehearsal holds it
+            yield lambda: None
+        else:
+            with locks.endpoint_lock(self.engine, endpoint, timeout_s) as require_held:
+                yield require_held
 
     @contextmanager
     def locked(self, endpoint: str) -> Iterator[Store]:
-        """This store while it holds the endpoint's lock: steps that take the lock follow each other under one."""
-        with self.endpoint_lock(endpoint):
-            yield Store(self.engine, self.database if isinstance(self.database, Connection) else None, endpoint)
+        """This store under the endpoint's lock, for this block only: its steps that take the lock share one.
+
+        Each of them first asks whether the lock is still held.
+        """
+        with self.endpoint_lock(endpoint) as require_held:
+            connection = self.database if isinstance(self.database, Connection) else None
+            yield Store(self.engine, connection, {**self._locked, endpoint: require_held})
 
     def leadership(self, name: str) -> locks.Leadership:
         """The lock that makes one process the leader of the job `name`; not held yet."""

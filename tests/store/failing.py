@@ -44,3 +44,12 @@ def unavailable(call: Callable[[], object]) -> ServiceUnavailableError:
         call()
     assert caught.value.exit_code == 5
     return caught.value
+
+
+def lose_locks(store: Store) -> None:
+    """End the sessions that hold this Postgres database's advisory locks."""
+    with store.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
+            "WHERE locktype = 'advisory' AND datname = current_database()"
+        )

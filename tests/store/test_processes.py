@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
-from shadowspec.errors import StoreError
+from shadowspec.errors import ServiceUnavailableError, StoreError
 from shadowspec.store import Store, session
 from shadowspec.store.write import batch_writes
 from shadowspec.types import WriteBatch
 from tests.services import PATIENCE_S
 from tests.store import examples
+from tests.store.failing import lose_locks
 
 pytestmark = pytest.mark.slow  # all of them together
 
@@ -140,6 +141,34 @@ def test_a_killed_holder_frees_the_lock(database_url: str) -> None:
         holder.join()
         with store.endpoint_lock("chat"):
             store.save_batch(WriteBatch((examples.record(1),)), "file")  # the holder itself can write
+
+
+@pytest.mark.representative("postgres")
+def test_steps_under_a_held_lock_share_it(database_url: str) -> None:
+    with Store.open(database_url) as store, Store.open(database_url) as other:
+        with store.locked("chat") as held:
+            with held.endpoint_lock("chat", timeout_s=0.1), held.endpoint_lock("code", timeout_s=0.1):
+                for each, endpoint in ((other, "chat"), (store, "chat"), (other, "code"), (store, "code")):
+                    with pytest.raises(StoreError, match=f"endpoint {endpoint}: another process holds its lock"):
+                        each.endpoint_lock(endpoint, timeout_s=0.1).__enter__()
+            with pytest.raises(StoreError, match="endpoint chat: another process holds its lock"):
+                other.endpoint_lock("chat", timeout_s=0.1).__enter__()
+        with other.endpoint_lock("chat", timeout_s=0.1):
+            pass
+
+
+def test_no_step_begins_after_a_held_lock_was_lost(new_database: Callable[[str], str]) -> None:
+    def take_steps() -> None:
+        with store.locked("chat") as held:
+            lose_locks(store)
+            with held.endpoint_lock("chat"):
+                pytest.fail("another gate may run")
+
+    with Store.open(new_database("postgres")) as store:
+        with pytest.raises(ServiceUnavailableError):
+            take_steps()
+        with store.endpoint_lock("chat", timeout_s=0.1):
+            pass
 
 
 def test_an_error_inside_frees_the_lock_and_stays_itself(store: Store, database_url: str) -> None:

@@ -45,8 +45,8 @@ def score_units(
     ]
 
 
-@lru_cache(maxsize=1_024)
-def test_definitions(policy: GatePolicy) -> tuple[BettingTest, ...]:
+@lru_cache(maxsize=128)
+def defined_tests(policy: GatePolicy) -> tuple[BettingTest, ...]:
     """Every betting test under a policy, of no units."""
     return tuple(score_units((), (), policy))
 

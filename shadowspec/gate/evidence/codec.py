@@ -139,8 +139,8 @@ def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
     waiting = document.get("waiting") or {"dependence": [] if document["has_dependence"] else None}
     return TestEvidence(
         state=TestState(document["start_unit"], document["merged_units"]),
-        lower=CapitalTable.empty("lower", thetas, *described, weights=weights, logs=lower),
-        upper=CapitalTable.empty("upper", thetas, *described, weights=weights, logs=upper),
+        lower=CapitalTable.empty("lower", thetas, *described, weights=weights).with_logs(lower),
+        upper=CapitalTable.empty("upper", thetas, *described, weights=weights).with_logs(upper),
         batches=_batches(doubles[end:]),
         moments=Moments(*document["moments"]),
         waiting=UnitSeries(

@@ -53,17 +53,20 @@ def run_gate(
     Raises:
         InputError: rows contradict each other, or rows that must be folded again are gone.
     """
-    gates = [
-        gate_endpoint(store, endpoint, policy, input_ended=input_ended, now=now)
-        for endpoint, policy in policy_by_endpoint.items()
-    ]
-    return [decision for gate in gates for decision in gate.decisions]
+    decisions: list[Decision] = []
+    for endpoint, policy in policy_by_endpoint.items():
+        decisions += gate_endpoint(store, endpoint, policy, input_ended=input_ended, now=now).decisions
+    return decisions
 
 
 def gate_endpoint(
     store: EvidenceStore, endpoint: str, policy: GatePolicy, *, input_ended: bool | None, now: datetime | None
 ) -> EndpointGate:
-    """`run_gate` of one endpoint, under its lock; the run once it has decided."""
+    """Fold and decide one endpoint as `run_gate` does, under its lock; the finished run.
+
+    Raises:
+        InputError: as `run_gate`.
+    """
     with store.endpoint_lock(endpoint):  # read within it, the clock orders decisions as they are committed
         gate = EndpointGate(endpoint, policy, input_ended, now or datetime.now(UTC))
         while not gate.has_decided:
@@ -89,7 +92,7 @@ class Part:
 
 
 class EndpointGate:
-    """One gate run at one endpoint.  Lives while it holds the endpoint's lock."""
+    """One gate run at one endpoint.  Its transactions run under the endpoint's lock; its results remain."""
 
     def __init__(self, endpoint: str, policy: GatePolicy, input_ended: bool | None, now: datetime) -> None:
         self.endpoint, self._policy, self._input_ended, self._now = endpoint, policy, input_ended, now

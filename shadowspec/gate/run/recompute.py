@@ -19,13 +19,13 @@ from shadowspec.gate.run.folding import Completed, Folding, Rules
 from shadowspec.gate.run.gate_store import Rows
 from shadowspec.gate.run.state import FOLD_VERSION, EndpointState, RunEvidence, fold_units, has_entered, new_state
 from shadowspec.gate.verdict.trial_levels import (
-    finished_runs,
     frozen_policy,
     has_passed,
     hypothesis_id,
     is_superseded,
     latest_by_name,
     name_of,
+    passing_runs,
     recipe_note,
     supersede,
     with_level,
@@ -245,7 +245,7 @@ class _Replay:
     def _level(self, run: Trial, rows: Sequence[Decision]) -> Trial:
         latest = latest_by_name(rows)
         runs = {name: replace(row.run, has_passed=has_passed(row)) for name, row in latest.items() if row.run}
-        return with_level(run, name_of(self._target), finished_runs(runs))
+        return with_level(run, name_of(self._target), passing_runs(runs))
 
     def _rules(self, fold: Fold) -> Rules:
         """The policy as it was, only for this hypothesis: others' clusters do not affect it."""

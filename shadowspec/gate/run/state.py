@@ -87,6 +87,7 @@ def clustering_id(policy: GatePolicy) -> str:
 
 def evidence_parameters(policy: GatePolicy) -> str:
     """The parameters under which evidence is folded: the frozen ones, and the nulls that its tables hold exactly."""
+    # Not `defined_tests`: of two policies that differ by 1 and 1.0 it knows one, and a digest tells them apart.
     nulls = {test.name: test.nulls for test in score_units((), (), policy)}
     return hashlib.sha256(
         f"{json.dumps(policy.frozen_parameters(), sort_keys=True)} {json.dumps(nulls, sort_keys=True)}".encode()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from shadowspec.gate.evidence.betting_tests import test_definitions
+from shadowspec.gate.evidence.betting_tests import defined_tests
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
@@ -141,7 +141,7 @@ def _curves(decision: Decision, parts: Sequence[_Part]) -> dict[str, tuple[Seque
 
     # 3. The points; units that do not reproduce the decision's figures are not its units.
     evidence = replace(evidence, num_lost=decision.evidence.num_lost)
-    definitions = {test.name: test for test in test_definitions(parts[-1].policy)}
+    definitions = {test.name: test for test in defined_tests(parts[-1].policy)}
     curves = {}
     for result in decision.tests:
         name = result.name

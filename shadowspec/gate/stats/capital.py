@@ -66,14 +66,10 @@ class CapitalTable:
         upper_worst: float | None = None,
         has_light_extremes: bool = False,
         weights: tuple[float, ...] = WEIGHTS,
-        logs: Floats | None = None,
     ) -> CapitalTable:
-        """The table of no units, or of these sums, whose mean lies from `lowest` to `highest`.
-
-        The rest is as in `UnitSeries`.
-        """
+        """The table of no units, whose mean lies from `lowest` to `highest`; the rest is as in `UnitSeries`."""
         worst = worst_values(side, thetas, lowest, highest, upper_worst, has_light_extremes)
-        return cls(side, thetas, worst, np.zeros((len(thetas), NUM_FRACTIONS)) if logs is None else logs, weights)
+        return cls(side, thetas, worst, np.zeros((len(thetas), NUM_FRACTIONS)), weights)
 
     def fold(self, values: Floats, weights: Floats) -> CapitalTable:
         """The table with these units added: sums [n] and weights [n]."""
@@ -133,9 +129,9 @@ class CapitalTable:
         sums = self.sums_at(theta)
         if sums is None or not num_units:
             return None
-        logs = np.log(self.weights) + sums
-        if is_rejected(float(np.logaddexp.reduce(logs)), level):
+        if is_rejected(self.log_capital(theta), level):
             return 0
+        logs = np.log(self.weights) + sums
         missing, growth = -math.log(level) - logs, sums / num_units
         needed = [gap / rate for gap, rate in zip(missing.tolist(), growth.tolist(), strict=True) if rate > 1e-9]
         return math.ceil(min(needed)) if needed else None

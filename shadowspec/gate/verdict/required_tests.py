@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shadowspec.gate.evidence.betting_tests import applies, test_definitions
+from shadowspec.gate.evidence.betting_tests import applies, defined_tests
 from shadowspec.gate.evidence.guardrails import DOCUMENT
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
@@ -36,7 +36,7 @@ Bools = NDArray[np.bool_]
 def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: float) -> list[TestResult]:
     """The betting tests of a hypothesis at one look, parity for the sampling regimes that its requests have."""
     runs, results = evidence.runs, []
-    for test in test_definitions(policy):
+    for test in defined_tests(policy):
         if test.name == "parity_near_ties" and runs.max_turns > 1:
             test = replace(test, unit="block")
         if applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
@@ -162,7 +162,7 @@ def min_clusters(
     """Clusters below which not all required tests can pass, where a full block has `per_block` of them."""
     units = {
         test.name: min_units(test, policy, level) * (per_block if test.unit == "block" else 1)
-        for test in test_definitions(policy)
+        for test in defined_tests(policy)
         if test.is_required and test.unit != DOCUMENT and applies(test, has_greedy=has_greedy, has_sampled=has_sampled)
     }
     faults = min_fault_requests(policy, level) if has_greedy else 0

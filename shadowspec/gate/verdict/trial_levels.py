@@ -150,7 +150,7 @@ def assign_trials(
         trials[key] = next_trial(before, same, key[2], trial) if trial else _without_part(before, same, key[2])
     runs = {name: row.run for name, row in latest.items() if row.run is not None}
     runs |= {names[key]: trial for key, trial in trials.items() if trial is not None}
-    done = finished_runs(runs, passed)
+    done = passing_runs(runs, passed)
     return {
         key: with_level(trial, names[key], done, passed) if trial and first[names[key]] else trial
         for key, trial in trials.items()
@@ -288,7 +288,7 @@ def _why_ended(latest: Decision, fingerprint: str) -> str:
     return ReasonCode.DRIFT if alarmed else ReasonCode.CHANGED_RULES
 
 
-def finished_runs(
+def passing_runs(
     runs: Mapping[HypothesisName, Trial], passed: Collection[HypothesisName] = ()
 ) -> dict[HypothesisName, Trial]:
     """Those of the runs that pass their levels on: they reached ENABLE, earlier or (`passed`) at this look."""
@@ -303,7 +303,7 @@ def with_level(
     done: Mapping[HypothesisName, Trial],
     passed: Collection[HypothesisName] = (),
 ) -> Trial:
-    """The run with its level; `done` are the endpoint's finished runs, of all hypotheses that have a part of alpha."""
+    """The run with its level; `done` are those of the endpoint that pass their levels on."""
     num_restarts = trial.num_restarts - trial.num_before
     if trial.num_restarts > MAX_RESTARTS:
         return replace(trial, level=None)

@@ -200,7 +200,6 @@ def read_slice_evidence(connection: Connection, endpoint: str, slice_key: str) -
 def _read_evidence(connection: Connection, condition: ColumnElement[bool]) -> list[StoredEvidence]:
     names = ("slice_key", "concurrency", "fingerprint", "document", "tables")
     statement = select(*(tables.evidence.c[name] for name in names)).where(condition)
-    # As text, the bytes of the tables would travel as twice as many hexadecimal digits.
     found = connection.execute(statement, execution_options={"shadowspec_binary": True})
     return [StoredEvidence(*row) for row in found]
 
