@@ -24,7 +24,7 @@ def machine(*packages: str) -> dict[str, str]:
 
 
 def revision(checkout: Path) -> str:
-    """The commit of a checkout; "unknown" where there is none."""
+    """The commit of a checkout; "unknown" outside a repository."""
     command = ["git", "rev-parse", "HEAD"]
     found = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)  # noqa: S603
     return found.stdout.strip() or "unknown"

@@ -75,9 +75,14 @@ def _postgres_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[
 
 
 def _require_held(connection: Connection, endpoint: str, number: int) -> None:
+    if not _is_held(connection, number):
+        raise _lost(endpoint)
+
+
+def _is_held(connection: Connection, number: int) -> bool:
+    """Whether this connection holds the lock, asked of the server."""
     with translate_errors(connection.engine.url):
-        if not connection.scalar(_IS_HELD, _halves(number)):
-            raise _lost(endpoint)
+        return bool(connection.scalar(_IS_HELD, _halves(number)))
 
 
 def _lost(endpoint: str) -> StoreError:
@@ -170,11 +175,9 @@ class Leadership:
         if self._connection is None:
             return self._descriptor is not None
         try:
-            with translate_errors(self._engine.url):
-                found = self._connection.scalar(_IS_HELD, _halves(self._number))
+            return _is_held(self._connection, self._number)
         except (StoreError, ServiceUnavailableError):
             return False
-        return bool(found)
 
     def release(self) -> None:
         """Let it go; nothing happens if it is not held."""

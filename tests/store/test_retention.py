@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import sqlalchemy
 from msgspec import structs
 from sqlalchemy import event, text
 
@@ -46,6 +46,19 @@ def filled(store: Store) -> Store:
         store.save_batch(measured("file", number, time, has_time=False), "run")
     store.append_decisions([examples.decision(Verdict.ENABLE)])
     return store
+
+
+@contextmanager
+def postgres_store(
+    new_database: Callable[[str], str], *times: datetime, verdict: Verdict = Verdict.ENABLE
+) -> Iterator[Store]:
+    """A store on Postgres with a block of each of these times, and a verdict."""
+    with Store.open(new_database("postgres")) as store:
+        store.save_fingerprints([examples.config()])
+        for number, time in enumerate(times):
+            store.save_batch(measured("topic", number, time), "group")
+        store.append_decisions([examples.decision(verdict)])
+        yield store
 
 
 def kept(store: Store) -> tuple[object, ...]:
@@ -189,11 +202,8 @@ def test_blocks_are_joined_with_runs_once_however_many(filled: Store, monkeypatc
 
 @pytest.mark.integration
 def test_only_whole_months_are_dropped(new_database: Callable[[str], str]) -> None:
-    with Store.open(new_database("postgres")) as store:
-        store.save_fingerprints([examples.config()])
-        for number, time in enumerate((OLDER, OLD, OLD + timedelta(days=20))):
-            store.save_batch(measured("topic", number, time), "group")
-        store.append_decisions([examples.decision(Verdict.DISABLE)])
+    times = OLDER, OLD, OLD + timedelta(days=20)
+    with postgres_store(new_database, *times, verdict=Verdict.DISABLE) as store:
         removal = store.retain(timedelta(days=1), now=OLD + timedelta(days=10))
         assert removal.partitions == ("runs_2025_04", "records_2025_04")
         assert removal.num_runs == 2
@@ -208,19 +218,13 @@ def test_a_month_that_is_being_read_is_not_dropped(
 ) -> None:
     monkeypatch.setattr(retention, "LOCK_ATTEMPTS", 2)
     monkeypatch.setattr(retention, "EMPTYING_TIMEOUT_MS", 50)
-    url = new_database("postgres")
-    engine = sqlalchemy.create_engine(session.parse_url(url))
-    with Store.open(url) as store:
-        store.save_fingerprints([examples.config()])
-        store.save_batch(measured("topic", 0, OLD), "group")
-        store.append_decisions([examples.decision(Verdict.ENABLE)])
-        with engine.connect() as reader:
+    with postgres_store(new_database, OLD) as store:
+        with store.engine.connect() as reader:
             reader.execute(text("SELECT count(*) FROM runs"))
             with pytest.raises(ServiceUnavailableError, match="55P03"):
                 store.retain(KEEP, now=NOW)
         assert len(store.runs("chat")) == len(store.records("chat")) == 2  # both months or none
         assert store.retain(KEEP, now=NOW).num_runs == 2
-    engine.dispose()
 
 
 @pytest.mark.integration
@@ -230,14 +234,8 @@ def test_a_writer_that_never_rests_does_not_hold_old_rows(
     """Its lock is of the whole table; what remains of the month is dropped the next time."""
     monkeypatch.setattr(retention, "LOCK_ATTEMPTS", 2)
     monkeypatch.setattr(retention, "DROPPING_TIMEOUT_MS", 50)
-    url = new_database("postgres")
-    engine = sqlalchemy.create_engine(session.parse_url(url))
-    with Store.open(url) as store:
-        store.save_fingerprints([examples.config()])
-        for number, time in enumerate((OLD, YOUNG)):
-            store.save_batch(measured("topic", number, time), "group")
-        store.append_decisions([examples.decision(Verdict.ENABLE)])
-        with engine.begin() as writer:
+    with postgres_store(new_database, OLD, YOUNG) as store:
+        with store.engine.begin() as writer:
             for table in ("records", "runs"):
                 writer.execute(text(f"INSERT INTO {table} SELECT * FROM {table}_2026_03 ON CONFLICT DO NOTHING"))
             removal = store.retain(KEEP, now=NOW)
@@ -246,4 +244,3 @@ def test_a_writer_that_never_rests_does_not_hold_old_rows(
         again = store.retain(KEEP, now=NOW)
         assert (again.num_runs, again.partitions) == (0, ("runs_2025_05", "records_2025_05"))
         assert store.retain(KEEP, now=NOW).partitions == ()
-    engine.dispose()

@@ -60,19 +60,19 @@ class ClusterProgress:
 
     def closed_in(self, slice_key: str) -> int:
         """Clusters in evidence of a slice, "" for the whole endpoint."""
-        return _in_slice(self.num_closed, slice_key)
+        return sum_in_slice(self.num_closed, slice_key)
 
     def members_in(self, slice_key: str) -> int:
         """Records of the clusters of a slice that are in evidence."""
-        return _in_slice(self.num_members, slice_key)
+        return sum_in_slice(self.num_members, slice_key)
 
     def late_in(self, slice_key: str) -> int:
         """Records of a slice that came too late for their cluster."""
-        return _in_slice(self.num_late, slice_key)
+        return sum_in_slice(self.num_late, slice_key)
 
     def left_out_in(self, slice_key: str) -> int:
         """Of those the ones that came out of order: before their cluster's closing, once it had entered."""
-        return _in_slice(self.num_left_out, slice_key)
+        return sum_in_slice(self.num_left_out, slice_key)
 
     def dominant_in(self, slice_key: str) -> int:
         """Keys of a slice that are cut into time blocks."""
@@ -291,6 +291,6 @@ def _open_first(open_key: OpenKey, policy: GatePolicy, closed_by: datetime | Non
     return OpenKey(open_key.slice_key, open_key.key, arrivals, open_key.reopens_at, *described), settled
 
 
-def _in_slice(numbers: Mapping[str, int], slice_key: str) -> int:
+def sum_in_slice(numbers: Mapping[str, int], slice_key: str) -> int:
     """A slice's number, or for "" the sum of all."""
     return sum(numbers.values()) if not slice_key else numbers.get(slice_key, 0)

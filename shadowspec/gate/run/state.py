@@ -11,7 +11,7 @@ from typing import Any
 
 from shadowspec.gate.evidence import codec
 from shadowspec.gate.evidence.betting_tests import score_units
-from shadowspec.gate.evidence.clusters import ClusterProgress
+from shadowspec.gate.evidence.clusters import ClusterProgress, sum_in_slice
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit, Entry
 from shadowspec.gate.policy import GatePolicy
@@ -44,19 +44,15 @@ class EndpointState:
 
     def lost_in(self, slice_key: str) -> int:
         """Records of a slice ("" for the whole endpoint) that were lost without leaving a run."""
-        return _sum_in(self.slices, slice_key)
+        return sum_in_slice(self.slices, slice_key)
 
     def arrived_in(self, slice_key: str) -> int:
         """Usable requests of a slice, since they have been counted."""
-        return _sum_in(self.arrived, slice_key)
+        return sum_in_slice(self.arrived, slice_key)
 
     def beyond_in(self, slice_key: str) -> int:
         """Those of them that come later in their session than any request that is timed."""
-        return _sum_in(self.beyond, slice_key)
-
-
-def _sum_in(numbers: Mapping[str, int], slice_key: str) -> int:
-    return numbers.get(slice_key, 0) if slice_key else sum(numbers.values())
+        return sum_in_slice(self.beyond, slice_key)
 
 
 @dataclass(frozen=True, slots=True)
