@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <omp.h>
@@ -35,7 +36,8 @@ constexpr int LANES = 4, TILE_OUTPUTS = 2, TILE_ROWS = 4;
 constexpr int64_t MOST_OUTPUTS = 64;        // of a task
 constexpr int64_t TASK_BYTES = 64 * 1024;   // of weights that a task reads
 constexpr int64_t TASK_PRODUCTS = 1 << 20;  // of a task: some 20 microseconds
-constexpr int64_t BLOCK_ROWS = 96;          // whose states stay in the second cache
+constexpr int64_t FEWEST_OUTPUTS = 16;      // of a task of many rows, whose states are read again by each task
+constexpr int64_t BLOCK_ROWS = 24;          // whose states stay in the first cache, if they are short
 constexpr int64_t AHEAD = 32 * 1024;        // bytes, in the memory's order, by which weights are prefetched
 constexpr int64_t LINE = 64;                // bytes of a line of the cache
 constexpr int64_t SCALED = 32;              // int8 weights that share a scale
@@ -115,23 +117,55 @@ struct Int8 {
     }
 };
 
-// The sum of the lanes, by halves.
-template <int COUNT>
-struct Sum {
-    typedef float Wide __attribute__((vector_size(COUNT * 4)));
-    typedef float Half __attribute__((vector_size(COUNT * 2)));
-    static inline float of(Wide lanes) {
-        Half halves[2];
-        std::memcpy(halves, &lanes, sizeof(halves));
-        return Sum<COUNT / 2>::of(halves[0] + halves[1]);
+// Lane i of the result is lane Place::of(i) of `left`, or from LANES on of `right`.
+template <typename Place, int... I>
+inline Lanes choose(Lanes left, Lanes right, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(left, right, Place::of(I)...);
+#else
+    return __builtin_shuffle(left, right, Integers{Place::of(I)...});
+#endif
+}
+template <typename Place>
+inline Lanes choose(Lanes left, Lanes right) {
+    return choose<Place>(left, right, std::make_integer_sequence<int, LANES>());
+}
+
+// Each group of WIDTH lanes of both, by halves: the sums of the left's halves, then those of the right's.
+template <int WIDTH>
+inline Lanes halve(Lanes left, Lanes right) {
+    constexpr int HALF = WIDTH / 2;
+    struct Lower {
+        static constexpr int of(int i) { return i % WIDTH < HALF ? i : LANES + i; }
+    };
+    struct Upper {
+        static constexpr int of(int i) { return i % WIDTH < HALF ? i + HALF : LANES + i - HALF; }
+    };
+    return choose<Lower>(left, right) + choose<Upper>(left, right);
+}
+
+// The sums of COUNT vectors' lanes, each by halves: those of vector i are lanes i * LANES / COUNT and following.
+template <int COUNT, int WIDTH = LANES>
+inline Lanes sums_of(Lanes* vectors) {
+    if constexpr (WIDTH == 1) {
+        return vectors[0];
+    } else {
+        constexpr int LEFT = COUNT > 1 ? COUNT / 2 : 1;
+        for (int i = 0; i < LEFT; ++i) vectors[i] = halve<WIDTH>(vectors[i], vectors[COUNT > 1 ? i + LEFT : i]);
+        return sums_of<LEFT, WIDTH / 2>(vectors);
     }
-};
-template <>
-struct Sum<2> {
-    typedef float Wide __attribute__((vector_size(8)));
-    static inline float of(Wide lanes) { return lanes[0] + lanes[1]; }
-};
-inline float sum(Lanes lanes) { return Sum<LANES>::of(lanes); }
+}
+inline float sum(Lanes lanes) { return sums_of<1>(&lanes)[0]; }
+
+// out[i] = the sum of vector i's lanes, as `sum` has it.
+template <int COUNT>
+inline void store_sums(Lanes* vectors, float* out) {
+    struct First {
+        static constexpr int of(int i) { return i % COUNT * (LANES / COUNT); }
+    };
+    const Lanes sums = sums_of<COUNT>(vectors), first = choose<First>(sums, sums);
+    std::memcpy(out, &first, COUNT * sizeof(float));
+}
 
 // e^x, within 2 units in the last place for -87 <= x <= 88; below it is e^-87.
 inline Lanes exponential(Lanes x) {
@@ -245,48 +279,53 @@ void run_team(int threads, Work work) {
 // Outputs of ROWS rows with OUTPUTS rows of weights.  Each is summed in LANES partial sums, from its first to its last
 // input, then these by halves.  The first rows that read weights prefetch those that follow, in the memory's order and
 // into the second cache: both matter, on an AMD EPYC for a third of the time.
-template <typename Weights, int OUTPUTS, int ROWS>
-inline void tile(const char* weight, int64_t inputs, const float* const* states, float* out, int64_t out_row,
-                 bool is_first) {
+template <typename Weights, int OUTPUTS, int ROWS, bool IS_FIRST>
+inline void tile(const char* weight, int64_t inputs, const float* states, float* out, int64_t out_row) {
     const int64_t row_bytes = Weights::row_bytes(inputs);
-    Lanes sums[ROWS * OUTPUTS] = {};
+    Lanes sums[ROWS * OUTPUTS] = {};  // in registers only where each loop over them is unrolled
     int64_t k = 0;
     for (; k + LANES <= inputs; k += LANES) {
         Lanes weights[OUTPUTS];
         for (int o = 0; o < OUTPUTS; ++o) {
             const int64_t offset = o * LANES * Weights::BYTES;
-            if (is_first && offset % LINE == 0)
+            if (IS_FIRST && offset % LINE == 0)
                 __builtin_prefetch(weight + AHEAD + k * OUTPUTS * Weights::BYTES + offset, 0, 2);
             weights[o] = Weights::read(weight + o * row_bytes, inputs, k);
         }
         for (int r = 0; r < ROWS; ++r) {
-            const Lanes state = load(states[r] + k);
+            const Lanes state = load(states + r * inputs + k);
             for (int o = 0; o < OUTPUTS; ++o) sums[r * OUTPUTS + o] += weights[o] * state;
         }
     }
     if constexpr (Weights::HAS_REST) {
         if (k < inputs) {
+#pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
-                const Lanes state = load_first(states[r] + k, inputs - k);
+                const Lanes state = load_first(states + r * inputs + k, inputs - k);
+#pragma GCC unroll 8
                 for (int o = 0; o < OUTPUTS; ++o)
                     sums[r * OUTPUTS + o] += Weights::read_first(weight + o * row_bytes, k, inputs - k) * state;
             }
         }
     }
-    for (int r = 0; r < ROWS; ++r)
-        for (int o = 0; o < OUTPUTS; ++o) out[r * out_row + o] = sum(sums[r * OUTPUTS + o]);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+        Lanes row[OUTPUTS];
+#pragma GCC unroll 8
+        for (int o = 0; o < OUTPUTS; ++o) row[o] = sums[r * OUTPUTS + o];
+        store_sums<OUTPUTS>(row, out + r * out_row);
+    }
 }
 
-template <typename Weights, int OUTPUTS>
-inline void tile_rows(int rows, const char* weight, int64_t inputs, const float* const* states, float* out,
-                      int64_t out_row, bool is_first) {
+template <typename Weights, int OUTPUTS, bool IS_FIRST>
+inline void tile_rows(int rows, const char* weight, int64_t inputs, const float* states, float* out, int64_t out_row) {
     switch (rows) {
-        case 1: return tile<Weights, OUTPUTS, 1>(weight, inputs, states, out, out_row, is_first);
-        case 2: return tile<Weights, OUTPUTS, 2>(weight, inputs, states, out, out_row, is_first);
-        case 3: return tile<Weights, OUTPUTS, 3>(weight, inputs, states, out, out_row, is_first);
-        case 4: return tile<Weights, OUTPUTS, 4>(weight, inputs, states, out, out_row, is_first);
-        case 5: return tile<Weights, OUTPUTS, 5>(weight, inputs, states, out, out_row, is_first);
-        default: return tile<Weights, OUTPUTS, 6>(weight, inputs, states, out, out_row, is_first);
+        case 1: return tile<Weights, OUTPUTS, 1, IS_FIRST>(weight, inputs, states, out, out_row);
+        case 2: return tile<Weights, OUTPUTS, 2, IS_FIRST>(weight, inputs, states, out, out_row);
+        case 3: return tile<Weights, OUTPUTS, 3, IS_FIRST>(weight, inputs, states, out, out_row);
+        case 4: return tile<Weights, OUTPUTS, 4, IS_FIRST>(weight, inputs, states, out, out_row);
+        case 5: return tile<Weights, OUTPUTS, 5, IS_FIRST>(weight, inputs, states, out, out_row);
+        default: return tile<Weights, OUTPUTS, 6, IS_FIRST>(weight, inputs, states, out, out_row);
     }
 }
 
@@ -301,16 +340,16 @@ void multiply(const char* weight, int64_t inputs, int64_t outputs, const float* 
             for (int64_t group = 0; group < groups; ++group) {
                 const int64_t from = block + (end - block) * group / groups;
                 const int64_t to = block + (end - block) * (group + 1) / groups;
-                const float* pointers[TILE_ROWS];
-                for (int64_t r = from; r < to; ++r) pointers[r - from] = states + r * inputs;
+                const float* const given = states + from * inputs;
                 float* const result = out + from * MOST_OUTPUTS + o;
-                if (o + TILE_OUTPUTS <= outputs) {
-                    const bool is_first = block + group == 0;
-                    tile_rows<Weights, TILE_OUTPUTS>(to - from, first, inputs, pointers, result, MOST_OUTPUTS, is_first);
-                } else {
+                if (o + TILE_OUTPUTS > outputs) {
                     for (int64_t i = 0; i < outputs - o; ++i)
-                        tile_rows<Weights, 1>(to - from, first + i * row_bytes, inputs, pointers, result + i,
-                                              MOST_OUTPUTS, false);
+                        tile_rows<Weights, 1, false>(to - from, first + i * row_bytes, inputs, given, result + i,
+                                                     MOST_OUTPUTS);
+                } else if (block + group == 0) {
+                    tile_rows<Weights, TILE_OUTPUTS, true>(to - from, first, inputs, given, result, MOST_OUTPUTS);
+                } else {
+                    tile_rows<Weights, TILE_OUTPUTS, false>(to - from, first, inputs, given, result, MOST_OUTPUTS);
                 }
             }
         }
@@ -321,7 +360,7 @@ void multiply(const char* weight, int64_t inputs, int64_t outputs, const float* 
 struct Division {
     int64_t outputs, each, tasks;
     Division(int64_t outputs, int64_t inputs, int64_t rows, int64_t row_bytes) : outputs(outputs) {
-        const int64_t fitting = std::min(TASK_BYTES / row_bytes, TASK_PRODUCTS / (inputs * rows));
+        const int64_t fitting = std::min(TASK_BYTES / row_bytes, std::max(TASK_PRODUCTS / (inputs * rows), FEWEST_OUTPUTS));
         each = std::clamp(fitting / TILE_OUTPUTS * TILE_OUTPUTS, int64_t{TILE_OUTPUTS}, MOST_OUTPUTS);
         tasks = (outputs + each - 1) / each;
     }

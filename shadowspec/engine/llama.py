@@ -277,8 +277,12 @@ class DirectLlama:
         """Append the tokens to the cache; see `runner.Forward`."""
         rows, count = tokens.shape
         hidden = self._embed(tokens.reshape(-1))  # [rows * tokens, hidden]
-        if self._compiled is not None and _is_step(cache):
-            return self._run_compiled(self._compiled, hidden.view(rows, count, -1), angles, cache, keep, hidden_layers)
+        if self._compiled is not None and all(type(layer) is RaggedLayer for layer in cache.layers):
+            first, embedded = cache.layers[0], hidden.view(rows, count, -1)
+            if first.read_width == 0 and keep == 1:
+                return self._prefill_compiled(self._compiled, embedded, angles, cache, hidden_layers)
+            if first.read_width > 0 and first.read_rows is None:
+                return self._run_compiled(self._compiled, embedded, angles, cache, keep, hidden_layers)
         states: list[torch.Tensor] = []
         last = len(self._layers) - 1
         for index, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
@@ -313,6 +317,40 @@ class DirectLlama:
         states = outputs.inputs if outputs.final_states is None else (outputs.final_states,)
         return outputs.logits, side_by_side(states)
 
+    def _prefill_compiled(
+        self,
+        compiled: CompiledLlama,
+        hidden: torch.Tensor,  # [rows, tokens, hidden], padded on the left
+        angles: torch.Tensor,
+        cache: RaggedCache,
+        hidden_layers: tuple[int, ...],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A prefill from the first column on, row by row: padding costs nothing then.  It keeps one column of each."""
+        if not cache.layers[0].is_initialized:
+            cache.allocate(*self.kv_shape, self.dtype)
+        slots, columns = cache.layers[0].place
+        with_final, count = FINAL in hidden_layers, hidden.shape[1]
+        logits, states = [], []
+        for row, (slot, last) in enumerate(zip(slots[:, 0].tolist(), columns[:, -1].tolist(), strict=True)):
+            text = slice(count - last - 1, count)
+            outputs = compiled.run(
+                CachedPass(
+                    hidden[row : row + 1, text],
+                    columns[row : row + 1, text],
+                    angles[row : row + 1, text],
+                    [layer.states[slot : slot + 1] for layer in cache.layers],
+                    width=last + 1,
+                    keep=1,
+                    layers=() if with_final else hidden_layers,
+                    with_final=with_final,
+                )
+            )
+            logits.append(outputs.logits)
+            found = side_by_side(outputs.inputs if outputs.final_states is None else (outputs.final_states,))
+            if found is not None:
+                states.append(found if with_final else torch.nn.functional.pad(found, (0, 0, text.start, 0)))
+        return torch.cat(logits), torch.cat(states) if states else None
+
 
 def torch_threads(target: Any, longest_prompt: int) -> AbstractContextManager[None]:
     """How many threads torch works on while a target decodes: one where compiled code does all large operations."""
@@ -322,10 +360,3 @@ def torch_threads(target: Any, longest_prompt: int) -> AbstractContextManager[No
     from shadowspec_kernels.llama_cpu import torch_on_one_thread
 
     return torch_on_one_thread()
-
-
-def _is_step(cache: RaggedCache) -> bool:
-    """Whether the current pass is one of all slots over the cache, to which torch would append."""
-    return all(
-        type(layer) is RaggedLayer and layer.read_width > 0 and layer.read_rows is None for layer in cache.layers
-    )

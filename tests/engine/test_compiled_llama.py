@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from shadowspec.engine import llama
+from shadowspec.engine import llama, llama_layer
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import fingerprint_candidate
 from shadowspec.engine.decode import decode_batch
@@ -56,18 +56,22 @@ def test_the_cache_is_as_ragged(test: Any) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("layers", [(0, 2), (FINAL,)])
-def test_hidden_states_are_those_on_torch(layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("layers", "of_prompt"), [((0, 2), False), ((0, 2), True), ((FINAL,), False)])
+def test_hidden_states_are_those_on_torch(
+    layers: tuple[int, ...], of_prompt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states = []
     for least in (LEAST_COMPILED, 0):
         monkeypatch.setattr(llama, "LEAST_COMPILED", least)
         direct = DirectLlama(KINDS["llama_grouped"]())
         assert direct.forward_name == ("direct_llama" if least else "compiled_llama")
-        runner = Runner(direct, 2, 32, HiddenStates(layers, of_prompt=False))
-        runner.prefill([[1, 2, 3], [4, 5, 6, 7, 8]])
-        runner.step(torch.tensor([[9, 8, 7], [6, 5, 4]]), torch.tensor([3, 5]), 5, 2)
-        states.append(runner.hidden_states)
-    torch.testing.assert_close(states[1], states[0], atol=1e-4, rtol=1e-4)
+        runner = Runner(direct, 2, 32, HiddenStates(layers, of_prompt=of_prompt))
+        runner.prefill([[1, 2, 3, 4], [4, 5, 6, 7, 8]])
+        of_prefill = runner.hidden_states
+        runner.step(torch.tensor([[9, 8, 7], [6, 5, 4]]), torch.tensor([4, 5]), 5, 2)
+        states.append((of_prefill, runner.hidden_states))
+    for found, expected in zip(*states, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.all
@@ -125,6 +129,23 @@ def test_a_verification_pass_gives_the_bits_of_plain_steps() -> None:
     for column in range(5):
         step = runner.step(tokens[:, column : column + 1], lengths + column, 5 + column, 1)
         assert torch.equal(step[:, 0], verified[:, column])
+
+
+@pytest.mark.usefixtures("compiled")
+@torch.inference_mode()
+def test_a_prefill_gives_the_bits_of_plain_steps_whatever_prompts_are_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(llama_layer.Layer, "attend", None)  # nothing of it runs on torch
+    direct = DirectLlama(KINDS["qwen3_head_norms"]())
+    prompts = [[1, 2, 3, 9, 8, 7, 6], [4], [5, 6, 7, 8, 9, 1]]
+    together = Runner(direct, 3, 32).prefill(prompts)
+    for row, prompt in enumerate(prompts):
+        alone = Runner(direct, 1, 32)
+        logits = alone.prefill([prompt[:1]])
+        for place, token in enumerate(prompt[1:], 1):
+            logits = alone.step(torch.tensor([[token]]), torch.tensor([place]), place, 1)[:, 0]
+        assert torch.equal(logits[0], together[row])
 
 
 def test_weights_are_held_once(tmp_path: Path, compiled: None) -> None:
