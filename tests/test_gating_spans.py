@@ -52,6 +52,7 @@ class Finished:
 
     def __init__(self, spans: list[Span]) -> None:
         self._spans = spans
+        self.num_searches = 0
 
     def finished_spans(self) -> list[Span]:
         return self._spans
@@ -60,6 +61,7 @@ class Finished:
         return frozenset({("file", 0)})
 
     def first_offset(self, span: Span) -> int | None:
+        self.num_searches += 1
         return next((offset for offset in range(span.start, span.stop) if offset % 3 == 0), None)
 
 
@@ -77,3 +79,10 @@ def test_plans_take_every_offset_once_until_nothing_is_left(spans: list[Span], b
         assert plan.finite == plan.unfinished & {("file", 0)}
     assert offsets(cursors) == offsets(spans) | offsets(before)
     assert taken == len(offsets(spans) - offsets(before))
+
+
+def test_spans_that_fit_into_a_plan_are_taken_without_a_search_for_their_first_record() -> None:
+    finished = Finished([Span("topic", 0, 1, 11), Span("topic", 1, 0, 12)])
+    plan = next_plan(finished, (), limit=20)
+    assert plan.spans == (Span("topic", 0, 1, 11), Span("topic", 1, 0, 10))
+    assert finished.num_searches == 1, "only the second is longer than its half of 20 offsets"

@@ -355,7 +355,10 @@ def test_traffic_in_pieces_is_the_traffic_of_all_and_old_traffic_is_not_kept() -
         offsets = {run.key.offset for run in evidence.runs[start : start + 100]}
         records = [r for r in evidence.records if r.key.partition == 0 and r.key.offset in offsets]
         pieces = TrafficCounts.of(json.loads(json.dumps(pieces.document())))
-        pieces = pieces.fold(records, evidence.runs[start : start + 100], span_s)
+        before = json.dumps(pieces.document())
+        after = pieces.fold(records, evidence.runs[start : start + 100], span_s)
+        assert json.dumps(pieces.document()) == before, "a fold leaves the counts before it as they are"
+        pieces = after
     at_once = TrafficCounts().fold([r for r in evidence.records if r.key.partition == 0], evidence.runs, span_s)
     assert pieces == at_once
     assert len(pieces.buckets) == 33

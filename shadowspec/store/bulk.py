@@ -7,7 +7,6 @@ given.  The caller sorts them by key, so that two writers of the same rows wait 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -39,10 +38,9 @@ from sqlalchemy.types import TypeEngine
 
 from shadowspec.errors import StoreError
 from shadowspec.store.column_types import Real, UtcDateTime, require_number, require_zone
+from shadowspec.store.session import encode_json
 
 Row = tuple[Any, ...]
-
-encode_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def insert_new(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Row]) -> list[Row]:

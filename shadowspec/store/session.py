@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -40,6 +40,8 @@ SESSION_OPTIONS = " ".join(
     )
 )
 SILENCE_TIMEOUT_S = 30  # a server whose host is gone answers nothing: the connection is given up
+
+encode_json = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 # By SQLSTATE: connection lost, no such resources now (disk, memory, connections), shutting down or starting,
 # interrupted by an operator or a time-out, rolled back in favour of others, lock not had, read-only (a standby).
@@ -93,7 +95,7 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
     """A lazily connecting engine; `foreign_keys` off is for migrations that rebuild SQLite tables."""
     arguments: dict[str, Any] = {
         "hide_parameters": True,
-        "json_serializer": partial(json.dumps, allow_nan=False, separators=(",", ":")),
+        "json_serializer": encode_json,
         "json_deserializer": _read_json,
     }
     if url.get_backend_name() == "postgresql":

@@ -139,8 +139,8 @@ def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
     waiting = document.get("waiting") or {"dependence": [] if document["has_dependence"] else None}
     return TestEvidence(
         state=TestState(document["start_unit"], document["merged_units"]),
-        lower=CapitalTable.empty("lower", thetas, *described, weights=weights).with_logs(lower),
-        upper=CapitalTable.empty("upper", thetas, *described, weights=weights).with_logs(upper),
+        lower=CapitalTable.of_sums("lower", thetas, lower, *described, weights),
+        upper=CapitalTable.of_sums("upper", thetas, upper, *described, weights),
         batches=_batches(doubles[end:]),
         moments=Moments(*document["moments"]),
         waiting=UnitSeries(

@@ -128,6 +128,8 @@ class TestEvidence:
 
 def count_units(evidence: TestEvidence, units: UnitSeries) -> TestEvidence:
     """The evidence in which these units count, whole groups of them; the rest waits."""
+    if not units.num_units:
+        return evidence
     waiting, group = evidence.waiting, evidence.state.merged_units
     every = waiting.concat(units) if waiting.num_units else units
     whole = every.num_units // group * group
@@ -254,12 +256,13 @@ class HypothesisEvidence:
         )
 
     def restart(self, states: Mapping[str, TestState]) -> HypothesisEvidence:
-        """The evidence with the tests restarted whose state is another than in `states`."""
-        tests = {
-            name: test.restart(states[name]) if name in states and states[name] != test.state else test
+        """The evidence with the tests restarted whose state is another than in `states`; itself if none is."""
+        restarted = {
+            name: test.restart(states[name])
             for name, test in self.tests.items()
+            if name in states and states[name] != test.state
         }
-        return replace(self, tests=tests)
+        return replace(self, tests={**self.tests, **restarted}) if restarted else self
 
     def with_documents(
         self, documents: Sequence[PairedScore], policy: GatePolicy, state: TestState | None

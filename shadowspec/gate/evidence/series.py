@@ -56,8 +56,8 @@ class BettingTest:
     @property
     def sides(self) -> tuple[tuple[Side, float], ...]:
         """The means that it is judged against, each with the side that must rule it out."""
-        sides: tuple[tuple[Side, float | None], ...] = (("lower", self.above), ("upper", self.below))
-        return tuple((side, theta) for side, theta in sides if theta is not None)
+        lower: tuple[tuple[Side, float], ...] = () if self.above is None else (("lower", self.above),)
+        return lower if self.below is None else (*lower, ("upper", self.below))
 
     @property
     def nulls(self) -> tuple[float, ...]:

@@ -85,27 +85,29 @@ class EndpointLook:
     known_until: datetime | None
     evaluations: Sequence[Evaluation] = ()
 
-    def looks(self, passed: Collection[HypothesisName] = ()) -> dict[HypothesisId, Look]:
-        """Every hypothesis at each load and with each config that is current, in the order of `decide`.
-
-        Those that `passed` reached ENABLE at this look, and pass their levels on.
-        """
-        state, rules = self.state, self.rules
-        # 1. The hypotheses.
-        current = current_configs(self.configs, state.seen)
+    def looks(self) -> dict[HypothesisId, Look]:
+        """Every hypothesis at each load and with each config that is current, in the order of `decide`."""
+        current = current_configs(self.configs, self.state.seen)
         keys = [
             (slice_key, load, fingerprint)
-            for slice_key in ("", *sorted(state.slices))
+            for slice_key in ("", *sorted(self.state.slices))
             for load in sorted(self.loads)
             for fingerprint in sorted(current)
         ]
-
-        # 2. Runs and their levels, in the order of entry.
-        standing = list(rules.previous.values())
-        trials = assign_trials(self.entered(keys, standing), current, standing, rules.policy, len(state.slices), passed)
-
-        # 3. Each with its evidence.
+        trials = self.trials(keys)
         return {key: self.look_at(key, trials.get(key), has_entered=key in trials) for key in keys}
+
+    def trials(
+        self, keys: Iterable[HypothesisId], passed: Collection[HypothesisName] = ()
+    ) -> dict[HypothesisId, Trial | None]:
+        """The runs of the hypotheses that have entered, with their levels; None where no level is left.
+
+        Those that `passed` reached ENABLE at this look, and pass their levels on.
+        """
+        standing, policy = list(self.rules.previous.values()), self.rules.policy
+        current = current_configs(self.configs, self.state.seen)
+        entered = self.entered(keys, standing)
+        return assign_trials(entered, current, standing, policy, len(self.state.slices), passed)
 
     def entered(self, keys: Iterable[HypothesisId], standing: Sequence[Decision]) -> list[HypothesisId]:
         """Those of the hypotheses that have entered, in the order of entry; `standing` are their latest decisions."""
@@ -148,8 +150,12 @@ class EndpointLook:
                 decided[key] = self.with_mix_bound(looks[key], decided.values()).decide(now)
             new = {name_of(each) for each in decided.values() if has_passed(each)} - passed
             passed |= new
-            again = self.looks(passed) if new else {}
-            changing = {key: look for key, look in again.items() if look.level != looks[key].level}
+            again = self.trials(looks, passed) if new else {}
+            changing = {
+                key: self.look_at(key, trial, has_entered=True)
+                for key, trial in again.items()
+                if (None if trial is None else trial.level) != looks[key].level
+            }
             looks |= changing
         decisions, changed = [decided[key] for key in looks], {}
         for key, decision in zip(looks, decisions, strict=True):
@@ -251,7 +257,5 @@ def look_again(
 
 def evidence_after(before: RunEvidence, decision: Decision) -> RunEvidence:
     """The evidence that the next fold continues: tests restarted, detectors started; empty where the run ended."""
-    restarted = before.evidence.restart(restarted_states(decision))
-    after = next_evidence(restarted, decision)
-    is_same = after is restarted and all(test is restarted.tests[name] for name, test in before.evidence.tests.items())
-    return before if is_same else replace(before, evidence=after)
+    after = next_evidence(before.evidence.restart(restarted_states(decision)), decision)
+    return before if after is before.evidence else replace(before, evidence=after)

@@ -36,6 +36,9 @@ def next_plan(offsets: Offsets, cursors: Sequence[Span], limit: int = OFFSETS_AT
     width = max(limit // max(len(pending), 1), 1)
     spans, unfinished = [], set()
     for span in pending:
+        if span.stop - span.start <= width:  # a usual look's few offsets: they are folded whatever lies there
+            spans.append(span)
+            continue
         first = offsets.first_offset(span)
         until = span.stop if first is None else min(span.stop, first + width)
         spans.append(replace(span, stop=until))

@@ -16,8 +16,9 @@ from shadowspec.types import ARRIVING, Run, StoredRecord
 BUCKET_S = 6 * 3_600  # whole buckets count: a quarter of a day more or less in a window of days
 LAG_S = 86_400  # retained beyond the window: the watermark may lie this far behind the newest record
 
-# By slice: requests, then by fingerprint the measured ones with their steps and their drafted tokens.
-_Bucket = Mapping[str, tuple[int, Mapping[str, tuple[int, int, int]]]]
+# By slice: [requests, {fingerprint: [measured requests, their steps, their drafted tokens]}], as JSON holds it: a look
+# copies none of the thousands of lists of a stored state.
+_Bucket = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,12 @@ class TrafficCounts:
         buckets = {bucket: dict(entry) for bucket, entry in self.buckets.items()}
         for (bucket, slice_key), number in requests.items():
             before, measured = buckets.setdefault(bucket, {}).get(slice_key, (0, {}))
-            buckets[bucket][slice_key] = before + number, measured
+            buckets[bucket][slice_key] = [before + number, measured]
         for ((bucket, slice_key), fingerprint), added in sums.items():
             number, measured = buckets[bucket][slice_key]
             old = measured.get(fingerprint, (0, 0, 0))
-            new = old[0] + added[0], old[1] + added[1], old[2] + added[2]
-            buckets[bucket][slice_key] = number, {**measured, fingerprint: new}
+            new = [before + more for before, more in zip(old, added, strict=True)]
+            buckets[bucket][slice_key] = [number, {**measured, fingerprint: new}]
         oldest = max(buckets) - int((span_s + LAG_S) // BUCKET_S)
         return TrafficCounts({bucket: entry for bucket, entry in sorted(buckets.items()) if bucket >= oldest})
 
@@ -70,38 +71,27 @@ class TrafficCounts:
         newest = max(self.buckets, default=0) if until is None else int(until.timestamp() // BUCKET_S)
         oldest = newest - int(span_s // BUCKET_S)
         requests: Counter[str] = Counter()
-        measured, drafts, tokens = (Counter[tuple[str, str]]() for _ in range(3))
+        sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
         for bucket, slices in self.buckets.items():
             if oldest <= bucket <= newest:
                 for slice_key, (number, by_fingerprint) in slices.items():
                     requests[slice_key] += number
                     for fingerprint, (count, own_drafts, own_tokens) in by_fingerprint.items():
-                        measured[fingerprint, slice_key] += count
-                        drafts[fingerprint, slice_key] += own_drafts
-                        tokens[fingerprint, slice_key] += own_tokens
+                        total = sums[fingerprint, slice_key]
+                        total[0] += count
+                        total[1] += own_drafts
+                        total[2] += own_tokens
+        measured, drafts, tokens = ({place: each[at] for place, each in sums.items()} for at in range(3))
         return WindowCounts(requests, measured, drafts, tokens)
 
     def document(self) -> dict[str, Any]:
         """The counts as JSON can hold them."""
-        return {
-            str(bucket): {
-                name: [number, {key: list(pair) for key, pair in by.items()}] for name, (number, by) in s.items()
-            }
-            for bucket, s in self.buckets.items()
-        }
+        return {str(bucket): slices for bucket, slices in self.buckets.items()}
 
     @staticmethod
     def of(document: Mapping[str, Any]) -> TrafficCounts:
         """The counts that a document holds."""
-        return TrafficCounts(
-            {
-                int(bucket): {
-                    name: (number, {key: (sums[0], sums[1], sums[2]) for key, sums in by.items()})
-                    for name, (number, by) in slices.items()
-                }
-                for bucket, slices in document.items()
-            }
-        )
+        return TrafficCounts({int(bucket): slices for bucket, slices in document.items()})
 
 
 Traffic = Mapping[str, Mapping[str, SliceTraffic]]  # by fingerprint, then slice key

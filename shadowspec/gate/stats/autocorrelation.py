@@ -57,8 +57,9 @@ class Moments:
     def autocorrelation(self) -> float:
         """r1; 0 at zero variance."""
         spread = self.highest - self.lowest
-        sums = self.num, self.last - self.first, self.total, self.squares, self.products, spread
-        return float(_autocorrelation(*map(np.asarray, sums)))
+        return float(
+            _autocorrelation(self.num, self.last - self.first, self.total, self.squares, self.products, spread)
+        )
 
 
 def autocorrelation_path(values: Floats) -> Floats:
@@ -71,7 +72,12 @@ def autocorrelation_path(values: Floats) -> Floats:
 
 
 def _autocorrelation(
-    num: NDArray[np.int64], last: Floats, total: Floats, squares: Floats, products: Floats, spread: Floats
+    num: int | NDArray[np.int64],
+    last: float | Floats,
+    total: float | Floats,
+    squares: float | Floats,
+    products: float | Floats,
+    spread: float | Floats,
 ) -> Floats:
     """r1, elementwise, of sums over values of which the first is 0."""
     mean = total / np.maximum(num, 1)
@@ -101,18 +107,20 @@ class BatchSums:
         """Those with these units added at the end."""
         if not len(units.values):
             return self
-        both = np.stack([units.values, units.weights])
-        added = np.array([both.shape[1], *both.sum(axis=1)])
-        unfinished, sums = self.unfinished + added, self.sums.copy()
-        for row in np.flatnonzero(unfinished[:, 0] >= BATCH_LENGTHS).tolist():
-            length, num_left = BATCH_LENGTHS[row], int(self.unfinished[row, 0])
-            first = length - num_left
-            whole = first + (both.shape[1] - first) // length * length
-            means = both[:, first:whole].reshape(2, -1, length).mean(axis=2)
-            joined = (self.unfinished[row, 1:] + both[:, :first].sum(axis=1)) / length
-            u, g = np.concatenate([joined[:, None], means], axis=1)
+        num_units, both = len(units.values), np.array([units.values, units.weights])
+        unfinished, sums = self.unfinished + np.array([num_units, *both.sum(axis=1)]), self.sums
+        for row, (num_left, length) in enumerate(zip(self.unfinished[:, 0].tolist(), BATCH_LENGTHS, strict=True)):
+            first = length - int(num_left)
+            if num_units < first:
+                continue
+            if sums is self.sums:
+                sums = sums.copy()
+            whole = first + (num_units - first) // length * length
+            joined = self.unfinished[row, 1:, None] + both[:, :first].sum(axis=1, keepdims=True)
+            totals = np.concatenate([joined, both[:, first:whole].reshape(2, -1, length).sum(axis=2)], axis=1)
+            u, g = totals / length
             sums[row] += (len(u), u.sum(), g.sum(), u @ u, u @ g, g @ g)
-            unfinished[row] = (both.shape[1] - whole, *both[:, whole:].sum(axis=1))
+            unfinished[row] = (num_units - whole, *both[:, whole:].sum(axis=1))
         return BatchSums(unfinished, sums)
 
     def errors(self, side: Side, theta: float) -> float:
@@ -138,7 +146,7 @@ def errors_path(units: Sums, side: Side, theta: float) -> Floats:
 
 def _errors(sums: Floats, side: Side, theta: float) -> Floats:
     """Elementwise over rows of sums [..., 6]; NO_DOUBT where there are fewer than MIN_BATCHES."""
-    num, u, g, uu, ug, gg = np.moveaxis(sums, -1, 0)
+    num, u, g, uu, ug, gg = (sums[..., place] for place in range(6))
     sign, many = (1.0 if side == "lower" else -1.0), np.maximum(num, 2.0)
     mean = sign * (u - theta * g) / many
     variance = np.maximum((uu - 2.0 * theta * ug + theta * theta * gg) / many - mean * mean, 0.0) * many / (many - 1.0)

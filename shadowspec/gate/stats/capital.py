@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, reduce
 
 import numpy as np
 
@@ -68,11 +68,29 @@ class CapitalTable:
         weights: tuple[float, ...] = WEIGHTS,
     ) -> CapitalTable:
         """The table of no units, whose mean lies from `lowest` to `highest`; the rest is as in `UnitSeries`."""
+        described = lowest, highest, upper_worst, has_light_extremes
+        return cls.of_sums(side, thetas, np.zeros((len(thetas), NUM_FRACTIONS)), *described, weights=weights)
+
+    @classmethod
+    def of_sums(
+        cls,
+        side: Side,
+        thetas: Floats,
+        logs: Floats,
+        lowest: float,
+        highest: float,
+        upper_worst: float | None,
+        has_light_extremes: bool,
+        weights: tuple[float, ...],
+    ) -> CapitalTable:
+        """The table with these sums, [G, NUM_FRACTIONS]; the rest is as in `empty`."""
         worst = worst_values(side, thetas, lowest, highest, upper_worst, has_light_extremes)
-        return cls(side, thetas, worst, np.zeros((len(thetas), NUM_FRACTIONS)), weights)
+        return cls(side, thetas, worst, logs, weights)
 
     def fold(self, values: Floats, weights: Floats) -> CapitalTable:
         """The table with these units added: sums [n] and weights [n]."""
+        if not len(values):
+            return self
         units = values + 1j * weights  # one number each, so that equal ones are found by a plain sort
         counts = np.ones(len(units))
         is_repeating = len(units) > 1 and 2 * len(np.unique(units[:_SAMPLE])) <= len(units[:_SAMPLE])
@@ -84,11 +102,11 @@ class CapitalTable:
             part = slice(start, start + _CHUNK)
             ratios = self._ratios(units[part].real, units[part].imag)
             logs += _weighted_logs(ratios, counts[part]) if is_repeating else _summed_logs(ratios)
-        return replace(self, logs=logs)
+        return self.with_logs(logs)
 
     def with_logs(self, logs: Floats) -> CapitalTable:
         """The table of the same nulls with these sums, [G, NUM_FRACTIONS]."""
-        return replace(self, logs=logs)
+        return CapitalTable(self.side, self.thetas, self.worst, logs, self.weights)
 
     def without_units(self) -> CapitalTable:
         """The table of no units, of the same nulls."""
@@ -131,7 +149,7 @@ class CapitalTable:
             return None
         if is_rejected(self.log_capital(theta), level):
             return 0
-        logs = np.log(self.weights) + sums
+        logs = _logarithms(self.weights) + sums
         missing, growth = -math.log(level) - logs, sums / num_units
         needed = [gap / rate for gap, rate in zip(missing.tolist(), growth.tolist(), strict=True) if rate > 1e-9]
         return math.ceil(min(needed)) if needed else None
@@ -139,15 +157,15 @@ class CapitalTable:
     def _row_at(self, theta: float) -> int | None:
         """The row of the next null outward of `theta`."""
         if self.side == "lower":
-            row = int(np.searchsorted(self.thetas, theta - _SAME, side="left"))
+            row = int(self.thetas.searchsorted(theta - _SAME, side="left"))
         else:
-            row = int(np.searchsorted(self.thetas, theta + _SAME, side="right")) - 1
+            row = int(self.thetas.searchsorted(theta + _SAME, side="right")) - 1
         return row if 0 <= row < len(self.thetas) else None
 
     @cached_property
     def _log_capitals(self) -> Floats:
         """Natural logarithm of the capital against every null, [G]; a look asks for several of them."""
-        bets: Floats = (np.log(self.weights) + self.logs).T
+        bets: Floats = (_logarithms(self.weights) + self.logs).T
         return reduce(np.logaddexp, bets)  # column by column, which takes half the time of numpy's own along rows
 
     def _ratios(self, values: Floats, weights: Floats) -> Floats:
@@ -157,6 +175,11 @@ class CapitalTable:
         else:
             scores = self.thetas[:, None] * weights[None, :] - values[None, :]
         return np.maximum(scores / self.worst[:, None], -1.0)
+
+
+@lru_cache
+def _logarithms(weights: tuple[float, ...]) -> Floats:
+    return np.log(weights)
 
 
 def _summed_logs(ratios: Floats) -> Floats:

@@ -185,22 +185,32 @@ def alarm_threshold(policy: GatePolicy) -> float:
     return policy.drift_run_length * float(len(watchers_of(policy)) * policy.max_hypotheses)
 
 
-def alarms(states: Mapping[str, State], policy: GatePolicy) -> tuple[DriftWatcher, ...]:
+def read_detectors(states: Mapping[str, State]) -> dict[str, Detector]:
+    """The detectors that have started, by watcher.
+
+    Raises:
+        InputError: a state describes none.
+    """
+    watchers = (*WATCHERS, *ADVISORY_WATCHERS)
+    return {each.name: Detector.of(states[each.name]) for each in watchers if each.name in states}
+
+
+def alarms(detectors: Mapping[str, Detector], policy: GatePolicy) -> tuple[DriftWatcher, ...]:
     """The watchers whose promise no longer holds."""
-    return _select_alarmed(WATCHERS, states, policy)
+    return _select_alarmed(WATCHERS, detectors, policy)
 
 
-def advice(states: Mapping[str, State], policy: GatePolicy) -> tuple[str, ...]:
+def advice(detectors: Mapping[str, Detector], policy: GatePolicy) -> tuple[str, ...]:
     """Names of the tests that have fallen below their values at ENABLE."""
-    return tuple(watcher.test_name for watcher in _select_alarmed(ADVISORY_WATCHERS, states, policy))
+    return tuple(watcher.test_name for watcher in _select_alarmed(ADVISORY_WATCHERS, detectors, policy))
 
 
 def _select_alarmed(
-    watchers: Sequence[DriftWatcher], states: Mapping[str, State], policy: GatePolicy
+    watchers: Sequence[DriftWatcher], detectors: Mapping[str, Detector], policy: GatePolicy
 ) -> tuple[DriftWatcher, ...]:
     threshold = alarm_threshold(policy)
-    started = [watcher for watcher in watchers if watcher.name in states]
-    return tuple(each for each in started if Detector.of(states[each.name]).has_alarmed(threshold))
+    started = [watcher for watcher in watchers if watcher.name in detectors]
+    return tuple(each for each in started if detectors[each.name].has_alarmed(threshold))
 
 
 def _log(value: Figure) -> float:

@@ -24,7 +24,6 @@ from shadowspec.types import (
     Decision,
     DetectorFigures,
     DriftFigures,
-    Figure,
     ReasonCode,
     Trial,
     Verdict,
@@ -100,8 +99,9 @@ def standing_decision(
     if decision.verdict is Verdict.ENABLE:
         was_enabled = in_force is not None and in_force.verdict is Verdict.ENABLE
         watch = in_force.watch if in_force and was_enabled else _watch(decision, policy)
-        decision = replace(decision, watch=watch, drift=_drift_figures(evidence.watchers, policy))
-        decision = _after_detectors(decision, evidence, policy)
+        detectors = drift.read_detectors(evidence.watchers)
+        decision = replace(decision, watch=watch, drift=_drift_figures(detectors, policy))
+        decision = _after_detectors(decision, detectors, policy)
     elif decision.verdict is Verdict.HOLD and trial.num_restarts and decision.reason_code != ReasonCode.OTHER_ENGINE:
         decision = _meanwhile(decision, trial, policy, recipe_note(hypothesis.replaces, hypothesis.config))
     return replace(decision, verdict_since=since_when(decision.verdict, previous, now))
@@ -156,22 +156,21 @@ def _watch(decision: Decision, policy: GatePolicy) -> Watch:
     return Watch(decision.num_blocks, passed_clusters(decision), promises)
 
 
-def _drift_figures(watchers: Mapping[str, Mapping[str, Figure]], policy: GatePolicy) -> DriftFigures:
+def _drift_figures(detectors: Mapping[str, drift.Detector], policy: GatePolicy) -> DriftFigures:
     """How close each detector is to its alarm, on the scale of units seen."""
-    detectors = {}
+    figures = {}
     for watcher in drift.WATCHERS:
-        if watcher.name in watchers:
-            detector = drift.Detector.of(watchers[watcher.name])
+        if (detector := detectors.get(watcher.name)) is not None:
             log10 = detector.log_peak / _LN10 if detector.num_units else None
-            detectors[watcher.name.removeprefix("drift_")] = DetectorFigures(detector.num_units, log10)
-    advice = ", ".join(drift.advice(watchers, policy)) or None
-    return DriftFigures(math.log10(drift.alarm_threshold(policy)), advice, detectors)
+            figures[watcher.name.removeprefix("drift_")] = DetectorFigures(detector.num_units, log10)
+    advice = ", ".join(drift.advice(detectors, policy)) or None
+    return DriftFigures(math.log10(drift.alarm_threshold(policy)), advice, figures)
 
 
-def _after_detectors(decision: Decision, evidence: HypothesisEvidence, policy: GatePolicy) -> Decision:
+def _after_detectors(decision: Decision, detectors: Mapping[str, drift.Detector], policy: GatePolicy) -> Decision:
     parts = []
-    for watcher in drift.alarms(evidence.watchers, policy):
-        detector = drift.Detector.of(evidence.watchers[watcher.name])
+    for watcher in drift.alarms(detectors, policy):
+        detector = detectors[watcher.name]
         promise = math.exp(detector.promise) if watcher.test_name == "speedup" else detector.promise
         verb = "holds" if watcher.side == "lower" else "stays within"
         parts.append(f"{watcher.test_name} no longer {verb} {promise:.3g} ({detector.num_units} units since ENABLE)")
