@@ -10,7 +10,7 @@ weights at each load (`models.load_model`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -279,10 +279,12 @@ class DirectLlama:
         hidden = self._embed(tokens.reshape(-1))  # [rows * tokens, hidden]
         if self._compiled is not None and all(type(layer) is RaggedLayer for layer in cache.layers):
             first, embedded = cache.layers[0], hidden.view(rows, count, -1)
+            if not first.is_initialized:
+                cache.allocate(*self.kv_shape, self.dtype)
             if first.read_width == 0 and keep == 1:
                 return self._prefill_compiled(self._compiled, embedded, angles, cache, hidden_layers)
             if first.read_width > 0 and first.read_rows is None:
-                return self._run_compiled(self._compiled, embedded, angles, cache, keep, hidden_layers)
+                return self._step_compiled(self._compiled, embedded, angles, cache, keep, hidden_layers)
         states: list[torch.Tensor] = []
         last = len(self._layers) - 1
         for index, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
@@ -298,7 +300,7 @@ class DirectLlama:
             states.append(normed.view(rows, keep, -1))
         return self._head(normed).view(rows, keep, -1), side_by_side(states)
 
-    def _run_compiled(
+    def _step_compiled(
         self,
         compiled: CompiledLlama,
         hidden: torch.Tensor,  # [rows, tokens, hidden]
@@ -308,14 +310,8 @@ class DirectLlama:
         hidden_layers: tuple[int, ...],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A step, whose tokens see all columns up to their places, as its mask says."""
-        first = cache.layers[0]
-        if not first.is_initialized:
-            cache.allocate(*self.kv_shape, self.dtype)
-        columns, width, with_final = first.place[1], first.read_width, FINAL in hidden_layers
-        caches, layers = [layer.states for layer in cache.layers], () if with_final else hidden_layers
-        outputs = compiled.run(CachedPass(hidden, columns, angles, caches, width, keep, layers, with_final))
-        states = outputs.inputs if outputs.final_states is None else (outputs.final_states,)
-        return outputs.logits, side_by_side(states)
+        first, caches = cache.layers[0], [layer.states for layer in cache.layers]
+        return _run(compiled, hidden, first.place[1], angles, caches, first.read_width, keep, hidden_layers)
 
     def _prefill_compiled(
         self,
@@ -326,30 +322,36 @@ class DirectLlama:
         hidden_layers: tuple[int, ...],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A prefill from the first column on, row by row: padding costs nothing then.  It keeps one column of each."""
-        if not cache.layers[0].is_initialized:
-            cache.allocate(*self.kv_shape, self.dtype)
         slots, columns = cache.layers[0].place
-        with_final, count = FINAL in hidden_layers, hidden.shape[1]
         logits, states = [], []
         for row, (slot, last) in enumerate(zip(slots[:, 0].tolist(), columns[:, -1].tolist(), strict=True)):
-            text = slice(count - last - 1, count)
-            outputs = compiled.run(
-                CachedPass(
-                    hidden[row : row + 1, text],
-                    columns[row : row + 1, text],
-                    angles[row : row + 1, text],
-                    [layer.states[slot : slot + 1] for layer in cache.layers],
-                    width=last + 1,
-                    keep=1,
-                    layers=() if with_final else hidden_layers,
-                    with_final=with_final,
-                )
-            )
-            logits.append(outputs.logits)
-            found = side_by_side(outputs.inputs if outputs.final_states is None else (outputs.final_states,))
+            here, text = slice(row, row + 1), slice(hidden.shape[1] - last - 1, None)
+            caches = [layer.states[slot : slot + 1] for layer in cache.layers]
+            given = hidden[here, text], columns[here, text], angles[here, text]
+            of_row, found = _run(compiled, *given, caches, last + 1, 1, hidden_layers)
+            logits.append(of_row)
             if found is not None:
-                states.append(found if with_final else torch.nn.functional.pad(found, (0, 0, text.start, 0)))
+                padding = 0 if FINAL in hidden_layers else text.start
+                states.append(torch.nn.functional.pad(found, (0, 0, padding, 0)))
         return torch.cat(logits), torch.cat(states) if states else None
+
+
+def _run(
+    compiled: CompiledLlama,
+    hidden: torch.Tensor,  # [rows, tokens, hidden]
+    columns: torch.Tensor,
+    angles: torch.Tensor,
+    caches: Sequence[torch.Tensor],
+    width: int,
+    keep: int,
+    hidden_layers: tuple[int, ...],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A compiled pass; logits, and the hidden states of these layers side by side."""
+    with_final = FINAL in hidden_layers
+    layers = () if with_final else hidden_layers
+    outputs = compiled.run(CachedPass(hidden, columns, angles, caches, width, keep, layers, with_final))
+    states = outputs.inputs if outputs.final_states is None else (outputs.final_states,)
+    return outputs.logits, side_by_side(states)
 
 
 def torch_threads(target: Any, longest_prompt: int) -> AbstractContextManager[None]:

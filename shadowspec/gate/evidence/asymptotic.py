@@ -66,7 +66,13 @@ class RatioMoments:
 
         That of the ratio itself is this over the root of n.
         """
-        return _influence_sd(self, self.ratio)
+        n, ratio = np.maximum(self.num_units, 1.0), self.ratio
+        var_a = self.sum_aa - self.sum_a**2 / n  # each times n - 1
+        var_d = self.sum_dd - self.sum_d**2 / n
+        cov = self.sum_ad - self.sum_a * self.sum_d / n
+        scatter = var_a - 2.0 * ratio * cov + ratio**2 * var_d
+        variance = _divide(np.maximum(scatter, 0.0), (n - 1.0) * (self.sum_d / n) ** 2)
+        return np.asarray(np.sqrt(variance), dtype=np.float64)
 
 
 @lru_cache
@@ -84,7 +90,7 @@ def half_width(sd: Floats, num_units: Floats, rho: float, level: float) -> Float
 def bounds(moments: RatioMoments, level: float, planned_units: float = PLANNED_UNITS) -> tuple[Floats, Floats]:
     """Two-sided bounds of the ratio; minus and plus infinity before BURN_IN units or where it is undefined."""
     ratio = moments.ratio
-    width = half_width(_influence_sd(moments, ratio), moments.num_units, planned_rho(planned_units, level), level)
+    width = half_width(moments.influence_sd, moments.num_units, planned_rho(planned_units, level), level)
     return _after_burn_in(moments, ratio - width, -np.inf), _after_burn_in(moments, ratio + width, np.inf)
 
 
@@ -92,16 +98,6 @@ def _width(sd: Floats, num_units: Floats, rho: float, log: Floats) -> Floats:
     """sd * sqrt(2 (n rho^2 + 1) / (n rho)^2 * log), n at least 1."""
     num_units = np.maximum(num_units, 1.0)
     return np.asarray(sd * np.sqrt(2.0 * (num_units * rho**2 + 1.0) / (num_units * rho) ** 2 * log), dtype=np.float64)
-
-
-def _influence_sd(moments: RatioMoments, ratio: Floats) -> Floats:
-    n = np.maximum(moments.num_units, 1.0)
-    var_a = moments.sum_aa - moments.sum_a**2 / n  # each times n - 1
-    var_d = moments.sum_dd - moments.sum_d**2 / n
-    cov = moments.sum_ad - moments.sum_a * moments.sum_d / n
-    scatter = var_a - 2.0 * ratio * cov + ratio**2 * var_d
-    variance = _divide(np.maximum(scatter, 0.0), (n - 1.0) * (moments.sum_d / n) ** 2)
-    return np.asarray(np.sqrt(variance), dtype=np.float64)
 
 
 def shown_beside(test: BettingTest, level: float) -> BettingTest:

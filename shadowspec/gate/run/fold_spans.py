@@ -36,10 +36,8 @@ def next_plan(offsets: Offsets, cursors: Sequence[Span], limit: int = OFFSETS_AT
     width = max(limit // max(len(pending), 1), 1)
     spans, unfinished = [], set()
     for span in pending:
-        if span.stop - span.start <= width:  # a usual look's few offsets: they are folded whatever lies there
-            spans.append(span)
-            continue
-        first = offsets.first_offset(span)
+        # A usual look's few offsets are folded whatever lies there.
+        first = offsets.first_offset(span) if span.stop - span.start > width else span.start
         until = span.stop if first is None else min(span.stop, first + width)
         spans.append(replace(span, stop=until))
         if until < span.stop:

@@ -78,7 +78,7 @@ def betting_result(
         alpha=level,
         unit=test.unit,
         num_units=evidence.num_units,
-        min_units=policy.max_clusters if unprovable else _provable_units(test, level),
+        min_units=min_units(test, policy, level),
         units_needed=None if barred or outcome != "open" or None in needed else max(n for n in needed if n is not None),
         is_required=test.is_required,
         dependence=Dependence(
@@ -125,10 +125,8 @@ def _batch_agreement(
 
 def min_units(test: BettingTest, policy: GatePolicy, level: float) -> int:
     """Units below which a test cannot pass; where nothing can prove it, the units at which it is given up."""
-    return policy.max_clusters if policy.unprovable(test.name) else _provable_units(test, level)
-
-
-def _provable_units(test: BettingTest, level: float) -> int:
+    if policy.unprovable(test.name):
+        return policy.max_clusters
     return max(betting.min_units(_best_ratio(test, side, theta), level, test.weights) for side, theta in test.sides)
 
 
