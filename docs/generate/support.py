@@ -73,20 +73,20 @@ _NAMED = (
 )
 _EXPORTS = {
     ExportFormat.VLLM: (
-        "[fields of vLLM 0.32](../tests/export/test_engines.py)",
+        "[fields of vLLM 0.32](../tests/rollout/export/test_engines.py)",
         _BY_HAND,
     ),
-    ExportFormat.SGLANG: ("[fields of SGLang 0.5](../tests/export/test_engines.py)", _NONE),
-    ExportFormat.TENSORRT_LLM: ("[fields of one commit](../tests/export/test_engines.py)", _NONE),
-    ExportFormat.LLAMACPP: ("[options](../tests/export/test_engines.py)", _NONE),
-    ExportFormat.MODELOPT: ("[schema 1.0](../tests/export/test_modelopt.py)", _NONE),
+    ExportFormat.SGLANG: ("[fields of SGLang 0.5](../tests/rollout/export/test_engines.py)", _NONE),
+    ExportFormat.TENSORRT_LLM: ("[fields of one commit](../tests/rollout/export/test_engines.py)", _NONE),
+    ExportFormat.LLAMACPP: ("[options](../tests/rollout/export/test_engines.py)", _NONE),
+    ExportFormat.MODELOPT: ("[schema 1.0](../tests/rollout/export/test_modelopt.py)", _NONE),
     ExportFormat.FLAGD: (
-        "[its JSON schemas and evaluator](../tests/export/test_flagd.py)",
+        "[its JSON schemas and evaluator](../tests/rollout/export/test_flagd.py)",
         _BY_HAND,
     ),
-    ExportFormat.LITELLM: ("[LiteLLM's router](../tests/export/test_routes.py)", _BY_HAND),
+    ExportFormat.LITELLM: ("[LiteLLM's router](../tests/rollout/export/test_routes.py)", _BY_HAND),
     ExportFormat.HTTPROUTE: ("[schema of Gateway API 1.6](../tests/deploy/test_crds.py)", _NONE),
-    ExportFormat.ENVOY: ("[order of routes](../tests/export/test_routes.py)", _BY_HAND),
+    ExportFormat.ENVOY: ("[order of routes](../tests/rollout/export/test_routes.py)", _BY_HAND),
 }
 
 

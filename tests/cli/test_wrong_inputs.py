@@ -1,6 +1,6 @@
 """Wrong inputs of every command: one line that names cause and remedy, and the exit code of its kind.
 
-Those of `try` are in test_try.py, those of every key of the configuration in tests/test_config.py.
+Those of `try` are in test_try.py, those of every key of the configuration in tests/config/test_file.py.
 """
 
 from __future__ import annotations

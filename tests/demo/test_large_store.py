@@ -35,7 +35,7 @@ HOUR = timedelta(hours=1)
 SIZE = Size(num_slices=30, num_days=30, num_runs=8_000, num_looks=10, live_interval_s=900.0)
 
 
-# `make test-all` alone fills it; `make test` fills a much smaller one (tests/test_one_gate.py).
+# `make test-all` alone fills it; `make test` fills a much smaller one (tests/gate/run/test_one_gate.py).
 SQLITE = pytest.param("sqlite", marks=pytest.mark.all)
 POSTGRES = pytest.param("postgres", marks=[pytest.mark.integration, pytest.mark.all])
 

@@ -37,8 +37,8 @@ from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Traffic
 from shadowspec.types import Clearing, Decision, EvidenceSummary, Override, OverrideRecord, Verdict, parse_slice_key
 from shadowspec.types.settings import GuardPolicy
-from tests.promote.worlds import CHAT, CODE, NOW, config, decision
 from tests.reports.worlds import MemorySource
+from tests.rollout.check.worlds import CHAT, CODE, NOW, config, decision
 from tests.store import examples
 
 SLICES, LOADS, NAMES, REVISIONS = ("", CODE, CHAT), (2, 16), ("draft", "other"), ("a", "b", "c")

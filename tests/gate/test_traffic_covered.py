@@ -18,10 +18,10 @@ from shadowspec.gate.run.recompute import explain
 from shadowspec.store import Store
 from shadowspec.types import FunnelCounter, Verdict
 from tests.gate.feeding import Feed
+from tests.gate.run.test_folding import POLICY as STORED
+from tests.gate.run.test_folding import gate
 from tests.gate.test_decision import Seen, draw_runs, evidence_of, look, result
 from tests.gate.worlds import START, World, noisy_run, record_of
-from tests.test_gating_folding import POLICY as STORED
-from tests.test_gating_folding import gate
 
 POLICY = GatePolicy(max_hypotheses=2)
 SLICES = ("prompt_class=code", "prompt_class=sql")

@@ -24,8 +24,8 @@ from shadowspec.store.admin import schema
 from shadowspec.types import Decision, Trial, Verdict
 from shadowspec.types.decision_documents import shown_details
 from tests.gate.feeding import Feed, assert_same_value
+from tests.gate.run.test_trials import OTHER, POLICY, changing, with_fingerprint
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
-from tests.test_gating_trials import OTHER, POLICY, changing, with_fingerprint
 
 RELEASED = Path(__file__).parents[1] / "data" / "released" / "0.1.0"
 DATABASES = ("demo", "standing", "history")

@@ -19,8 +19,8 @@ from shadowspec.store import Store
 from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, Verdict
 from tests.gate.feeding import Feed
 from tests.gate.oracle import endpoint_sequences
+from tests.gate.run.test_trials import OTHER, changing, with_fingerprint
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run, record_of, run_of
-from tests.test_gating_trials import OTHER, changing, with_fingerprint
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0, drift_run_length=1_000)
 SLICES = ("prompt_class=code", "prompt_class=sql")

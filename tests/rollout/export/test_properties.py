@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shadowspec.rollout.export import flagd, llamacpp, sglang, tensorrt_llm, vllm
 from shadowspec.rollout.export.load_schedule import Schedule, endpoint_schedule, slice_schedules
 from shadowspec.types import Decision, SpeculationConfig, Verdict, VerifyRule
-from tests.export.worlds import (
+from tests.rollout.export.worlds import (
     NOW,
     WEEK,
     decision,

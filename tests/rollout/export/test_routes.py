@@ -18,7 +18,7 @@ from shadowspec.rollout.export.routes import Pool, Pools, Routes, choose_routes
 from shadowspec.servers.client import run_async
 from shadowspec.types import SLICE_HEADER, Decision, Override, Rollout, Stage, Verdict, slice_tag
 from tests.deploy import crds
-from tests.export.worlds import NOW, config, decision, judged
+from tests.rollout.export.worlds import NOW, config, decision, judged
 
 CODE, CHAT, MATHS = (f"prompt_class={name},sampling_regime=greedy" for name in ("code", "chat", "maths"))
 pytestmark = pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")  # of LiteLLM's types

@@ -12,7 +12,7 @@ from shadowspec.errors import NoDataError
 from shadowspec.rollout.export import modelopt
 from shadowspec.rollout.export.load_schedule import endpoint_schedule
 from shadowspec.types import Decision, FingerprintedConfig, SpeculationCounts, Verdict
-from tests.export.worlds import PEERS, config, decision, judged
+from tests.rollout.export.worlds import PEERS, config, decision, judged
 
 # 100 steps: 40 accepted nothing, 30 one token, none two, 30 three.
 COUNTS = SpeculationCounts(

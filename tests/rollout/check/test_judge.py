@@ -23,7 +23,18 @@ from shadowspec.store import Traffic
 from shadowspec.text import parse_duration, parse_labels
 from shadowspec.types import Decision, EvidenceSummary, Override, Verdict
 from shadowspec.types.serving_engines import with_engine_rules
-from tests.promote.worlds import CHAT, CODE, HOUR, NOW, check_input, config, decision, fingerprint, question, traffic
+from tests.rollout.check.worlds import (
+    CHAT,
+    CODE,
+    HOUR,
+    NOW,
+    check_input,
+    config,
+    decision,
+    fingerprint,
+    question,
+    traffic,
+)
 
 
 def answer(what: CheckInput, asked: Question | None = None) -> Answer:

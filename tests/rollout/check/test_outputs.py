@@ -19,10 +19,10 @@ from shadowspec.rollout.check.junit import junit_xml
 from shadowspec.rollout.check.outcome import OnHold
 from shadowspec.rollout.check.plain_text import answer_lines
 from shadowspec.types import Decision
-from tests.promote.worlds import CHAT, CODE, ENGINE, HOUR, NOW, check_input, decision, question, traffic
+from tests.rollout.check.worlds import CHAT, CODE, ENGINE, HOUR, NOW, check_input, decision, question, traffic
 
 SCHEMAS = [
-    etree.XMLSchema(etree.parse(Path(__file__).parents[1] / "data" / "junit" / name))
+    etree.XMLSchema(etree.parse(Path(__file__).parents[2] / "data" / "junit" / name))
     for name in ("junit-10.xsd", "JUnit.xsd")
 ]
 # Labels as they may come from traffic; "," and "=" part labels in a slice's key.

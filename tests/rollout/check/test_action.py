@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.promote.conftest import Shop
-from tests.promote.worlds import CHAT, CODE, decision, fingerprint
+from tests.rollout.check.conftest import Shop
+from tests.rollout.check.worlds import CHAT, CODE, decision, fingerprint
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 MODULES = """
 import sys
 sys.argv = ["shadowspec", "check", "--endpoint", "chat", "--junit", "junit.xml", "--github"]

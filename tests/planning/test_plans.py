@@ -14,8 +14,8 @@ from shadowspec.planning.block_costs import CostSource, SessionCost, SessionCost
 from shadowspec.planning.plans import EndpointPlan, SlicePlan, plan_endpoint
 from shadowspec.types import Decision, Trial, Verdict
 from tests.gate.oracle import EndpointEvidence, decide_endpoint, endpoint_looks
+from tests.gate.run.test_endpoint_gate import cut
 from tests.gate.worlds import CONFIG, START, World, noisy_run
-from tests.test_gating import cut
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
 CONFIGS = {CONFIG.fingerprint: CONFIG}

@@ -18,8 +18,8 @@ from shadowspec.tap.context_buckets import context_bucket
 from shadowspec.tap.prompt_class import PROMPT_CLASSES, classify_text, prompt_class
 from shadowspec.types import format_slice_key, parse_slice_key
 
-SAMPLE = Path(__file__).parent / "data" / "labelled_prompts.jsonl"
-DOCUMENT = Path(__file__).parent.parent / "docs" / "configuration.md"
+SAMPLE = Path(__file__).parents[1] / "data" / "labelled_prompts.jsonl"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 FLOOR = 0.93
 CLASS_FLOOR = 0.80  # of every class on its own: "chat" and "other" have no words of their own to be known by
 

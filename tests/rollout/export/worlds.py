@@ -18,7 +18,7 @@ from shadowspec.types import Decision, Rollout, SpeculationConfig, TestResult, V
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 WEEK = timedelta(days=7)
-PEERS = Path(__file__).parents[1] / "data" / "peers"
+PEERS = Path(__file__).parents[2] / "data" / "peers"
 
 
 def config(

@@ -18,10 +18,10 @@ import sqlalchemy
 from sqlalchemy import NullPool, make_url
 
 from shadowspec.store import RoleKind, Store
-from tests.promote.conftest import URL, Shop
-from tests.promote.worlds import CHAT, CODE, decision, fingerprint
+from tests.rollout.check.conftest import URL, Shop
+from tests.rollout.check.worlds import CHAT, CODE, decision, fingerprint
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def test_each_verdict_has_its_exit_code(shop: Shop) -> None:

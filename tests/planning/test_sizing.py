@@ -16,8 +16,8 @@ from shadowspec.planning.plans import EndpointPlan, SlicePlan, plan_endpoint
 from shadowspec.planning.sizing import MAX_BUSY, Sizing, devices_needed, size_endpoint, stored_costs, stored_traffic
 from shadowspec.types import ArrivedRequest, BlockTime, RecordKey, Verdict
 from tests.gate.oracle import decide_endpoint, endpoint_looks
+from tests.gate.run.test_endpoint_gate import cut
 from tests.gate.worlds import CONFIG, START, World, noisy_run
-from tests.test_gating import cut
 
 DAY_S = 86_400.0
 COSTS = SessionCosts(

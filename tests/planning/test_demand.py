@@ -28,7 +28,7 @@ from shadowspec.planning.demand import (
 from shadowspec.rollout.export.load_schedule import endpoint_schedule, ranges_text
 from shadowspec.store import Store
 from shadowspec.types import Composition, LiveCounts, LiveScrape, SliceCover, TestResult, Verdict
-from tests.export.worlds import config, decision, judged
+from tests.rollout.export.worlds import config, decision, judged
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MINUTE, HOUR, DAY_S = timedelta(minutes=1), timedelta(hours=1), 86_400.0

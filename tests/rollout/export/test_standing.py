@@ -12,7 +12,7 @@ from shadowspec.gate.verdict.effective_decisions import effective
 from shadowspec.rollout.export.endpoint_state import Off, describe, judge_decisions
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, Override, Rollout, Stage, Verdict
-from tests.export.worlds import NOW, WEEK, config, decision, judged
+from tests.rollout.export.worlds import NOW, WEEK, config, decision, judged
 
 
 def test_a_fresh_enable_is_on() -> None:

@@ -25,7 +25,7 @@ from shadowspec.types import (
     WriteBatch,
 )
 from tests.cli_process import Result, run_command
-from tests.promote.worlds import config
+from tests.rollout.check.worlds import config
 
 URL = "sqlite:///shadow.db"
 CONFIG = f"""\

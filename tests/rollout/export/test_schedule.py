@@ -9,7 +9,7 @@ import pytest
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import BatchRange, endpoint_schedule, slice_schedules, with_share
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
-from tests.export.worlds import NOW, config, decision, judged
+from tests.rollout.export.worlds import NOW, config, decision, judged
 from tests.store.examples import in_traffic
 
 

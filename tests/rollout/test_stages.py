@@ -339,7 +339,7 @@ CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
         lambda policy: next_step(replace(standing(Stage.SHADOW), reason_code="control"), look(decided()), policy),
     ),
 }
-OF_ENDPOINTS = {"has_control"}  # whether there is a control, not how it is judged: tests/test_rollouts.py
+OF_ENDPOINTS = {"has_control"}  # whether there is a control, not how it is judged: tests/rollout/test_rollouts.py
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(RolloutPolicy) if field.name not in OF_ENDPOINTS])

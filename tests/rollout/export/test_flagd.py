@@ -16,7 +16,7 @@ from referencing import Registry, Resource
 from shadowspec.rollout.export import flagd
 from shadowspec.rollout.export.load_schedule import endpoint_schedule, slice_schedules
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
-from tests.export.worlds import NOW, PEERS, WEEK, config, decision, judged
+from tests.rollout.export.worlds import NOW, PEERS, WEEK, config, decision, judged
 
 CODE, CHAT, FRENCH = ("prompt_class=code,tier=gold", "prompt_class=chat,tier=gold", "prompt_class=chat,tier=free")
 IS_CODE = {"prompt_class": "code", "tier": "gold"}

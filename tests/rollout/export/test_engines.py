@@ -23,7 +23,7 @@ from shadowspec.types import (
 )
 from shadowspec.types.served_methods import settings_text
 from shadowspec.types.serving_engines import with_engine_rules
-from tests.export.worlds import (
+from tests.rollout.export.worlds import (
     config,
     decision,
     fields,
