@@ -1,4 +1,4 @@
-"""What is derived from what was measured: predictions of the cost model, and queues under the recorded arrivals."""
+"""The predictions of the cost model, derived from measured step costs and acceptance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from shadowspec.reports.predictions import (
     prediction_summary,
     predictions,
 )
-from shadowspec.reports.queues import BUSY, DERIVED, QUEUE_HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
 from shadowspec.text import plain_text, slice_title
 
 from . import charts, formats, queries, source, states
@@ -159,29 +158,3 @@ def _chart(rows: charts.Rows) -> charts.Layers:
     lines = base.mark_line(strokeWidth=2).encode(y=y)
     best = base.mark_point(filled=True, size=110, opacity=1, shape="diamond").encode(y=y).transform_filter("datum.best")
     return charts.layer(band, lines, best, *charts.threshold(1.0, "as fast as the baseline", is_below=True))
-
-
-def draw_queues(endpoint: str) -> None:
-    """The whole endpoint's queues: its slices wait in one line."""
-    st.markdown("## Derived queue times", help=formats.definition("derived-queue"))
-    tried = st.slider(
-        "Traffic: share of time in which the baseline is busy, %",
-        5,
-        99,
-        80,
-        key="busy",
-        bind="query-params",
-        help="The recorded arrivals, sped up or slowed down to this share.",
-    )
-    cells = queries.queue_cells(endpoint, tuple(sorted({*BUSY, tried / 100})))
-    if not cells:
-        st.caption("No request was timed here yet: queue times are derived from timed requests.")
-        return
-    st.info(f"**{DERIVED}** {QUEUE_NOTE}", icon=":material/hourglass_top:")
-    rows = [queue_cells_text(cell, row) for cell in cells for row in cell.rows]
-    if rows:
-        st.dataframe(
-            charts.frame([dict(zip(QUEUE_HEAD, map(plain_text, row), strict=True)) for row in rows]), hide_index=True
-        )
-    st.caption("This is the whole endpoint, with any slice chosen: its slices share one queue.")
-    st.markdown("\n".join(f"- {plain_text(queue_basis(cell))}" for cell in cells))

@@ -15,11 +15,10 @@ import streamlit as st
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.gate.verdict.effective_decisions import active
 from shadowspec.planning.frontier import Length
-from shadowspec.reports import frontiers, queues
+from shadowspec.reports import frontiers
 from shadowspec.reports import replay_rows as replays
 from shadowspec.reports.pages import timeline as line
 from shadowspec.reports.pages.live_production import Production, around
-from shadowspec.reports.queues import MAX_ARRIVALS, QueueCell
 from shadowspec.reports.replay_rows import AuditRow, ReplayRow, ReplaySums
 from shadowspec.reports.shared_values import Change
 from shadowspec.reports.tally import CacheCost, ContextPoint, ContextRow, Tally, by_context
@@ -137,16 +136,6 @@ def list_replayed_lengths(endpoint: str) -> list[tuple[str, FingerprintedConfig,
     """Tokens per step of everything that was replayed, by slice and config."""
     sums = _replay_sums((endpoint,))[endpoint]
     return frontiers.list_replayed_lengths(sums, source.store().replay_configs()) if sums else []
-
-
-@_keep
-def queue_cells(endpoint: str, busy: tuple[float, ...]) -> list[QueueCell]:
-    """What both arms' queues would be under the newest arrivals, and where the baseline is busy so much of the time."""
-    store = source.store()
-    arrivals = store.arrivals(endpoint, limit=MAX_ARRIVALS)
-    if not arrivals:
-        return []
-    return queues.queue_cells(arrivals, store.served(endpoint, arrivals[0].at), configs(), busy)
 
 
 @_keep

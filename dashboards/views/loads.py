@@ -45,7 +45,6 @@ def page() -> None:
     cells = load_cells(decisions, slice_key)
     _by_load(endpoint, slice_key, cells, policy)
     derived_panels.draw_predictions(endpoint, slice_key)
-    derived_panels.draw_queues(endpoint)
     st.divider()
     what_if_panel.draw(endpoint, slice_key, cells, policy)
 

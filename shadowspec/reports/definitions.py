@@ -145,13 +145,6 @@ DEFINITIONS = {
         "Waiting time in a server's queue and for failed attempts, milliseconds. It is a part of the time to first "
         "token, and also shown separately.",
     ),
-    "derived-queue": (
-        "Derived queue times",
-        "The recorded arrivals, served first come, first served by each arm, with as many slots as the load. Busy is "
-        "the share of the slots' time in use, the queue is the wait for a slot. Each request takes its measured time "
-        "with all slots busy, which is its longest. The other arrival rates make the baseline busy for 50, 80 and 95% "
-        "of the time. The last figure is the mean time from arrival to last token, baseline over speculative.",
-    ),
     "quantile": (
         "Quantile",
         "Exact order statistic over requests. It needs 1 / (1 - p) requests (p95: 20, p99: 100); with fewer it would "

@@ -192,7 +192,6 @@ class Store:
     newest_memory = reading(run_pages.read_newest_memory)
     labelled_runs = reading(run_pages.read_recent_labels)
     arrivals = reading(timing_reads.read_arrivals)
-    served = reading(timing_reads.read_served)
     block_times = reading(timing_reads.read_block_times)
 
     # replays and audits

@@ -24,7 +24,6 @@ from shadowspec.types.consumed_records import (
     ARRIVING,
     ArrivedRequest,
     FunnelCounter,
-    ServedRequest,
     StoredBlock,
     StoredRecord,
 )
@@ -250,7 +249,6 @@ __all__ = [
     "SamplingRegime",
     "ServedMemory",
     "ServedOutput",
-    "ServedRequest",
     "ServedRun",
     "SessionRate",
     "ShadowPrompt",

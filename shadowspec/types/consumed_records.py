@@ -104,14 +104,3 @@ class ArrivedRequest(NamedTuple):
         if counter is FunnelCounter.SAMPLED_OUT and reason == NOT_SAMPLED:
             return 0.0
         return 1.0 / (sampling_rate or 1.0)
-
-
-class ServedRequest(NamedTuple):
-    """A request that was timed in both arms, and its end-to-end times (prefill and decode) at that load."""
-
-    key: RecordKey
-    slice_key: str
-    concurrency: int
-    fingerprint: str
-    baseline_ms: float
-    speculative_ms: float

@@ -15,10 +15,9 @@ from streamlit.testing.v1 import AppTest
 
 from dashboards.parts import downloads
 from shadowspec.reports.predictions import NOT_PROFILED
-from shadowspec.reports.queues import newest_arrivals, queue_basis, queue_cells, queue_cells_text, timed_requests
 from shadowspec.store import RunFilter, Store
 from shadowspec.store.read.run_pages import COLUMNS
-from shadowspec.text import DASH, plain_text
+from shadowspec.text import DASH
 from shadowspec.types import CostKey, ProfiledCosts, StepCost
 from tests.dashboards.conftest import Open
 from tests.dashboards.pages import said
@@ -161,29 +160,6 @@ def test_loads_show_what_the_cost_model_predicts(
     moved = next(each.value for each in app.dataframe if "All accepted" in each.value)
     assert (moved["As measured"] == pools["As measured"]).all()
     assert (moved["As tried"] != pools["As tried"]).any()
-
-
-def test_loads_show_the_queues_that_the_arrivals_would_make(filled: str, open_page: Open) -> None:
-    """The same as the report's, from the store's newest rows."""
-    app = open_page("loads", endpoint="assistant")
-    text = words(app)
-    assert "**Derived, not measured.**" in text
-    assert "No verdict uses it" in text
-    with Store.open(filled) as store:
-        records, runs = store.records("assistant"), store.runs("assistant")
-        expected = queue_cells(
-            newest_arrivals(records), timed_requests(runs, store.blocks("assistant")), store.fingerprints()
-        )
-    rows = [queue_cells_text(cell, row) for cell in expected for row in cell.rows]
-    assert rows
-    table = next(each.value for each in app.dataframe if "Traffic" in each.value)
-    assert table.to_numpy().tolist() == rows
-    assert all(plain_text(queue_basis(cell)) in text for cell in expected)
-    app.slider(key="busy").set_value(33).run()
-    tried = next(each.value for each in app.dataframe if "Traffic" in each.value)
-    assert not app.exception
-    assert len(tried) == len(rows) + len([cell for cell in expected if cell.rows])
-    assert "33.0%" in set(tried["Baseline busy"])
 
 
 def test_a_slider_changes_what_is_tried_and_nothing_else(filled: str, open_page: Open) -> None:

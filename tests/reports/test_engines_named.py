@@ -1,4 +1,4 @@
-"""Every form of a report says on which engine the latency of each hypothesis, prediction and queue was measured."""
+"""Every form of a report says on which engine the latency of each hypothesis and prediction was measured."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ def test_every_form_names_the_engine_of_each_hypothesis() -> None:
     (endpoint,) = json.loads(render_json(report))["endpoints"]
     assert {each["verdict_engine"] for each in endpoint["hypotheses"]} == {"shadowspec-torch"}
     assert {each["engine"] for each in endpoint["hypotheses"]} == {ENGINE}
-    assert {each["engine"] for each in endpoint["derived_queues"]} == {ENGINE}
     decisions = [h.decision for h in report.hypotheses if h.decision is not None]
     for tables in (terminal_tables(report), verdict_tables(decisions)):
         assert printed(tables).count(f"latency measured on {ENGINE}") == 1, "once for all of an endpoint"

@@ -8,10 +8,11 @@ from datetime import datetime, timedelta
 import pytest
 from msgspec import structs
 
-from shadowspec.reports.queues import newest_arrivals, timed_requests
 from shadowspec.store import RunFilter, Store
 from shadowspec.store.rollups import SUM_NAMES
 from shadowspec.types import (
+    ARRIVING,
+    ArrivedRequest,
     Composition,
     Decision,
     DriftFigures,
@@ -192,8 +193,7 @@ def test_a_key_of_the_same_time_is_not_lost_between_pages(store: Store) -> None:
     assert seen == [6, 5, 4, 3, 2, 1, 0]
 
 
-def test_arrivals_and_served_requests_are_those_of_the_stored_rows(measured: Store) -> None:
-    """What the dashboard derives queues from is what the report derives them from."""
+def test_arrivals_are_the_usable_records_with_the_weight_of_their_sessions(measured: Store) -> None:
     code, out = "prompt_class=code", FunnelCounter.SAMPLED_OUT
     idle = [
         structs.replace(examples.record(90, counter=out, reason="not_sampled"), slice_key=code, sampling_rate=0.25),
@@ -201,15 +201,11 @@ def test_arrivals_and_served_requests_are_those_of_the_stored_rows(measured: Sto
         structs.replace(examples.record(92, counter=FunnelCounter.DUPLICATE), slice_key=code),
     ]
     save_records(measured, idle)
-    expected = newest_arrivals(measured.records("chat"))
+    usable = [each for each in measured.records("chat") if each.counter in ARRIVING and each.slice_key is not None]
+    weights = {each.key: 0.0 if each.reason == "not_sampled" else 1.0 / (each.sampling_rate or 1.0) for each in usable}
+    rows = sorted((each.event_time, each.key, each.slice_key) for each in usable if each.event_time is not None)
+    expected = [ArrivedRequest(key, slice_key, at, weights[key]) for at, key, slice_key in rows]
     assert {item.weight for item in expected} == {0.0, 2.0, 4.0}
-    found = measured.arrivals("chat", limit=1_000)
-    assert found == expected
+    assert measured.arrivals("chat", limit=1_000) == expected
     assert measured.arrivals("chat", limit=4) == expected[-4:]
-    runs = timed_requests(measured.runs("chat"), measured.blocks("chat"))
-    assert len(runs) == 15
-    assert sorted(measured.served("chat", found[0].at)) == sorted(runs)
-    since = NOON + timedelta(hours=20)
-    times = {item.key: item.at for item in found}
-    assert sorted(measured.served("chat", since)) == sorted(run for run in runs if times[run.key] >= since)
     assert measured.arrivals("nobody", limit=10) == []

@@ -24,7 +24,6 @@ from shadowspec.reports.failure_rows import failures_of
 from shadowspec.reports.frontiers import frontiers
 from shadowspec.reports.notes import with_forbidding
 from shadowspec.reports.predictions import predictions
-from shadowspec.reports.queues import newest_arrivals, queue_cells, timed_requests
 from shadowspec.reports.report import figures
 from shadowspec.reports.report.figures import JoinedRun
 from shadowspec.reports.report.report_model import EndpointReport, Hypothesis
@@ -117,7 +116,6 @@ def endpoint_report(
         policy={} if policy is None else _plain(policy),
         predictions=tuple(predictions(cells, configs, costs)),
         frontiers=tuple(frontiers(cells, configs, costs, replayed)),
-        queues=tuple(queue_cells(newest_arrivals(records), timed_requests(runs, blocks), configs)),
         price_per_hour=price_per_hour or (None if policy is None else policy.device_price_per_hour),
         production_cache=production_cache(records),
         loads=endpoint_loads([each.decision for each in ordered if each.decision is not None], demand),

@@ -7,7 +7,6 @@ import json
 from shadowspec.planning.frontier import Gain
 from shadowspec.reports.frontiers import SliceFrontier
 from shadowspec.reports.predictions import Prediction, predicted_device
-from shadowspec.reports.queues import QueueCell, QueueRow
 from shadowspec.reports.rendering import Json, audit_document, funnel_document, plain, replay_document, verdict_document
 from shadowspec.reports.report.report_model import SCHEMA_VERSION, Hypothesis, Report
 from shadowspec.reports.token_costs import DeviceTime
@@ -45,7 +44,6 @@ def report_document(report: Report) -> dict[str, Json]:
                     _prediction(prediction, endpoint.price_per_hour) for prediction in endpoint.predictions
                 ],
                 "frontier": [_frontier(frontier, endpoint.price_per_hour) for frontier in endpoint.frontiers],
-                "derived_queues": [_queue(queue) for queue in endpoint.queues],
                 "replays": [replay_document(row) for row in endpoint.replays],
                 "audits": [audit_document(row) for row in endpoint.audits],
             }
@@ -169,33 +167,6 @@ def _frontier(frontier: SliceFrontier, price_per_hour: float | None) -> dict[str
             for choice in frontier.choices
         ],
         "break_even_loads": [plain(each) for each in frontier.crossings],
-    }
-
-
-def _queue(cell: QueueCell) -> dict[str, Json]:
-    def row(found: QueueRow) -> dict[str, Json]:
-        return {
-            "traffic": plain(found.traffic),
-            "baseline": plain(found.baseline),
-            "speculative": plain(found.speculative),
-            "response_speedup": plain(found.response_speedup),
-        }
-
-    return {
-        "source": "derived",
-        "load": {"concurrency": cell.concurrency},
-        "config": cell.config.name,
-        "num_speculative_tokens": cell.config.num_speculative_tokens,
-        "fingerprint": cell.fingerprint,
-        "engine": cell.engine,
-        "num_arrivals": cell.num_arrivals,
-        "num_timed": cell.num_timed,
-        "num_borrowed": cell.num_borrowed,
-        "thinning": plain(cell.thinning),
-        "first_arrival": plain(cell.first),
-        "last_arrival": plain(cell.last),
-        "rows": [row(found) for found in cell.rows],
-        "why_not": cell.reason,
     }
 
 

@@ -17,7 +17,6 @@ from shadowspec.reports.by_turn import TURN_HEAD
 from shadowspec.reports.frontiers import frontier_lines
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
 from shadowspec.reports.predictions import PREDICTION_HEAD, cost_note, prediction_cells, prediction_summary
-from shadowspec.reports.queues import DERIVED, QUEUE_HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
 from shadowspec.reports.report import charts
 from shadowspec.reports.report.report_model import Distribution, EndpointReport, Hypothesis, Latency, Report
 from shadowspec.reports.shared_values import UNMATCHED, Funnel
@@ -75,7 +74,6 @@ def render_html(report: Report) -> str:
             drawn=[h for h in report.hypotheses if _has_estimate(h)],
             speedup_axis=charts.speedup_range([h.speedup for h in report.hypotheses]),
             policies=_policies(report),
-            has_queues=any(queue.rows for endpoint in report.endpoints for queue in endpoint.queues),
             has_costs=any(
                 prediction.speedup is not None for endpoint in report.endpoints for prediction in endpoint.predictions
             ),
@@ -129,7 +127,6 @@ def _vocabulary() -> dict[str, object]:
         **{f.__name__: f for f in (charts.forest, charts.sequence, charts.speedup_histogram, charts.latency_ecdf)},
         **{f.__name__: f for f in (charts.acceptance_positions, charts.acceptance_histogram, charts.gains_by_load)},
         **{f.__name__: f for f in (prediction_summary, prediction_cells, cost_note, frontier_lines)},
-        **{f.__name__: f for f in (queue_basis, queue_cells_text)},
         "strip": charts.interval_strip,
         "by_measure": _by_measure,
         "funnel_bar": lambda funnel: charts.funnel_bar([(row.counter, row.num_records) for row in funnel.rows]),
@@ -144,10 +141,7 @@ def _vocabulary() -> dict[str, object]:
         "replay_note": definitions.REPLAY_NOTE,
         "predicted_head": [(name, PREDICTED_TERMS.get(name)) for name in PREDICTION_HEAD],
         "unmatched": UNMATCHED,
-        "queue_head": QUEUE_HEAD,
         "turn_head": TURN_HEAD,
-        "queue_derived": DERIVED,
-        "queue_note": QUEUE_NOTE,
         "per_position_note": POSITION_KEY,
     }
 

@@ -17,7 +17,6 @@ from shadowspec.reports.definitions import (
 from shadowspec.reports.frontiers import frontier_lines
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
 from shadowspec.reports.predictions import PREDICTION_HEAD, cost_note, prediction_cells, prediction_summary
-from shadowspec.reports.queues import DERIVED, QUEUE_HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
 from shadowspec.reports.rendering import markdown_table
 from shadowspec.reports.report.report_model import EndpointReport, Hypothesis, Report
 from shadowspec.reports.shared_values import UNMATCHED
@@ -53,7 +52,6 @@ def render_markdown(report: Report) -> str:
         _verdicts(report),
         *(part for endpoint in report.endpoints for part in _endpoint(endpoint)),
         *_predictions(report),
-        *_queues(report),
         "## Funnel",
         _funnel(report),
         "## Speculation configs",
@@ -305,26 +303,6 @@ def _predictions(report: Report) -> list[str]:
         for frontier in endpoint.frontiers:
             lines = "\n".join(f"- {_text(line)}" for line in frontier_lines(frontier))
             parts.append(f"Frontier, {_text(slice_title(frontier.slice_key))}, on {_text(frontier.engine)}:\n\n{lines}")
-    return parts
-
-
-def _queues(report: Report) -> list[str]:
-    """What the queue would be under the recorded arrivals, where enough was timed to derive it."""
-    if not any(queue.rows for endpoint in report.endpoints for queue in endpoint.queues):
-        return []
-    parts = ["## Derived queue times", f"{DERIVED} {QUEUE_NOTE}"]
-    for endpoint in report.endpoints:
-        if not endpoint.queues:
-            continue
-        parts.append(f"### {_text(endpoint.name)}")
-        if any(queue.rows for queue in endpoint.queues):
-            rows = (
-                [_text(part) for part in queue_cells_text(queue, row)]
-                for queue in endpoint.queues
-                for row in queue.rows
-            )
-            parts.append(markdown_table(QUEUE_HEAD, rows))
-        parts.append("\n".join(f"- {_text(queue_basis(queue))}" for queue in endpoint.queues))
     return parts
 
 

@@ -20,7 +20,6 @@ from shadowspec.reports.definitions import find_test
 from shadowspec.reports.failure_rows import Failures
 from shadowspec.reports.frontiers import SliceFrontier
 from shadowspec.reports.predictions import Prediction
-from shadowspec.reports.queues import QueueCell
 from shadowspec.reports.replay_rows import AuditRow, ReplayRow
 from shadowspec.reports.shared_values import Funnel, SpeedupBin
 from shadowspec.reports.tally import ContextRow
@@ -205,7 +204,6 @@ class EndpointReport:
     policy: Mapping[str, float | int | str | None]
     predictions: tuple[Prediction, ...]  # of the slices' cells
     frontiers: tuple[SliceFrontier, ...]
-    queues: tuple[QueueCell, ...]  # derived; in no test
     price_per_hour: float | None  # of the device
     production_cache: ProductionCache | None  # None: no production answer says what was cached
     loads: EndpointLoads | None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import zip_longest
 
 from sqlalchemy import Connection, func, select
 
 from shadowspec.store import table_definitions as tables
 from shadowspec.store.column_types import RECORD_KEY
-from shadowspec.types import ARRIVING, ArrivedRequest, BlockTime, FunnelCounter, RecordKey, ServedRequest
+from shadowspec.types import ARRIVING, ArrivedRequest, BlockTime, FunnelCounter, RecordKey
 
 MS_PER_S = 1_000.0
 
@@ -19,7 +18,6 @@ _records, _runs, _blocks = tables.records.c, tables.runs.c, tables.blocks.c
 _BASELINE = _runs.baseline_prefill_ms + _runs.baseline_decode_ms
 _SPECULATIVE = _runs.speculative_prefill_ms + _runs.speculative_decode_ms
 _KEY_LENGTH = len(RECORD_KEY)
-_TIMES = ("baseline_prefill_ms", "baseline_decode_ms", "speculative_prefill_ms", "speculative_decode_ms")
 
 
 def read_arrivals(connection: Connection, endpoint: str, *, limit: int) -> list[ArrivedRequest]:
@@ -40,22 +38,6 @@ def read_arrivals(connection: Connection, endpoint: str, *, limit: int) -> list[
         weight = ArrivedRequest.weight_of(FunnelCounter(counter), reason, sampling_rate)
         found.append(ArrivedRequest(RecordKey(*row[:_KEY_LENGTH]), slice_key, at, weight))
     return sorted(found, key=lambda item: (item.at, item.key))
-
-
-def read_served(connection: Connection, endpoint: str, since: datetime) -> list[ServedRequest]:
-    """The requests since then that were timed in both arms, at every load and with every config."""
-    statement = select(
-        *(_runs[name] for name in RECORD_KEY),
-        *(_runs.slice_key, _runs.concurrency, _runs.fingerprint),
-        *(_runs[name] for name in _TIMES),
-    ).where(_runs.endpoint == endpoint, _runs.event_time >= since, *(_runs[name].is_not(None) for name in _TIMES))
-    found = []
-    for row in connection.execute(statement):
-        slice_key, concurrency, fingerprint, *times = row[_KEY_LENGTH:]
-        baseline_ms, speculative_ms = times[0] + times[1], times[2] + times[3]
-        key = RecordKey(*row[:_KEY_LENGTH])
-        found.append(ServedRequest(key, slice_key, concurrency, fingerprint, baseline_ms, speculative_ms))
-    return found
 
 
 def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit: int) -> dict[str, list[BlockTime]]:
