@@ -133,8 +133,8 @@ def _run(*arguments: str) -> None:
 
 
 def behind(url: str, folder: Path) -> State:
-    """A store at the revision before this code's."""
-    schema.migrate(url, schema.revisions()[-2])
+    """A database without tables, which `db upgrade` has to make first."""
+    schema.migrate(url, "base")
     return State("behind", _write(folder, "behind", url, _bare(url)))
 
 

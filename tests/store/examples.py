@@ -80,14 +80,6 @@ def override(verdict: Verdict = Verdict.DISABLE, *, endpoint: str = "chat", slic
     return Override(0, endpoint, slice_key, None, verdict, "it answers nonsense", "ada", NOON)
 
 
-def without_gaps(run: Run) -> Run:
-    """As revisions before 0015 keep it."""
-    assert run.baseline is not None
-    assert run.speculative is not None
-    arms = (replace(timing, longest_gap_ms=None) for timing in (run.baseline, run.speculative))
-    return replace(run, baseline=next(arms), speculative=next(arms))
-
-
 def rollout(stage: Stage = Stage.PARTIAL, *, endpoint: str = "chat", concurrency: int = 4) -> Rollout:
     return Rollout(
         endpoint, concurrency, stage, "fp", NOON, NOON, "advanced", "ENABLE stands", 30, ("drift",), NOON, {"": 2}, 0.1

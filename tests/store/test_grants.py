@@ -16,7 +16,6 @@ from sqlalchemy.exc import ProgrammingError
 
 from shadowspec.errors import StoreError, UsageError
 from shadowspec.store import RoleKind, Store
-from shadowspec.store.admin import schema
 from shadowspec.types import (
     Advance,
     Clearing,
@@ -180,20 +179,6 @@ def test_a_writer_granted_before_recipes_goes_on_without(url: str, make_role: Ca
             "fp": None,
             "new": None,
         }
-
-
-def test_a_writer_granted_before_reasons_reads_them_after_the_upgrade(
-    url: str, make_role: Callable[[str], str]
-) -> None:
-    role = make_role("Writer")
-    with granted(url, RoleKind.WRITER, role) as store:
-        schema.migrate(url, "0019")
-        with sqlalchemy.create_engine(url, poolclass=NullPool).begin() as connection:
-            connection.execute(text(f"REVOKE SELECT (reason_code) ON decisions FROM {_quoted(role)}"))
-        with pytest.raises(StoreError, match="permission denied"):
-            store.standing_verdicts("chat")
-        schema.upgrade(url)
-        assert store.standing_verdicts("chat").keys() == {("", 4, "fp")}
 
 
 def test_a_gate_decides(url: str, make_role: Callable[[str], str]) -> None:

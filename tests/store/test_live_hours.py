@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from shadowspec.live.watch import take_scrapes
-from shadowspec.store import Store, upgrade
-from shadowspec.store.admin import schema
+from shadowspec.store import Store
 from shadowspec.store.evidence.live_rows import counts_document, read_counts
 from shadowspec.types import (
     COUNTS,
@@ -183,31 +180,3 @@ def test_hours_outlive_their_windows(store: Store) -> None:
     store.retain(timedelta(days=1), now=NOON + timedelta(days=10))
     assert store.live_windows("chat") == []
     assert hours(store) == before != []
-
-
-def _as_before_pools(window: LiveWindow) -> LiveWindow:
-    latencies = {name: replace(bins, sum_us=None) for name, bins in window.counts.latencies.items()}
-    counts = replace(window.counts, num_failed_requests=None, latencies=latencies)
-    return replace(window, pool=Pool.SPECULATIVE, counts=counts)
-
-
-@pytest.mark.representative("postgres")
-def test_windows_of_before_there_were_hours_are_taken_in(database_url: str) -> None:
-    """Down and up again: the migration adds up as the store does."""
-    with Store.open(database_url) as store:
-        drawn = windows(3, NOON, timedelta(hours=30), NOON + 12 * HOUR)
-        keep(store, [_as_before_pools(each) for each in drawn])
-        with store.live_session("other") as session:
-            session.keep([], [window(1, num_drafts=3)])
-        before, other = hours(store), store.live_hours("other", NOON, NOON + HOUR)
-        kept = store.live_windows("chat")
-    known = schema.revisions()
-    schema.migrate(database_url, known[known.index("0018") - 1])
-    upgrade(database_url)
-    with Store.open(database_url) as store:
-        assert hours(store) == before
-        assert store.live_hours("other", NOON, NOON + HOUR) == other != []
-        assert keep(store, kept) == 0
-        assert hours(store) == before
-        keep(store, [window(40 * 60, num_drafts=3)])
-        assert len(hours(store)) == len(before) + 1

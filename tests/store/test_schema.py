@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,9 @@ from shadowspec.errors import ServiceUnavailableError, StoreError, UsageError
 from shadowspec.store import Store, check, current, head, session, upgrade
 from shadowspec.store.admin import schema
 from shadowspec.store.table_definitions import metadata
-from shadowspec.types import Contract, Intervention, RunFlags, StoredAudit, Validity
+from shadowspec.types import StoredAudit
 from tests.store import examples
+from tests.store.later_revision import add_revision
 from tests.store.saving import save_block
 
 
@@ -66,62 +66,46 @@ def test_every_revision_goes_down_and_up_with_data(blank_url: str) -> None:
         assert store.funnel() == {}
 
 
-@pytest.mark.representative("sqlite")
-def test_what_was_measured_before_there_were_flags_keeps_its_figures_and_has_none(blank_url: str) -> None:
-    """Down and up again with data: revision 0010 leaves runs and rollups of before as they were, 0015 all but gaps."""
-    schema.upgrade(blank_url)
-    _fill(blank_url)
-    with Store.open(blank_url) as store:
-        (before,), rollups = store.runs("chat"), store.rollups("chat")
-    _execute(blank_url, "UPDATE runs SET is_beyond_draft_context = true, contract = 'json'")
-    schema.migrate(blank_url, "0009")
-    assert "rollup_failures" not in _tables(blank_url)
-    upgrade(blank_url)
-    assert check(blank_url) == []
-    flagged = RunFlags(False, True, Contract.JSON, Validity.VALID, Validity.UNFINISHED, Intervention.FILTERED)
-    with Store.open(blank_url) as store:
-        assert store.runs("chat") == [examples.without_gaps(before)]
-        assert store.rollups("chat") == rollups
-        assert store.failure_counts("chat") == {}
-        new = examples.block("c", range(2, 3), sequence=2)
-        save_block(
-            store, replace(new, runs=tuple(replace(run, flags=flagged) for run in new.runs)), [examples.record(2)]
-        )
-        assert [run.flags for run in store.runs("chat")] == [RunFlags(), flagged]
-        ((key, counts),) = store.failure_counts("chat").items()
-        assert (key, counts["looked_at"], counts["filtered"], counts["beyond_draft_context"]) == (
-            ("", "fp", 4),
-            1,
-            1,
-            1,
-        )
-        assert store.rollups("chat")[0].sums.num_runs == 2
-    schema.migrate(blank_url, "0009")
-    upgrade(blank_url)
-    with Store.open(blank_url) as store:
-        assert [run.flags for run in store.runs("chat")] == [RunFlags(), RunFlags()]
-        assert store.rollups("chat")[0].sums.num_runs == 2
-        assert store.failure_counts("chat") == {}
+MERGE_REASONS = """
+op.add_column("records", sa.Column("end", sa.Text))
+op.execute("UPDATE records SET \\"end\\" = counter || coalesce(':' || reason, '')")
+with op.batch_alter_table("records") as batch:
+    batch.alter_column("end", existing_type=sa.Text, nullable=False)
+"""
 
 
-@pytest.mark.representative("sqlite")
-def test_configs_measured_before_there_were_options_have_their_defaults(blank_url: str) -> None:
-    """Rows that a worker wrote before 0009, and ones that it goes on writing after."""
-    insert = (
-        "INSERT INTO fingerprints (fingerprint, name, target, draft, proposer, num_speculative_tokens, verify_rule, "
-        "backend, ngram_min, ngram_max, engine, device, dtype, details) "
-        "VALUES ('{}', 'ngram-4', 'target', NULL, 'ngram', 4, 'greedy', 'torch', 2, 4, 'e', 'cpu', 'f', '{{}}')"
-    )
-    schema.migrate(blank_url, "0008")
-    _execute(blank_url, insert.format("before"))
-    upgrade(blank_url)
-    _execute(blank_url, insert.format("after"))
-    with Store.open(blank_url) as store:
-        found = store.fingerprints()
-    assert {name: each.config for name, each in found.items()} == {"before": examples.CONFIG, "after": examples.CONFIG}
-    schema.migrate(blank_url, "0008")
-    upgrade(blank_url)
-    assert check(blank_url) == []
+def test_a_later_revision_goes_up_and_down_with_data(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes a required column from stored rows; what the first revision knows stays, on the way back too."""
+    _fill(database_url)
+    first = head()
+    with monkeypatch.context() as patch:
+        add_revision(patch, tmp_path, MERGE_REASONS, 'op.drop_column("records", "end")')
+        with pytest.raises(StoreError, match=f"revision {first}, behind this version's 0002: run `shadowspec db upg"):
+            Store.open(database_url)
+        assert upgrade(database_url) == current(database_url) == "0002"
+        assert _execute(database_url, 'SELECT "end" FROM records') == [("measured",)]
+        schema.migrate(database_url, first)
+    assert (current(database_url), check(database_url)) == (first, [])
+    with Store.open(database_url) as store:
+        assert store.records("chat") == [examples.record(1)]
+        assert store.runs("chat") == list(examples.block("b", range(1, 2)).runs)
+        assert store.latest_decisions() == [examples.decision()]
+
+
+def test_a_later_revision_that_fails_leaves_everything(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill(database_url)
+    first = head()
+    with monkeypatch.context() as patch:
+        add_revision(patch, tmp_path, MERGE_REASONS + 'op.create_table("runs", sa.Column("mine", sa.Integer))')
+        with pytest.raises(StoreError, match="already exists"):
+            upgrade(database_url)
+    assert (current(database_url), check(database_url)) == (first, [])
+    with Store.open(database_url) as store:
+        assert store.records("chat") == [examples.record(1)]
 
 
 def _fill(url: str) -> None:
@@ -138,8 +122,8 @@ def _fill(url: str) -> None:
 def _tables(url: str) -> set[str]:
     engine = sqlalchemy.create_engine(url)
     try:
-        found = sqlalchemy.inspect(engine).get_table_names()
-        return {name for name in found if not name.endswith(("_timeless", "_default"))}  # partitions
+        names = sqlalchemy.inspect(engine).get_table_names()
+        return {name for name in names if not name.endswith(("_timeless", "_default"))}  # partitions
     finally:
         engine.dispose()
 
@@ -169,18 +153,23 @@ def test_a_database_at_another_revision_is_refused(database_url: str, found: str
 
 
 def test_an_unknown_revision_is_not_upgraded(database_url: str) -> None:
-    _execute(database_url, "UPDATE alembic_version SET version_num = '0000_unknown'")
-    with pytest.raises(StoreError, match="upgrade shadowspec itself"):
-        upgrade(database_url)
-    assert current(database_url) == "0000_unknown"
+    """A newer version's, or one of those that 0.1.0 does not upgrade: one line says what to do."""
+    _execute(database_url, "UPDATE alembic_version SET version_num = '0029'")
+    for attempt in (upgrade, Store.open, check):
+        with pytest.raises(
+            StoreError, match=r"pip install --upgrade shadowspec.*new database in database\.url"
+        ) as caught:
+            attempt(database_url)
+        assert "\n" not in str(caught.value)
+    assert current(database_url) == "0029"
 
 
 def test_a_failing_upgrade_leaves_nothing(blank_url: str) -> None:
-    _execute(blank_url, "CREATE TABLE test_snapshots (mine INTEGER)")  # the last table that the migration makes
+    _execute(blank_url, "CREATE TABLE live_hours (mine INTEGER)")  # the last table that the migration makes
     with pytest.raises(StoreError, match="already exists"):
         upgrade(blank_url)
     assert current(blank_url) is None
-    assert _tables(blank_url) == {"test_snapshots"}
+    assert _tables(blank_url) == {"live_hours"}
 
 
 def test_upgrades_at_once_wait_for_each_other(blank_url: str) -> None:
@@ -201,12 +190,15 @@ def test_upgrades_at_once_wait_for_each_other(blank_url: str) -> None:
     assert current(blank_url) == head()
 
 
-def _execute(url: str, *statements: str) -> None:
+def _execute(url: str, *statements: str) -> list[tuple[object, ...]]:
+    """Run the statements; returns the rows of the last one."""
     engine = session.create_engine(session.parse_url(url))
     with session.write(engine) as connection:
         for statement in statements:
-            connection.execute(sqlalchemy.text(statement))
+            result = connection.execute(sqlalchemy.text(statement))
+        rows = [tuple(row) for row in result] if result.returns_rows else []
     engine.dispose()
+    return rows
 
 
 @pytest.mark.parametrize(

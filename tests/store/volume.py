@@ -58,8 +58,8 @@ _GROWING = (
 )
 
 
-def fill(engine: Engine, *, num_rows: int, start: datetime, days: int, is_first_revision: bool = False) -> None:
-    """Fill the tables that grow, over so many days; `is_first_revision` knows records and runs alone."""
+def fill(engine: Engine, *, num_rows: int, start: datetime, days: int) -> None:
+    """Fill the tables that grow, over so many days."""
     step = timedelta(days=days) / num_rows
     values = {
         "num_rows": num_rows,
@@ -69,10 +69,9 @@ def fill(engine: Engine, *, num_rows: int, start: datetime, days: int, is_first_
     with session.write(engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
         for statement in (_RECORDS, _RUNS):
             connection.execute(text(statement), values)
-        if not is_first_revision:
-            for statement in _GROWING:
-                connection.execute(text(statement))
-            _fill_rollups(engine, start, days)
+        for statement in _GROWING:
+            connection.execute(text(statement))
+        _fill_rollups(engine, start, days)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE"))
 

@@ -58,10 +58,10 @@ def head() -> str:
 def revisions() -> list[str]:
     """Every revision, oldest first."""
     folder = migrations_folder()
-    found = sorted(path.name.partition("_")[0] for path in (folder / "versions").glob("[0-9]*_*.py"))
-    if not found:
+    names = sorted(path.name.partition("_")[0] for path in (folder / "versions").glob("[0-9]*_*.py"))
+    if not names:
         raise StoreError(f"{folder} holds no revision")
-    return found
+    return names
 
 
 def current(url: str) -> str | None:
@@ -167,8 +167,9 @@ def _mismatch(url: URL, revision: str | None) -> str:
     if revision in revisions():
         return f"database {name} is at revision {revision}, behind this version's {head()}: {UPGRADE_HINT}"
     return (
-        f"database {name} is at revision {revision}, which this version (at {head()}) does not know: "
-        "it is ahead; upgrade shadowspec itself (pip install --upgrade shadowspec)"
+        f"database {name} is at revision {revision}, which this version (at {head()}) does not know: either a newer "
+        "version made it (pip install --upgrade shadowspec), or a state before 0.1.0, which is not upgraded "
+        "(name a new database in database.url)"
     )
 
 
@@ -191,8 +192,8 @@ def _revision(connection: Connection) -> str | None:
     """The revision that alembic has stored in the database."""
     if not inspect(connection).has_table("alembic_version"):
         return None
-    found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
-    return found
+    revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return revision
 
 
 @contextmanager

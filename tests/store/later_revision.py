@@ -1,0 +1,36 @@
+"""A second revision, in a folder for this test: what a later version's migrations would be."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from shadowspec.store.admin import schema
+
+_MODULE = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade() -> None:
+{upgrade}
+
+
+def downgrade() -> None:
+{downgrade}
+"""
+
+
+def add_revision(monkeypatch: pytest.MonkeyPatch, folder: Path, upgrade: str, downgrade: str = "pass") -> None:
+    """Have the store find revision 0002 after its first one, with these statements, until the patch is undone."""
+    migrations = folder / "migrations"
+    shutil.copytree(schema.migrations_folder(), migrations)
+    module = _MODULE.format(upgrade=indent(upgrade, "    "), downgrade=indent(downgrade, "    "))
+    (migrations / "versions" / "0002_later.py").write_text(module, encoding="utf-8")
+    monkeypatch.setattr(schema, "migrations_folder", lambda: migrations)
