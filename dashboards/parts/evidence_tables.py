@@ -136,11 +136,6 @@ def replays_table(rows: Sequence[ReplayRow]) -> str:
         ("Length, replay", "Expected mean acceptance length, from logged responses, pooled. No test uses it."),
         ("Length, engine", "Mean acceptance length that the engine counted in the same time, pooled."),
         ("First position", "First-position acceptance rate by replay, pooled."),
-        (
-            "Replay minus engine",
-            "Difference of the two lengths, with bounds valid at every look while no rows are removed.",
-        ),
-        ("Comparison", "Beyond 5% of the engine's length, production gives other answers than the shadow's target."),
     )
     cells = "".join(
         _row(
@@ -151,8 +146,6 @@ def replays_table(rows: Sequence[ReplayRow]) -> str:
             number(row.mean_acceptance_length),
             number(row.loop_mean_acceptance_length),
             percent(row.first_position_acceptance_rate),
-            escape(row.difference_text),
-            _alarm(row.state, is_alarm=row.is_mismatch),
         )
         for row in rows
     )

@@ -93,17 +93,6 @@ def _audits(endpoints: tuple[str, ...]) -> None:
     if rows:
         with st.expander(f"Audits of the engine ({len(rows)})", expanded=bool(alarms)):
             st.html(audits_table([*alarms, *(pair for pair in rows if not pair[1].state.has_alarmed)]))
-    replayed = queries.replay_rows(endpoints)
-    differing = [(name, row) for name, replay_rows in replayed.items() for row in replay_rows if row.is_mismatch]
-    if differing:
-        name, row = differing[0]
-        where = f"{name}, {slice_title(row.slice_key)}, {row.config_name} at K = {row.num_speculative_tokens}"
-        st.warning(
-            f"Production mismatch in {plural(len(differing), 'comparison')}, such as {formats.markdown(where)} "
-            f"({row.difference_text} tokens per step). Logged responses of production differ from the outputs of the "
-            "shadow's target. Check model, template and sampling defaults of both.",
-            icon=":material/difference:",
-        )
 
 
 def _draw(shown: Sequence[Change]) -> None:

@@ -47,8 +47,7 @@ TEST_TITLE = {
 }
 
 REPLAY_NOTE = (
-    "Expected counts from logged responses, pooled, beside the engine's counts of the same time. No test uses replay. "
-    "A difference beyond its limit is a production mismatch: production gives other answers than the shadow's target."
+    "Expected counts from logged responses, pooled, beside the engine's counts of the same time. No test uses replay."
 )
 AUDIT_NOTE = (
     "Replay of outputs of the speculative arm. The share of tokens accepted beyond replay's expectation has mean zero, "

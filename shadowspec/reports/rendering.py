@@ -78,7 +78,6 @@ def test_document(result: TestResult) -> dict[str, Json]:
 
 def replay_document(row: ReplayRow) -> dict[str, Json]:
     """Replay's figures of one slice, way of drafting and K, and the loop's beside them."""
-    mismatch = row.mismatch
     return {
         "source": "replay",
         "slice": dict[str, Json](parse_slice_key(row.slice_key)),
@@ -92,18 +91,6 @@ def replay_document(row: ReplayRow) -> dict[str, Json]:
         "draft_acceptance_rate": row.draft_acceptance_rate,
         "loop_num_requests": row.loop_num_requests,
         "loop_mean_acceptance_length": row.loop_mean_acceptance_length,
-        "production_mismatch": None
-        if mismatch is None
-        else {
-            "difference": mismatch.difference,
-            "lower": mismatch.lower,
-            "upper": mismatch.upper,
-            "limit": mismatch.limit,
-            "level": mismatch.level,
-            "num_replay_units": mismatch.num_replay_units,
-            "num_loop_units": mismatch.num_loop_units,
-            "is_alarm": mismatch.is_alarm,
-        },
     }
 
 

@@ -1,4 +1,4 @@
-"""Replay's acceptance beside the loop's, marked as replay, and the audits that hold the two against each other.
+"""Replay's acceptance beside the loop's, marked as replay, and the audits of the loop's outputs by replay.
 
 Replay's figures are expectations given logged responses.  No test rests on them: a record gives the gate what the
 loop counted, or nothing.
@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from shadowspec import metrics
 from shadowspec.gate.audit.audit_run import stored_audits
 from shadowspec.gate.audit.difference import AuditState
-from shadowspec.gate.audit.mismatch import Mismatch, mismatches
 from shadowspec.store import Store
-from shadowspec.text import DASH, format_signed, number, plural
+from shadowspec.text import number, plural
 from shadowspec.types import AcceptanceSums, FingerprintedConfig, LoopSpan, StoredAudit
 
 ReplaySums = Mapping[str, Sequence[AcceptanceSums]]  # by endpoint
@@ -38,35 +37,6 @@ class ReplayRow:
     draft_acceptance_rate: float | None
     loop_num_requests: int
     loop_mean_acceptance_length: float | None
-    mismatch: Mismatch | None
-
-    @property
-    def is_mismatch(self) -> bool:
-        """Whether production is shown to answer otherwise."""
-        return self.mismatch is not None and self.mismatch.is_alarm
-
-    @property
-    def state(self) -> str:
-        """What the comparison of the two comes to, in words."""
-        mismatch = self.mismatch
-        if mismatch is None:
-            return DASH
-        if mismatch.lower is None or mismatch.upper is None:
-            return f"too few sessions ({mismatch.num_replay_units:,} replayed, {mismatch.num_loop_units:,} measured)"
-        return "production mismatch" if self.is_mismatch else "no mismatch shown"
-
-    @property
-    def difference_text(self) -> str:
-        """Replay less loop, tokens per step, with its bounds."""
-        mismatch = self.mismatch
-        if mismatch is None:
-            return DASH
-        bounds = (
-            DASH
-            if mismatch.lower is None
-            else f"[{format_signed(mismatch.lower, 2)}, {format_signed(mismatch.upper, 2)}]"
-        )
-        return f"{format_signed(mismatch.difference, 2)} {bounds}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +89,11 @@ def _rows(
 ) -> tuple[ReplayRow, ...]:
     both = {(sums.slice_key, sums.fingerprint) for sums in replayed}
     looped = [sums for sums in found if (sums.slice_key, sums.fingerprint) in both]  # the whole is of the same slices
-    # What remembers other outputs remembers other ones in replay than in the loop: that is no mismatch of production.
-    alike = [sums for sums in replayed if not configs[sums.fingerprint].config.remembers]
-    compared = {(mismatch.slice_key, mismatch.fingerprint): mismatch for mismatch in mismatches(alike, looped)}
     loops = {(sums.slice_key, sums.fingerprint): sums for sums in _with_whole(looped)}
-    rows = []
-    for sums in _with_whole(replayed):
-        key = (sums.slice_key, sums.fingerprint)
-        rows.append(_replay_row(sums, loops.get(key), compared.get(key), configs[sums.fingerprint]))
+    rows = [
+        _replay_row(sums, loops.get((sums.slice_key, sums.fingerprint)), configs[sums.fingerprint])
+        for sums in _with_whole(replayed)
+    ]
     return tuple(
         sorted(rows, key=lambda row: (row.slice_key, row.config_name, row.verify_rule, row.num_speculative_tokens))
     )
@@ -148,9 +115,7 @@ def _audit_rows(states: Sequence[StoredAudit], configs: Mapping[str, Fingerprint
     return tuple(sorted(rows, key=lambda row: (not row.state.has_alarmed, row.slice_key, row.config_name)))
 
 
-def _replay_row(
-    sums: AcceptanceSums, loop: AcceptanceSums | None, compared: Mismatch | None, config: FingerprintedConfig
-) -> ReplayRow:
+def _replay_row(sums: AcceptanceSums, loop: AcceptanceSums | None, config: FingerprintedConfig) -> ReplayRow:
     return ReplayRow(
         slice_key=sums.slice_key,
         config_name=config.config.name,
@@ -163,7 +128,6 @@ def _replay_row(
         draft_acceptance_rate=metrics.draft_acceptance_rate(sums),
         loop_num_requests=0 if loop is None else loop.num_requests,
         loop_mean_acceptance_length=None if loop is None else metrics.mean_acceptance_length(loop),
-        mismatch=compared,
     )
 
 

@@ -14,7 +14,6 @@ from streamlit.testing.v1 import AppTest
 
 from shadowspec.gate.audit.audit_run import fold_units, run_audits
 from shadowspec.gate.audit.difference import AuditState
-from shadowspec.gate.evidence import asymptotic
 from shadowspec.store import Store
 from shadowspec.types import AuditedRun, AuditedUnit, Decision, ExpectedCounts, RecordKey, ReplayedRecord, StoredAudit
 from tests.dashboards.pages import said
@@ -63,9 +62,8 @@ def url(filled_url: str, tmp_path: Path, decision: Decision) -> str:
 
 
 def test_the_evidence_page_marks_replay_and_shows_the_audit(
-    url: str, configured: Configure, open_page: Open, decision: Decision, monkeypatch: pytest.MonkeyPatch
+    url: str, configured: Configure, open_page: Open, decision: Decision
 ) -> None:
-    monkeypatch.setattr(asymptotic, "BURN_IN", 10)
     configured(url)
     app = open_page(
         "evidence",
@@ -79,21 +77,16 @@ def test_the_evidence_page_marks_replay_and_shows_the_audit(
     assert "Replay beside the engine" in text
     assert "No test uses them" in text
     assert "1.05" in text
-    assert "\u2715 production mismatch" in text
     assert "Audit of the engine" in text
     assert "\u2715 alarm since" in text
 
 
-def test_changes_open_the_audits_where_one_alarms(
-    url: str, configured: Configure, open_page: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asymptotic, "BURN_IN", 10)  # the store is small
+def test_changes_open_the_audits_where_one_alarms(url: str, configured: Configure, open_page: Open) -> None:
     configured(url)
     app = open_page("changes", window="all")
     assert not app.exception
     assert any("2 engine audits failed" in error.value for error in app.error)
     assert "\u2715 alarm since" in said(app)
-    assert any("Production mismatch in 1 comparison" in warning.value for warning in app.warning)
     assert any("audit alarm: the engine accepts otherwise" in why for why in app.dataframe[0].value["Why"])
 
 

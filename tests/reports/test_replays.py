@@ -77,22 +77,11 @@ def test_rows_pool_and_stand_beside_the_loop(source: MemorySource) -> None:
     assert (code.num_requests, code.mean_acceptance_length, code.loop_mean_acceptance_length) == (800, 2.5, 2.5)
     assert code.first_position_acceptance_rate == pytest.approx(0.75)
     assert code.draft_acceptance_rate == pytest.approx(0.375)
-    assert code.state == "no mismatch shown"
-    assert rows[CHAT, 2].state == "production mismatch"
-    assert rows[CHAT, 2].difference_text.startswith("\u22120.50 [")
     whole = rows["", 2]
     assert (whole.num_requests, whole.mean_acceptance_length, whole.loop_mean_acceptance_length) == (1600, 2.0, 2.25)
-    assert (whole.mismatch, whole.difference_text) == (None, "\u2014")
     deep = rows[CODE, 8]
-    assert (deep.loop_num_requests, deep.loop_mean_acceptance_length, deep.state) == (0, None, "\u2014")
+    assert (deep.loop_num_requests, deep.loop_mean_acceptance_length) == (0, None)
     assert rows_of(source, "elsewhere") == ()
-
-
-def test_too_few_sessions_are_said(source: MemorySource) -> None:
-    source.replayed["editor"] = [sums(CODE, SHALLOW.fingerprint, 1.5, units=50)]
-    row = rows_of(source, "editor")[1]
-    assert row.state == "too few sessions (50 replayed, 400 measured)"
-    assert row.difference_text == "+0.00 \u2014"
 
 
 def test_audits_that_alarm_come_first(source: MemorySource) -> None:
@@ -108,7 +97,6 @@ def test_every_format_shows_them(source: MemorySource) -> None:
         for word in (
             "Replay beside the engine",
             "Audit of the engine",
-            "production mismatch",
             "alarm since 2026-03-02",
         ):
             assert word in text
@@ -116,8 +104,7 @@ def test_every_format_shows_them(source: MemorySource) -> None:
     (endpoint,) = json.loads(render_json(report))["endpoints"]
     assert {row["source"] for row in endpoint["replays"]} == {"replay"}
     chat = next(row for row in endpoint["replays"] if row["slice"] == {"prompt_class": "chat"})
-    assert chat["production_mismatch"]["is_alarm"] is True
-    assert chat["production_mismatch"]["difference"] == pytest.approx(-0.5)
+    assert (chat["mean_acceptance_length"], chat["loop_mean_acceptance_length"]) == (1.5, 2.0)
     assert [row["is_alarm"] for row in endpoint["audits"]] == [True, False]
     assert endpoint["audits"][0]["log10_capital"] > endpoint["audits"][0]["log10_threshold"]
 
@@ -135,14 +122,3 @@ def test_the_audits_order_is_an_alarm_in_the_line_of_time() -> None:
     by_hand = replace(order, override_id=4, author="ada")
     changes = override_changes([OverrideRecord(order, None), OverrideRecord(by_hand, None)], NOW)
     assert [change.kind for change in changes] == [ChangeKind.ALARM, ChangeKind.OVERRIDE]
-
-
-def test_what_remembers_other_outputs_is_no_mismatch_of_production(source: MemorySource) -> None:
-    """Replay remembers the responses before, the loop those of its blocks before: they need not accept alike."""
-    remembering = replace(SHALLOW, config=replace(SHALLOW.config, proposer="suffix", draft=None))
-    assert remembering.config.remembers
-    assert not replace(remembering.config, suffix_memory_tokens=0).remembers
-    source.replayed_with[SHALLOW.fingerprint] = remembering
-    rows = {(row.slice_key, row.num_speculative_tokens): row for row in rows_of(source, "editor")}
-    assert rows[CHAT, 2].loop_mean_acceptance_length == 2.0  # shown beside it
-    assert (rows[CHAT, 2].mismatch, rows[CHAT, 2].state) == (None, "\u2014")

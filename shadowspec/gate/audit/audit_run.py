@@ -1,6 +1,6 @@
 """Adds new audited runs to an endpoint's audits, and orders HOLD where an audit alarms.
 
-An alarm of audit (a) means that the engine or the estimator is wrong, so neither may support an ENABLE.  The gate then
+An alarm means that the engine or the estimator is wrong, so neither may support an ENABLE.  The gate then
 sets an override as an operator would, and every user of decisions obeys it.  The override stays until an operator
 clears it.  The gate does not set it again for the same slice and config.
 """

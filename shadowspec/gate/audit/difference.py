@@ -1,4 +1,4 @@
-"""Audit (a): accepted tokens of the engine against replay's expectation, by betting that the mean difference is zero.
+"""The audit: accepted tokens of the engine against replay's expectation, by betting that the mean difference is zero.
 
 A unit is one speculative output, of which `num_output_tokens - 1` tokens could have been accepted drafts.  Its value is
 the share of them that were accepted, less the share that replay expects given the output.  If engine and replay are

@@ -136,7 +136,7 @@ def _replays(endpoint: EndpointReport) -> str:
     if not endpoint.replays:
         return ""
     return f"#### Replay beside the engine\n\n{REPLAY_NOTE}\n\n" + markdown_table(
-        ["Slice", "Config, rule", "K", "Requests", "Length, replay", "Length, loop", "First", "Replay less loop", ""],
+        ["Slice", "Config, rule", "K", "Requests", "Length, replay", "Length, loop", "First"],
         (
             [
                 _text(slice_title(row.slice_key)),
@@ -146,8 +146,6 @@ def _replays(endpoint: EndpointReport) -> str:
                 number(row.mean_acceptance_length),
                 number(row.loop_mean_acceptance_length),
                 percent(row.first_position_acceptance_rate),
-                _text(row.difference_text),
-                row.state,
             ]
             for row in endpoint.replays
         ),
