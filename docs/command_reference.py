@@ -43,10 +43,10 @@ def _sections(command: Any, path: str) -> Iterator[str]:
     yield f"## `{' '.join([*usage, *(['COMMAND'] if children else [])])}`\n"
     yield f"{(command.help or '').strip()}\n"
     if arguments:
-        yield from _table("argument", [(_placeholder(each), _help(each)) for each in arguments])
+        yield from _list([(_placeholder(each), _help(each)) for each in arguments])
     if options:
         context = typer.Context(command)
-        yield from _table("option", [(_names(each, context), _help(each)) for each in options])
+        yield from _list([(_names(each, context), _help(each)) for each in options])
     groups: dict[str, list[str]] = {}
     for name, child in children.items():
         if panel := getattr(child, "rich_help_panel", None):
@@ -59,10 +59,8 @@ def _sections(command: Any, path: str) -> Iterator[str]:
         yield from _sections(child, f"{path} {name}")
 
 
-def _table(head: str, rows: list[tuple[str, str]]) -> Iterator[str]:
-    yield f"| {head} | |\n|---|---|"
-    for name, text in rows:
-        yield f"| `{_cell(name)}` | {text} |"
+def _list(rows: list[tuple[str, str]]) -> Iterator[str]:
+    yield from (f"- `{name}`: {text}" if text else f"- `{name}`" for name, text in rows)
     yield ""
 
 
@@ -77,18 +75,14 @@ def _names(option: Any, context: typer.Context) -> str:
 
 
 def _help(parameter: Any) -> str:
-    """The parameter's text, that it is required, and its default, as cells of a table."""
+    """The parameter's text, that it is required, and its default, in one line."""
     default = parameter.default
     notes = [str(parameter.help or "").strip()]
     if parameter.required and parameter.param_type_name == "option":
         notes.append("Required.")
     elif default is not None and default is not False and not callable(default):
         notes.append(f"Default: `{default.value if isinstance(default, enum.Enum) else default}`.")
-    return _cell(" ".join(note for note in notes if note))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return " ".join(note for note in notes if note).replace("\n", " ")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Table
+from sqlalchemy import Column
 from sqlalchemy.dialects import postgresql
 
 from docs.generate.markdown import code, table
@@ -64,6 +64,7 @@ ROWS = {
     "live_windows": ("Counts of a production engine between two readings.", "replicas x readings"),
     "live_hours": ("Sums of the windows that ended in an hour.", "replicas x hours"),
 }
+_SHORT = {"timestamp with time zone": "timestamptz", "double precision": "float8", "character varying": "varchar"}
 
 
 def tables() -> str:
@@ -73,23 +74,22 @@ def tables() -> str:
 
 
 def columns() -> str:
-    """Every column of every table."""
+    """Every column of every table: the primary key, then the others."""
     parts = []
     for each in metadata.tables.values():
-        parts.append(f"## {each.name}\n\n{ROWS[each.name][0]}\n\n")
-        rows = [(code(column.name), _type(column), _key(each, column)) for column in each.columns]
-        parts.append(table(("column", "type", "key"), rows) + "\n")
+        parts.append(f"## {each.name}\n\n")
+        keys = [column for column in each.columns if column.primary_key]
+        others = [column for column in each.columns if not column.primary_key]
+        parts.append(f"Primary key: {', '.join(map(_described, keys))}.\n\n")
+        if others:
+            parts.append(f"{', '.join(map(_described, others))}.\n\n")
     return "".join(parts)
 
 
-def _type(column: Column) -> str:
-    """As Postgres has it."""
-    name = column.type.compile(dialect=postgresql.dialect()).lower()
-    return name + (" or NULL" if column.nullable else "")
-
-
-def _key(owner: Table, column: Column) -> str:
-    found = ["primary key"] if column.primary_key else []
-    found += [f"of `{each.column.table.name}`" for each in column.foreign_keys]
-    found += ["index"] * any(column.name in each.columns for each in owner.indexes)
-    return ", ".join(found)
+def _described(column: Column) -> str:
+    """Name, type as Postgres has it, and the table that a foreign key refers to."""
+    kind = column.type.compile(dialect=postgresql.dialect()).lower()
+    for long, short in _SHORT.items():
+        kind = kind.replace(long, short)
+    refers = "".join(f" of `{key.column.table.name}`" for key in column.foreign_keys)
+    return f"{code(column.name)} {kind}{'?' * bool(column.nullable)}{refers}"

@@ -17,8 +17,6 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from docs.generate.markdown import table
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "licences.md"
 TOOLS = ("docs", "lint", "release", "test")  # extras for working on shadowspec: they reach no installation of it
@@ -33,7 +31,7 @@ _MARKERS = {
     "python_version": "3.11",
     "sys_platform": "linux",
 }
-_ROW = re.compile(r"^\| (\S+) \| (\S+) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+_GROUP = re.compile(r"^- \*\*(.+?)\*\*, (.+?): (.+)\.$", re.MULTILINE)
 
 # Permissive, or copyleft by file only (MPL), which asks nothing of a program that does not change the files.
 ALLOWED = frozenset(
@@ -107,11 +105,12 @@ class Row:
 
 
 def licences() -> str:
-    """The table of pinned packages."""
-    return table(
-        ("package", "version", "licence", "needed by"),
-        [(row.name, row.version, row.licence, row.needed_by) for row in rows()],
-    )
+    """The pinned packages, by licence and by what needs them."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows():
+        groups.setdefault((row.licence, row.needed_by), []).append(f"{row.name} {row.version}")
+    lines = (f"- **{licence}**, {needed}: {', '.join(groups[licence, needed])}." for licence, needed in sorted(groups))
+    return "\n".join(lines)
 
 
 def allowed() -> str:
@@ -225,4 +224,10 @@ def _installed(name: str, version: str) -> Distribution | None:
 
 
 def _written() -> dict[str, Row]:
-    return {match[1]: Row(*match.groups()) for match in _ROW.finditer(PAGE.read_text(encoding="utf-8"))}
+    """The rows of the page, by package."""
+    packages: dict[str, Row] = {}
+    for licence, needed, listed in _GROUP.findall(PAGE.read_text(encoding="utf-8")):
+        for package in listed.split(", "):
+            name, version = package.split(" ")
+            packages[name] = Row(name, version, licence, needed)
+    return packages

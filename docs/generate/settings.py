@@ -95,11 +95,11 @@ def configuration() -> str:
         for key, item, required in _keys(kinds[kind], kinds):
             if not _is_table(item):
                 meaning = _sentence(meanings.get(key) or item.get("description", ""))
-                rows.append((code(key), _type(item, kinds), _default(key, item, key in required), meaning))
+                rows.append((code(key), _value(key, item, kinds, key in required), meaning))
         parts.append(f"### {code(heading) if heading else 'Before all tables'}\n\n")
         if above := shown[templates[0]].above:
             parts.append(_sentence(above) + "\n\n")
-        parts.append(table(("key", "type", "default", "meaning"), rows) + "\n")
+        parts.append(table(("key", "default, or type", "meaning"), rows) + "\n")
     return "".join(parts)
 
 
@@ -136,6 +136,20 @@ def _is_table(item: Mapping[str, Any]) -> bool:
     options += [each["items"] for each in options if "items" in each]
     found = {each["$ref"].rpartition("/")[2] for each in options if "$ref" in each}
     return bool(found & named) or "patternProperties" in item
+
+
+def _value(key: str, item: Mapping[str, Any], kinds: Mapping[str, Any], is_required: bool) -> str:
+    """The default, which shows the type, with the other values that are possible; without a default, the type."""
+    kind = _type(item, kinds)
+    if is_required:
+        return f"{kind}, required"
+    default = _default(key, item)
+    if not default:
+        return kind
+    options = [option for option in re.findall(r"`\"[^`]+\"`", kind) if option != default]
+    if options:
+        return f"{default} or {', '.join(options)}"
+    return f"{default}{',' * bool(limits := _range(item))}{limits}".replace(",,", ",")
 
 
 def _type(item: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
@@ -180,9 +194,7 @@ def _range(item: Mapping[str, Any]) -> str:
     return f" above {above:g}" if above is not None else ""
 
 
-def _default(key: str, item: Mapping[str, Any], is_required: bool) -> str:
-    if is_required:
-        return "required"
+def _default(key: str, item: Mapping[str, Any]) -> str:
     if "default" not in item:
         return code('"UTC"') if key == "time_zone" else ""
     return _toml(item["default"]) if item["default"] is not None else ""

@@ -48,14 +48,14 @@ def test_arguments_options_defaults_and_subcommands() -> None:
     page = reference(small)
     for expected in (
         "## `shadowspec write [OPTIONS] FILES...`\n\nWrite it.\n\nAnd say so.\n",
-        "| `FILES...` | What to write. |",
-        "| `--topic, -t <str>` | Where to. Required. |",
-        "| `--format <html\\|text>` | How, this \\| that. Default: `text`. |",
-        "| `--limit <int>` | How much. |",
-        "| `--force` | Even so. |",
+        "- `FILES...`: What to write.\n",
+        "- `--topic, -t <str>`: Where to. Required.\n",
+        "- `--format <html|text>`: How, this | that. Default: `text`.\n",
+        "- `--limit <int>`: How much.\n",
+        "- `--force`: Even so.\n",
         "## `shadowspec things COMMAND`\n\nOf a group.\n",
         "## `shadowspec things list [PATH]`\n\nList it.\n",
-        "| `[PATH]` | From here. Default: `here`. |",
+        "- `[PATH]`: From here. Default: `here`.\n",
     ):
         assert expected in page
     assert "secret" not in page
