@@ -178,7 +178,7 @@ loads = [{ concurrency = 4, share = 1.0 }]
 # requests_per_slot = ~
 # Engine that serves this endpoint: "vllm", "vllm 0.32", "sglang", "llama.cpp", or "shadowspec-torch" for the engine in
 # this process.  Verdicts on latency use only measurements on it (docs/policy.md, Which engine serves), and candidates
-# draft by its rules (docs/engine.md).
+# draft by its rules (docs/proposers.md).
 serving_engine = @
 # max_age_s = 3600.0    # records older than this, against the newest event time, expire; default: no limit
 # scores = ["json_valid", "package.module:function"]  # functions that score both arms' outputs (docs/guardrails.md)
@@ -216,7 +216,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 
 # [[endpoints.chat.candidates]]
 # name = "suffix-k8"
-# proposer = "suffix"        # copies continuations from the text so far and from recent outputs (docs/engine.md)
+# proposer = "suffix"        # copies continuations from the text so far and from recent outputs (docs/proposers.md)
 # num_speculative_tokens = 8
 # suffix_decoding_max_tree_depth = ~     # tokens of match and draft together
 # suffix_decoding_max_spec_factor = ~    # drafted tokens for each matched one
@@ -236,7 +236,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # scored_drafts = ~          # drafts from which on a window has its full weight
 # run_length = ~             # average number of windows between two false alarms, at least
 
-# Heads that draft from the target's hidden states, as they are published (docs/engine.md, Heads).
+# Heads that draft from the target's hidden states, as they are published (docs/proposers.md, Heads).
 # [[endpoints.chat.candidates]]
 # name = "eagle-k4"
 # proposer = "eagle3"        # or "medusa", "mlp_speculator", which draft at most one token per head
@@ -268,7 +268,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # reachable_within_s = ~      # how long a server may be away before a block; then the run ends
 # prefix_cache = ~            # "on": measures whole conversations, whose later turns hit the prefix cache
 # score_logprobs = ~          # likeliest tokens to ask of the baseline for each token of a sampled output (vLLM's
-#                             --max-logprobs must allow it).  0: sampled outputs have no parity (docs/servers.md)
+#                             --max-logprobs must allow it).  0: sampled outputs have no parity (docs/server-figures.md)
 # tool_call_format = "hermes" # form in which the target writes tool calls; default: requests with strict tools are
 #                             refused
 # audit_share = ~             # share of the outputs to replay in this process; then target and draft are folders with

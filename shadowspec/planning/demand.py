@@ -3,7 +3,7 @@
 Demand is how many requests production's servers had in progress, read at even times.  A number of requests is governed
 by the measured loads next to it, as in exports: between two loads something is on only if it is on at both, and above
 the largest nothing is.  The speedup under the demand is a mean of the loads' bounds, which hold at once; so their mean
-holds for any weights (docs/estimators.md has the assumptions).
+holds for any weights (docs/mathematics.md has the assumptions).
 """
 
 from __future__ import annotations

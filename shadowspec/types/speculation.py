@@ -66,7 +66,7 @@ class SpeculationConfig:
     backend: str = "torch"
     ngram_min: int = 2  # shortest suffix looked up by the n-gram proposer
     ngram_max: int = 4
-    # Of the suffix proposer; the first three are vLLM's (docs/engine.md).
+    # Of the suffix proposer; the first three are vLLM's (docs/proposers.md).
     suffix_decoding_max_tree_depth: int = 24  # tokens of match and draft together
     suffix_decoding_max_spec_factor: float = 1.0  # drafted tokens for each matched one
     suffix_decoding_min_token_prob: float = 0.1  # estimated probability of a draft up to a token

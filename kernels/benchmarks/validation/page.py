@@ -46,7 +46,7 @@ same CPU. One server decodes plainly, and there is one for each way of drafting 
 `probabilistic` is a `draft_sample_method`. vLLM reports its counts for each request
 (`metrics.speculative_decoding`, step by step). Our side is the product unchanged: the candidates of an endpoint with
 `serving_engine = "{serving_engine}"`, read from a configuration file. They have the options of that engine ([engine
-rules](../engine.md#the-rules-of-serving-engines)). `loop` is the product's engine with their proposers on the same
+rules](../proposers.md#the-rules-of-serving-engines)). `loop` is the product's engine with their proposers on the same
 prompts. `replay` is the product's [replay](../replay.md), with the same candidates, of the answers of vLLM's baseline
 server.
 

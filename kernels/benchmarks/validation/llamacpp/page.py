@@ -35,7 +35,7 @@ servers](../servers.md#other-servers)): of every request, step by step, from `ti
 | `ngram_sampled` | `--spec-type ngram-simple`, {ngram} tokens | temperature 0.8, top-p 0.95 | `exact_match` |
 
 Our side (`loop`) is the product's engine in process, unchanged: its candidates are those of an endpoint with
-`serving_engine = "llama.cpp"`. They draft by llama.cpp's [rules](../engine.md#the-rules-of-serving-engines).
+`serving_engine = "llama.cpp"`. They draft by llama.cpp's [rules](../proposers.md#the-rules-of-serving-engines).
 `ngram_occurrence = "latest_followed"` says how n-grams are looked up. With `drafts_within_limit = true` a draft is cut
 to one token less than may still be emitted. The last steps of an answer then have the same drafts. Neither this
 comparison nor llama.cpp has run on a GPU.
