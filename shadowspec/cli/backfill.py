@@ -13,6 +13,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from shadowspec import metrics
+from shadowspec.app.before_loading import require_inputs
 from shadowspec.app.console import is_verbose, notes, print_json, results
 from shadowspec.cli.options import (
     ConfigOption,
@@ -26,13 +28,17 @@ from shadowspec.cli.options import (
 )
 from shadowspec.cli.replay import DEFAULT_DEPTHS, DEPTHS_ACROSS, length_text, parse_depths
 from shadowspec.cli.run import funnel_document, print_funnel, show_measured
+from shadowspec.config import find_config, load_config
+from shadowspec.errors import InputError, NoDataError, UsageError
+from shadowspec.reports.frontiers import length_of
 from shadowspec.text import slice_title
+from shadowspec.types import AcceptanceSums, FingerprintedConfig, parse_slice_key
+from shadowspec.types.serving_engines import used_rules
 
 if TYPE_CHECKING:
     from shadowspec.app.backfill_replay import Backfilled
     from shadowspec.backfill.cluster import Actors
     from shadowspec.backfill.connection import Resources
-    from shadowspec.types import AcceptanceSums, FingerprintedConfig
 
 
 def backfill(
@@ -78,10 +84,6 @@ def backfill(
     The results go into the database, block by block. Interrupt it at any time; run the same command again to resume. A
     second full run changes nothing. --max-requests needs --loop.
     """
-    from shadowspec.app.before_loading import require_inputs
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import NoDataError, UsageError
-
     if is_loop:
         _refuse_for_loop(
             {"--k": depths, "--endpoint": endpoint, "--verify-rule": verify_rules, "--near-tie": near_tie_logit}
@@ -135,8 +137,6 @@ def _refuse_for_loop(options: Mapping[str, object]) -> None:
     Raises:
         UsageError: an option was given that only replay has.
     """
-    from shadowspec.errors import UsageError
-
     given = [name for name, value in options.items() if value]
     if given:
         raise UsageError(f"{', '.join(given)}: only for a replay; leave them out with --loop")
@@ -161,7 +161,6 @@ def _pool(resources: Resources, number: int | None, gpus: float | None, cpus: fl
         UsageError: the cluster has less than one actor needs.
     """
     from shadowspec.backfill.cluster import Actors
-    from shadowspec.errors import UsageError
 
     each = gpus if gpus is not None else float(resources.gpus > 0)
     if each > resources.gpus or cpus > resources.cpus:
@@ -179,7 +178,6 @@ def _raise_what_is_missing(done: Backfilled) -> None:
         InputError: files could not be read, or blocks were not finished.
     """
     from shadowspec.backfill.places import describe_place
-    from shadowspec.errors import InputError, NoDataError
 
     broken = [file for file in done.files if file.error is not None and not isinstance(file.error, NoDataError)]
     for file in done.files:
@@ -221,11 +219,7 @@ def _group_cells(done: Backfilled, endpoint: str) -> list[tuple[str, Cells]]:
 
 
 def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mapping[str, Any]:
-    from shadowspec import metrics
     from shadowspec.backfill.places import describe_place
-    from shadowspec.reports.frontiers import length_of
-    from shadowspec.types import parse_slice_key
-    from shadowspec.types.serving_engines import used_rules
 
     replays = []
     for endpoint in done.configs:
@@ -293,8 +287,6 @@ def _print(done: Backfilled, depths: Sequence[int], seconds: float) -> None:
 
 
 def _table(endpoint: str, groups: Sequence[tuple[str, Cells]], depths: Sequence[int]) -> Table:
-    from shadowspec import metrics
-
     title = f"{endpoint}: mean acceptance length by K, with 95% intervals over sessions"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column("slice, config, rule", overflow="fold", min_width=24)
@@ -315,7 +307,5 @@ def _table(endpoint: str, groups: Sequence[tuple[str, Cells]], depths: Sequence[
 
 
 def _length(sums: AcceptanceSums | None, depth: int) -> str:
-    from shadowspec.reports.frontiers import length_of
-
     length = None if sums is None else length_of(sums, depth)
     return "-" if length is None else length_text(length.estimate, length.lower, length.upper)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from shadowspec.app.console import notes, print_json, results, write_file
+from shadowspec.app.stored_evidence import no_decision
 from shadowspec.cli.options import (
     MAX_AGE_HELP,
     ConfigOption,
@@ -20,11 +22,25 @@ from shadowspec.cli.options import (
     OneEndpointOption,
     SliceOption,
 )
-from shadowspec.rollout.check.outcome import OnHold
-
-if TYPE_CHECKING:
-    from shadowspec.config import Config
-    from shadowspec.rollout.check.answer import Answer, CheckInput, Question
+from shadowspec.config import Config, find_config, load_config
+from shadowspec.errors import InputError, ShadowSpecError, UsageError
+from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
+from shadowspec.planning.demand import read_demand
+from shadowspec.rollout.check.answer import Answer, CheckInput, Question, answer_document, refusal
+from shadowspec.rollout.check.github import (
+    OUTPUT_VARIABLE,
+    SUMMARY_VARIABLE,
+    step_annotations,
+    step_summary,
+    without_commands,
+)
+from shadowspec.rollout.check.judge import judge
+from shadowspec.rollout.check.junit import junit_xml
+from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
+from shadowspec.rollout.check.plain_text import answer_lines
+from shadowspec.rollout.orders import unknown_endpoint
+from shadowspec.store import Store
+from shadowspec.text import parse_duration, parse_labels
 
 
 def check(
@@ -66,13 +82,6 @@ def check(
     counts as its verdict, also without a decision. Exit code 4: the evidence is unusable, being too old or of another
     config.
     """
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import ShadowSpecError
-    from shadowspec.rollout.check.answer import Question, refusal
-    from shadowspec.rollout.check.judge import judge
-    from shadowspec.rollout.check.outcome import exit_code
-    from shadowspec.text import parse_duration, parse_labels
-
     summary = _summary_file() if github else None
     question = Question(
         endpoint=endpoint,
@@ -102,13 +111,6 @@ def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
         UsageError: neither the configuration nor the database knows the endpoint.
         NoDataError: nothing has been decided about it.
     """
-    from shadowspec.app.stored_evidence import no_decision
-    from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
-    from shadowspec.planning.demand import read_demand
-    from shadowspec.rollout.check.answer import CheckInput
-    from shadowspec.rollout.orders import unknown_endpoint
-    from shadowspec.store import Store
-
     settings = config.endpoints.get(question.endpoint)
     with Store.open(config.database_url) as store:
         policy = settings.policy if settings else config.policy
@@ -135,9 +137,6 @@ def _summary_file() -> Path:
     Raises:
         UsageError: this is no step of GitHub Actions.
     """
-    from shadowspec.errors import UsageError
-    from shadowspec.rollout.check.github import SUMMARY_VARIABLE
-
     named = os.environ.get(SUMMARY_VARIABLE)
     if not named:
         raise UsageError(f"--github works only in a step of GitHub Actions: {SUMMARY_VARIABLE} is not set")
@@ -146,13 +145,6 @@ def _summary_file() -> Path:
 
 def _print(answer: Answer, on_hold: OnHold, *, is_github: bool, as_json: bool) -> None:
     """The answer on standard output; in a step of GitHub Actions so that no text in it can act as a command."""
-    import secrets
-
-    from shadowspec.rollout.check.answer import answer_document
-    from shadowspec.rollout.check.github import without_commands
-    from shadowspec.rollout.check.outcome import Outcome
-    from shadowspec.rollout.check.plain_text import answer_lines
-
     if as_json:
         print_json(answer_document(answer, on_hold))
     else:
@@ -180,10 +172,6 @@ def _write_reports(answer: Answer, on_hold: OnHold, junit: Path | None, summary:
 
     Annotations go to stderr where stdout holds a document; GitHub reads both.
     """
-    from shadowspec.errors import InputError
-    from shadowspec.rollout.check.github import OUTPUT_VARIABLE, step_annotations, step_summary
-    from shadowspec.rollout.check.junit import junit_xml
-
     if junit is not None:
         write_file(junit, junit_xml(answer), makes_folder=True)
     if summary is not None:

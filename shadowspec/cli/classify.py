@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from shadowspec.app.before_loading import load_tokenizers, require_inputs
 from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.serve_classifier import ClassifierApp, listening_socket
 from shadowspec.cli.options import ConfigOption, JsonOption
-
-if TYPE_CHECKING:
-    from shadowspec.config import Config
-    from shadowspec.tap.classifier import Classified, Classifier
+from shadowspec.config import Config, find_config, load_config, load_hash_secret
+from shadowspec.errors import ConfigError, UsageError
+from shadowspec.gc_control import gc_relaxed
+from shadowspec.tap.classifier import Classified, Classifier
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.sources import read_records
+from shadowspec.types import parse_slice_key
+from shadowspec.types.settings import LAST_PORT
 
 PATIENCE_S = 5  # that open connections have when the server stops
 
@@ -33,10 +39,6 @@ def classify(
     With --listen a gateway sends each request (body, path and headers) and gets the slice in headers, which the routes
     of `shadowspec export` match. Requests that the tap cannot measure have no slice.
     """
-    from shadowspec.app.before_loading import require_inputs
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import UsageError
-
     if bool(files) == (listen is not None):
         raise UsageError("give FILES, or --listen HOST:PORT, and not both")
     config = load_config(find_config(config_path))
@@ -45,7 +47,6 @@ def classify(
         _serve(config, listen)
         return
     classifier = _load(config)
-    from shadowspec.tap.sources import read_records
 
     rows = [
         (raw.key.offset, classifier.classify(raw.value or b"")) for file in files or () for raw in read_records(file)
@@ -59,11 +60,6 @@ def classify(
 
 
 def _load(config: Config) -> Classifier:
-    from shadowspec.app.before_loading import load_tokenizers
-    from shadowspec.config import load_hash_secret
-    from shadowspec.tap.classifier import Classifier
-    from shadowspec.tap.hashing import KeyedHash
-
     with notes.status("loading tokenizers"):
         tokenizers = load_tokenizers(config)
     rules = [endpoint.rule for endpoint in config.endpoints.values()]
@@ -77,9 +73,6 @@ def _serve(config: Config, listen: str) -> None:
     Raises:
         ConfigError: the address is none, is taken, or no server is installed.
     """
-    from shadowspec.errors import ConfigError
-    from shadowspec.types.settings import LAST_PORT
-
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > LAST_PORT:
         raise ConfigError(f"--listen {listen!r}: must be HOST:PORT, such as 127.0.0.1:9300")
@@ -87,8 +80,6 @@ def _serve(config: Config, listen: str) -> None:
         import uvicorn
     except ImportError:
         raise ConfigError("--listen needs uvicorn: pip install 'shadowspec[classify]'") from None
-    from shadowspec.app.serve_classifier import ClassifierApp, listening_socket
-    from shadowspec.gc_control import gc_relaxed
 
     with listening_socket(host.strip("[]"), int(port)) as listener:
         app = ClassifierApp(_load(config))
@@ -104,8 +95,6 @@ def _serve(config: Config, listen: str) -> None:
 
 
 def _entry(line: int, found: Classified) -> dict[str, object]:
-    from shadowspec.types import parse_slice_key
-
     return {
         "line": line,
         "endpoint": found.endpoint,

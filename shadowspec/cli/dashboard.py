@@ -16,7 +16,9 @@ import typer
 
 from shadowspec.app.console import notes, results
 from shadowspec.cli.options import ConfigOption
-from shadowspec.errors import ExitCode
+from shadowspec.config import CONFIG_VARIABLE, find_config, load_config
+from shadowspec.config.dashboard_settings import LOOPBACK, require_auth_file
+from shadowspec.errors import ConfigError, ExitCode, ServiceUnavailableError, UsageError
 
 START_TIMEOUT_S = 60.0  # it takes one to four seconds; a cold disk takes more
 POLL_S = 0.1
@@ -37,8 +39,6 @@ def dashboard(
 
     It reads only the database. While the database is unreachable the page says so, and recovers by itself.
     """
-    from shadowspec.config import CONFIG_VARIABLE, find_config, load_config
-
     path = find_config(config_path)
     settings = load_config(path).dashboard
     host, port = host or settings.host, port or settings.port
@@ -65,8 +65,6 @@ def dashboards_folder() -> Path:
     Raises:
         ConfigError: the installation holds none.
     """
-    from shadowspec.errors import ConfigError
-
     spec = importlib.util.find_spec("shadowspec._dashboards")
     installed = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
     sibling = Path(__file__).resolve().parents[2] / "dashboards"
@@ -82,8 +80,6 @@ def _serve(child: subprocess.Popen[bytes], host: str, port: int) -> int | None:
     Raises:
         ServiceUnavailableError: it ended by itself, or does not answer.
     """
-    from shadowspec.errors import ServiceUnavailableError
-
     received: list[int] = []
 
     def ask(number: int, _frame: object) -> None:
@@ -125,8 +121,6 @@ def _is_up(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
 
 
 def _require_streamlit() -> None:
-    from shadowspec.errors import ConfigError
-
     missing = [name for name in ("streamlit", "altair") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"{missing[0]} is not installed: pip install '.[dashboard]' in the checkout")
@@ -134,9 +128,6 @@ def _require_streamlit() -> None:
 
 def _require_access(auth_file: Path | None, host: str, *, without_login: bool) -> None:
     """Raise unless a login is configured as it must be, or nobody but this machine reaches the address."""
-    from shadowspec.config.dashboard_settings import LOOPBACK, require_auth_file
-    from shadowspec.errors import ConfigError, UsageError
-
     if auth_file is not None:
         require_auth_file(auth_file)
         if importlib.util.find_spec("authlib") is None:
@@ -152,8 +143,6 @@ def _require_access(auth_file: Path | None, host: str, *, without_login: bool) -
 
 def _require_free(host: str, port: int) -> None:
     """Raise UsageError where the address cannot be bound: Streamlit would go on to look for another."""
-    from shadowspec.errors import UsageError
-
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

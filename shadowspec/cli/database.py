@@ -7,27 +7,29 @@ from typing import Annotated
 
 import typer
 
+from shadowspec import store
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.config import find_config, load_config
 from shadowspec.errors import ExitCode
+from shadowspec.store import Store
 from shadowspec.types import RoleKind
 
-app = typer.Typer(
-    help="Migrate the database, check its schema, remove old rows, and grant rights.", no_args_is_help=True
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 def _url(config_path: ConfigOption) -> str:
-    from shadowspec.config import find_config, load_config
-
     return load_config(find_config(config_path)).database_url
+
+
+@app.callback()
+def database() -> None:
+    """Migrate the database, check its schema, remove old rows, and grant rights."""
 
 
 @app.command()
 def upgrade(config_path: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Create the database, or migrate it to this version's schema."""
-    from shadowspec import store
-
     url = _url(config_path)
     before, after = store.current(url), store.upgrade(url)
     if as_json:
@@ -39,8 +41,6 @@ def upgrade(config_path: ConfigOption = None, as_json: JsonOption = False) -> No
 @app.command()
 def current(config_path: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Show the database's revision and the one that this version needs."""
-    from shadowspec import store
-
     revision, wanted = store.current(_url(config_path)), store.head()
     if as_json:
         print_json({"revision": revision, "head": wanted})
@@ -51,8 +51,6 @@ def current(config_path: ConfigOption = None, as_json: JsonOption = False) -> No
 @app.command()
 def check(config_path: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Compare the database's tables with this version's; exit code 2 if they differ."""
-    from shadowspec import store
-
     differences = store.check(_url(config_path))
     if as_json:
         print_json({"differences": differences})
@@ -74,8 +72,6 @@ def retain(
     as_json: JsonOption = False,
 ) -> None:
     """Remove records, runs and blocks of old traffic; rollups, record counts and decisions stay."""
-    from shadowspec.store import Store
-
     with Store.open(_url(config_path)) as store:
         removal = store.retain(timedelta(days=days), is_dry_run=dry_run, is_forced=force)
     if as_json:
@@ -109,8 +105,6 @@ def forget_consumer(
     as_json: JsonOption = False,
 ) -> None:
     """Stop a retired consumer from blocking new evidence."""
-    from shadowspec.store import Store
-
     with Store.open(_url(config_path)) as store:
         number = store.forget_consumer(name, is_forced=force)
     if as_json:
@@ -127,8 +121,6 @@ def grant(
     as_json: JsonOption = False,
 ) -> None:
     """Give a Postgres role the rights of its kind, and no others; run it again after every `db upgrade`."""
-    from shadowspec.store import Store
-
     with Store.open(_url(config_path)) as store:
         statements = store.grant(role_kind, role_name)
     if as_json:

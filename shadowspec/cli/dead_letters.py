@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from shadowspec.app.before_loading import require_mirror
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption, MaxMessagesOption
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shadowspec.tap.dead_letter_topic import DeadLetter
-    from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.cli.produce import flush_patiently
+from shadowspec.config import find_config, load_config
+from shadowspec.errors import UsageError
+from shadowspec.tap.dead_letter_topic import DeadLetter, make_retry_message, read_dead_letters
+from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.tap.kafka.producer import TopicWriter
 
 REPLAY_BATCH = 500  # messages in hand at a time
 
-app = typer.Typer(help="List dead letters, and send them again.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 StageOption = Annotated[str | None, typer.Option("--stage", help="Only failures at this stage.")]
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Only failures for this reason.")]
 TopicOption = Annotated[str | None, typer.Option("--topic", help="Only records of this topic.")]
+
+
+@app.callback()
+def dead_letters() -> None:
+    """List dead letters, and send them again."""
 
 
 @app.command("list")
@@ -37,8 +44,6 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """Show source and reason of dead letters, never their content."""
-    from shadowspec.tap.dead_letter_topic import read_dead_letters
-
     settings = _settings(config_path)
     is_filtered = any((topic, stage, reason))
     found = read_dead_letters(settings, limit=None if is_filtered else max_messages)
@@ -73,11 +78,6 @@ def replay(
 
     The dead letters stay on their topic: a second replay sends them a second time.
     """
-    from shadowspec.cli.produce import flush_patiently
-    from shadowspec.errors import UsageError
-    from shadowspec.tap.dead_letter_topic import make_retry_message, read_dead_letters
-    from shadowspec.tap.kafka.producer import TopicWriter
-
     settings = _settings(config_path)
     if to not in settings.retry_topics:
         topics = ", ".join(settings.retry_topics) or "none"
@@ -102,9 +102,6 @@ def replay(
 
 
 def _settings(config_path: Path | None) -> KafkaSettings:
-    from shadowspec.app.before_loading import require_mirror
-    from shadowspec.config import find_config, load_config
-
     return require_mirror(load_config(find_config(config_path)))
 
 

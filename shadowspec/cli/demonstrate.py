@@ -9,8 +9,19 @@ from typing import Annotated
 
 import typer
 
+from shadowspec import demo as bundled
+from shadowspec import store
+from shadowspec.app.before_loading import name_loads
 from shadowspec.app.console import notes, print_json, results, write_file
+from shadowspec.app.rehearsals import Rehearsals
+from shadowspec.cli.measuring_view import MeasuringView
 from shadowspec.cli.options import JsonOption
+from shadowspec.config import load_config, load_hash_secret
+from shadowspec.errors import InputError
+from shadowspec.reports.rendering import decision_document
+from shadowspec.reports.report import build_report, render_html, terminal_tables
+from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.tap.sources import read_records
 
 DEFAULT_OUT = Path("shadowspec-demo")
 
@@ -29,11 +40,6 @@ def demo(
 
     The traffic combines public text with a public trace; the models are small and trained for it.
     """
-    from shadowspec import demo as bundled
-    from shadowspec.app.before_loading import name_loads
-    from shadowspec.config import load_config, load_hash_secret
-    from shadowspec.errors import InputError
-
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: is a file; give a folder")
     config_path, report_path = out / "shadowspec.toml", out / "report.html"
@@ -42,14 +48,7 @@ def demo(
     write_file(out / "demo.secret", bundled.DEMO_SECRET)
     config = load_config(config_path, environment={})
     name_loads(config.endpoints)
-    from shadowspec import store
     from shadowspec.app.measure_files import build_engines, measure_with
-    from shadowspec.app.rehearsals import Rehearsals
-    from shadowspec.cli.measuring_view import MeasuringView
-    from shadowspec.reports.rendering import decision_document
-    from shadowspec.reports.report import build_report, render_html, terminal_tables
-    from shadowspec.rollout.endpoint_run import run_endpoint_gate
-    from shadowspec.tap.sources import read_records
 
     started = time.monotonic()
     store.upgrade(config.database_url)

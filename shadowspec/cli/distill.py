@@ -10,11 +10,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from shadowspec.app.before_loading import require_inputs
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxRequestsOption, OneEndpointOption
 from shadowspec.cli.run import funnel_document, print_funnel
+from shadowspec.config import find_config, load_config
 from shadowspec.distill.training_settings import TOLERANCE, Settings, Shares
+from shadowspec.errors import UsageError
 from shadowspec.text import parse_labels, plural, slice_title
+from shadowspec.types import parse_slice_key
 
 if TYPE_CHECKING:
     from shadowspec.app.distill_draft import Distilled
@@ -76,10 +80,6 @@ def distill(
     to a new folder, with a model card; the configuration does not change. The comparison replays held-out sessions for
     every slice of every endpoint with the same models.
     """
-    from shadowspec.app.before_loading import require_inputs
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import UsageError
-
     if not consent.strip():
         raise UsageError("--consent is empty; write why you may train on this traffic")
     if learning_rate == 0.0:
@@ -134,8 +134,6 @@ def _document(done: Distilled, files: list[str], from_layers: int | None) -> dic
 
 
 def _gain(gain: Gain) -> dict[str, Any]:
-    from shadowspec.types import parse_slice_key
-
     return {
         "endpoint": gain.endpoint,
         "slice": parse_slice_key(gain.slice_key),

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from shadowspec.app.before_loading import load_scorers, load_tokenizers, name_loads, require_inputs
 from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.try_out.sample import read_sample
+from shadowspec.app.try_out.survey import Survey, refusals, remedy_for, survey_endpoints
+from shadowspec.cli.live import live_jobs
 from shadowspec.cli.options import ConfigOption, JsonOption
-
-if TYPE_CHECKING:
-    from shadowspec.app.try_out.survey import Survey
-    from shadowspec.config import Config, EndpointConfig
-    from shadowspec.scheduler.job_settings import ReceiverSettings
+from shadowspec.config import Config, EndpointConfig, find_config, load_config, load_hash_secret
+from shadowspec.engine.ordinary import are_settled
+from shadowspec.errors import ConfigError, NoDataError, ServiceUnavailableError, ShadowSpecError
+from shadowspec.gate.evidence.guardrails import SCORES
+from shadowspec.live.scrape import failures, scrape_all
+from shadowspec.quality.custom_scores import score_name
+from shadowspec.scheduler.cron import crons_of
+from shadowspec.scheduler.job_settings import ReceiverSettings
+from shadowspec.scheduler.receivers import require_place, require_secret
+from shadowspec.servers.probing import counts_source, probe_both, remarks, require_length, slot_remarks
+from shadowspec.store import Store, head
+from shadowspec.tap.sources import require_file
+from shadowspec.text import plural, span_text
+from shadowspec.types import LiveScrape
+from shadowspec.types.serving_engines import IN_PROCESS, verdict_engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +79,6 @@ def doctor(
 
 def examine(config_path: Path | None, traffic: str | None = None) -> list[Finding]:
     """Every check in turn; only the first ones if the configuration or the recording cannot be read."""
-    from shadowspec.app.before_loading import name_loads
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import ShadowSpecError
-    from shadowspec.tap.sources import require_file
-
     try:
         config = load_config(find_config(config_path))
     except ShadowSpecError as error:
@@ -111,8 +121,6 @@ def examine(config_path: Path | None, traffic: str | None = None) -> list[Findin
 
 
 def _run_check(name: str, check: Callable[[Config], str], config: Config) -> Finding:
-    from shadowspec.errors import ShadowSpecError
-
     try:
         with notes.status(f"checking {escape(name)}"):
             return Finding(name, True, check(config))
@@ -124,12 +132,6 @@ def _live(endpoint: str) -> Callable[[Config], str]:
     """The check of the engines whose counters an endpoint's live guard reads; nothing is kept."""
 
     def check(config: Config) -> str:
-        from shadowspec.cli.live import live_jobs
-        from shadowspec.errors import ConfigError, ServiceUnavailableError
-        from shadowspec.live.scrape import failures, scrape_all
-        from shadowspec.text import plural
-        from shadowspec.types import LiveScrape
-
         source = live_jobs(config, endpoint)[endpoint].source
         plain = source.plain_replicas
         scrapes = scrape_all(source)
@@ -149,15 +151,10 @@ def _live(endpoint: str) -> Callable[[Config], str]:
 
 
 def _secret(config: Config) -> str:
-    from shadowspec.config import load_hash_secret
-
     return f"{len(load_hash_secret(config))} bytes"
 
 
 def _database(config: Config) -> str:
-    from shadowspec.store import Store, head
-    from shadowspec.text import plural
-
     with Store.open(config.database_url) as store:
         return f"reachable, at revision {head()}, {plural(len(store.endpoints()), 'endpoint')} measured"
 
@@ -171,11 +168,6 @@ def _broker(config: Config) -> str:
 
 
 def _schedule(config: Config) -> str:
-    from datetime import UTC, datetime
-
-    from shadowspec.scheduler.cron import crons_of
-    from shadowspec.text import plural
-
     crons = crons_of(config.path, config.schedule.jobs)
     if not config.schedule.jobs:
         return "no job is configured ([schedule]); run `shadowspec report` by hand"
@@ -188,8 +180,6 @@ def _receiver(receiver: ReceiverSettings) -> Callable[[Config], str]:
     """The check of one receiver; nothing is sent to it."""
 
     def check(config: Config) -> str:
-        from shadowspec.scheduler.receivers import require_place, require_secret
-
         require_secret(receiver)
         require_place(receiver)
         jobs = [job.name for job in config.schedule.jobs.values() if receiver.name in job.receivers]
@@ -199,10 +189,6 @@ def _receiver(receiver: ReceiverSettings) -> Callable[[Config], str]:
 
 
 def _scores(config: Config) -> str:
-    from shadowspec.errors import ConfigError
-    from shadowspec.gate.evidence.guardrails import SCORES
-    from shadowspec.quality.custom_scores import score_name
-
     wanted = {"structured_validity": '"json_valid" or "contract_valid"', "score": "a function of yours"}
     for name, endpoint in config.endpoints.items():
         scored = {score_name(each) for each in endpoint.scores}
@@ -223,8 +209,6 @@ def _scores(config: Config) -> str:
 
 def _serving_engines(config: Config) -> str:
     """The engine that the verdicts on each endpoint are for; naming none is no failure."""
-    from shadowspec.types.serving_engines import IN_PROCESS, verdict_engine
-
     found = []
     for name, endpoint in config.endpoints.items():
         serving = endpoint.policy.serving_engine
@@ -268,12 +252,7 @@ def _device(config: Config) -> str:
 
 def _models(config: Config) -> str:
     """The models of this process; they are loaded only if their files leave a doubt."""
-    from dataclasses import replace
-
-    from shadowspec.app.before_loading import load_scorers, name_loads, require_inputs
     from shadowspec.engine.device import choose_device
-    from shadowspec.engine.ordinary import are_settled
-    from shadowspec.text import plural
 
     require_inputs(config, ())
     loaded = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.loads_models}
@@ -300,13 +279,6 @@ def _models(config: Config) -> str:
 
 def _traffic(config: Config, path: str) -> list[Finding]:
     """What each endpoint would measure of a recording, by its first lines."""
-    from shadowspec.app.before_loading import load_tokenizers
-    from shadowspec.app.try_out.sample import read_sample
-    from shadowspec.app.try_out.survey import refusals, remedy_for, survey_endpoints
-    from shadowspec.config import load_hash_secret
-    from shadowspec.errors import NoDataError, ShadowSpecError
-    from shadowspec.text import plural
-
     try:
         with notes.status("reading the traffic"):
             sample = read_sample(path)
@@ -332,9 +304,6 @@ def _traffic(config: Config, path: str) -> list[Finding]:
 
 def _matched(endpoint: EndpointConfig, survey: Survey | None, refused: Counter[str]) -> str:
     """What one endpoint takes of a recording, what it refuses, and what the policy still needs."""
-    from shadowspec.app.try_out.survey import refusals
-    from shadowspec.text import plural, span_text
-
     others = Counter({reason: number for reason, number in refused.items() if reason != "not_sampled"})
     unsampled = f", {refused['not_sampled']:,} of sessions that are not drawn" if refused["not_sampled"] else ""
     not_usable = f"; not usable: {refusals(others)}" if others else ""
@@ -354,9 +323,6 @@ def _servers(name: str) -> Callable[[Config], str]:
     """The check of one endpoint's two servers, each asked one tiny request."""
 
     def check(config: Config) -> str:
-        from shadowspec.app.before_loading import load_tokenizers
-        from shadowspec.servers.probing import counts_source, probe_both, remarks, require_length, slot_remarks
-
         endpoint = config.endpoints[name]
         assert endpoint.servers is not None, "only endpoints with servers are checked"
         baseline, speculative = probe_both(endpoint.servers)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.evaluate_tasks import Evaluated, TaskSet, evaluate_tasks
 from shadowspec.cli.options import ConfigOption, JsonOption, OneEndpointOption
-
-if TYPE_CHECKING:
-    from shadowspec.app.evaluate_tasks import Evaluated
-    from shadowspec.types import Evaluation
+from shadowspec.config import find_config, load_config
+from shadowspec.metrics import ratio
+from shadowspec.text import figure, format_signed, plural
+from shadowspec.types import Evaluation
 
 
 def evaluate(
@@ -45,9 +48,6 @@ def evaluate(
     The endpoint needs engine = "openai". With task_margin in its policy, `shadowspec gate` requires that the mean score
     with speculation is not lower by more than this. Only hashes of documents and scores are stored, no text.
     """
-    from shadowspec.app.evaluate_tasks import TaskSet, evaluate_tasks
-    from shadowspec.config import find_config, load_config
-
     config = load_config(find_config(config_path))
     names = tuple(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
     task_set = TaskSet(names, limit, metric, is_chat, program, tuple(arguments or ()))
@@ -83,8 +83,6 @@ def _document(endpoint: str, done: Evaluated) -> dict[str, Any]:
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:
     """Means over the documents that both arms have a score of, and how many of these differ."""
-    from shadowspec.metrics import ratio
-
     pairs = [(each.baseline, each.speculative) for each in evaluation.documents.values()]
     known = [(base, spec) for base, spec in pairs if base is not None and spec is not None]
     return {
@@ -95,11 +93,6 @@ def _figures(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _print(done: Evaluated) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from shadowspec.text import figure, format_signed, plural
-
     table = Table()
     for name in ("task", "metric"):
         table.add_column(name)

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from shadowspec.app.console import notes, print_json, require_folder_of, write_file
+from shadowspec.app.stored_evidence import no_decision
 from shadowspec.cli.options import MAX_AGE_HELP, ConfigOption, ExpectEngineOption
-from shadowspec.rollout.export.export_document import ExportFormat
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from shadowspec.config import Config
-    from shadowspec.gate.policy import GatePolicy
-    from shadowspec.rollout.export.endpoint_state import ServedDecision
-    from shadowspec.rollout.export.export_document import Document
-    from shadowspec.rollout.export.routes import Pools
-    from shadowspec.store import Store
-    from shadowspec.types import Override, SpeculationCounts
+from shadowspec.config import Config, find_config, load_config
+from shadowspec.errors import UsageError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions, require_promotable
+from shadowspec.metrics import pool_counts
+from shadowspec.rollout.export import flagd, llamacpp, modelopt, routes, sglang, tensorrt_llm, vllm
+from shadowspec.rollout.export.endpoint_state import ServedDecision, describe, describe_orders, judge_decisions
+from shadowspec.rollout.export.engine_match import require_engine
+from shadowspec.rollout.export.export_document import Document, ExportFormat
+from shadowspec.rollout.export.load_schedule import endpoint_schedule, ranges_text, slice_schedules, with_share
+from shadowspec.rollout.export.routes import Pool, Pools, choose_routes
+from shadowspec.rollout.export.vllm import NOTHING
+from shadowspec.store import Store
+from shadowspec.text import parse_duration
+from shadowspec.types import Override, SpeculationCounts
 
 DEFAULT_MAX_AGE = "7d"  # one cycle of the traffic
 ROUTES = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.ENVOY)
@@ -76,14 +81,6 @@ def export(
     Speculation is on only where an ENABLE is fresh and no override covers it. The reason of each decision goes to
     standard error. The command refuses verdicts for another engine (exit code 2): their latency was measured elsewhere.
     """
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import UsageError
-    from shadowspec.rollout.export.endpoint_state import describe, describe_orders
-    from shadowspec.rollout.export.routes import Pool, Pools
-    from shadowspec.rollout.export.vllm import NOTHING
-    from shadowspec.store import Store
-    from shadowspec.text import parse_duration
-
     require_folder_of(out)
     pools = Pools(Pool.parse(speculative, "--speculative"), Pool.parse(plain, "--plain"), gateway)
     if routed and form not in SERVERS:
@@ -121,8 +118,6 @@ def export(
 
 
 def _endpoints(form: ExportFormat, endpoint: str | None, config: Config) -> list[str]:
-    from shadowspec.errors import UsageError
-
     found = list(config.chosen(endpoint))
     if form is not ExportFormat.FLAGD and len(found) != 1:
         raise UsageError(
@@ -139,10 +134,6 @@ def _load_served(
     Raises:
         NoDataError: nothing has been decided on any of them, or by a trial policy on one.
     """
-    from shadowspec.app.stored_evidence import no_decision
-    from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions, require_promotable
-    from shadowspec.rollout.export.endpoint_state import judge_decisions
-
     now = datetime.now(UTC)
     configs = store.fingerprints()
     served: list[ServedDecision] = []
@@ -174,13 +165,6 @@ def _render(
     routed: bool,
     accept_other_engine: bool,
 ) -> Document:
-    from dataclasses import replace
-
-    from shadowspec.rollout.export import flagd, llamacpp, modelopt, sglang, tensorrt_llm, vllm
-    from shadowspec.rollout.export.engine_match import require_engine
-    from shadowspec.rollout.export.load_schedule import endpoint_schedule, ranges_text, slice_schedules, with_share
-    from shadowspec.rollout.export.routes import choose_routes
-
     decisions, orders = served.decisions, served.orders
     if form is ExportFormat.FLAGD:
         endpoints = [
@@ -223,11 +207,6 @@ def _render_routes(
     *,
     accept_other_engine: bool,
 ) -> Document:
-    from dataclasses import replace
-
-    from shadowspec.rollout.export import routes
-    from shadowspec.rollout.export.engine_match import require_engine
-
     found = routes.choose_routes(endpoint, served.decisions, overrides=served.orders)
     accepted = require_engine(form, [found.pool_schedule], is_accepted=accept_other_engine)
     match form:
@@ -242,8 +221,6 @@ def _render_routes(
 
 def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCounts]]:
     """Everything measured at an endpoint, pooled by fingerprint and slice."""
-    from shadowspec.metrics import pool_counts
-
     rows: dict[str, dict[str, list[SpeculationCounts]]] = defaultdict(lambda: defaultdict(list))
     for rollup in store.rollups(endpoint):
         rows[rollup.key.fingerprint][rollup.key.slice_key].append(rollup.counts)

@@ -6,26 +6,37 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.stored_evidence import no_decision, require_measured
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
-from shadowspec.text import plural
-
-if TYPE_CHECKING:
-    from shadowspec.config import Config
-    from shadowspec.gate.policy import GatePolicy
-    from shadowspec.gate.run.recompute import Explanation
-    from shadowspec.planning.demand import EndpointLoads
-    from shadowspec.reports.replay_rows import AuditRow
-    from shadowspec.rollout.endpoint_run import EndpointGateRun
-    from shadowspec.rollout.stages import RolloutStep
-    from shadowspec.store import Store
-    from shadowspec.types import Decision
+from shadowspec.config import Config, find_config, load_config
+from shadowspec.errors import InputError, NoDataError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.recompute import Explanation, explain
+from shadowspec.gate.verdict.effective_decisions import effective_decisions
+from shadowspec.planning.demand import EndpointLoads, endpoint_loads, read_demand
+from shadowspec.reports.next_steps import best_decision, next_step
+from shadowspec.reports.notes import REHEARSAL_NOTE
+from shadowspec.reports.rendering import audit_document, decision_document
+from shadowspec.reports.replay_rows import AuditRow, audit_rows
+from shadowspec.reports.report.terminal import tables_of_tests, verdict_tables
+from shadowspec.rollout.endpoint_run import (
+    EndpointGateRun,
+    GatePolicies,
+    run_endpoint_gate,
+    run_gates,
+    unfinished_trials,
+)
+from shadowspec.rollout.stages import RolloutStep
+from shadowspec.store import Store
+from shadowspec.text import plural, slice_title
+from shadowspec.types import Decision
 
 MAX_SHOWN = 20  # figures that differ; --json has all of them
 
@@ -51,8 +62,6 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
 
     A trial whose recording is not read to its end is rehearsed, unless `input_ended` says what comes.
     """
-    from shadowspec.rollout.endpoint_run import GatePolicies, run_gates, unfinished_trials
-
     chosen = _policies(config, endpoint)
     with _measured_store(config) as store:
         trials = unfinished_trials(store, chosen) if input_ended is None else []
@@ -69,8 +78,6 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
 
 def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
     """The results that `decide` would have, by the same steps; all of it is undone."""
-    from shadowspec.rollout.endpoint_run import unfinished_trials
-
     chosen = _policies(config, endpoint)
     with _measured_store(config) as store:
         trials = unfinished_trials(store, chosen) if input_ended is None else []
@@ -80,8 +87,6 @@ def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) 
 
 def _rehearse(config: Config, store: Store, name: str, input_ended: bool | None) -> GateRun:
     """One endpoint's results; no rollout moves."""
-    from shadowspec.rollout.endpoint_run import run_endpoint_gate
-
     settings = config.endpoints[name]
     with store.rehearsal(name) as undone:
         run = run_endpoint_gate(undone, name, settings.policy, settings.rollout, input_ended=input_ended)
@@ -93,8 +98,6 @@ def _together(found: Sequence[GateRun], store: Store, endpoints: Collection[str]
     Raises:
         NoDataError: there is no decision; the message says why.
     """
-    from shadowspec.app.stored_evidence import no_decision
-
     run = GateRun(
         [decision for run in found for decision in run.decisions],
         [decision for run in found for decision in run.standing],
@@ -110,10 +113,6 @@ def _together(found: Sequence[GateRun], store: Store, endpoints: Collection[str]
 
 def _gather(store: Store, runs: Mapping[str, EndpointGateRun], policies: Mapping[str, GatePolicy]) -> GateRun:
     """The results of these endpoints' runs, with the audits and overrides after them."""
-    from shadowspec.gate.verdict.effective_decisions import effective_decisions
-    from shadowspec.planning.demand import endpoint_loads, read_demand
-    from shadowspec.reports.replay_rows import audit_rows
-
     now = datetime.now(UTC)
     decisions = [decision for run in runs.values() for decision in run.decisions]
     standing = effective_decisions(decisions, store.overrides(), now)
@@ -135,9 +134,6 @@ def _policies(config: Config, endpoint: str | None) -> dict[str, GatePolicy]:
 
 @contextmanager
 def _measured_store(config: Config) -> Iterator[Store]:
-    from shadowspec.app.stored_evidence import require_measured
-    from shadowspec.store import Store
-
     with Store.open(config.database_url) as store:
         require_measured(store)
         yield store
@@ -174,8 +170,6 @@ def gate(
     With --explain it stores nothing: it recomputes a past decision from its rows and compares every number. Exit code 4
     means that rows are gone or a number differs.
     """
-    from shadowspec.config import find_config, load_config
-
     config = load_config(find_config(config_path))
     if explain is not None:
         _explain(config, explain, as_json=as_json)
@@ -184,8 +178,6 @@ def gate(
     run = (rehearse if dry_run else decide)(config, endpoint, input_ended=input_ended)
     decisions, standing, steps = run.decisions, run.standing, run.steps
     if as_json:
-        from shadowspec.reports.rendering import decision_document
-
         document: dict[str, Any] = {
             "decisions": [
                 {**decision_document(decision), "standing_verdict": each.verdict.value}
@@ -202,9 +194,6 @@ def gate(
             document["audits"] = _audit_documents(run)
         print_json(document)
         return
-    from shadowspec.reports.next_steps import best_decision, next_step
-    from shadowspec.reports.notes import REHEARSAL_NOTE
-    from shadowspec.reports.report.terminal import tables_of_tests, verdict_tables
 
     for table in (*verdict_tables(standing), *(tables_of_tests(standing) if tests else ())):
         results.print(table)
@@ -225,15 +214,11 @@ def gate(
 
 
 def _audit_documents(run: GateRun) -> list[dict[str, Any]]:
-    from shadowspec.reports.rendering import audit_document
-
     return [{"endpoint": name, **audit_document(row)} for name, rows in run.audits.items() for row in rows]
 
 
 def _print_audits(run: GateRun, *, with_all: bool) -> None:
     """The audits that alarm; all of them where tests are shown too."""
-    from shadowspec.text import slice_title
-
     for name, rows in run.audits.items():
         for row in rows:
             if row.state.has_alarmed or with_all:
@@ -243,11 +228,6 @@ def _print_audits(run: GateRun, *, with_all: bool) -> None:
 
 
 def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
-    from shadowspec.app.stored_evidence import require_measured
-    from shadowspec.errors import InputError, NoDataError
-    from shadowspec.gate.run.recompute import explain
-    from shadowspec.store import Store
-
     with Store.open(config.database_url) as store:
         try:
             explanation = explain(store, decision_id)
@@ -267,8 +247,6 @@ def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
 
 def explanation_document(explanation: Explanation) -> Mapping[str, Any]:
     """The explanation as a document: the decision as stored, and every figure that came out otherwise."""
-    from shadowspec.reports.rendering import decision_document
-
     return {
         "decision": decision_document(explanation.stored),
         "num_folds": explanation.num_folds,
@@ -283,8 +261,6 @@ def explanation_document(explanation: Explanation) -> Mapping[str, Any]:
 
 
 def _print_explanation(explanation: Explanation) -> None:
-    from shadowspec.reports.report.terminal import tables_of_tests, verdict_tables
-
     for table in (*verdict_tables([explanation.stored]), *tables_of_tests([explanation.stored])):
         results.print(table)
     results.print(

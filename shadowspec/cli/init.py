@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
+from shadowspec import store
 from shadowspec.app.console import notes, write_file
+from shadowspec.app.try_out.configuration import DATABASE, DEFAULT_LOAD, SECRET, starting_config, write_secret
+from shadowspec.app.try_out.preparation import infer_inputs, survey_inputs
 from shadowspec.cli.options import ServedNamesOption
+from shadowspec.cli.serving_engine import choose_serving_engine, verdicts_for
+from shadowspec.config import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
+from shadowspec.config.file import DEFAULT_CONFIG_NAME
+from shadowspec.errors import UsageError
+from shadowspec.text import plain_text
 
 
 def init(
@@ -43,11 +51,6 @@ def init(
     With --target and --traffic the file is short and complete, and init creates a secret and a database beside it.
     Without them init writes every key with its default and meaning, and a policy file.
     """
-    from shadowspec.config import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
-    from shadowspec.config.file import DEFAULT_CONFIG_NAME
-    from shadowspec.errors import UsageError
-    from shadowspec.text import plain_text
-
     if (target is None) != (traffic is None):
         missing = "--traffic FILE" if traffic is None else "--target DIR"
         raise UsageError(f"init needs --target and --traffic together; give {missing} too")
@@ -68,11 +71,6 @@ def init(
             "shadowspec db upgrade && shadowspec doctor",
         ]
     else:
-        from shadowspec import store
-        from shadowspec.app.try_out.configuration import DATABASE, SECRET, starting_config, write_secret
-        from shadowspec.app.try_out.preparation import infer_inputs, survey_inputs
-        from shadowspec.cli.try_out import DEFAULT_LOAD
-
         notes.print("reading the traffic and the tokenizer", highlight=False)
         inputs, sample, others = infer_inputs(
             target, traffic, draft, models=models or (), serving_engine=engine, concurrency=DEFAULT_LOAD
@@ -92,47 +90,3 @@ def init(
         write_file(policy_path, policy_template())
     for line in (f"written: {lines[0]}", *lines[1:], f"serving_engine: {verdicts_for(engine)}"):
         notes.print(plain_text(line), highlight=False, markup=False, soft_wrap=True)
-
-
-def choose_serving_engine(named: str | None, server: str | None) -> str:
-    """The serving engine: as named, as a server reports it, as answered at a terminal, or the engine in process.
-
-    Raises:
-        UsageError: both options are given, or the name is not an engine's.
-        ServiceUnavailableError: the server cannot be reached, or does not say what it is.
-    """
-    import sys
-
-    from shadowspec.errors import UsageError
-    from shadowspec.types.serving_engines import IN_PROCESS, SERVING_ENGINES, parse_engines
-
-    if server is not None:
-        from shadowspec.servers.identity import engine_name
-
-        if named is not None:
-            raise UsageError("--serving-engine and --server exclude each other; give one")
-        if not server.startswith(("http://", "https://")):
-            raise UsageError(f"--server {server}: is not a URL; give one such as http://HOST:8000")
-        return engine_name(server)
-    if named is None and not sys.stdin.isatty():
-        return IN_PROCESS
-    if named is None:
-        question = f"Serving engine of your endpoint ({', '.join(SERVING_ENGINES)}: the engine in this process)"
-        named = str(typer.prompt(question, default=IN_PROCESS, err=True))
-    if len(parse_engines(named)) != 1:
-        raise UsageError(f'--serving-engine {named!r}: expected one engine, such as vllm, or "vllm 0.32"')
-    return " ".join(named.split())
-
-
-def is_in_process(engine: str) -> bool:
-    """Whether an engine's name is that of the engine in this process."""
-    from shadowspec.types.serving_engines import IN_PROCESS, parse_engines
-
-    return parse_engines(engine)[0].name == IN_PROCESS
-
-
-def verdicts_for(engine: str) -> str:
-    """The meaning of an engine's name for an endpoint that is measured in this process."""
-    if is_in_process(engine):
-        return f"verdicts are for {engine}, which serves no clients; `export` for another engine refuses them"
-    return f"verdicts are for {engine}; latency must be measured on it, through two servers (docs/servers.md)"

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
-
-if TYPE_CHECKING:
-    from shadowspec.config import Config
-    from shadowspec.live.guard import Guarded
-    from shadowspec.live.watch import Taken
-    from shadowspec.rollout.control import Control
-    from shadowspec.scheduler.job_settings import LiveSettings
-    from shadowspec.scheduler.jobs import LiveRun
-    from shadowspec.types import LiveWindow
+from shadowspec.config import Config, find_config, load_config
+from shadowspec.errors import ConfigError, ServiceUnavailableError
+from shadowspec.live.guard import Guarded, windows_to_alarm
+from shadowspec.live.watch import Taken, alarm_words
+from shadowspec.reports.pages.live_production import live_period
+from shadowspec.rollout.control import Control
+from shadowspec.rollout.endpoint_run import read_endpoint_controls
+from shadowspec.scheduler.job_settings import LiveSettings
+from shadowspec.scheduler.jobs import LiveRun, run_live
+from shadowspec.store import Store
+from shadowspec.store.evidence.live_rows import hour_of_window
+from shadowspec.text import DASH, percent
+from shadowspec.types import COUNTS, FailedScrape, LiveWindow, Pool
 
 
 def live(
@@ -34,12 +38,6 @@ def live(
     replicas of plain_metrics_urls, by which the gate moves the stage. `shadowspec schedule` does the same every
     interval_s seconds. Exit code 5: no replica could be read.
     """
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import ConfigError, ServiceUnavailableError
-    from shadowspec.rollout.endpoint_run import read_endpoint_controls
-    from shadowspec.scheduler.jobs import run_live
-    from shadowspec.store import Store
-
     config = load_config(find_config(config_path))
     jobs = live_jobs(config, endpoint)
     if not jobs:
@@ -71,8 +69,6 @@ def live_jobs(config: Config, endpoint: str | None = None) -> dict[str, LiveSett
 
 def _live_document(run: LiveRun, controls: Mapping[int, Control]) -> dict[str, Any]:
     """One endpoint's reading, as --json shows it."""
-    from shadowspec.live.guard import windows_to_alarm
-
     guard, watched = run.settings.guard, run.watched
     promise = watched.promise
     guards = {replica.replica: replica for replica in watched.replicas}
@@ -123,8 +119,6 @@ def _control_document(concurrency: int, control: Control) -> dict[str, Any]:
 
 
 def _replica_document(taken: Taken, guarded: Guarded | None) -> dict[str, Any]:
-    from shadowspec.types import FailedScrape
-
     scraped = taken.scraped
     return {
         "replica": scraped.replica,
@@ -150,8 +144,6 @@ def _replica_document(taken: Taken, guarded: Guarded | None) -> dict[str, Any]:
 
 def outcome(taken: Taken) -> str:
     """The outcome of a scrape: `window`, `reset`, `first` (where counting begins), or the code of its failure."""
-    from shadowspec.types import FailedScrape
-
     if isinstance(taken.scraped, FailedScrape):
         return taken.scraped.code
     if taken.window is None:
@@ -160,10 +152,6 @@ def outcome(taken: Taken) -> str:
 
 
 def _window_document(window: LiveWindow) -> dict[str, Any]:
-    from shadowspec.reports.pages.live_production import live_period
-    from shadowspec.store.evidence.live_rows import hour_of_window
-    from shadowspec.types import COUNTS
-
     period = live_period([hour_of_window(window)])
     return {
         "began_at": window.began_at.isoformat(),
@@ -179,12 +167,6 @@ def _window_document(window: LiveWindow) -> dict[str, Any]:
 
 
 def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -> None:
-    from shadowspec.live.watch import alarm_words
-    from shadowspec.reports.pages.live_production import live_period
-    from shadowspec.store.evidence.live_rows import hour_of_window
-    from shadowspec.text import DASH, percent
-    from shadowspec.types import FailedScrape, Pool
-
     table = Table("endpoint", "replica", "read", "seconds", "drafts", "accepted", "promised", "since ENABLE", box=None)
     for run in runs:
         guards = {replica.replica: replica for replica in run.watched.replicas}

@@ -1,6 +1,6 @@
 """The `shadowspec` command: its options, its commands, and how every failure becomes one message and a code.
 
-It does what typer does not: options under their former names, --verbose after the command, and plainer help.
+A command's module is imported when the command is named, so that the modules import at their top what they need.
 """
 
 from __future__ import annotations
@@ -11,69 +11,61 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from shadowspec.app.console import notes, set_up_logging
-from shadowspec.cli import (
-    backfill,
-    check,
-    classify,
-    dashboard,
-    database,
-    dead_letters,
-    demonstrate,
-    distill,
-    doctor,
-    evaluate,
-    export,
-    gate,
-    init,
-    live,
-    override,
-    plan,
-    produce,
-    profile_device,
-    profile_server,
-    replay,
-    report,
-    run,
-    schedule,
-    simulate,
-    try_out,
-    worker,
-)
 from shadowspec.errors import ExitCode, ShadowSpecError
 
 VERBOSE: Final = ("--verbose", "-v")
-# CI scripts may use them, so they are accepted; help shows the new names only.
-FORMER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
-    "demo": {"--requests": "--max-requests", "-n": "--max-requests"},
-    "plan": {"--traffic": "--rate"},
-    "produce": {"--limit": "--max-messages"},
-    "dead-letters": {"--limit": "--max-messages"},
+# Every command: its group in the help, and the function that it calls or that holds the help of its commands.
+COMMANDS: Final = {
+    "demo": ("Start", "demonstrate.demo"),
+    "try": ("Start", "try_out.try_out"),
+    "init": ("Start", "init.init"),
+    "doctor": ("Start", "doctor.doctor"),
+    "run": ("Measure", "run.run"),
+    "worker": ("Measure", "worker.worker"),
+    "produce": ("Measure", "produce.produce"),
+    "replay": ("Measure", "replay.replay"),
+    "backfill": ("Measure", "backfill.backfill"),
+    "distill": ("Measure", "distill.distill"),
+    "evaluate": ("Measure", "evaluate.evaluate"),
+    "profile-device": ("Measure", "profile_device.profile_device"),
+    "profile-server": ("Measure", "profile_server.profile_server"),
+    "gate": ("Decide", "gate.gate"),
+    "plan": ("Decide", "plan.plan"),
+    "report": ("Decide", "report.report"),
+    "dashboard": ("Decide", "dashboard.dashboard"),
+    "simulate": ("Decide", "simulate.simulate"),
+    "check": ("Promote", "check.check"),
+    "export": ("Promote", "export.export"),
+    "classify": ("Promote", "classify.classify"),
+    "live": ("Operate", "live.live"),
+    "schedule": ("Operate", "schedule.schedule"),
+    "db": ("Operate", "database.database"),
+    "dead-letters": ("Operate", "dead_letters.dead_letters"),
+    "override": ("Promote", "override.override"),
 }
+GROUPS: Final = frozenset({"db", "dead-letters", "override"})  # of commands; their modules hold a typer app
 
 
 def arrange(arguments: Sequence[str]) -> list[str]:
-    """The arguments as the commands declare them: --verbose before the command, former names replaced."""
-    own, end, rest = _split(arguments)
-    former = FORMER_NAMES.get(command_word(own), {})
-    is_verbose = any(each in VERBOSE for each in own)
-    renamed = []
-    for each in own:
-        if each not in VERBOSE:
-            name, equals, value = each.partition("=")
-            renamed.append(f"{former.get(name, name)}{equals}{value}")
-    return [*([VERBOSE[0]] if is_verbose else []), *renamed, *end, *rest]
+    """The arguments with --verbose before the command, where the option is declared."""
+    words, end, rest = _split(arguments)
+    is_verbose = any(word in VERBOSE for word in words)
+    return [*([VERBOSE[0]] if is_verbose else []), *(word for word in words if word not in VERBOSE), *end, *rest]
 
 
 def command_word(arguments: Sequence[str]) -> str:
     """The command that these arguments name; "" if none."""
-    return next((each for each in arguments if not each.startswith("-")), "")
+    return next((word for word in arguments if not word.startswith("-")), "")
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -84,9 +76,9 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
 
 def _without_flag_types(parameters: list[Any]) -> list[Any]:
     """The parameters; a flag takes no value, so help names no type of one."""
-    for each in parameters:
-        if getattr(each, "is_flag", False) and each.metavar is None:
-            each.metavar = ""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
     return parameters
 
 
@@ -96,7 +88,7 @@ class Command(TyperCommand):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
-        self.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+        self.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
@@ -109,14 +101,66 @@ class Group(TyperGroup):
         return _without_flag_types(super().get_params(ctx))
 
 
-def use_commands(app: typer.Typer) -> None:
-    """Make every command of `app`, and of the groups in it, a `Command`."""
-    for info in app.registered_commands:
-        info.cls = Command
-    for group in app.registered_groups:
-        if group.typer_instance is not None:
-            group.cls = Group
-            use_commands(group.typer_instance)
+class AllCommands(Mapping[str, Any]):
+    """The commands by name; the module of a command is imported when it is looked up."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load(name)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class MainGroup(Group):
+    """The group of all commands, whose help imports none of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = AllCommands()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        lines = [Command(name=name, help=_help(name), rich_help_panel=COMMANDS[name][0]) for name in COMMANDS]
+        Group(
+            name=self.name,
+            commands=lines,
+            params=self.params,
+            help=self.help,
+            rich_markup_mode=self.rich_markup_mode,
+        ).format_help(ctx, formatter)
+
+
+def _load(name: str) -> Any:
+    """
+    Raises:
+        KeyError: there is no such command.
+    """
+    panel, place = COMMANDS[name]
+    module_name, _, function = place.partition(".")
+    module = import_module(f"shadowspec.cli.{module_name}")
+    declared = typer.Typer(rich_markup_mode="rich")
+    if name in GROUPS:
+        for command in module.app.registered_commands:
+            command.cls = Command
+        declared.add_typer(module.app, name=name, cls=Group, rich_help_panel=panel)
+    else:
+        declared.command(name, cls=Command, rich_help_panel=panel)(getattr(module, function))
+    return typer.main.get_group(declared).commands[name]
+
+
+def _help(name: str) -> str:
+    """The docstring of a command's function, read from the text of its module."""
+    module_name, _, function = COMMANDS[name][1].partition(".")
+    source = files("shadowspec.cli").joinpath(f"{module_name}.py").read_text(encoding="utf-8")
+    docstring = re.search(rf'^def {function}\(.*?\n    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
+    return docstring[1] if docstring else ""
 
 
 # What typer raises for a wrong command line, by the one of its errors that it exports.
@@ -124,34 +168,13 @@ CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind
 
 app = typer.Typer(
     name="shadowspec",
-    cls=Group,
+    cls=MainGroup,
     help="Shadow-mode analyzer and rollout gate for speculative decoding.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# In the order of use.
-GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
-    "Start": (demonstrate.demo, try_out.try_out, init.init, doctor.doctor),
-    "Measure": (
-        run.run, worker.worker, produce.produce, replay.replay, backfill.backfill, distill.distill,
-        evaluate.evaluate,
-        profile_device.profile_device, profile_server.profile_server,
-    ),
-    "Decide": (gate.gate, plan.plan, report.report, dashboard.dashboard, simulate.simulate),
-    "Promote": (check.check, export.export, classify.classify),
-    "Operate": (live.live, schedule.schedule),
-}  # fmt: skip
-NAMES: Mapping[Callable[..., None], str] = {try_out.try_out: "try"}  # of functions that cannot have their command's
-for group, commands in GROUPS.items():
-    for command in commands:
-        app.command(NAMES.get(command), rich_help_panel=group)(command)
-app.add_typer(database.app, name="db", rich_help_panel="Operate")
-app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Operate")
-app.add_typer(override.app, name="override", rich_help_panel="Promote")
-use_commands(app)
-
 # What is written otherwise in messages about a wrong command line: as of the configuration.
 PLAINER: Final = (
     (r"Value error, ", ""),
@@ -166,8 +189,6 @@ GO_ON: Final = frozenset({"run", "backfill", "demo", "try"})  # where they were 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
         try:
             typer.echo(f"shadowspec {version('shadowspec')}")
         except PackageNotFoundError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -14,11 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shadowspec.app.console import SECONDS_BETWEEN_LINES, notes
-from shadowspec.text import distinct_slices
-
-if TYPE_CHECKING:
-    from shadowspec.app.rehearsals import MeasuringProgress
-    from shadowspec.types import Decision
+from shadowspec.app.rehearsals import MeasuringProgress
+from shadowspec.reports.definitions import find_test, interval_text
+from shadowspec.text import DASH, distinct_slices, percent, plural, slice_title, span_text, times
+from shadowspec.types import Decision
 
 
 def shown_decisions(decisions: Sequence[Decision]) -> list[Decision]:
@@ -91,9 +90,6 @@ def progress_lines(progress: MeasuringProgress) -> list[str]:
 
 def _rows(decisions: Sequence[Decision]) -> list[tuple[str, str, str, str, str]]:
     """Name, verdict, speedup, acceptance and blocks of each decision that is shown."""
-    from shadowspec.reports.definitions import find_test, interval_text
-    from shadowspec.text import DASH, percent, slice_title, times
-
     rows, shown = [], shown_decisions(decisions)
     has_candidates = len({each.config.name for each in shown}) > 1
     for each in shown:
@@ -113,8 +109,6 @@ def _rows(decisions: Sequence[Decision]) -> list[tuple[str, str, str, str, str]]
 
 def _headline(progress: MeasuringProgress, since: float = 0.0) -> str:
     """Counts and times; `since` seconds have passed since it was taken."""
-    from shadowspec.text import plural, span_text
-
     done = progress.done
     found = f", {done.requests_found:,} measured before" if done.requests_found else ""
     limit_s = max(progress.limit_s - since, 0.0)

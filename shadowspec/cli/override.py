@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -12,12 +12,13 @@ from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption, LoadOption, OneEndpointOption, SliceOption
-from shadowspec.types import Verdict
+from shadowspec.config import find_config, load_config
+from shadowspec.rollout import orders
+from shadowspec.store import Store
+from shadowspec.text import parse_duration
+from shadowspec.types import Clearing, Override, OverrideRecord, Verdict
 
-if TYPE_CHECKING:
-    from shadowspec.types import OverrideRecord
-
-app = typer.Typer(help="Turn speculation off, overriding the gate, and list who did.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 class ForcedVerdict(StrEnum):
@@ -29,6 +30,11 @@ class ForcedVerdict(StrEnum):
 
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; stored permanently.")]
 AuthorOption = Annotated[str, typer.Option("--author", metavar="NAME", help="Who orders it; stored permanently.")]
+
+
+@app.callback()
+def override() -> None:
+    """Turn speculation off, overriding the gate, and list who did."""
 
 
 @app.command("set")
@@ -60,12 +66,6 @@ def set_(
 
     Decisions stay as they are and evidence is still collected; once cleared, the gate's verdict applies again.
     """
-    from shadowspec.config import find_config, load_config
-    from shadowspec.rollout import orders
-    from shadowspec.store import Store
-    from shadowspec.text import parse_duration
-    from shadowspec.types import Override
-
     now = datetime.now(UTC)
     config = load_config(find_config(config_path))
     override = Override(
@@ -108,11 +108,6 @@ def clear(
     as_json: JsonOption = False,
 ) -> None:
     """End an override; the gate's verdict applies again."""
-    from shadowspec.config import find_config, load_config
-    from shadowspec.rollout import orders
-    from shadowspec.store import Store
-    from shadowspec.types import Clearing
-
     now = datetime.now(UTC)
     why, who = orders.ordered_text(reason, "--reason"), orders.ordered_text(author, "--author")
     with Store.open(load_config(find_config(config_path)).database_url) as store:
@@ -131,10 +126,6 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """Show the overrides in force, or all of them."""
-    from shadowspec.config import find_config, load_config
-    from shadowspec.rollout import orders
-    from shadowspec.store import Store
-
     now = datetime.now(UTC)
     config = load_config(find_config(config_path))
     with Store.open(config.database_url) as store:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import print_json, progress_bar, results
+from shadowspec.app.rehearsals import rehearsed
+from shadowspec.app.stored_evidence import no_decision, require_measured
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
-from shadowspec.text import distinct_slices, plural, slice_title, span_text
+from shadowspec.config import find_config, load_config
+from shadowspec.errors import UsageError
+from shadowspec.planning.forecasts import HypothesisPlan
+from shadowspec.planning.plans import EndpointPlan, ShadowTime, SlicePlan, plan_stored
+from shadowspec.planning.sizing import MAX_BUSY, Sizing, devices_needed, size_endpoint, stored_costs, stored_traffic
+from shadowspec.reports.notes import REHEARSAL_NOTE
+from shadowspec.store import Store
+from shadowspec.text import distinct_slices, parse_duration, plural, slice_title, span_text
 from shadowspec.types import parse_slice_key
-
-if TYPE_CHECKING:
-    from shadowspec.planning.forecasts import HypothesisPlan
-    from shadowspec.planning.plans import EndpointPlan, ShadowTime, SlicePlan
-    from shadowspec.planning.sizing import Sizing
 
 Pair = tuple["Sizing", "Sizing"]  # by the median of the futures, by 90% of them
 
@@ -48,16 +52,6 @@ def plan(
 
     The plan decides and writes nothing. It simulates future traffic from the evidence so far.
     """
-    from shadowspec.app.rehearsals import rehearsed
-    from shadowspec.app.stored_evidence import no_decision, require_measured
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import UsageError
-    from shadowspec.planning.plans import plan_stored
-    from shadowspec.planning.sizing import size_endpoint, stored_costs, stored_traffic
-    from shadowspec.reports.notes import REHEARSAL_NOTE
-    from shadowspec.store import Store
-    from shadowspec.text import parse_duration
-
     config = load_config(find_config(config_path))
     chosen = config.chosen(endpoint)
     if capacity == 0.0:
@@ -150,8 +144,6 @@ def _time_document(shadow: ShadowTime | None) -> dict[str, Any]:
 
 
 def _sizing_document(sizings: Sequence[Pair], within_s: float) -> dict[str, Any]:
-    from shadowspec.planning.sizing import devices_needed
-
     return {
         "decide_within_s": within_s,
         "devices_median": devices_needed(median for median, _ in sizings),
@@ -250,8 +242,6 @@ def _print(plan: EndpointPlan) -> None:
 
 
 def _print_sizing(sizings: Sequence[Pair], within_s: float) -> None:
-    from shadowspec.planning.sizing import MAX_BUSY, devices_needed
-
     table = Table(
         "endpoint", "requests per second", "sample_rate", "busy devices", "slices too slow",
         title=f"to decide within {span_text(within_s)} (median / 90% of simulated outcomes)", box=None,

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from shadowspec.app.console import print_json, progress_bar, results
 from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxMessagesOption
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shadowspec.tap.kafka import KafkaSettings
-    from shadowspec.tap.kafka.producer import Arrival, TopicWriter
+from shadowspec.config import find_config, load_config
+from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError
+from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.tap.kafka.producer import Arrival, Pace, TopicWriter, arrival, batches
+from shadowspec.tap.sources import read_records, require_file
 
 MAX_BATCH_MESSAGES = 2_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
@@ -47,10 +47,6 @@ def produce(
     Every line becomes one message, unchanged. Its key is its session, else its user, else its request id; its time is
     that of sending. All replicas acknowledge. The command waits two minutes for a broker that is gone.
     """
-    from shadowspec.errors import UsageError
-    from shadowspec.tap.kafka.producer import Pace, TopicWriter, batches
-    from shadowspec.tap.sources import require_file
-
     if rate is not None and trace_speed is not None:
         raise UsageError("--rate and --trace-speed exclude each other; give one")
     for file in files:
@@ -103,8 +99,6 @@ def flush_patiently(writer: TopicWriter) -> None:
     Raises:
         ServiceUnavailableError: the brokers stayed away, or refuse.
     """
-    from shadowspec.errors import ServiceUnavailableError
-
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -116,9 +110,6 @@ def flush_patiently(writer: TopicWriter) -> None:
 
 
 def _arrivals(files: list[str]) -> Iterator[Arrival]:
-    from shadowspec.tap.kafka.producer import arrival
-    from shadowspec.tap.sources import read_records
-
     for path in files:
         for raw in read_records(path):
             yield arrival(raw)
@@ -126,10 +117,6 @@ def _arrivals(files: list[str]) -> Iterator[Arrival]:
 
 def _settings(config_path: Path | None, bootstrap_servers: str | None, topic: str) -> KafkaSettings:
     """The configured mirror, or the brokers that an option names."""
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import ConfigError
-    from shadowspec.tap.kafka import KafkaSettings
-
     if bootstrap_servers is not None:
         servers = tuple(server.strip() for server in bootstrap_servers.split(",") if server.strip())
         return KafkaSettings(servers, (topic,), dead_letter_topic=f"{topic}.dead-letters")

@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from shadowspec.app.before_loading import require_inputs
 from shadowspec.app.console import SCHEMA_VERSION, notes, print_json, require_folder_of, results, write_file
 from shadowspec.cli.options import (
     ConfigOption,
@@ -23,11 +24,15 @@ from shadowspec.cli.options import (
     StoreOption,
     SurfaceOption,
 )
+from shadowspec.cli.replay import parse_depths
+from shadowspec.config import find_config, load_config
+from shadowspec.errors import UsageError
+from shadowspec.planning.cost_model import CostSurface
+from shadowspec.store import Store, current
+from shadowspec.types import BASELINE, FingerprintedConfig, Place, ProfiledCosts
 
 if TYPE_CHECKING:
     from shadowspec.app.profile_engine import Profile
-    from shadowspec.planning.cost_model import CostSurface
-    from shadowspec.types import FingerprintedConfig, Place, ProfiledCosts
 
 T = TypeVar("T")
 MAX_LOAD, MAX_CONTEXT = 1_024, 1_000_000
@@ -53,10 +58,6 @@ def profile_device(
 
     Run nothing else meanwhile. Report and dashboard show predictions from these costs; no verdict uses them.
     """
-    from shadowspec.app.before_loading import require_inputs
-    from shadowspec.cli.replay import parse_depths
-    from shadowspec.config import find_config, load_config
-
     require_folder_of(out)
     config = load_config(find_config(config_path))
     require_inputs(config, (), endpoint)
@@ -67,7 +68,6 @@ def profile_device(
     )
     from shadowspec.app.profile_engine import profile_pairs
     from shadowspec.engine.profiling import Grid
-    from shadowspec.store import Store, current
 
     grids = [
         Grid(
@@ -123,8 +123,6 @@ def parse_numbers(option: str, text: str, largest: int) -> tuple[int, ...]:
     Raises:
         UsageError: it has another form, or a number is not from 1 to the largest.
     """
-    from shadowspec.errors import UsageError
-
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -164,8 +162,6 @@ def point_documents(surface: CostSurface) -> list[dict[str, Any]]:
 
 def surface_table(title: str, surface: CostSurface, step_text: Callable[[Place], str]) -> Table:
     """The steps of both arms by load and context, as `step_text` writes them, and the length that pays for each."""
-    from shadowspec.types import BASELINE, Place
-
     depths = [depth for depth in surface.depths if depth]
     table = Table(title=title, title_justify="left")
     for name in ("load", "context", "prefill ms", "baseline ms", *(f"K {depth}" for depth in depths)):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -30,12 +30,13 @@ from shadowspec.cli.profile_device import (
     show_profiles,
     surface_table,
 )
-
-if TYPE_CHECKING:
-    from shadowspec.config import Config, EndpointConfig
-    from shadowspec.planning.cost_model import CostSurface
-    from shadowspec.servers.server_profile import ServerGrid, ServerProfile
-    from shadowspec.types import CostKey, Place, ProfiledCosts
+from shadowspec.config import Config, EndpointConfig, find_config, load_config
+from shadowspec.errors import UsageError
+from shadowspec.planning.cost_model import CostSurface
+from shadowspec.servers.server_profile import ServerGrid, ServerProfile, profile_servers
+from shadowspec.store import Store, current
+from shadowspec.text import DASH
+from shadowspec.types import CostKey, Place, ProfiledCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,6 @@ def profile_server(
     speculative tokens. To profile several, change its configuration and run the command again with the same loads and
     contexts. Report and dashboard show predictions from these costs; no verdict uses them.
     """
-    from shadowspec.config import find_config, load_config
-    from shadowspec.store import Store, current
-
     require_folder_of(out)
     config = load_config(find_config(config_path))
     served = _select_served(config, endpoint)
@@ -96,8 +94,6 @@ def _select_served(config: Config, endpoint: str | None) -> dict[str, EndpointCo
     Raises:
         UsageError: none is.
     """
-    from shadowspec.errors import UsageError
-
     found = {name: settings for name, settings in config.chosen(endpoint).items() if settings.servers is not None}
     if not found:
         who = "no endpoint has" if endpoint is None else f"endpoint {endpoint!r} does not have"
@@ -124,7 +120,6 @@ def _profiles(
 ) -> Iterator[Profile]:
     """One for each endpoint and kind of requests, with a progress bar on stderr."""
     from shadowspec.engine.tokenizer import load_tokenizer
-    from shadowspec.servers.server_profile import ServerGrid
 
     grids = {name: [ServerGrid(loads[name], contexts, kind, rounds) for kind in kinds] for name in served}
     vocabularies = {name: load_tokenizer(endpoint.target).vocabulary_size for name, endpoint in served.items()}
@@ -146,10 +141,6 @@ def _profile(
     known: Mapping[CostKey, ProfiledCosts],
     on_run: Callable[[], None],
 ) -> Profile:
-    from shadowspec.planning.cost_model import CostSurface
-    from shadowspec.servers.server_profile import profile_servers
-    from shadowspec.types import CostKey, ProfiledCosts
-
     assert endpoint.servers is not None, "only endpoints with servers are profiled"
     measured = profile_servers(
         endpoint.servers,
@@ -204,8 +195,6 @@ def _document(profile: Profile) -> dict[str, Any]:
 
 
 def _print(profile: Profile) -> None:
-    from shadowspec.text import DASH
-
     surface, config = profile.surface, profile.measured.config
     at = {each.place: each for each in surface.points}
 

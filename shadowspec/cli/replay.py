@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from shadowspec import metrics
+from shadowspec.app.before_loading import require_inputs
 from shadowspec.app.console import print_json, require_folder_of, results
 from shadowspec.cli.options import (
     ConfigOption,
@@ -25,15 +28,15 @@ from shadowspec.cli.options import (
     chosen_rules,
 )
 from shadowspec.cli.run import funnel_document, print_funnel
+from shadowspec.config import find_config, load_config
+from shadowspec.errors import NoDataError, UsageError
 from shadowspec.text import slice_title
-from shadowspec.types import LogprobsMode
+from shadowspec.types import LogprobsMode, SpeculationConfig, parse_slice_key
+from shadowspec.types.serving_engines import used_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shadowspec.app.replay_records import Outcome, PoolKey, ReplayedTraffic
     from shadowspec.engine.replay.pooling import PooledCounts
-    from shadowspec.types import SpeculationConfig
 
 DEFAULT_DEPTHS = "1..8"
 MAX_DEPTH = 32
@@ -68,10 +71,6 @@ def replay(
     Two forward passes over each response give the exact expectation of all counters. Nothing is decoded, timed or
     decided; the counters are stored apart from measured ones.
     """
-    from shadowspec.app.before_loading import require_inputs
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import NoDataError
-
     wanted = parse_depths(depths or DEFAULT_DEPTHS)
     require_folder_of(out)
     config = load_config(find_config(config_path))
@@ -126,8 +125,6 @@ def parse_depths(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: it has another form, or a number is not from 1 to 32.
     """
-    from shadowspec.errors import UsageError
-
     try:
         first, is_range, last = text.partition("..")
         numbers = range(int(first), int(last) + 1) if is_range else [int(part) for part in text.split(",")]
@@ -139,10 +136,6 @@ def parse_depths(text: str) -> tuple[int, ...]:
 
 
 def _cell(done: ReplayedTraffic, key: PoolKey, pooled: PooledCounts) -> dict[str, Any]:
-    from shadowspec import metrics
-    from shadowspec.types import parse_slice_key
-    from shadowspec.types.serving_engines import used_rules
-
     endpoint, slice_key, drafting = key
     config, counts = done.configs[endpoint][drafting], pooled.counts
     return {
@@ -185,8 +178,6 @@ def _print(done: ReplayedTraffic) -> None:
 def _table(
     endpoint: str, configs: Sequence[SpeculationConfig], keys: Sequence[PoolKey], places: range, done: ReplayedTraffic
 ) -> Table:
-    from shadowspec import metrics
-
     title = f"{endpoint}: mean acceptance length by K, with 95% intervals over sessions"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column("slice, config, rule", overflow="fold", min_width=24)
@@ -206,8 +197,6 @@ def _table(
 
 
 def _length(pooled: PooledCounts) -> str:
-    from shadowspec import metrics
-
     return length_text(metrics.mean_acceptance_length(pooled.counts), pooled.lower, pooled.upper)
 
 

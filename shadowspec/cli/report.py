@@ -5,17 +5,22 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from shadowspec.app.console import STANDARD_OUTPUT, notes, require_folder_of, results, write_file
+from shadowspec.app.rehearsals import rehearsed
+from shadowspec.app.stored_evidence import require_measured
 from shadowspec.cli.options import ConfigOption
-
-if TYPE_CHECKING:
-    from shadowspec.config import Config
-    from shadowspec.reports.period.period_build import PeriodSettings
-    from shadowspec.store import Store
+from shadowspec.config import Config, find_config, load_config
+from shadowspec.errors import UsageError
+from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
+from shadowspec.reports.period.period_formats import RENDERERS
+from shadowspec.reports.period.period_model import NAMED, last_whole, moment_of
+from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
+from shadowspec.simulate.policies import simulated_rates
+from shadowspec.store import Store
 
 DEFAULT_OUT, DEFAULT_CHANGES_OUT = Path("report.html"), Path("report-changes.html")
 DATA_NOTE = "Mirrored traffic, measured in shadow: no response reached a client."
@@ -62,10 +67,6 @@ def report(
     With --since or --period it is the report that `schedule` sends: changes in that time, verdicts at its end, and the
     evidence still needed. A date without an offset is in the schedule's time zone.
     """
-    from shadowspec.app.stored_evidence import require_measured
-    from shadowspec.config import find_config, load_config
-    from shadowspec.store import Store
-
     require_folder_of(out)
     form = ReportFormat.JSON if as_json else form
     config = load_config(find_config(config_path))
@@ -82,9 +83,6 @@ def report(
 
 
 def _full(config: Config, store: Store, form: ReportFormat) -> str:
-    from shadowspec.app.rehearsals import rehearsed
-    from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
-
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     loads = {name: [load.concurrency for load in endpoint.rule.loads] for name, endpoint in config.endpoints.items()}
     note, price = data_disclaimer(config), config.dashboard.price_per_gpu_hour
@@ -98,9 +96,6 @@ def _full(config: Config, store: Store, form: ReportFormat) -> str:
 def _changes(
     config: Config, store: Store, form: ReportFormat, since: datetime, until: datetime, gate_outcome: str | None
 ) -> str:
-    from shadowspec.reports.period.period_build import build_period_report
-    from shadowspec.reports.period.period_formats import RENDERERS
-
     settings, now = period_settings(config), datetime.now(UTC)
     built = build_period_report(store, settings, since, until, now, gate_outcome=gate_outcome)
     return RENDERERS[form.value](built)
@@ -113,9 +108,6 @@ def data_disclaimer(config: Config) -> str:
 
 def period_settings(config: Config) -> PeriodSettings:
     """Policies, sampling rates and simulated error rates, by endpoint."""
-    from shadowspec.reports.period.period_build import PeriodSettings
-    from shadowspec.simulate.policies import simulated_rates
-
     policies = {name: endpoint.policy for name, endpoint in config.endpoints.items()}
     return PeriodSettings(
         policies=policies,
@@ -134,9 +126,6 @@ def span_of(
     Raises:
         UsageError: they contradict each other, or cannot be read.
     """
-    from shadowspec.errors import UsageError
-    from shadowspec.reports.period.period_model import NAMED, last_whole, moment_of
-
     now, zone = datetime.now(UTC), config.schedule.zone
     if period is None:
         if since is None and until is None:

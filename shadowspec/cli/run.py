@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
+from shadowspec.app.before_loading import name_loads, require_database, require_inputs, require_records
 from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.try_out.survey import NO_ENDPOINT
 from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxRequestsOption
+from shadowspec.config import find_config, load_config
 from shadowspec.errors import NoDataError
+from shadowspec.tap.parameters import REMEDIES
 from shadowspec.types import FunnelCounter, FunnelKey
 
 if TYPE_CHECKING:
@@ -29,9 +33,6 @@ def run(
 
     Interrupt it at any time; run the same command again to resume. A second full run changes nothing.
     """
-    from shadowspec.app.before_loading import name_loads, require_database, require_inputs, require_records
-    from shadowspec.config import find_config, load_config
-
     config = load_config(find_config(config_path))
     require_inputs(config, files)
     require_database(config)
@@ -59,8 +60,6 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
     Raises:
         NoDataError: no record could be used.
     """
-    from shadowspec.app.try_out.survey import NO_ENDPOINT
-
     totals = {
         "records_read": sum(each.records_read for each in done.progress),
         "blocks_measured": sum(each.blocks_measured for each in done.progress),
@@ -90,8 +89,6 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
 
 def print_funnel(funnel: Mapping[FunnelKey, int], messages: Mapping[str, str]) -> None:
     """Where records ended, the remedy of each reason that has one, and the first message of each reason."""
-    from shadowspec.tap.parameters import REMEDIES
-
     if funnel:
         results.print(funnel_table(funnel))
     for reason in sorted({reason for _, _, reason in funnel if reason is not None} & REMEDIES.keys()):

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -16,12 +16,15 @@ from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.live import live_jobs
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.cli.report import period_settings
-
-if TYPE_CHECKING:
-    from shadowspec.config import Config
-    from shadowspec.scheduler.cron import Cron
-    from shadowspec.store import Store
-    from shadowspec.types import Delivery
+from shadowspec.config import Config, find_config, load_config
+from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError
+from shadowspec.rollout.endpoint_run import GatePolicies
+from shadowspec.scheduler.cron import Cron, crons_of
+from shadowspec.scheduler.leader import Scheduler
+from shadowspec.scheduler.receivers import require_secret
+from shadowspec.scheduler.verdict_metrics import VerdictMetrics, serving
+from shadowspec.store import Store
+from shadowspec.types import Delivery
 
 NUM_LISTED = 50
 
@@ -41,12 +44,6 @@ def schedule(
     It also reads production's engines, where an endpoint names them (live). Several schedulers elect one leader. Jobs
     missed while none ran are run late.
     """
-    from shadowspec.config import find_config, load_config
-    from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError
-    from shadowspec.scheduler.cron import crons_of
-    from shadowspec.scheduler.verdict_metrics import VerdictMetrics, serving
-    from shadowspec.store import Store
-
     if once and list_:
         raise UsageError("--once and --list exclude each other; give one")
     config = load_config(find_config(config_path))
@@ -84,9 +81,6 @@ def schedule(
 
 
 def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
-    from shadowspec.rollout.endpoint_run import GatePolicies
-    from shadowspec.scheduler.leader import Scheduler
-
     policies = GatePolicies(
         {name: endpoint.policy for name, endpoint in config.endpoints.items()},
         {name: endpoint.rollout for name, endpoint in config.endpoints.items()},
@@ -96,9 +90,6 @@ def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
 
 def _require_receivers(config: Config) -> None:
     """Report missing secrets at the start, before a job needs them."""
-    from shadowspec.errors import ConfigError
-    from shadowspec.scheduler.receivers import require_secret
-
     wanted = {name for job in config.schedule.jobs.values() for name in job.receivers}
     for receiver in config.schedule.receivers.values():
         if receiver.name not in wanted:

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, progress_bar, require_folder_of, results
 from shadowspec.cli.options import JsonOption
+from shadowspec.errors import NoDataError, UsageError
+from shadowspec.simulate.run_worlds import environment, run_worlds
+from shadowspec.simulate.summary import broken_promises
+from shadowspec.simulate.tables import BLIND, tables_of
+from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
+from shadowspec.text import suggestion
 
 FULL_REPETITIONS, QUICK_REPETITIONS = 2_000, 60
 
@@ -40,15 +47,6 @@ def simulate(
 
     The rows pass through the gate's ingestion and tests. Exit code 4: an error rate contradicts the gate's promise.
     """
-    from rich.table import Table
-
-    from shadowspec.errors import NoDataError, UsageError
-    from shadowspec.simulate.run_worlds import environment, run_worlds
-    from shadowspec.simulate.summary import broken_promises
-    from shadowspec.simulate.tables import BLIND, tables_of
-    from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
-    from shadowspec.text import suggestion
-
     require_folder_of(out)
     names = world or (QUICK_WORLDS if quick else tuple(WORLDS))
     unknown = [name for name in names if name not in WORLDS]

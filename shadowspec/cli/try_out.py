@@ -12,16 +12,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shadowspec.app.console import notes, print_json, results, write_file
+from shadowspec.app.try_out.configuration import DEFAULT_LOAD
+from shadowspec.app.try_out.preparation import Trial, prepare
+from shadowspec.app.try_out.survey import refusals
+from shadowspec.cli.measuring_view import MeasuringView, shown_decisions
 from shadowspec.cli.options import JsonOption, ServedNamesOption
-from shadowspec.errors import ExitCode
+from shadowspec.cli.serving_engine import choose_serving_engine, is_in_process, verdicts_for
+from shadowspec.errors import ExitCode, NoDataError, UsageError
+from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
+from shadowspec.reports.next_steps import RECORD_MORE, best_decision, next_action
+from shadowspec.reports.notes import REHEARSAL_NOTE
+from shadowspec.reports.rendering import decision_document
+from shadowspec.reports.report import render_html, verdict_tables
+from shadowspec.text import plain_text, plural, span_text
+from shadowspec.types import Decision
 
 if TYPE_CHECKING:
     from shadowspec.app.try_out.measuring import LoadedTrial, TrialOutcome
-    from shadowspec.app.try_out.preparation import Trial
-    from shadowspec.types import Decision
 
 DEFAULT_OUT = Path("shadowspec-try")
-DEFAULT_LOAD = 4
 
 
 def try_out(
@@ -66,9 +75,6 @@ def try_out(
     recording only, and `export` and `check` refuse them.
     """
     started = time.monotonic()
-    from shadowspec.app.try_out.preparation import prepare
-    from shadowspec.cli.init import choose_serving_engine
-    from shadowspec.errors import NoDataError, UsageError
 
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0.0):
         raise UsageError(f"--minutes {minutes:g}: must be above 0; leave it out to measure the whole recording")
@@ -78,8 +84,6 @@ def try_out(
     _print_plan(trial)
 
     from shadowspec.app.try_out.measuring import load_trial
-    from shadowspec.cli.measuring_view import MeasuringView
-    from shadowspec.reports.report import render_html
 
     with notes.status("loading models") as status, load_trial(trial) as loaded:
         status.stop()
@@ -102,10 +106,6 @@ def try_out(
 
 def _print_plan(trial: Trial) -> None:
     """The inferred settings."""
-    from shadowspec.app.try_out.survey import refusals
-    from shadowspec.cli.init import is_in_process, verdicts_for
-    from shadowspec.text import plain_text, plural, span_text
-
     inputs, survey, others = trial.inputs, trial.survey, trial.others
     # Records of other models are named by their models.
     refused = Counter({name: number for name, number in survey.refused.items() if name != "other_model" or not others})
@@ -136,8 +136,6 @@ def _print_plan(trial: Trial) -> None:
 
 
 def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
-    from shadowspec.text import plural, span_text
-
     limit = "" if minutes is None else f"; --minutes ends the command after {span_text(minutes * 60)}"
     basis = f"the {plural(loaded.num_before, 'request')} measured before" if loaded.num_before else "a warm-up"
     notes.print(
@@ -157,13 +155,6 @@ def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
 
 def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
     """The verdicts, what production still needs, and the next step."""
-    from shadowspec.cli.measuring_view import shown_decisions
-    from shadowspec.reports.next_steps import RECORD_MORE, best_decision, next_action
-    from shadowspec.reports.notes import REHEARSAL_NOTE
-    from shadowspec.reports.rendering import decision_document
-    from shadowspec.reports.report import verdict_tables
-    from shadowspec.text import span_text
-
     progress, wanted, is_whole = outcome.progress, _still_wanted(trial, outcome.decisions), outcome.ended_by == "end"
     if as_json:
         print_json(
@@ -208,9 +199,6 @@ def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json
 
 def _still_wanted(trial: Trial, decisions: Sequence[Decision]) -> dict[str, list[str]]:
     """What each candidate still needs for an ENABLE that may be promoted."""
-    from shadowspec.cli.init import is_in_process
-    from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
-
     policy, engine = trial.config.endpoints[trial.inputs.endpoint].policy, trial.inputs.serving_engine
     serves = "the engine that serves" if is_in_process(engine) else engine
     latency = f"latency measured on {serves}, through two servers (docs/servers.md)"

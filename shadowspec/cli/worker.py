@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import typer
 
+from shadowspec.app.before_loading import load_tokenizers, require_inputs, require_mirror
 from shadowspec.app.console import notes
+from shadowspec.app.serve_worker import ConfiguredEngines, serving
 from shadowspec.cli.options import ConfigOption
+from shadowspec.config import find_config, load_config
 from shadowspec.errors import ExitCode
-
-if TYPE_CHECKING:
-    from shadowspec.worker.service import Service
+from shadowspec.worker.service import Service
 
 
 def worker(config_path: ConfigOption = None) -> None:
@@ -22,14 +22,9 @@ def worker(config_path: ConfigOption = None) -> None:
     SIGTERM and Ctrl-C drain: the worker finishes, stores and commits its blocks, then exits. A second Ctrl-C exits at
     once; Kafka delivers unfinished messages again.
     """
-    from shadowspec.app.before_loading import require_inputs, require_mirror
-    from shadowspec.config import find_config, load_config
-
     config = load_config(find_config(config_path))
     mirror = require_mirror(config)
     require_inputs(config, ())
-    from shadowspec.app.before_loading import load_tokenizers
-    from shadowspec.app.serve_worker import ConfiguredEngines, serving
 
     with notes.status("connecting"):
         tokenizers = load_tokenizers(config)

@@ -321,7 +321,7 @@ def test_an_unforeseen_failure_is_70_with_its_traceback_too(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("shadowspec.config.find_config", fail)
+    monkeypatch.setattr("shadowspec.cli.gate.find_config", fail)
     assert workspace.run("gate").code == 70
     assert "Traceback" not in workspace.run("gate").err
     reported = workspace.run("--verbose", "gate")

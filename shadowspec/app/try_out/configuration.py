@@ -17,6 +17,7 @@ from shadowspec.errors import InputError
 NUM_TOKENS: Final = {"draft_model": 4, "ngram": 4, "suffix": 8}  # drafted in a step, as vLLM's guides begin
 CONFIG, DATABASE, SECRET = "shadowspec.toml", "shadowspec.db", "shadowspec.secret"  # files of a trial's folder
 SECRET_BYTES: Final = 32
+DEFAULT_LOAD: Final = 4  # requests at once
 LONGEST_NAME: Final = 64  # characters of an endpoint's name
 
 
