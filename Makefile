@@ -137,123 +137,47 @@ format: $(VENV)/.installed-test,lint ## Rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# What a benchmark needs beside the package: extras, packages, and services of its own.
+NAME ?= decode
+EXTRAS_kernel_costs := kernels
+EXTRAS_gpu_decode := kernels
+EXTRAS_backfill := backfill
+EXTRAS_dashboard := test
+EXTRAS_scale := test
+PACKAGES_classifier := uvicorn
+TOOLS_backfill := postgres
+TOOLS_store_writer := postgres
+TOOLS_tap := kafka
+TOOLS_dashboard := postgres chromium
+TOOLS_scale := postgres chromium
+
 .PHONY: bench
-bench: $(VENV)/.installed-base ## Measure the engine against transformers (nothing else may run meanwhile)
-	$(BIN)/python kernels/benchmarks/decode.py $(ARGS)
+bench: $(VENV)/.installed-$(or $(EXTRAS_$(NAME)),base) ## Run a benchmark, beside nothing else: the engine against transformers, or another one (NAME=decode ARGS="--rounds 3"; `make benches` lists them)
+	@for tool in $(TOOLS_$(NAME)); do .ci/$$tool; done
+	@for package in $(PACKAGES_$(NAME)); do $(BIN)/python -m pip install --quiet -c constraints.txt $$package; done
+	$(BIN)/python -m kernels.benchmarks.$(NAME) $(ARGS)
 
-.PHONY: bench-bookkeeping
-bench-bookkeeping: $(VENV)/.installed-base ## Measure the share of a step that is no forward pass
-	$(BIN)/python kernels/benchmarks/bookkeeping.py $(ARGS)
-
-.PHONY: bench-contexts
-bench-contexts: $(VENV)/.installed-base ## Measure acceptance, speedup and memory by context (nothing else may run meanwhile)
-	$(BIN)/python kernels/benchmarks/contexts.py $(ARGS)
-
-.PHONY: bench-costs
-bench-costs: $(VENV)/.installed-base ## Hold the cost model against the loop (nothing else may run meanwhile)
-	$(BIN)/python kernels/benchmarks/cost_model.py $(ARGS)
-
-.PHONY: bench-kernels
-bench-kernels: $(VENV)/.installed-kernels ## Measure the Triton kernels against their torch reference, on a GPU (ARGS=--small tries it without)
-	$(BIN)/python kernels/benchmarks/kernel_costs.py $(ARGS)
-
-.PHONY: bench-gpu
-bench-gpu: $(VENV)/.installed-kernels ## Measure the engine on a GPU: against transformers, a step, its waits, and the kernels (ARGS=--small tries it without)
-	$(BIN)/python kernels/benchmarks/gpu_decode.py $(ARGS)
-	$(BIN)/python kernels/benchmarks/kernel_costs.py $(ARGS)
-
-.PHONY: soak
-soak: $(VENV)/.installed-base ## Measure the same blocks for 45 minutes: flat memory, steady steps, equal results (ARGS="--minutes 5")
-	$(BIN)/python kernels/benchmarks/soak.py $(ARGS)
-
-.PHONY: bench-replay
-bench-replay: $(VENV)/.installed-base ## Hold replay against the loop on the bundled pair (nothing else may run meanwhile)
-	$(BIN)/python kernels/benchmarks/replay.py $(ARGS)
-
-.PHONY: bench-server-costs
-bench-server-costs: $(VENV)/.installed-base ## Hold what profile-server predicts against vLLM's servers (ARGS="--vllm-python PATH"; nothing else may run meanwhile)
-	$(BIN)/python kernels/benchmarks/server_costs.py $(ARGS)
-
-.PHONY: bench-classifier
-bench-classifier: $(VENV)/.installed-base ## Time `classify --listen` for prompts of 4 kB, and compare it with the tap (nothing else may run meanwhile)
-	$(BIN)/python -m pip install --quiet -c constraints.txt uvicorn
-	$(BIN)/python kernels/benchmarks/classifier.py $(ARGS)
-
-.PHONY: bench-control
-bench-control: $(VENV)/.installed-base ## Simulate the control of partial rollouts: false moves back, and delays
-	PYTHONPATH=. $(BIN)/python kernels/benchmarks/control.py $(ARGS)
-
-.PHONY: bench-server-verdicts
-bench-server-verdicts: $(VENV)/.installed-base ## Decide endpoints through two of vLLM's servers under the default policy, and structured output (ARGS="--vllm-python PATH"; nothing else may run meanwhile)
-	$(BIN)/python kernels/benchmarks/server_verdicts.py $(ARGS)
-
-.PHONY: bench-server-audits
-bench-server-audits: $(VENV)/.installed-base ## Audit the counts of vLLM's servers by replay (ARGS="--vllm-python PATH")
-	$(BIN)/python kernels/benchmarks/server_audits.py $(ARGS)
-
-.PHONY: bench-conversations
-bench-conversations: $(VENV)/.installed-base ## Measure four-turn conversations through vLLM's servers with their prefix caches (ARGS="--vllm-python PATH")
-	$(BIN)/python kernels/benchmarks/conversations.py $(ARGS)
-
-.PHONY: bench-distill
-bench-distill: $(VENV)/.installed-base ## Distil the bundled draft on a shifted slice, and hold its gain against the loop
-	$(BIN)/python kernels/benchmarks/distillation.py $(ARGS)
-
-.PHONY: bench-backfill
-bench-backfill: $(VENV)/.installed-backfill ## Hold backfill against replay on 20,000 responses, with actors killed, on a Postgres of its own
-	@.ci/postgres
-	PYTHONPATH=. $(BIN)/python kernels/benchmarks/backfill.py $(ARGS)
-
-.PHONY: bench-lookup
-bench-lookup: $(VENV)/.installed-base ## Hold suffix drafts against prompt lookup, by replay of the bundled traffic
-	$(BIN)/python kernels/benchmarks/lookup.py $(ARGS)
-
-.PHONY: bench-vllm
-bench-vllm: $(VENV)/.installed-base ## Hold the engine against vLLM in an environment of its own (ARGS="--vllm-python PATH", nothing else may run)
-	$(BIN)/python kernels/benchmarks/vllm.py $(ARGS)
-
-.PHONY: validate-vllm
-validate-vllm: $(VENV)/.installed-base ## Hold acceptance and predicted speedup against vLLM's servers (ARGS="--vllm-python PATH"), and write docs/research/validation.md
-	$(BIN)/python kernels/benchmarks/validate_vllm.py $(ARGS)
-
-.PHONY: validate-llamacpp
-validate-llamacpp: $(VENV)/.installed-base ## Hold acceptance against llama.cpp's servers (ARGS="--server PATH/llama-server --source PATH"), and write docs/research/validation-llamacpp.md
-	$(BIN)/python kernels/benchmarks/validate_llamacpp.py $(ARGS)
+.PHONY: benches
+benches: ## List the benchmarks
+	@for script in $$(grep -l '^if __name__' kernels/benchmarks/*.py | grep -v vllm_engine); do \
+	    printf "  %-18s %s\n" $$(basename $$script .py) "$$(sed -n '1s/^"""//;1s/"""$$//;1p' $$script)"; \
+	done
 
 .PHONY: bench-llm
-bench-llm: $(VENV)/.installed-base ## Measure a public language model in process, on vLLM and on llama.cpp, and write docs/research/real-model.md (ARGS="--vllm-python PATH")
-	$(BIN)/python kernels/benchmarks/bench_llm.py $(ARGS)
-
-.PHONY: bench-llm-cpu
-bench-llm-cpu: $(VENV)/.installed-base ## Hold steps of real model sizes on a CPU against its memory, torch, llama.cpp and vLLM (ARGS="--llama-server PATH/llama-server --llama-source PATH --vllm-python PATH"; nothing else may run)
-	$(BIN)/python kernels/benchmarks/llm_cpu.py $(ARGS)
-
-.PHONY: bench-tap
-bench-tap: $(VENV)/.installed-base ## Measure the tap against a bare poll loop, on a Kafka of its own
-	@.ci/kafka
-	PYTHONPATH=. $(BIN)/python kernels/benchmarks/tap.py $(ARGS)
-
-.PHONY: bench-store
-bench-store: $(VENV)/.installed-base ## Measure the writer, on a Postgres of its own
-	@.ci/postgres
-	PYTHONPATH=. $(BIN)/python kernels/benchmarks/store_writer.py $(ARGS)
-
-.PHONY: bench-start-up
-bench-start-up: $(VENV)/.installed-base ## Measure how soon each command says something, on a demo's results (nothing else may run meanwhile)
-	@[ -e $(DEMO)/report.html ] || $(BIN)/shadowspec demo --out $(DEMO)
-	$(BIN)/python kernels/benchmarks/start_up.py --demo $(DEMO) $(ARGS)
-
-.PHONY: bench-dashboard
-bench-dashboard: $(VENV)/.installed-test ## Measure the dashboard in a browser, on a large synthetic store in a Postgres of its own
-	@.ci/postgres
-	@.ci/chromium
-	PYTHONPATH=. $(BIN)/python kernels/benchmarks/dashboard.py $(ARGS)
+bench-llm: ## Measure a public language model in process, on vLLM and on llama.cpp, and write docs/research/real-model.md (ARGS="--vllm-python PATH")
+	@$(MAKE) --no-print-directory bench NAME=bench_llm
 
 .PHONY: bench-scale
-bench-scale: $(VENV)/.installed-test ## Measure gate, board, writer and retention at 100 million runs and 2,000 slices (hours, 150 GB; ARGS="--runs 100000" tries it)
-	@.ci/postgres
-	@.ci/chromium
-	PYTHONPATH=. $(BIN)/python kernels/benchmarks/scale.py $(ARGS)
+bench-scale: ## Measure gate, board, writer and retention at 100 million runs and 2,000 slices (hours, 150 GB; ARGS="--runs 100000" tries it)
+	@$(MAKE) --no-print-directory bench NAME=scale
+
+.PHONY: validate-vllm
+validate-vllm: ## Hold acceptance and predicted speedup against vLLM's servers (ARGS="--vllm-python PATH"), and write docs/research/validation.md
+	@$(MAKE) --no-print-directory bench NAME=validate_vllm
+
+.PHONY: validate-llamacpp
+validate-llamacpp: ## Hold acceptance against llama.cpp's servers (ARGS="--server PATH/llama-server --source PATH"), and write docs/research/validation-llamacpp.md
+	@$(MAKE) --no-print-directory bench NAME=validate_llamacpp
 
 .PHONY: simulation
 simulation: $(VENV)/.installed-base ## Simulate the gate's error rates in full, taken up where it stopped, and write docs/research/simulation.md

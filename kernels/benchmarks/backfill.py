@@ -1,6 +1,6 @@
 """`shadowspec backfill` against `shadowspec replay`: the same rows, with actors killed, in how much time and memory.
 
-    make bench-backfill     (or: python kernels/benchmarks/backfill.py [--responses N] [--files N] [--actors N])
+    python -m kernels.benchmarks.backfill [--responses N] [--files N] [--actors N]
 
 The bundled traffic is written again and again under new ids until there are so many responses, in files of the same
 size.  One process replays them (`replay --store`, as many threads as there are processors); then a local cluster does
@@ -12,11 +12,9 @@ for the fingerprint: threads are part of a device's name.  Memory is what each p
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -25,7 +23,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +31,10 @@ import psycopg
 from rich.console import Console
 from sqlalchemy import make_url
 
+from kernels.benchmarks.harness import machine, options, write
 from shadowspec import demo
 from shadowspec.store import upgrade
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).parent / "results" / "backfill.json"
 DEPTHS = "1..8"
 ACTOR = "_Judged"  # in the title of an actor that replays
 KINDS = ("driver", "readers", "actors", "ray")
@@ -172,7 +168,6 @@ def compared(one: str, other: str) -> dict[str, Any]:
 @contextmanager
 def databases(names: tuple[str, ...]) -> Iterator[dict[str, str]]:
     """A Postgres server of its own with these databases, at the head revision."""
-    sys.path.insert(0, str(ROOT))
     from tests.services import postgres_server
 
     with postgres_server(is_durable=True) as server:
@@ -238,11 +233,10 @@ class Commands:
 
 def main() -> None:
     """Measure, compare, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "backfill.json")
     parser.add_argument("--responses", type=int, default=20_000)
     parser.add_argument("--files", type=int, default=10)
     parser.add_argument("--actors", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory() as scratch, databases(("one", "many")) as urls:
@@ -252,11 +246,7 @@ def main() -> None:
         written = write_logs(logs, arguments.responses, arguments.files)
         commands = Commands(folder, logs, arguments.actors)
         found: dict[str, Any] = {"responses": written, "files": arguments.files, "actors": arguments.actors}
-        found["machine"] = {
-            "cpus": os.cpu_count(),
-            "processor": platform.processor() or platform.machine(),
-            **{name: version(name) for name in ("ray", "torch")},
-        }
+        found["machine"] = machine("ray", "torch")
         found["replay"] = commands.replay(urls["one"])
         console.print(found["replay"])
         rows = count_rows(urls["one"])
@@ -266,7 +256,7 @@ def main() -> None:
         found["rows"] = compared(urls["one"], urls["many"])
         found["replay_s_to_backfill_s"] = round(found["replay"]["seconds"] / found["backfill"]["seconds"], 3)
         console.print(found)
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, found)
     if len(found["backfill"]["killed_at_rows"]) != 2 or found["again"]["new_rows"]:
         raise SystemExit("two actors were to be killed, and nothing to be left to do")
 

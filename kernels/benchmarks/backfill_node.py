@@ -1,6 +1,6 @@
 """`shadowspec backfill` on a cluster that is there, one node of which is killed with all that runs on it.
 
-    python kernels/benchmarks/backfill_node.py [--responses N]          (in the environment of `make bench-backfill`)
+    python -m kernels.benchmarks.backfill_node [--responses N]   (with the extra `backfill`)
 
 Two nodes of one processor each are started on this machine by `ray start`; a backfill joins them by `--ray-address`,
 with an actor on each.  When some blocks are finished the second node's raylet and its workers get SIGKILL: nothing is
@@ -9,7 +9,6 @@ to be lost, and nothing written twice.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -23,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from backfill import children, write_logs
 from rich.console import Console
-from validation.servers import free_port
 
+from kernels.benchmarks.backfill import children, write_logs
+from kernels.benchmarks.harness import options, write
+from kernels.benchmarks.validation.servers import free_port
 from shadowspec import demo
 
-RESULTS = Path(__file__).parent / "results" / "backfill_node.json"
 FILES = 6
 DEPTHS = "1..4"
 BLOCKS_BEFORE = 5  # that are finished when the node dies
@@ -82,9 +81,8 @@ def measured(folder: Path, address: str, victim: int, environment: dict[str, str
 
 def main() -> None:
     """Start the nodes, kill one, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "backfill_node.json")
     parser.add_argument("--responses", type=int, default=3_000)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bf-", dir="/tmp") as scratch:  # Ray's sockets want a short path
         folder = Path(scratch)
@@ -122,7 +120,7 @@ def main() -> None:
         finally:
             run(RAY, "stop", "--force")
     Console().print(found)
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, found)
     if found["exit_code"] or found["records"] != written or not found["processes_killed"]:
         raise SystemExit("a node was to be killed, and every record to be accounted for")
 

@@ -1,7 +1,6 @@
 """A public language model measured as a user measures one: in process, through vLLM's and through llama.cpp's servers.
 
-    make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server --llama-source PATH/llama.cpp"
-    (or: python kernels/benchmarks/bench_llm.py ...)
+    python -m kernels.benchmarks.bench_llm ...
 
 SmolLM2-135M-Instruct is dequantised to float32, answers training prompts, and gets a draft by `shadowspec distill`
 with `--from-layers`.  Then `shadowspec replay`, `run`, `gate` and `report` measure n-gram, suffix and draft on prompts
@@ -16,7 +15,6 @@ docs/research/real-model.md are written.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -30,10 +28,12 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from decode import machine
-from real_model.answers import answer
-from real_model.dequantised import model_folder
-from real_model.engines import (
+from rich.console import Console
+
+from kernels.benchmarks.harness import DOCS, engine_machine, options, write
+from kernels.benchmarks.real_model.answers import answer
+from kernels.benchmarks.real_model.dequantised import model_folder
+from kernels.benchmarks.real_model.engines import (
     DRAFT,
     IN_PROCESS,
     LLAMACPP,
@@ -46,17 +46,23 @@ from real_model.engines import (
     vllm_servers,
     write_config,
 )
-from real_model.page import write_page
-from real_model.prompts import ENDPOINT, LABEL, MEASURED, PROMPTS, TRAINING, read_prompts, record, write_records
-from real_model.results import LEVEL, cells
-from rich.console import Console
-from validation.llamacpp.servers import Binary
-from validation.pair import Pair
-from validation.servers import Environment
+from kernels.benchmarks.real_model.page import write_page
+from kernels.benchmarks.real_model.prompts import (
+    ENDPOINT,
+    LABEL,
+    MEASURED,
+    PROMPTS,
+    TRAINING,
+    read_prompts,
+    record,
+    write_records,
+)
+from kernels.benchmarks.real_model.results import LEVEL, cells
+from kernels.benchmarks.validation.llamacpp.servers import Binary
+from kernels.benchmarks.validation.pair import Pair
+from kernels.benchmarks.validation.servers import Environment
 
 FOLDER = Path("build/real-model")
-RESULTS = Path(__file__).parent / "results" / "real_model.json"
-DOCS = Path(__file__).parents[2] / "docs" / "research"
 DEPTHS = "1,2,3,4,6"
 LOADS = "loads.jsonl"  # the machine's load at the ends of each part
 CONSENT = "public prompts, answered by the public model itself"
@@ -93,8 +99,7 @@ def shadowspec(*arguments: str, out: Path | None = None) -> None:
         SystemExit: it ended with an error.
     """
     command = [sys.executable, "-m", "shadowspec", *arguments]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603
     if found.returncode:
         raise SystemExit(f"shadowspec {arguments[0]} ended with exit code {found.returncode}")
     if out is not None:
@@ -258,7 +263,7 @@ def document(bench: Bench) -> dict[str, Any]:
         "max_tokens": bench.max_tokens,
         "logged_tokens": bench.logged_tokens,
         "max_hypotheses": MAX_HYPOTHESES,
-        "machine": machine(),
+        "machine": engine_machine(),
         "parts": parts,
         "mean_load": sum(loads) / len(loads) if loads else 0.0,
         "draft": draft_document(bench),
@@ -335,7 +340,7 @@ def replay_document(bench: Bench) -> dict[str, Any] | None:
 def main(arguments_given: Sequence[str] | None = None) -> None:
     """Make what is missing of the wanted parts, then write results, page and picture."""
     parts = ("draft", "replay", "in-process", "vllm", "llama", "page")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "real_model.json")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="models and parts (default: %(default)s)")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="(default: the public ones beside the benchmark)")
     parser.add_argument("--requests", type=int, default=25, help="measured ones of each class")
@@ -354,7 +359,6 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp")
     parser.add_argument("--parts", nargs="*", choices=parts, default=parts)
     parser.add_argument("--note", default="", help="a sentence about what else the machine did")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
     given = parser.parse_args(arguments_given)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
@@ -389,13 +393,13 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     if "llama" in given.parts and given.llama_server is not None:
         if given.llama_source is None:
             parser.error("--llama-server needs --llama-source, which has the converter")
-        from validate_llamacpp import gguf_of  # which loads what only this part needs
+        from kernels.benchmarks.validate_llamacpp import gguf_of  # which loads what only this part needs
 
         there = [each for each in astuple(bench.pair) if each.exists()]
         files = [gguf_of(each, given.llama_source, given.llama_python, folder) for each in there]
         measure_llamacpp(bench, Binary(given.llama_server, files[0], files[-1], given.threads))
     found = document(bench) | {"note": given.note, "vllm_options": given.vllm_options}
-    given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(given.out, found)
     write_page(found, given.docs)
 
 

@@ -1,6 +1,6 @@
 """How much of a step is not a model's forward pass: the loop's own share, at one request and at sixteen.
 
-    make bench-bookkeeping    (or: python kernels/benchmarks/bookkeeping.py [--rounds N] [--out FILE])
+    python -m kernels.benchmarks.bookkeeping [--rounds N] [--out FILE]
 
 The direct forward of both models is timed call by call; whatever else a step takes (masks, sampling, verification,
 copies to the host, counters) is the rest.  A share within one run, medians over rounds.
@@ -8,20 +8,18 @@ copies to the host, counters) is the rest.  A share within one run, medians over
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from decode import MAX_TOKENS, NUM_SPECULATIVE_TOKENS, SAMPLING, bundled_prompts, machine
 from rich.console import Console
 from rich.table import Table
 
+from kernels.benchmarks.decode import MAX_TOKENS, NUM_SPECULATIVE_TOKENS, SAMPLING
+from kernels.benchmarks.harness import code_prompts, engine_machine, options, write
 from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
@@ -89,14 +87,13 @@ def share(target: LoadedModel, draft: LoadedModel | None, requests: list[Request
 
 def main() -> None:
     """Measure, print a table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "bookkeeping.json")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bookkeeping.json")
     arguments = parser.parse_args()
     device = torch.device("cpu")
     target = load_model(str(demo.TARGET), device, torch.float32)
     draft = load_model(str(demo.DRAFT), device, torch.float32)
-    prompts = bundled_prompts(max(BATCHES))
+    prompts = code_prompts(max(BATCHES))
     found: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
     for turn in range(arguments.rounds + 1):  # the first one warms up
         for name, sampling in SAMPLING.items():
@@ -119,9 +116,9 @@ def main() -> None:
     Console().print(table)
     document = {
         "rounds": arguments.rounds, "num_speculative_tokens": NUM_SPECULATIVE_TOKENS, "max_tokens": MAX_TOKENS,
-        "machine": machine(), "results": rows,
+        "machine": engine_machine(), "results": rows,
     }  # fmt: skip
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, document)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The classifier's time for a request, its agreement with the tap, and its memory.
 
-    make bench-classifier            (nothing else may run meanwhile)
+    make bench NAME=classifier            (nothing else may run meanwhile)
 
 `shadowspec classify --listen` runs on one core; a client on another sends requests one after another over one
 connection.  The prompts are 4 kB of bundled text, each different.  The same requests are classified in this process.
@@ -10,7 +10,6 @@ its request.  `--target` names the folder of another model, whose tokenizer is u
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -23,11 +22,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from bundled import answered
-from decode import machine
 from rich.console import Console
 from rich.table import Table
 
+from kernels.benchmarks.harness import answered, engine_machine, options, write
 from shadowspec import demo
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.gate.policy import GatePolicy
@@ -40,7 +38,6 @@ from shadowspec.tap.reading import Reader
 from shadowspec.tap.routing import NO_HINTS
 from shadowspec.tap.sources import read_records
 
-RESULTS = Path(__file__).parent / "results" / "classifier.json"
 PROMPT_BYTES = 4_096
 NUM_REQUESTS = 5_000
 WARM_UP = 200
@@ -154,9 +151,8 @@ def agreement(reader: Reader, classifier: Classifier) -> dict[str, int]:
 
 def main() -> None:
     """Measure, print, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "classifier.json")
     parser.add_argument("--target", type=Path, default=demo.TARGET, help="folder of a model, for its tokenizer")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(str(arguments.target))
     tokenizers = {rule.name: tokenizer for rule in rules()}
@@ -171,9 +167,9 @@ def main() -> None:
         "over_http": served,
         "in_process": in_process(requests, classifier),
         "agreement": agreement(Reader(rules(), tokenizers, HASH), classifier),
-        "machine": machine(),
+        "machine": engine_machine(),
     }
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, results)
     table = Table("", "p50 ms", "p99 ms", "max ms")
     for name in ("over_http", "in_process"):
         figures = results[name]

@@ -1,6 +1,6 @@
 """Acceptance, speedup and memory by context, on the bundled pair up to its longest one.
 
-    make bench-contexts       (or: python kernels/benchmarks/contexts.py [--blocks N] [--out FILE])
+    python -m kernels.benchmarks.contexts [--blocks N] [--out FILE]
 
 The bundled traffic's prompts are short, so that longer ones are made of them: prompts of one endpoint after each other,
 cut to the length wanted.  Blocks of four run through both arms as `run` does it, greedy, 48 tokens each; lengths take
@@ -9,21 +9,15 @@ turns.  Nothing else should run meanwhile.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import random
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import torch
-from replay import prompts
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from kernels.benchmarks.harness import engine_machine, options, traffic_prompts, write
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
 from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
@@ -48,7 +42,7 @@ OUTPUT_TOKENS = 48
 def long_prompts(length: int, count: int, draw: random.Random) -> list[tuple[int, ...]]:
     """Prompts of this length, each of one endpoint's text."""
     by_endpoint: dict[str, list[tuple[int, ...]]] = {}
-    for name, prompt in prompts(2_000):
+    for name, prompt in traffic_prompts(2_000):
         by_endpoint.setdefault(name, []).append(prompt)
     names = sorted(by_endpoint)
     found = []
@@ -80,10 +74,9 @@ def block(number: int, found: list[tuple[int, ...]]) -> Block:
 
 def main() -> None:
     """Measure, print a table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "contexts.json")
     parser.add_argument("--blocks", type=int, default=12, help="of each length")
     parser.add_argument("--k", type=int, default=4)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "contexts.json")
     arguments = parser.parse_args()
     target, candidates = Models(EngineSettings("cpu", "float32")).candidates(
         str(demo.TARGET),
@@ -121,7 +114,7 @@ def main() -> None:
         document.append({name: getattr(row, name) for name in row.__slots__})
     Console().print(table)
     found = {
-        "machine": {"cpu": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
+        "machine": engine_machine(),
         "num_speculative_tokens": arguments.k,
         "concurrency": CONCURRENCY,
         "ranges": document,
@@ -134,7 +127,7 @@ def main() -> None:
             for length, peak in peaks.items()
         ],
     }
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, found)
 
 
 if __name__ == "__main__":

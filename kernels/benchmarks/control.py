@@ -1,6 +1,6 @@
 """The control's error rates and delays in worlds whose truth is known.
 
-    make bench-control
+    make bench NAME=control
 
 Each repetition draws two weeks of windows of a plain and a speculative pool and passes them through
 `shadowspec.rollout.control`, with a look every hour.  The result is a JSON file and the page docs/research/control.md.
@@ -8,8 +8,6 @@ Each repetition draws two weeks of windows of a plain and a speculative pool and
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 from concurrent.futures import ProcessPoolExecutor
@@ -18,12 +16,14 @@ from typing import Any
 
 from scipy.stats import binomtest
 
+from kernels.benchmarks import harness
+from kernels.benchmarks.harness import options, write
 from kernels.benchmarks.pools import INTERVALS_PER_DAY, WORLDS, PoolOutcome, PoolWorld, run_world
 from shadowspec.app.console import notes, progress_bar
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 
-RESULTS = Path(__file__).parent / "results" / "control.json"
-PAGE = Path(__file__).parents[2] / "docs" / "research" / "control.md"
+RESULTS = harness.RESULTS / "control.json"
+PAGE = harness.DOCS / "control.md"
 POLICY = RolloutPolicy()
 _HOURS = 24.0 / INTERVALS_PER_DAY
 
@@ -82,7 +82,7 @@ Written by `kernels/benchmarks/control.py` from `kernels/benchmarks/results/cont
 
 While a rollout is partial, the [control](../live.md#the-control) compares the pool with speculation and the pool
 without. These are its error rates and delays, with the default policy, in simulated worlds whose truth is known.
-`make bench-control` draws them.
+`make bench NAME=control` draws them.
 
 - The **truth** is the mean of the requests' times in each pool. An interval is of {control_interval_s:.0f} s.
   Requests come with the hour of the day and last lognormally long. A shock of each interval is common to both pools,
@@ -108,10 +108,9 @@ pools differ for hours without a reason, let `control_interval_s` be longer.
 
 def main() -> None:
     """Run every world, write the results and the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "control.json")
     parser.add_argument("--repetitions", "-n", type=int, default=200)
     parser.add_argument("--jobs", "-j", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     worlds: dict[str, Any] = {}
     seeds = range(arguments.repetitions)
@@ -126,7 +125,7 @@ def main() -> None:
     used = ("control_level", "control_run_length", "control_interval_s", "control_requests", "max_slowdown")
     policy = {name: getattr(POLICY, name) for name in used}
     results = {"repetitions": arguments.repetitions, "policy": policy, "worlds": worlds}
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, results)
     if arguments.out == RESULTS:
         write_page(results, PAGE)
     for name, each in worlds.items():

@@ -1,6 +1,6 @@
 """Four-turn conversations through two real vLLM servers with their prefix caches on, turn by turn.
 
-    make bench-conversations ARGS="--vllm-python PATH"     (PATH: the interpreter of vLLM's own environment)
+    make bench NAME=conversations ARGS="--vllm-python PATH"     (PATH: the interpreter of vLLM's own environment)
 
 The bundled pair in float32, without and with its draft (K = 4).  A conversation is made of bundled prompts: each turn's
 prompt is that of the turn before and 200 further tokens.  They are measured by the commands that a user has (`run`,
@@ -10,7 +10,6 @@ machine; times do.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections import defaultdict
@@ -21,17 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bundled import answered, run_command
 from rich.console import Console
 from rich.table import Table
-from validation.servers import MAX_MODEL_LEN, SERVED_MODEL, Environment, both_arms, vllm_version
-from validation.ways import PROBABILISTIC
 
+from kernels.benchmarks.harness import answered, options, run_command, write
+from kernels.benchmarks.validation.servers import MAX_MODEL_LEN, SERVED_MODEL, Environment, both_arms, vllm_version
+from kernels.benchmarks.validation.ways import PROBABILISTIC
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
 from shadowspec.reports.by_turn import TURN_HEAD, TurnRow
 
-RESULTS = Path(__file__).parent / "results" / "conversations.json"
 DEPTH = 4
 TURNS = 4
 NEW_TOKENS = 32
@@ -113,11 +111,10 @@ def measured(folder: Path) -> Mapping[str, Any]:
 
 def main() -> None:
     """Measure, print, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "conversations.json")
     Environment.add_options(parser)
     parser.add_argument("--vllm-flags", default="", help="further flags of both servers, separated by spaces")
     parser.add_argument("--sessions", type=int, default=8)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     environment = replace(Environment.of(arguments), flags=(*FLAGS, *arguments.vllm_flags.split()))
     with tempfile.TemporaryDirectory() as name:
@@ -137,7 +134,7 @@ def main() -> None:
         "reason": found["decision"]["reason"],
         "by_turn": found["by_turn"],
     }
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, results)
     table = Table(*TURN_HEAD)
     for row in found["by_turn"]:
         table.add_row(*TurnRow(**row).cells)

@@ -1,6 +1,6 @@
 """The cost model against the loop on the bundled target: predicted and measured time, at loads and depths not profiled.
 
-    make bench-costs          (or: python kernels/benchmarks/cost_model.py [--way medusa] [--blocks N] [--out FILE])
+    python -m kernels.benchmarks.cost_model [--way medusa] [--blocks N] [--out FILE]
 
 One way of drafting at a time: the bundled draft model, the bundled heads, or a lookup.  The surface is profiled on
 made-up prompts, as `shadowspec profile-device` does it; in turns with it blocks of the bundled traffic's prompts run
@@ -11,21 +11,17 @@ per step of the cell.  Nothing else may run meanwhile.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from replay import prompts
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from kernels.benchmarks.harness import RESULTS, engine_machine, options, traffic_prompts, write
 from shadowspec import demo, metrics
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate, Models
@@ -165,14 +161,14 @@ def measured(
 
 def main() -> None:
     """Profile, run the held-out cells, print a table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--blocks", type=int, default=2, help="per cell and arm, after each round of the profile")
     parser.add_argument("--way", choices=sorted(WAYS), default="draft_model", help="of drafting")
     parser.add_argument("--out", type=Path, help="default: results/cost_model.json, or cost_model_WAY.json")
     arguments = parser.parse_args()
     name, way = arguments.way, WAYS[arguments.way]
     file = "cost_model.json" if name == "draft_model" else f"cost_model_{name}.json"
-    out = arguments.out or Path(__file__).parent / "results" / file
+    out = arguments.out or RESULTS / file
     console = Console()
     target, (candidate,) = Models(EngineSettings("cpu", "float32")).candidates(
         str(demo.TARGET),
@@ -181,7 +177,7 @@ def main() -> None:
         1,
         {},
     )
-    texts = [prompt for _, prompt in prompts(400) if 64 <= len(prompt) <= 400]
+    texts = [prompt for _, prompt in traffic_prompts(400) if 64 <= len(prompt) <= 400]
     rows = []
     for is_greedy in (True, False):
         rows += measured(target, candidate, texts, arguments.blocks, way, is_greedy=is_greedy)
@@ -200,13 +196,10 @@ def main() -> None:
     }
     console.print("median absolute error:", {name: f"{value:.1%}" for name, value in errors.items()})
     document = {
-        "machine": {
-            "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__,
-            "load average": [round(each, 1) for each in os.getloadavg()],
-        },
+        "machine": engine_machine() | {"load average": [round(load, 1) for load in os.getloadavg()]},
         "way": name, "blocks": arguments.blocks, "median_absolute_error": errors, "cells": rows,
     }  # fmt: skip
-    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(out, document)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long a reader waits for each page of the dashboard, in a real browser, and which SQL each page asks for.
 
-    python kernels/benchmarks/dashboard.py [--config FILE] [--rounds N] [--out FILE]
+    python -m kernels.benchmarks.dashboard [--config FILE] [--rounds N] [--out FILE]
 
 FILE is the configuration of a large store, as `python -m kernels.benchmarks.large_store --config FILE` writes it;
 without one such a store is made first, with ten million runs, in a Postgres of its own (some minutes and 6 GB).  A
@@ -29,14 +29,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import measured_on
+from kernels.benchmarks import harness
+from kernels.benchmarks.harness import ROOT, options
 
 if TYPE_CHECKING:
     from shadowspec.reports.pages.before_after import Enabling
     from shadowspec.store import Store
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).parent / "results" / "dashboard.json"
 FIRST_LIMIT_S, INTERACTION_LIMIT_S = 2.0, 1.0  # what a reader is promised
 TITLES = (
     "Explorer",
@@ -116,8 +115,8 @@ def server(config: Path, log: Path) -> Iterator[str]:
     from tests.services import free_port
 
     port = free_port()
-    environment = os.environ | {"SHADOWSPEC_CONFIG": str(config), "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
-    command = [sys.executable, str(Path(__file__)), "--serve", str(port), "--log", str(log)]
+    environment = os.environ | {"SHADOWSPEC_CONFIG": str(config), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "kernels.benchmarks.dashboard", "--serve", str(port), "--log", str(log)]
     with (log.parent / "server.log").open("wb") as output:
         child = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)  # noqa: S603 - our own
         try:
@@ -237,7 +236,7 @@ def machine(config: Path) -> dict[str, Any]:
         }
         server_version = str(connection.exec_driver_sql("SELECT version()").scalar())
     engine.dispose()
-    return measured_on.machine() | {
+    return harness.machine() | {
         "load average": [round(each, 1) for each in os.getloadavg()],
         "database": server_version,
         "store": held,
@@ -246,11 +245,10 @@ def machine(config: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every page and interaction, print them, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "dashboard.json")
     parser.add_argument("--config", type=Path, help="of a large store")
     parser.add_argument("--rounds", type=int, default=5, help="later visits of each page")
     parser.add_argument("--only", help="pages whose name begins so")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)  # the port, in the server's own process
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -358,5 +356,4 @@ def _most_read(store: Store) -> Enabling:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     main()

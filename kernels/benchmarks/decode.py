@@ -1,6 +1,6 @@
 """Tokens per second of our loop against transformers' own generation, on the bundled pair.
 
-    make bench            (or: python kernels/benchmarks/decode.py [--rounds N] [--out FILE])
+    python -m kernels.benchmarks.decode [--rounds N] [--out FILE]
 
 One process, the contestants in turn within each round, medians over rounds; quote the ratios.  Compared are
 our speculative loop at 16 requests and at 1 against transformers' assisted generation (which takes one
@@ -11,23 +11,20 @@ the pair, as it loads them, in the same float32 with sdpa attention.  Nothing el
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import measured_on
 import torch
-from bundled import answered
 from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
+from kernels.benchmarks.harness import code_prompts, engine_machine, options, write
 from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import decode_batch
@@ -38,24 +35,10 @@ from shadowspec.types import SamplingParameters, VerifyRule
 NUM_SPECULATIVE_TOKENS = 4
 NUM_REQUESTS = 16
 MAX_TOKENS = 64
-RESULTS = Path(__file__).parent / "results" / "decode.json"
 SAMPLING = {
     "greedy": SamplingParameters(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True),
     "sampled": SamplingParameters(temperature=0.7, max_tokens=MAX_TOKENS, ignore_eos=True),
 }
-
-
-def bundled_prompts(count: int) -> list[tuple[int, ...]]:
-    """The first `count` prompts of the bundled code endpoint with 40 to 200 tokens."""
-    prompts: list[tuple[int, ...]] = []
-    for record in answered():
-        if record["request"]["model"] == "demo-code":
-            tokens = record["response"]["choices"][0]["prompt_token_ids"]
-            if 40 <= len(tokens) <= 200:
-                prompts.append(tuple(tokens))
-        if len(prompts) == count:
-            return prompts
-    raise SystemExit(f"{demo.TRAFFIC} holds only {len(prompts)} prompts of the wanted length")
 
 
 def ours(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]) -> int:
@@ -126,23 +109,17 @@ def tokens_per_second(contestant: Callable[[], int]) -> float:
     return tokens / (time.perf_counter() - started)
 
 
-def machine() -> dict[str, str]:
-    """What the figures of the engine were measured on."""
-    return measured_on.machine("torch", "transformers") | {"threads": str(torch.get_num_threads())}
-
-
 def main() -> None:
     """Run all comparisons, print a table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "decode.json")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
 
     device = torch.device("cpu")
     target = load_model(str(demo.TARGET), device, torch.float32)
     draft = load_model(str(demo.DRAFT), device, torch.float32)
     their_target, their_draft = load_theirs(demo.TARGET), load_theirs(demo.DRAFT)
-    prompts = bundled_prompts(NUM_REQUESTS)
+    prompts = code_prompts(NUM_REQUESTS)
     contests: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {}
     for name, sampling in SAMPLING.items():
         batch = [Request(prompt, replace(sampling), seed) for seed, prompt in enumerate(prompts)]
@@ -191,11 +168,10 @@ def main() -> None:
         "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
         "max_tokens": MAX_TOKENS,
         "forward": target.forward_name,
-        "machine": machine(),
+        "machine": engine_machine(),
         "results": rows,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, document)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Seconds that a gate run and a promotion check take over an endpoint of 200 slices, by how many runs are stored.
 
-    python kernels/benchmarks/gate.py [--runs 1000000 10000000] [--slices N] [--url URL [--keep]] [--fold N]
+    python -m kernels.benchmarks.gate [--runs 1000000 10000000] [--slices N] [--url URL [--keep]] [--fold N]
 
 For each size: a database is filled in SQL (a record and a run per request, blocks of four; of the rollups what a check
 reads: counts and weights), folded once by the product, and then gated again: with nothing new and with a minute's new
@@ -13,7 +13,6 @@ nothing else runs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -26,8 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import measured_on
-from gate_rows import (
+from rich.console import Console
+from rich.table import Table
+
+from kernels.benchmarks import harness
+from kernels.benchmarks.gate_rows import (
     CONFIG,
     Traffic,
     fill,
@@ -39,17 +41,13 @@ from gate_rows import (
     num_folded,
     vacuum,
 )
-from rich.console import Console
-from rich.table import Table
-
+from kernels.benchmarks.harness import options
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.endpoint_run import run_endpoint_gate
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store, upgrade
 from shadowspec.types import Decision
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).parent / "results" / "gate.json"
 NUM_LOOKS = 5
 RUNS_A_MINUTE = 240
 COMMANDS = {"command": ("gate",), "check": ("check", "--endpoint", "chat")}
@@ -172,23 +170,21 @@ def _commands(url: str, num_slices: int, *arguments: str) -> list[Seconds]:
 
 def machine(url: str) -> dict[str, str]:
     """What the figures were measured on."""
-    settings = measured_on.postgres_settings(url, "server_version", *SETTINGS)
+    settings = harness.postgres_settings(url, "server_version", *SETTINGS)
     server = settings.pop("server_version")
     named = ", ".join(f"{name} {value}" for name, value in settings.items())
-    return measured_on.machine() | {"postgres": server, "settings": named}
+    return harness.machine() | {"postgres": server, "settings": named}
 
 
 def main() -> None:
     """Measure each size, print a table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "gate.json")
     parser.add_argument("--url", help="a Postgres server on which databases may be made")
     parser.add_argument("--keep", action="store_true", help="leave the databases gate_N on that server, or find them")
     parser.add_argument("--runs", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--fold", type=int, default=sys.maxsize, help="fold only so many of the stored runs")
     parser.add_argument("--slices", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
     from tests.conftest import temporary_database
     from tests.services import postgres_server
 

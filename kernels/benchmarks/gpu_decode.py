@@ -1,6 +1,6 @@
 """The loop on a GPU: tokens per second against transformers, a step against what the weights take, waits per step.
 
-    make bench-gpu            (or: python kernels/benchmarks/gpu_decode.py [--rounds N] [--out FILE])
+    python -m kernels.benchmarks.gpu_decode [--rounds N] [--out FILE]
 
 A target of 1B size (16 layers of 2,048, a vocabulary of 128,256) and a draft a tenth of it, both with random weights,
 in bfloat16; K = 4.  What is accepted of random weights says nothing of trained ones; it is alike on both sides, and
@@ -22,8 +22,6 @@ interpreter, and waits are not counted.  Its figures say that the script runs an
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -35,13 +33,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from decode import bundled_prompts, load_theirs, machine, theirs_assisted, theirs_outputs, theirs_plain
-from printing import show
-from rerun import Rerun
 from rich.console import Console
 from rich.progress import track
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from kernels.benchmarks.decode import (
+    load_theirs,
+    theirs_assisted,
+    theirs_outputs,
+    theirs_plain,
+)
+from kernels.benchmarks.harness import RESULTS, code_prompts, engine_machine, options, show, write
+from kernels.benchmarks.rerun import Rerun
 from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
@@ -53,7 +56,6 @@ from shadowspec.engine.static_passes import CudaGraphs, Recorder, StaticPasses
 from shadowspec.types import SamplingParameters, VerifyRule
 
 Result = TypeVar("Result")
-RESULTS = Path(__file__).parent / "results"
 NUM_SPECULATIVE_TOKENS = 4
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")  # calls in which the host waits
 COPIED_BYTES = 2**31  # by which the bandwidth is measured
@@ -259,7 +261,7 @@ def waits_per_step(way: Way, requests: list[Request], *, speculates: bool) -> fl
 
 def equal_outputs(names: Sequence[str], sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
     """How many requests of the bundled pair have, each way and in each arm, the greedy tokens of transformers."""
-    requests = [Request(prompt, greedy(sizes.output), 0) for prompt in bundled_prompts(sizes.requests)]
+    requests = [Request(prompt, greedy(sizes.output), 0) for prompt in code_prompts(sizes.requests)]
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
         theirs, target, draft = (
@@ -294,7 +296,7 @@ def sampled_to(max_tokens: int, top_p: float) -> SamplingParameters:
 
 def main() -> None:
     """Run everything, print tables and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="try the script, with or without a GPU")
     parser.add_argument("--out", type=Path, help="default: gpu_decode.json among the results; with --small nowhere")
@@ -303,7 +305,7 @@ def main() -> None:
     if not is_gpu and not arguments.small:
         sys.exit("torch finds no GPU; --small tries the script without one")
     if not is_gpu and "TRITON_INTERPRET" not in os.environ:  # which has to be set before triton is first imported
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"TRITON_INTERPRET": "1"})  # noqa: S606
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"TRITON_INTERPRET": "1"})  # noqa: S606
     device = choose_device("auto")
     sizes, rounds = (SMALL, 1) if arguments.small else (FULL, arguments.rounds)
 
@@ -325,7 +327,7 @@ def main() -> None:
         "is_small": arguments.small,
         "device": device_name(device),
         "recorder": recorder(device).name,
-        "machine": machine(),
+        "machine": engine_machine(),
         "rounds": rounds,
         "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
         "num_parameters": {"target": target.num_parameters(), "draft": draft.num_parameters()},
@@ -339,7 +341,7 @@ def main() -> None:
         document[title] = rows
         document["kernels_ran"] = {way.name: way.kernels.ran() for way in ways if way.kernels is not None}
         if out is not None:
-            out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            write(out, document)
         show(f"{title.replace('_', ' ')}{', in small: means nothing' if arguments.small else ''}", rows)
 
     add("equal_outputs", equal_outputs(names, sizes, device))

@@ -1,6 +1,6 @@
 """The Triton kernels against their torch twins on a GPU: time of fused verification, memory of replay scoring.
 
-    make bench-kernels        (or: python kernels/benchmarks/kernel_costs.py [--rounds N] [--out FILE])
+    python -m kernels.benchmarks.kernel_costs [--rounds N] [--out FILE]
 
 Verification: 32 requests, K=4, a vocabulary of 151,936; twin and kernels take turns in each round, each round is
 many repetitions between two CUDA events, and the least of the rounds counts; called from Python, and replayed from
@@ -14,8 +14,6 @@ that name for the package that it probes for.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import sys
@@ -27,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from printing import show
 
-RESULTS = Path(__file__).parent / "results" / "kernels.json"
+from kernels.benchmarks.harness import RESULTS, options, show, write
+
 CASES = (("greedy_draft", False), ("rejection", True), ("exact_match", False))
 MIB = 2**20
 
@@ -192,10 +190,10 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def main() -> None:
     """Run all comparisons, print tables and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="try the script, with or without a GPU")
-    parser.add_argument("--out", type=Path, help=f"default: {RESULTS.name} among the results; none with --small")
+    parser.add_argument("--out", type=Path, help="default: kernels.json among the results; none with --small")
     arguments = parser.parse_args()
     is_gpu = torch.cuda.is_available()
     if not is_gpu and not arguments.small:
@@ -211,11 +209,11 @@ def main() -> None:
     verified, scored = verification_costs(sizes, rounds, device), scoring_costs(sizes, rounds, device)
     show("fused verification", verified)
     show("replay scoring", scored)
-    out = arguments.out or (None if arguments.small else RESULTS)
+    out = arguments.out or (None if arguments.small else RESULTS / "kernels.json")
     if out is not None:
         document = {"machine": machine(device), "rounds": rounds, "verification": verified, "scoring": scored}
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write(out, document)
 
 
 if __name__ == "__main__":

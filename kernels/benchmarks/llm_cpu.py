@@ -1,7 +1,6 @@
 """Steps of models of real size on a CPU: against the memory's bandwidth, the forward on torch, llama.cpp and vLLM.
 
-    make bench-llm-cpu ARGS="--llama-server PATH/llama-server --llama-source PATH/llama.cpp --vllm-python PATH"
-    (or: python kernels/benchmarks/llm_cpu.py [--shapes 135M,360M] [--rounds N] [--threads N] [--out FILE])
+    python -m kernels.benchmarks.llm_cpu [--shapes 135M,360M] [--rounds N] [--threads N] [--out FILE]
 
 Llamas with SmolLM2's sizes and random weights, float32; the compiled forward also over bfloat16 and int8 weights.
 One process, the contestants in turn within each round, medians over rounds; the first round warms up; quote the
@@ -41,15 +40,14 @@ from typing import Any
 
 import httpx
 import torch
-from decode import machine
-from gpu_decode import random_model
-from printing import show
 from rich.console import Console
 from rich.progress import track
-from validate_llamacpp import gguf_of
-from validation import servers as vllm_servers
-from validation.llamacpp.servers import Binary, Server, running
 
+from kernels.benchmarks.gpu_decode import random_model
+from kernels.benchmarks.harness import engine_machine, options, show, write
+from kernels.benchmarks.validate_llamacpp import gguf_of
+from kernels.benchmarks.validation import servers as vllm_servers
+from kernels.benchmarks.validation.llamacpp.servers import Binary, Server, running
 from shadowspec import demo
 from shadowspec.engine import llama
 from shadowspec.engine.batch import Request
@@ -60,7 +58,6 @@ from shadowspec.engine.tokenizer import load_tokenizer
 from shadowspec.types import SamplingParameters
 from shadowspec_kernels.llama_cpu import WeightMemory
 
-RESULTS = Path(__file__).parent / "results" / "llm_cpu.json"
 VOCABULARY = 49_152
 BATCHES = (1, 4, 8)
 VERIFIED = 5  # tokens of a verification pass
@@ -315,7 +312,16 @@ def ratios(found: dict[str, list[float]]) -> dict[str, float]:
 
 
 def _in_process_of_its_own(shape: str, engine: str, threads: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--memory-of", shape, engine, "--threads", str(threads)]
+    command = [
+        sys.executable,
+        "-m",
+        "kernels.benchmarks.llm_cpu",
+        "--memory-of",
+        shape,
+        engine,
+        "--threads",
+        str(threads),
+    ]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603
     return dict(json.loads(ran.stdout))
 
@@ -331,13 +337,12 @@ def saved(shape: str, arguments: argparse.Namespace) -> Path:
 
 def main() -> None:
     """Measure every shape, print tables and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "llm_cpu.json")
     parser.add_argument("--shapes", default="135M,360M", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=int, default=32, help="tokens of a request")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--processor-time", action="store_true", help="on one thread, where others use the machine")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, with its converter")
     parser.add_argument("--llama-python", default=sys.executable, help="that runs the converter")
@@ -393,11 +398,10 @@ def main() -> None:
         "context": CONTEXT,
         "llama.cpp": version,
         "vllm": vllm_version,
-        "machine": machine() | {"threads": str(arguments.threads)},
+        "machine": engine_machine() | {"threads": str(arguments.threads)},
         "results": results,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, document)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Drafts without a model on the bundled traffic: prompt lookup against suffix drafts, with and without recent outputs.
 
-    python kernels/benchmarks/lookup.py [--k K...] [--out FILE]
+    python -m kernels.benchmarks.lookup [--k K...] [--out FILE]
 
 Every response of the traffic is replayed (`shadowspec replay`, no model, no clock), and the expected counters are added
 up by prompt class.  `steps_per_token` are the target's passes after prefill over the tokens after the first: 1 without
@@ -10,14 +10,13 @@ in the order of the file, and those of suffix drafts come one after the other, s
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from kernels.benchmarks.harness import options, write
 from shadowspec import demo
 from shadowspec.app.replay_records import ReplayedTraffic, replay_files
 from shadowspec.app.replayers import Asked
@@ -25,7 +24,6 @@ from shadowspec.config import load_config
 from shadowspec.metrics import ratio
 from shadowspec.types import ExpectedCounts, parse_slice_key
 
-RESULTS = Path(__file__).parent / "results" / "lookup.json"
 EVERYTHING: Final = "all"
 WAYS: Final = {
     "ngram": 'proposer = "ngram"',
@@ -120,9 +118,8 @@ def table(cells: list[dict[str, Any]], depth: int) -> str:
 
 def main() -> None:
     """Replay, write the figures down, print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "lookup.json")
     parser.add_argument("--k", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     done = replayed(tuple(sorted(arguments.k)))
     cells = [
@@ -135,7 +132,7 @@ def main() -> None:
         "ways": WAYS,
         "cells": cells,
     }
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, document)
     for depth in done.depths:
         print(table(cells, depth) + "\n")
 

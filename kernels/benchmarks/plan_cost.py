@@ -1,7 +1,7 @@
 """Hold what `plan` says that a decision costs against what it cost: on the stored blocks of a demo, look by look.
 
     shadowspec demo --out shadowspec-demo     # nothing else may run meanwhile
-    python kernels/benchmarks/plan_cost.py --config shadowspec-demo/shadowspec.toml
+    python -m kernels.benchmarks.plan_cost --config shadowspec-demo/shadowspec.toml
 
 Every endpoint that was decided is decided again after each of its blocks, by the gate over a store that holds the
 blocks up to it.  The decision's cost is measured from the blocks' starts: from each block's to that of the next one, up
@@ -12,8 +12,6 @@ at the cost that the plan knew of one.
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from kernels.benchmarks.harness import options, write
 from shadowspec.config import EndpointConfig, load_config
 from shadowspec.metrics import ratio
 from shadowspec.planning.block_costs import session_costs
@@ -41,7 +40,6 @@ from shadowspec.types import (
 )
 
 PARTS = (0.25, 0.33, 0.5, 0.67, 0.75, 0.9)
-RESULTS = Path(__file__).parent / "results" / "plan_cost.json"
 
 
 class Story:
@@ -161,9 +159,8 @@ def story_document(story: Story) -> dict[str, Any] | None:
 
 def main() -> None:
     """Print the figures and keep them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "plan_cost.json")
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     config = load_config(arguments.config)
     with TemporaryDirectory() as folder, Store.open(config.database_url) as store:
@@ -181,7 +178,7 @@ def main() -> None:
             print(f"  after {each['blocks']:4d} blocks ({each['part']:.0%}): planned / measured",
                   "never" if foreseen is None else f"{foreseen:.2f}",
                   f"; of the same sessions {each['same_sessions_over_measured']:.2f}")  # fmt: skip
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, document)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Replay against the loop on the bundled pair: the same figures, in how much less time, and whether an error is seen.
 
-    python kernels/benchmarks/replay.py [--requests N] [--tokens N] [--k K...] [--out FILE]
+    python -m kernels.benchmarks.replay [--requests N] [--tokens N] [--k K...] [--out FILE]
 
 The baseline loop answers the bundled traffic's prompts, as production would, and replay tells from these answers what
 each rule accepts at every K. Then the speculative loop runs for every rule and K with random numbers of its own.  A
@@ -20,27 +20,23 @@ logits shifted by one position, which is to be seen.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from bundled import answered
 from msgspec import structs
 from rich.console import Console
 from rich.progress import track
 from scipy.stats import t as student
-from shifted import Shifted
 from transformers import AutoModelForCausalLM
 
+from kernels.benchmarks.harness import engine_machine, options, traffic_prompts, write
+from kernels.benchmarks.shifted import Shifted
 from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import Decoded, decode_batch
@@ -66,23 +62,9 @@ SAMPLED_RULES = (VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT
 BATCH = 64
 LEVEL = 0.99
 AUDIT_DEPTH = 4
-RESULTS = Path(__file__).parent / "results" / "replay.json"
 
 Value = TypeVar("Value")
 Reals = npt.NDArray[np.float64]
-
-
-def prompts(count: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Endpoint and prompt of `count` records of the traffic, as many of each endpoint, below 400 tokens."""
-    by_endpoint: dict[str, list[tuple[int, ...]]] = {name: [] for name in demo.SERVED_MODELS}
-    endpoint_of = {model: name for name, model in demo.SERVED_MODELS.items()}
-    for record in answered():
-        response_body = record["response"]
-        ids = response_body.get("prompt_token_ids") or response_body["choices"][0].get("prompt_token_ids")
-        if ids is not None and len(ids) < 400:
-            by_endpoint[endpoint_of[record["request"]["model"]]].append(tuple(ids))
-    each = -(-count // len(by_endpoint))
-    return [(name, prompt) for name, found in by_endpoint.items() for prompt in found[:each]]
 
 
 def timed(work: Callable[[], Value]) -> tuple[float, Value]:
@@ -183,17 +165,16 @@ def audit(decoded: Sequence[Decoded], expected: Sequence[ExpectedCounts]) -> flo
 
 def main() -> None:
     """Compare, print the summary and write all cells."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "replay.json")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--tokens", type=int, default=SAMPLED.max_tokens, help="length of an answer, at most")
     parser.add_argument("--k", type=int, nargs="+", default=DEPTHS)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     device = torch.device("cpu")
     target = load_model(str(demo.TARGET), device, torch.float32)
     draft = load_model(str(demo.DRAFT), device, torch.float32)
     loop = Loop(target, draft)
-    chosen = prompts(arguments.requests)
+    chosen = traffic_prompts(arguments.requests)
     endpoints = np.array([name for name, _ in chosen])
 
     def build_requests(sampling: SamplingParameters, course: int) -> list[Request]:
@@ -254,14 +235,11 @@ def main() -> None:
         "level": LEVEL,
         "share_inside": sum(cell["is_inside"] for cell in cells) / len(cells),
         "audit_z": audits,
-        "machine": {
-            "processor": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads(),
-            "torch": torch.__version__, "load_average": os.getloadavg()[0],
-        },
+        "machine": engine_machine() | {"load_average": os.getloadavg()[0]},
         "rules": rows,
         "cells": cells,
     }  # fmt: skip
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, document)
     for row in rows:
         Console().print(row)
     Console().print({name: document[name] for name in ("requests", "share_inside", "audit_z")})

@@ -1,6 +1,6 @@
 """A store of 100 million runs and 2,000 slices on one Postgres: seconds of gate and board, and what a writer stores.
 
-    python kernels/benchmarks/scale.py [--endpoints 10] [--runs 10000000] [--slices 200] [--url URL]
+    python -m kernels.benchmarks.scale [--endpoints 10] [--runs 10000000] [--slices 200] [--url URL]
 
 `--runs` and `--slices` are of each endpoint.  Rows are made in SQL (`gate_rows`).  The product folds the first
 endpoint.  The others get a copy of its evidence, because the same rows under another name would fold for hours to the
@@ -17,12 +17,10 @@ rows and evidence that are there are reused.  Nothing else may run meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
 import statistics
-import sys
 import tempfile
 import time
 from collections import deque
@@ -36,20 +34,28 @@ from threading import Event
 from typing import Any
 
 import sqlalchemy
-import store_writer
-from gate import endpoint_table, machine
-from gate_rows import CONFIG, Traffic, fill, fill_rollups, is_filled, kept_database, make_months, num_folded
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
 
+from kernels.benchmarks import store_writer
+from kernels.benchmarks.gate import endpoint_table, machine
+from kernels.benchmarks.gate_rows import (
+    CONFIG,
+    Traffic,
+    fill,
+    fill_rollups,
+    is_filled,
+    kept_database,
+    make_months,
+    num_folded,
+)
+from kernels.benchmarks.harness import options
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.endpoint_run import run_endpoint_gate
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store, upgrade
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).parent / "results" / "scale.json"
 RUNS_A_MINUTE = 240
 BATCH_SIZE = 5_000
 REST_S = 15.0  # processes beside a measurement start before it, and continue after it
@@ -151,8 +157,7 @@ def look(url: str, endpoints: Sequence[Traffic]) -> dict[str, Any]:
 
 def board(url: str, endpoints: Sequence[Traffic], visits: int = 5) -> dict[str, Any]:
     """Seconds until the board is drawn in a browser: the first visit after the server's start, and later ones."""
-    from dashboard import PAGES, Statements, server, visit
-
+    from kernels.benchmarks.dashboard import PAGES, Statements, server, visit
     from tests.browser.looking import browser
 
     with tempfile.TemporaryDirectory() as folder, browser() as opened:
@@ -298,14 +303,13 @@ def _held(url: str) -> dict[str, Any]:
 
 def main() -> None:
     """Prepare the store, measure, print a table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "scale.json")
     parser.add_argument("--url", help="a Postgres server on which the database `scale` is made, or found")
     parser.add_argument("--endpoints", type=int, default=10)
     parser.add_argument("--runs", type=int, default=10_000_000, help="of each endpoint")
     parser.add_argument("--slices", type=int, default=200, help="of each endpoint")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each writer")
     parser.add_argument("--storage", default="", help="what the server's files lie on, for the results")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     from tests.services import postgres_server
 
@@ -335,5 +339,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     main()

@@ -1,6 +1,6 @@
 """Audits of vLLM's counts by replay: outputs of two real servers, replayed by the process that measures them.
 
-    make bench-server-audits ARGS="--vllm-python PATH"     (PATH: the interpreter of vLLM's own environment)
+    make bench NAME=server_audits ARGS="--vllm-python PATH"     (PATH: the interpreter of vLLM's own environment)
 
 The bundled pair in float32 (K = 4), measured by `run` and audited by `gate`: greedy requests of text-to-sql, and the
 requests of story at temperature 0.8.  Every output is audited.  It measures vLLM twice: with sampled speculation as it
@@ -9,7 +9,6 @@ should be on a CPU (`validation/mend`), and as it is shipped, whose sampled draf
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Mapping
@@ -18,16 +17,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bundled import answered, run_command
-from decode import machine
 from rich.console import Console
 from rich.table import Table
-from validation.servers import Environment, both_arms, served_endpoint, vllm_version
-from validation.ways import PROBABILISTIC
 
+from kernels.benchmarks.harness import answered, engine_machine, options, run_command, write
+from kernels.benchmarks.validation.servers import Environment, both_arms, served_endpoint, vllm_version
+from kernels.benchmarks.validation.ways import PROBABILISTIC
 from shadowspec import demo
 
-RESULTS = Path(__file__).parent / "results" / "server_audits.json"
 DEPTH, MAX_TOKENS = 4, 64
 TEMPERATURES = {"text-to-sql": 0.0, "story": 0.8}  # by endpoint
 BUILDS = {"mended": True, "shipped": False}
@@ -75,10 +72,9 @@ def audits(environment: Environment, folder: Path, num_requests: int, *, is_fixe
 
 def main() -> None:
     """Measure, print, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "server_audits.json")
     Environment.add_options(parser)
     parser.add_argument("--requests", type=int, default=200, help="of each endpoint (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     environment = Environment.of(arguments)
     with tempfile.TemporaryDirectory() as kept:
@@ -88,12 +84,12 @@ def main() -> None:
         }
     results = {
         "engine": f"vllm {vllm_version(environment)}",
-        "machine": machine(),
+        "machine": engine_machine(),
         "num_speculative_tokens": DEPTH,
         "temperatures": TEMPERATURES,
         "audits": found,
     }
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, results)
     table = Table("vLLM", "endpoint", "audited", "refused", "difference", "capital", "alarm")
     for name, rows in found.items():
         for each in rows:

@@ -1,6 +1,6 @@
 """What `shadowspec profile-server` predicts of a real vLLM, beside what is then timed through the same two servers.
 
-    make bench-server-costs ARGS="--vllm-python PATH"     (PATH: the interpreter of vLLM's own environment)
+    make bench NAME=server_costs ARGS="--vllm-python PATH"     (PATH: the interpreter of vLLM's own environment)
 
 The bundled pair in float32 behind two of vLLM's OpenAI servers, without and with its draft (K = 4).  Their step costs
 are profiled on made-up prompts, then requests of the bundled traffic of all endpoints are measured through them in
@@ -11,25 +11,21 @@ run meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bundled import answered, run_command
 from rich.console import Console
 from rich.table import Table
-from validation.servers import Environment, Server, both_arms, served_endpoint
-from validation.ways import PROBABILISTIC
 
+from kernels.benchmarks.harness import answered, engine_machine, options, run_command, write
+from kernels.benchmarks.validation.servers import Environment, Server, both_arms, served_endpoint
+from kernels.benchmarks.validation.ways import PROBABILISTIC
 from shadowspec import demo
 
-RESULTS = Path(__file__).parent / "results" / "server_costs.json"
 DEPTH = 4
 LOADS = (1, 4)
 CONTEXTS = (16, 128, 400)  # prompt tokens that are profiled; those of the traffic lie between
@@ -84,11 +80,10 @@ def predicted(folder: Path, endpoint: str, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "server_costs.json")
     Environment.add_options(parser)
     parser.add_argument("--sessions", type=int, default=48, help="of every endpoint, a request each")
     parser.add_argument("--rounds", type=int, default=3, help="of the profile")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -98,7 +93,7 @@ def main() -> None:
             cells = predicted(folder, next(iter(demo.SERVED_MODELS)), arguments.rounds)
     errors = [abs(cell["relative_error"]) for cell in cells]
     found = {
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "machine": engine_machine(),
         "engine": cells[0]["engine"],
         "num_speculative_tokens": DEPTH,
         "rounds": arguments.rounds,
@@ -107,7 +102,7 @@ def main() -> None:
         "right_side_of_1": sum((cell["predicted_speedup"] > 1) == (cell["measured_speedup"] > 1) for cell in cells),
         "cells": cells,
     }
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, found)
     show(found)
 
 

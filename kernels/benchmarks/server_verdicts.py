@@ -1,6 +1,6 @@
 """Verdicts through two real vLLM servers under the default policy, memory test included; and structured output.
 
-    make bench-server-verdicts ARGS="--vllm-python PATH"     (PATH: the interpreter of vLLM's own environment)
+    make bench NAME=server_verdicts ARGS="--vllm-python PATH"     (PATH: the interpreter of vLLM's own environment)
 
 The bundled pair in float32, without and with its draft (K = 4), measured by the commands that a user has (`run`,
 `gate`, `report`).  Three endpoints of the bundled traffic:
@@ -16,7 +16,6 @@ meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Mapping
@@ -26,16 +25,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bundled import answered, run_command
-from decode import machine
 from rich.console import Console
 from rich.table import Table
-from validation.servers import Environment, Server, both_arms, served_endpoint, vllm_version
-from validation.ways import PROBABILISTIC
 
+from kernels.benchmarks.harness import answered, engine_machine, options, run_command, write
+from kernels.benchmarks.validation.servers import Environment, Server, both_arms, served_endpoint, vllm_version
+from kernels.benchmarks.validation.ways import PROBABILISTIC
 from shadowspec import demo
 
-RESULTS = Path(__file__).parent / "results" / "server_verdicts.json"
 DEPTH = 4
 RECORDED = ("text-to-sql", "translate")  # greedy, as production asked for it
 STRUCTURED = "api-json"
@@ -100,10 +97,9 @@ def judged(folder: Path) -> list[Mapping[str, Any]]:
 
 def main() -> None:
     """Measure, print, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "server_verdicts.json")
     Environment.add_options(parser)
     parser.add_argument("--folder", type=Path, help="database and logs, taken up where they are (default: a new one)")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     environment = replace(Environment.of(arguments), flags=FLAGS)
     with ExitStack() as stack:
@@ -116,11 +112,11 @@ def main() -> None:
         found = judged(folder)
     results = {
         "engine": f"vllm {vllm_version(environment)}",
-        "machine": machine(),
+        "machine": engine_machine(),
         "num_speculative_tokens": DEPTH,
         "hypotheses": found,
     }
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, results)
     show(found)
 
 

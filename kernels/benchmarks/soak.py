@@ -1,6 +1,6 @@
 """The engine for 45 minutes: memory stays flat, steps do not slow down, and the same blocks give the same results.
 
-    make soak       (or: python kernels/benchmarks/soak.py [--minutes M] [--out FILE])
+    python -m kernels.benchmarks.soak [--minutes M] [--out FILE]
 
 Blocks are queues of 16 requests of the bundled traffic at concurrency 4, whose slots are refilled, greedy and sampled,
 with a draft model, prompt lookup and an EAGLE-3 head as candidates.  The same blocks are measured again and again.
@@ -15,14 +15,11 @@ steps' trend (Theil and Sen's, of the logarithm) lies beyond 0 by more than 2% o
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import hashlib
 import json
 import math
-import os
-import platform
 import resource
 import statistics
 import sys
@@ -33,11 +30,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from replay import prompts
 from rich.console import Console
 from rich.progress import Progress
 from scipy import stats
 
+from kernels.benchmarks.harness import engine_machine, options, traffic_prompts, write
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
 from shadowspec.types import Arm, Block, RecordKey, Run, SamplingParameters, ShadowPrompt, SpeculationConfig, VerifyRule
@@ -68,7 +65,7 @@ class Pass:
 def blocks() -> list[Block]:
     """Queues of the bundled traffic's prompts, every other one sampled."""
     size = CONCURRENCY * REQUESTS_PER_SLOT
-    found = [prompt for _, prompt in prompts(NUM_BLOCKS * size)]
+    found = [prompt for _, prompt in traffic_prompts(NUM_BLOCKS * size)]
     made = []
     for number in range(NUM_BLOCKS):
         sampling = SamplingParameters(temperature=0.8 * (number % 2), max_tokens=OUTPUT_TOKENS)
@@ -163,9 +160,8 @@ def trend(passes: list[Pass]) -> dict[str, float]:
 
 def main() -> None:
     """Measure for the time asked for, write the results and judge them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "soak.json")
     parser.add_argument("--minutes", type=float, default=45.0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "soak.json")
     arguments = parser.parse_args()
     eagle = str(demo.HEADS / "eagle3")
     configs = [
@@ -197,7 +193,7 @@ def main() -> None:
         *([words] if drift["low"] > MOST_DRIFT or drift["high"] < -MOST_DRIFT else []),
     ]
     found = {
-        "machine": {"cpu": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
+        "machine": engine_machine(),
         "concurrency": CONCURRENCY,
         "requests_per_slot": REQUESTS_PER_SLOT,
         "requests_a_pass": NUM_BLOCKS * CONCURRENCY * REQUESTS_PER_SLOT,
@@ -206,7 +202,7 @@ def main() -> None:
         "drift": drift,
         "faults": faults,
     }
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, found)
     print(
         f"{len(passes)} passes in {passes[-1].ended_s / 60:.0f} min; memory {min(sizes) / 2**20:.0f} to "
         f"{max(sizes) / 2**20:.0f} MiB ({growth:.2%}); {words}"

@@ -1,6 +1,6 @@
 """Seconds from the start of a command to its first output and to its end, on the results of a demo.
 
-    python kernels/benchmarks/start_up.py --demo FOLDER [--against CHECKOUT] [--rounds N] [--out FILE]
+    python -m kernels.benchmarks.start_up --demo FOLDER [--against CHECKOUT] [--rounds N] [--out FILE]
 
 FOLDER is what `shadowspec demo --out FOLDER` made; every round works on a copy of it.  With `--against` another
 checkout is measured too, by turns with this one.  Commands that measure (`run`, `demo`) are ended at their first
@@ -11,7 +11,6 @@ Beside what the clock says stands the processor's time: the clock's means someth
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import selectors
@@ -26,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import measured_on
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).parent / "results" / "start_up.json"
+from kernels.benchmarks import harness
+from kernels.benchmarks.harness import ROOT, options
+
 ENDPOINT = "text-to-sql"  # of the demo
 CODES = (0, 1, 3)  # done, and the verdicts of a check
 
@@ -172,20 +171,19 @@ def table_of(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str]
 
 def machine(checkouts: Mapping[str, Path]) -> dict[str, Any]:
     """Where and of what this was measured."""
-    return measured_on.machine() | {
+    return harness.machine() | {
         "load average": [round(each, 1) for each in os.getloadavg()],
-        "revisions": {name: measured_on.revision(checkout) for name, checkout in checkouts.items()},
+        "revisions": {name: harness.revision(checkout) for name, checkout in checkouts.items()},
     }
 
 
 def main() -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "start_up.json")
     parser.add_argument("--demo", type=Path, required=True, help="what `shadowspec demo --out FOLDER` made")
     parser.add_argument("--against", type=Path, help="a checkout to compare with")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rounds-without-bytecode", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     checkouts = {**({"before": given.against.resolve()} if given.against else {}), "now": ROOT}
     console, found = Console(), {}

@@ -1,6 +1,6 @@
 """Runs per second that one writer puts into Postgres, everything that a run brings with it included.
 
-    python kernels/benchmarks/store_writer.py [--url URL] [--runs N] [--out FILE]
+    python -m kernels.benchmarks.store_writer [--url URL] [--runs N] [--out FILE]
 
 Every run has its record, a share in a block of four with its memory, its part in the rollups (sums, positions,
 histograms), in the funnel counts and in the ledger of six partitions; a batch is one transaction, as the worker's
@@ -11,23 +11,21 @@ Nothing else may run meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-import measured_on
 from rich.console import Console
 from rich.table import Table
 
+from kernels.benchmarks import harness
+from kernels.benchmarks.harness import options
 from shadowspec.store import Store, upgrade
 from shadowspec.types import (
     Advance,
@@ -48,8 +46,6 @@ from shadowspec.types import (
     WriteBatch,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).parent / "results" / "store_writer.json"
 FINGERPRINT = "6f" * 32
 TOPIC = "b1Jr0zqYQ5yq3VQd0J8aKQ"  # as Kafka writes a topic's id
 NUM_PARTITIONS = 6
@@ -159,7 +155,6 @@ def server(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    sys.path.insert(0, str(ROOT))
     from tests.services import postgres_server
 
     with postgres_server(is_durable=True) as bench_server:
@@ -190,16 +185,15 @@ def measure(store: Store, traffic: Traffic, batch_size: int, num_runs: int) -> d
 def machine(url: str) -> dict[str, str]:
     """What the figures were measured on."""
     names = ("server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
-    settings = measured_on.postgres_settings(url, *names)
-    return measured_on.machine("psycopg") | {f"postgres {name}": value for name, value in settings.items()}
+    settings = harness.postgres_settings(url, *names)
+    return harness.machine("psycopg") | {f"postgres {name}": value for name, value in settings.items()}
 
 
 def main() -> None:
     """Measure each batch size, print a table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "store_writer.json")
     parser.add_argument("--url", help="a Postgres database to fill (it is brought to this version's revision)")
     parser.add_argument("--runs", type=int, default=60_000, help="runs for each batch size")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     with server(arguments.url) as url:
         upgrade(url)

@@ -1,6 +1,6 @@
 """Messages per second through the tap, against a bare kafka-python poll loop over the same topic.
 
-    python kernels/benchmarks/tap.py [--messages N] [--rounds N] [--out FILE] [--profile]
+    python -m kernels.benchmarks.tap [--messages N] [--rounds N] [--out FILE] [--profile]
 
 One consumer process, one topic of six partitions on a broker of its own, messages of 2 kB in the form of a
 vLLM request and response (prompt and output as text and as token ids).  The contestants take turns within
@@ -14,7 +14,6 @@ disturbs less; a bare loop waits for the broker part of its time, so the two rat
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import json
 import pstats
@@ -29,10 +28,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kafka import KafkaConsumer, KafkaProducer
-from measured_on import machine
 from rich.console import Console
 from rich.table import Table
 
+from kernels.benchmarks.harness import machine, options, write
 from shadowspec import demo
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.gate.policy import GatePolicy
@@ -50,7 +49,6 @@ from shadowspec.worker.pipeline import Pipeline
 from tests.kafka_server import kafka_server
 from tests.kafka_topics import Topics
 
-RESULTS = Path(__file__).parent / "results" / "tap.json"
 NUM_PARTITIONS = 6
 MESSAGE_BYTES = 2_000
 SETTLE_EVERY = 20  # polls: as often as a worker writes at these rates
@@ -171,10 +169,9 @@ def tapped(bootstrap: str, topic: str, count: int, tokenizer: FolderTokenizer, *
 
 def main() -> None:
     """Fill the topics, run the rounds, print a table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "tap.json")
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--profile", action="store_true", help="print where the time goes, with everything measured")
     arguments = parser.parse_args()
     console, count = Console(stderr=True), arguments.messages
@@ -236,8 +233,7 @@ def main() -> None:
         "machine": machine("kafka-python"),
         "results": rows,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, document)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What would be left to the polling process if others decoded for it: an upper bound, as nothing waits here.
 
-    PYTHONPATH=. python kernels/benchmarks/tap_pool.py [MESSAGES]
+    python -m kernels.benchmarks.tap_pool [MESSAGES]
 
 Processor time per message, in memory, of the benchmark's messages with token ids, everything measured.  Others would
 read; the poller would poll, pickle messages, unpickle what was read, and decide.
@@ -14,8 +14,7 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tap import ENDPOINT, SECRET, endpoint, records
-
+from kernels.benchmarks.tap import ENDPOINT, SECRET, endpoint, records
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
 from shadowspec.gc_control import gc_paused

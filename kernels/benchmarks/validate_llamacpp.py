@@ -19,7 +19,6 @@ stand beside those of the bundled pair, which are kept.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -29,25 +28,22 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from decode import machine
-from real_model.prompts import tokenised
-from replay import prompts as traffic_prompts
 from rich.console import Console
-from validation.comparing import LEVEL
-from validation.documents import REAL_MODEL, add_pair_options, finish, pair_of
-from validation.llamacpp.asking import Answered, Prompt, ask, keep, kept, limited
-from validation.llamacpp.comparing import acceptance_cell, equality, own_outputs
-from validation.llamacpp.ours import Ours
-from validation.llamacpp.page import write_page
-from validation.llamacpp.servers import Binary, running
-from validation.llamacpp.ways import BASELINE, DEPTHS, DRAFT, GREEDY, SAMPLED, WAYS, Way
-from validation.pair import BUNDLED
 
+from kernels.benchmarks.harness import DOCS, engine_machine, options, traffic_prompts
+from kernels.benchmarks.real_model.prompts import tokenised
+from kernels.benchmarks.validation.comparing import LEVEL
+from kernels.benchmarks.validation.documents import REAL_MODEL, add_pair_options, finish, pair_of
+from kernels.benchmarks.validation.llamacpp.asking import Answered, Prompt, ask, keep, kept, limited
+from kernels.benchmarks.validation.llamacpp.comparing import acceptance_cell, equality, own_outputs
+from kernels.benchmarks.validation.llamacpp.ours import Ours
+from kernels.benchmarks.validation.llamacpp.page import write_page
+from kernels.benchmarks.validation.llamacpp.servers import Binary, running
+from kernels.benchmarks.validation.llamacpp.ways import BASELINE, DEPTHS, DRAFT, GREEDY, SAMPLED, WAYS, Way
+from kernels.benchmarks.validation.pair import BUNDLED
 from shadowspec.quality.outputs import first_divergence
 
 RAW = Path("build/validation-llamacpp")
-RESULTS = Path(__file__).parent / "results" / "validation-llamacpp.json"
-DOCS = Path(__file__).parents[2] / "docs" / "research"
 CONVERTER = Path(__file__).parent / "validation" / "llamacpp" / "convert.py"
 ALL = "all"
 notes = Console(stderr=True)
@@ -162,7 +158,7 @@ def results(raw: Path, ours: Ours, asked: Asked, ways: Sequence[Way]) -> dict[st
 
 def main() -> None:
     """Collect what is missing, compare, and write results and page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "validation-llamacpp.json")
     parser.add_argument("--server", type=Path, required=True, help="the built llama-server")
     parser.add_argument("--source", type=Path, required=True, help="llama.cpp's sources, for its converter")
     parser.add_argument(
@@ -178,7 +174,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--small", action="store_true", help="a quick try: 24 and 12 requests, 16 tokens")
     parser.add_argument("--raw", type=Path, default=RAW, help="what was collected (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
     add_pair_options(parser)
     arguments = parser.parse_args()
@@ -212,7 +207,7 @@ def main() -> None:
         "sampled_requests": len(asked.sampled),
         "depths": list(asked.depths),
         "max_tokens": asked.max_tokens,
-        "machine": machine(),
+        "machine": engine_machine(),
         "llamacpp": binary.version(),
     } | results(raw, ours, asked, ways)
     finish(document, pair, arguments.out, arguments.docs, write_page)

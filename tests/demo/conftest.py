@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.benchmarks.bundled_pair.corpora import API_PROMPT, STORY_PROMPT, Document, Turn
-from kernels.benchmarks.bundled_pair.text_to_sql import question_message, schema_documents
-from kernels.benchmarks.bundled_pair.train import ModelShape, train_tokenizer
+from kernels.benchmarks.bundled_pair import (
+    API_PROMPT,
+    SQL,
+    STORY_PROMPT,
+    Document,
+    Turn,
+    sql_schema,
+    train_tokenizer,
+    untrained,
+)
 
 NAMES = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp", "lotus")
 
@@ -27,10 +35,11 @@ def _code(index: int) -> Document:
 
 
 def _sql() -> list[Document]:
+    rng = random.Random(5)
     return [
-        Document("sql", f"schema-{index}", True, turns=(Turn(question_message(one.schema, question), query),))
-        for index, one in enumerate(schema_documents(5, 30, held_out=True))
-        for question, query in one.questions
+        Document("sql", f"schema-{index}", True, turns=(Turn(f"{schema}\n\nQuestion: {question}", query),))
+        for index, (schema, questions) in enumerate(sql_schema(rng, SQL["tables"]["held_out"]) for _ in range(30))
+        for question, query in questions.items()
     ]
 
 
@@ -70,7 +79,7 @@ def pair_folder(held_out: Sequence[Document], tmp_path_factory: pytest.TempPathF
     tokenizer = train_tokenizer(list(held_out), np.random.default_rng(0))
     for name, seed in (("target", 1), ("draft", 2)):
         torch.manual_seed(seed)
-        model = ModelShape(layers=1, hidden_size=64, intermediate_size=64).build()
+        model = untrained(layers=1, hidden_size=64, intermediate_size=64)
         with torch.no_grad():  # fresh weights answer every prompt with its own last token
             for parameter_name, parameter in model.named_parameters():
                 parameter.mul_(25.0 if "proj" in parameter_name else 4.0 if "embed" in parameter_name else 1.0)

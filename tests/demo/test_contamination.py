@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
-import sys
-from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.benchmarks.bundled_pair import contamination
-from kernels.benchmarks.bundled_pair.contamination import RUN_LENGTH, TrainingText, contaminated, words
-from kernels.benchmarks.bundled_pair.corpora import Document, Turn
-from shadowspec.errors import InputError
+from kernels.benchmarks.bundled_pair import Document, Turn
+from kernels.benchmarks.bundled_traffic import RUN_LENGTH, TrainingText, words_of
 from tests.demo.conftest import training_document
 
 # Two words only, so that long runs really coincide; "c" is never in training.
@@ -63,57 +56,15 @@ def test_a_record_is_checked_whole_and_piece_by_piece() -> None:
     training = TrainingText([training_document(f"So {sentence} in silence.")])
     first, second = sentence[:30], sentence[30:]
     records = [
-        (["a prompt that nobody has ever written before"], sentence),  # a copied continuation
-        ([f"Lo! {first}"], f"{second} today"),  # a run across the border
-        (["a prompt that nobody has ever written before"], "nine cats"),  # short, whole
-        (["a prompt that nobody has ever written before", "cats look"], "never written either"),  # a short message
-        (["a prompt that nobody has ever written before"], "nine dogs"),
-        (["a prompt that nobody has ever written before"], ""),
+        ("a prompt that nobody has ever written before", sentence),  # a copied continuation
+        (f"Lo! {first}", f"{second} today"),  # a run across the border
+        ("a prompt that nobody has ever written before", "nine cats"),  # short, whole
+        (("a prompt that nobody has ever written before", "cats look"), "never written either"),  # a short message
+        ("a prompt that nobody has ever written before", "nine dogs"),
+        ("a prompt that nobody has ever written before", ""),
     ]
-    assert contaminated(training, records) == [True, True, True, True, False, False]
+    assert training.contaminated(records) == [True, True, True, True, False, False]
 
 
 def test_words_are_lower_cased_and_bare() -> None:
-    assert words("Self._x = 'Ångström', 3.5") == ["self", "_x", "ångström", "3", "5"]
-
-
-def write_traffic(path: Path, *texts: str, broken: int = 0) -> Path:
-    lines = [
-        json.dumps({"request": {"model": "m", "prompt": "unheard of"}, "response": {"choices": [{"text": text}]}})
-        for text in texts
-    ]
-    lines += ['{"half', "[1]"][:broken]
-    path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    return path
-
-
-@pytest.fixture
-def training_on_disk(monkeypatch: pytest.MonkeyPatch) -> str:
-    text = " ".join(f"known{i}" for i in range(20))
-    monkeypatch.setattr(contamination, "read_documents", lambda _corpora: [training_document(text)])
-    return text
-
-
-@pytest.mark.parametrize(("answer", "code"), [("fresh words", 0), ("KNOWN3 known4, known5", 1)])
-def test_the_command_counts_and_exits(
-    training_on_disk: str,
-    answer: str,
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    traffic = write_traffic(tmp_path / "t.jsonl.gz", "fresh words", answer, broken=2)
-    monkeypatch.setattr(sys, "argv", ["contamination", "--corpora", "x", "--traffic", str(traffic)])
-    with pytest.raises(SystemExit) as exit_info:
-        contamination.main()
-    assert exit_info.value.code == code
-    assert capsys.readouterr().out.splitlines() == [
-        f"m: 2 records, {code} in the training text",
-        "unreadable: 2 records, 0 in the training text",
-    ]
-
-
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read the traffic file"):
-        contamination.check_traffic(tmp_path, tmp_path / "none.jsonl.gz")
+    assert words_of("Self._x = 'Ångström', 3.5") == ["self", "_x", "ångström", "3", "5"]

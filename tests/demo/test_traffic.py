@@ -7,7 +7,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -16,14 +15,17 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.benchmarks.bundled_pair import traffic as traffic_module
-from kernels.benchmarks.bundled_pair.acceptance import measure, read_requests
-from kernels.benchmarks.bundled_pair.contamination import record_pieces
-from kernels.benchmarks.bundled_pair.corpora import Document
-from kernels.benchmarks.bundled_pair.prompts import ENDPOINTS, EndpointPlan
-from kernels.benchmarks.bundled_pair.records import BAD_KINDS, BAD_OF_EACH_KIND
-from kernels.benchmarks.bundled_pair.responses import load_model, load_tokenizer, respond
-from kernels.benchmarks.bundled_pair.traffic import TrafficMaker, make_traffic, summary_path
+from kernels.benchmarks import bundled_traffic
+from kernels.benchmarks.bundled_pair import Document, load_model, load_tokenizer
+from kernels.benchmarks.bundled_traffic import (
+    BAD_KINDS,
+    BAD_OF_EACH_KIND,
+    ENDPOINTS,
+    Endpoint,
+    TrafficMaker,
+    make_traffic,
+    respond,
+)
 from shadowspec.engine.batch import Request
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.endpoints import MatchRule
@@ -50,8 +52,8 @@ BAD_FATES = {
 }
 
 
-def small(plan: EndpointPlan) -> EndpointPlan:
-    return replace(plan, num_sessions=NUM_SESSIONS, parameters={**plan.parameters, "max_tokens": MAX_TOKENS})
+def small(plan: Endpoint) -> Endpoint:
+    return plan._replace(num_sessions=NUM_SESSIONS, parameters={**plan.parameters, "max_tokens": MAX_TOKENS})
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +72,9 @@ def make(
         return out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traffic_module, "ENDPOINTS", tuple(small(plan) for plan in ENDPOINTS))
-        patch.setattr(traffic_module, "read_documents", lambda _corpora: list(held_out))
-        patch.setattr(traffic_module, "read_trace", lambda _traces, _name: times)
+        patch.setattr(bundled_traffic, "ENDPOINTS", tuple(small(plan) for plan in ENDPOINTS))
+        patch.setattr(bundled_traffic, "read_documents", lambda _corpora: list(held_out))
+        patch.setattr(bundled_traffic, "read_trace", lambda _traces, _name: times)
         yield made
 
 
@@ -107,6 +109,10 @@ def objects(lines: Sequence[str]) -> list[dict[str, Any]]:
         if isinstance(record, dict):
             records.append(record)
     return records
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    return json.loads(path.with_name("traffic.summary.json").read_text())
 
 
 def good_records(path: Path) -> list[dict[str, Any]]:
@@ -164,7 +170,7 @@ def test_sampled_answers_have_the_targets_distribution(pair_folder: Path) -> Non
     target = load_model(pair_folder / "target")
     sampling = SamplingParameters(temperature=0.8, top_p=0.5, max_tokens=1)
     prompt = (1, 40, 41, 42)
-    draws = respond(target, [Request(prompt, sampling, seed) for seed in range(4_000)], batch_rows=1_000)
+    draws = respond(target, [Request(prompt, sampling, seed) for seed in range(4_000)])
     with torch.inference_mode():
         logits = target(torch.tensor([prompt])).logits[0, -1].double()
     ordered, order = torch.softmax(logits / 0.8, -1).sort(descending=True)
@@ -183,8 +189,8 @@ def test_an_answer_does_not_depend_on_its_batch(pair_folder: Path) -> None:
     target = load_model(pair_folder / "target")
     sampling = SamplingParameters(temperature=0.8, top_p=0.95, max_tokens=MAX_TOKENS)
     requests = [Request(tuple(range(7, 12 + index * 5 % 12)), sampling, index) for index in range(12)]
-    together = [decoded.output for decoded in respond(target, requests, batch_rows=12)]
-    apart = [decoded.output for decoded in respond(target, requests, batch_rows=5)]
+    together = [decoded.output for decoded in respond(target, requests)]
+    apart = [decoded.output for part in (requests[:5], requests[5:]) for decoded in respond(target, part)]
     alone = [respond(target, [request])[0].output for request in requests]
     assert together == apart == alone
     assert len(set(alone)) == len(requests)
@@ -197,7 +203,13 @@ def test_sessions_keep_their_order_and_their_user(make: Callable[..., Path]) -> 
     assert len(sessions) == NUM_SESSIONS * len(ENDPOINTS)
     for records in sessions.values():
         assert len({(r["user"], r["request"]["model"], r["metadata"]["tier"]) for r in records}) == 1
-        prompts = [record_pieces(record)[0] for record in records]
+        prompts = [
+            [
+                message["content"]
+                for message in record["request"].get("messages", [{"content": record["request"].get("prompt")}])
+            ]
+            for record in records
+        ]
         assert all(len(" ".join(a)) <= len(" ".join(b)) for a, b in pairwise(prompts)) or (
             records[0]["request"]["model"] in {"demo-sql", "demo-json", "demo-story"}
         )
@@ -207,35 +219,16 @@ def test_sessions_keep_their_order_and_their_user(make: Callable[..., Path]) -> 
 def test_the_same_seed_makes_the_same_file(make: Callable[..., Path]) -> None:
     first, again, other = make("a"), make("b"), make("c", seed=4)
     assert first.read_bytes() == again.read_bytes() != other.read_bytes()
-    assert summary_path(first).read_text() == summary_path(again).read_text()
+    assert summary_of(first) == summary_of(again)
 
 
 def test_answers_that_stand_in_the_training_text_are_dropped(pair_folder: Path, held_out: Sequence[Document]) -> None:
     plan = small(ENDPOINTS[0])
-    free = TrafficMaker(pair_folder, list(held_out), 3).endpoint(plan)
-    assert free.num_answers_dropped == 0
-    known = free.sessions[0][0].text
-    bound = TrafficMaker(pair_folder, [*held_out, training_document(f"so {known} indeed")], 3).endpoint(plan)
-    texts = [answered.text for session in bound.sessions for answered in session]
-    assert known not in texts
-    assert bound.num_answers_dropped >= 1
-    assert all(len(session) >= 1 for session in bound.sessions)
-
-
-@pytest.mark.all
-def test_the_traffic_can_be_measured_again(make: Callable[..., Path], pair_folder: Path) -> None:
-    path = make("a")
-    requests = read_requests(path)
-    assert sum(map(len, requests.values())) == len({record["request_id"] for record in good_records(path)})
-    figures = measure(pair_folder, path)
-    summary = json.loads(summary_path(path).read_text())
-    for name, row in summary["endpoints"].items():
-        assert figures[name].num_requests == row["records"] == len(requests[name])
-        assert figures[name].correlation.num_sessions == row["sessions"]
-        assert figures[name].logged_loop_share == row["repetition_loops"] / row["records"]
-        length, greedy_length = figures[name].acceptance_length, figures[name].greedy_acceptance_length
-        assert length is not None
-        assert greedy_length is not None
-        assert 1.0 <= length <= 5.0
-        if row["parameters"]["temperature"] == 0.0:
-            assert length == greedy_length
+    free, counts = TrafficMaker(pair_folder, list(held_out), 3).endpoint(plan)
+    assert counts["answers_dropped"] == 0
+    known = free[0][0].text
+    documents = [*held_out, training_document(f"so {known} indeed")]
+    bound, counts = TrafficMaker(pair_folder, documents, 3).endpoint(plan)
+    assert known not in [answered.text for session in bound for answered in session]
+    assert counts["answers_dropped"] >= 1
+    assert all(len(session) >= 1 for session in bound)

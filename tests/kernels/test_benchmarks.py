@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **variables}
-    command = [sys.executable, str(SCRIPTS / f"{script}.py"), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    environment |= variables
+    command = [sys.executable, "-m", f"kernels.benchmarks.{script}", *arguments]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.all

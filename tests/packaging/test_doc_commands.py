@@ -341,7 +341,11 @@ def _require_target(command: Command) -> None:
     for word in command.words[1:]:
         name, is_variable, value = word.partition("=")
         assert name in (variables if is_variable else rules), str(command)
-        scripts = [ROOT / path for path in re.findall(r"\S+\.py", rules.get(command.words[1], ""))]
+        rule = rules.get(command.words[1], "")
+        name_given = re.search(r"NAME=(\w+)", f"{rule} {' '.join(command.words)}")
+        benchmark = f"kernels/benchmarks/{name_given[1] if name_given else 'decode'}.py"
+        is_benchmark = name_given or command.words[1] == "bench"
+        scripts = [ROOT / benchmark] if is_benchmark else [ROOT / path for path in re.findall(r"\S+\.py", rule)]
         if name == "ARGS" and scripts:
             _require_options(command, scripts, value.split())
 
@@ -355,6 +359,6 @@ def _require_options(command: Command, scripts: Iterable[Path], words: Iterable[
             found[script] = script.read_text(encoding="utf-8")
             for name in re.findall(r"^from ([\w.]+) import", found[script], re.MULTILINE):
                 module = f"{name.replace('.', '/')}.py"
-                waiting += [path for root in (ROOT, ROOT / "kernels/benchmarks") if (path := root / module).is_file()]
+                waiting += [ROOT / module] if (ROOT / module).is_file() else []
     for word in words:
         assert not word.startswith("--") or any(f'"{word}"' in text for text in found.values()), f"{command}: {word}"

@@ -11,12 +11,11 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from kernels.benchmarks.real_model.prompts import Prompt, record
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import load_model
 from shadowspec.types import SamplingParameters, VerifyRule
-
-from .prompts import Prompt, record
 
 BATCH: Final = 16
 

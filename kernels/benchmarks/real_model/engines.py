@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Final
 from urllib.request import Request, urlopen
 
-import validation.llamacpp.servers as llamacpp
-from validation.llamacpp.servers import CONTEXT, Binary, running
-from validation.pair import Pair
-from validation.servers import SERVED_MODEL, Environment, Server
-
-from .prompts import ENDPOINT, LABEL
+from kernels.benchmarks.real_model.prompts import ENDPOINT, LABEL
+from kernels.benchmarks.validation.llamacpp import servers as llamacpp
+from kernels.benchmarks.validation.llamacpp.servers import CONTEXT, Binary, running
+from kernels.benchmarks.validation.pair import Pair
+from kernels.benchmarks.validation.servers import SERVED_MODEL, Environment, Server
 
 NGRAM_MIN, NGRAM_MAX = 2, 4
 MAX_HYPOTHESES: Final = 16  # two candidates have ten: the endpoint and four classes each

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from .picture import picture
-from .prompts import CLASSES
+from kernels.benchmarks.real_model.picture import picture
+from kernels.benchmarks.real_model.prompts import CLASSES
 
 PAGE, PICTURE = "real-model.md", "images/real-model.svg"
 ALL: Final = "all"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from scipy.stats import binom
-from validation.comparing import Rate, half_width
 
-from .prompts import LABEL
+from kernels.benchmarks.real_model.prompts import LABEL
+from kernels.benchmarks.validation.comparing import Rate, half_width
 
 LEVEL: Final = 0.95
 TEST: Final = "speedup"

@@ -8,11 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from kernels.benchmarks.validation.pair import BUNDLED, Pair
+from kernels.benchmarks.validation.ways import DEPTHS, SERVED
 from shadowspec.config import load_config
 from shadowspec.types import SpeculationConfig
-
-from .pair import BUNDLED, Pair
-from .ways import DEPTHS, SERVED
 
 SERVING_ENGINE = "vllm 0.32"
 ENDPOINT = "validated"

@@ -11,16 +11,15 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 
+from kernels.benchmarks.validation.pair import Prompt
+from kernels.benchmarks.validation.servers import SERVED_MODEL, SLOTS, Server
+from kernels.benchmarks.validation.ways import BASELINE, SAMPLED, SERVED, SHIPPED, WAYS, raw_file
 from shadowspec.servers.client import fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import run_arm
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import SamplingParameters
-
-from .pair import Prompt
-from .servers import SERVED_MODEL, SLOTS, Server
-from .ways import BASELINE, SAMPLED, SERVED, SHIPPED, WAYS, raw_file
 
 GREEDY_REGIME, SAMPLED_REGIME = "greedy", "sampled"
 # Nobody's patience is tried here: an answer may take as long as the machine is shared.

@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import t as student
 
+from kernels.benchmarks.validation.counted import Counted
 from shadowspec import metrics
 from shadowspec.quality.outputs import first_divergence
 from shadowspec.types import ExpectedCounts, SpeculationCounts
-
-from .counted import Counted
 
 LEVEL = 0.99
 NEAR_TIE, DRAFT_NEAR_TIE, FAULT = "near_tie", "draft_near_tie", "fault"  # kinds of differences

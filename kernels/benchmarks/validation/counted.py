@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kernels.benchmarks.validation.collecting import Answered
 from shadowspec.engine.decode import Decoded
 from shadowspec.servers.acceptance_counts import from_steps
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SpeculationCounts
-
-from .collecting import Answered
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .comparing import FAULT
-from .pair import Pair
+from kernels.benchmarks.validation.comparing import FAULT
+from kernels.benchmarks.validation.pair import Pair
 
 REAL_MODEL = "real_model"  # the key of what another pair gave, and the folder of what was collected of it
 

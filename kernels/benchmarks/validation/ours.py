@@ -10,6 +10,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from kernels.benchmarks.validation.candidates import SERVING_ENGINE, read_candidates
+from kernels.benchmarks.validation.counted import Counted
+from kernels.benchmarks.validation.pair import BUNDLED, LoadedPair, Pair, Prompt, responses
+from kernels.benchmarks.validation.predicting import Steps, TimedRequest
+from kernels.benchmarks.validation.ways import DEPTHS, WAYS, Way
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import decode_batch
@@ -18,12 +23,6 @@ from shadowspec.errors import RecordError
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
 from shadowspec.types import ExpectedCounts
 from shadowspec.types.serving_engines import used_rules
-
-from .candidates import SERVING_ENGINE, read_candidates
-from .counted import Counted
-from .pair import BUNDLED, LoadedPair, Pair, Prompt, responses
-from .predicting import Steps, TimedRequest
-from .ways import DEPTHS, WAYS, Way
 
 NEAR_TIE = NEAR_TIE_LOGIT["float32"]
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shadowspec import metrics
-from shadowspec.types.serving_engines import rule_word
-
-from .documents import REAL_MODEL
-from .picture import picture
-from .tables import (
+from kernels.benchmarks.validation.documents import REAL_MODEL
+from kernels.benchmarks.validation.picture import picture
+from kernels.benchmarks.validation.tables import (
     Row,
     acceptance_table,
     counted,
@@ -21,6 +18,8 @@ from .tables import (
     rules_table,
     speedup_table,
 )
+from shadowspec import metrics
+from shadowspec.types.serving_engines import rule_word
 
 SAMPLED = ("greedy_draft", "rejection", "ngram_sampled")
 PAGE, PICTURE = "validation.md", "images/validation.svg"

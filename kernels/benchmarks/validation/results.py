@@ -12,15 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from shadowspec.types import ExpectedCounts
-
-from .candidates import SERVING_ENGINE
-from .collecting import GREEDY_REGIME, SAMPLED_REGIME, Answered, Prompt, collected
-from .comparing import LEVEL, acceptance_cell, equality, own_outputs, replayed_rate
-from .counted import Counted
-from .machine_lock import MachineLock
-from .ours import NEAR_TIE, Ours
-from .predicting import (
+from kernels.benchmarks.validation.candidates import SERVING_ENGINE
+from kernels.benchmarks.validation.collecting import GREEDY_REGIME, SAMPLED_REGIME, Answered, Prompt, collected
+from kernels.benchmarks.validation.comparing import LEVEL, acceptance_cell, equality, own_outputs, replayed_rate
+from kernels.benchmarks.validation.counted import Counted
+from kernels.benchmarks.validation.machine_lock import MachineLock
+from kernels.benchmarks.validation.ours import NEAR_TIE, Ours
+from kernels.benchmarks.validation.predicting import (
     Measured,
     Place,
     Steps,
@@ -31,9 +29,10 @@ from .predicting import (
     predicted_speedup,
     price_spread,
 )
-from .tables import ALL
-from .timing import IN_PROCESS, Queue, timed_blocks, timed_name
-from .ways import BASELINE, DEPTHS, DRAFT, SHIPPED, SHIPPED_DEPTH, WAYS, Way
+from kernels.benchmarks.validation.tables import ALL
+from kernels.benchmarks.validation.timing import IN_PROCESS, Queue, timed_blocks, timed_name
+from kernels.benchmarks.validation.ways import BASELINE, DEPTHS, DRAFT, SHIPPED, SHIPPED_DEPTH, WAYS, Way
+from shadowspec.types import ExpectedCounts
 
 
 def acceptance(

@@ -15,9 +15,8 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from kernels.benchmarks.validation.pair import BUNDLED
 from shadowspec import demo
-
-from .pair import BUNDLED
 
 READY_S = 900.0  # to load, compile and answer, beside others on the same machine
 LOOK_S = 1.0

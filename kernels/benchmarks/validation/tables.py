@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .comparing import DRAFT_NEAR_TIE, EXACT, FAULT, NEAR_TIE
+from kernels.benchmarks.validation.comparing import DRAFT_NEAR_TIE, EXACT, FAULT, NEAR_TIE
 
 ALL = "all"  # slices together
 NOTHING = "-"

@@ -17,15 +17,14 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 
+from kernels.benchmarks.validation.collecting import WARM_TOKENS, Answered, Prompt, ask_server, server_requests
+from kernels.benchmarks.validation.counted import Counted
+from kernels.benchmarks.validation.machine_lock import MachineLock
+from kernels.benchmarks.validation.ours import Ours
+from kernels.benchmarks.validation.predicting import Place, Steps, TimedBlock, TimedRequest
+from kernels.benchmarks.validation.servers import Server
+from kernels.benchmarks.validation.ways import Way
 from shadowspec.servers.stream import Completion
-
-from .collecting import WARM_TOKENS, Answered, Prompt, ask_server, server_requests
-from .counted import Counted
-from .machine_lock import MachineLock
-from .ours import Ours
-from .predicting import Place, Steps, TimedBlock, TimedRequest
-from .servers import Server
-from .ways import Way
 
 CONCURRENCIES = (1, 8)
 REQUESTS_PER_SLOT = {1: 4, 8: 2}

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from .collecting import GREEDY_REGIME, Prompt, collect, missing_regimes
-from .machine_lock import MachineLock
-from .pair import Pair
-from .servers import Environment, Server, running
-from .timing import Queue, missing_portions, time_servers, timed_name
-from .ways import BASELINE, DEPTHS, SERVED, SHIPPED, SHIPPED_DEPTH, Served, Way, raw_file
+from kernels.benchmarks.validation.collecting import GREEDY_REGIME, Prompt, collect, missing_regimes
+from kernels.benchmarks.validation.machine_lock import MachineLock
+from kernels.benchmarks.validation.pair import Pair
+from kernels.benchmarks.validation.servers import Environment, Server, running
+from kernels.benchmarks.validation.timing import Queue, missing_portions, time_servers, timed_name
+from kernels.benchmarks.validation.ways import BASELINE, DEPTHS, SERVED, SHIPPED, SHIPPED_DEPTH, Served, Way, raw_file
 
 
 class Visits:

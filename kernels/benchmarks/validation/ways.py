@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernels.benchmarks.validation.pair import BUNDLED, Pair
 from shadowspec.types import SamplingParameters, VerifyRule
-
-from .pair import BUNDLED, Pair
 
 DEPTHS = (2, 4, 6)  # K
 GREEDY = SamplingParameters(temperature=0.0)

@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
+from kernels.benchmarks.validation.llamacpp.servers import SERVED_MODEL, SLOTS, Server
+from kernels.benchmarks.validation.pair import Prompt
 from shadowspec.servers import llamacpp
 from shadowspec.servers.acceptance_counts import from_progress
 from shadowspec.servers.client import fresh_salt, open_client, run_async, trust
@@ -20,9 +22,6 @@ from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import SamplingParameters, SpeculationCounts
-
-from ..pair import Prompt
-from .servers import SERVED_MODEL, SLOTS, Server
 
 WAITS = Waits(first_token_s=600.0, token_s=300.0, total_s=1_200.0)  # the machine is shared: nothing is given up
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernels.benchmarks.validation.comparing import DRAFT_NEAR_TIE, EXACT, FAULT, NEAR_TIE, Rate, half_width
+from kernels.benchmarks.validation.llamacpp.asking import Answered, Prompt
+from kernels.benchmarks.validation.llamacpp.ours import Ours
+from kernels.benchmarks.validation.llamacpp.ways import DRAFT, Way
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
 from shadowspec.quality.outputs import first_divergence
 from shadowspec.types import ExpectedCounts
-
-from ..comparing import DRAFT_NEAR_TIE, EXACT, FAULT, NEAR_TIE, Rate, half_width
-from .asking import Answered, Prompt
-from .ours import Ours
-from .ways import DRAFT, Way
 
 NEAR_TIE_GAP = NEAR_TIE_LOGIT["float32"]
 STEPS, PLAIN, DRAFTED, ACCEPTED = "num_drafts", "num_plain_steps", "num_draft_tokens", "num_accepted_tokens"

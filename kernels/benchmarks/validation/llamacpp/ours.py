@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kernels.benchmarks.validation.candidates import candidates_of
+from kernels.benchmarks.validation.llamacpp.asking import Answered, Prompt, limited
+from kernels.benchmarks.validation.llamacpp.ways import SERVING_ENGINE, Way
+from kernels.benchmarks.validation.pair import BUNDLED, LoadedPair, Pair, responses
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.types import ExpectedCounts
-
-from ..candidates import candidates_of
-from ..pair import BUNDLED, LoadedPair, Pair, responses
-from .asking import Answered, Prompt, limited
-from .ways import SERVING_ENGINE, Way
 
 
 class Ours(LoadedPair):

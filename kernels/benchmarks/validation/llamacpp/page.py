@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
-from ..documents import REAL_MODEL
-from .comparing import ACCEPTED, DRAFTED, NEAR_TIE_GAP, PLAIN, STEPS
-from .ways import NGRAM, WAYS, Way
+from kernels.benchmarks.validation.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
+from kernels.benchmarks.validation.documents import REAL_MODEL
+from kernels.benchmarks.validation.llamacpp.comparing import ACCEPTED, DRAFTED, NEAR_TIE_GAP, PLAIN, STEPS
+from kernels.benchmarks.validation.llamacpp.ways import NGRAM, WAYS, Way
 
 PAGE = "validation-llamacpp.md"
 Row = Mapping[str, Any]

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from ..servers import free_port
+from kernels.benchmarks.validation.servers import free_port
 
 READY_S = 120.0
 LOOK_S = 0.2

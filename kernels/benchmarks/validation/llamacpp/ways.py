@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kernels.benchmarks.validation.llamacpp.servers import Binary
+from kernels.benchmarks.validation.pair import Pair
 from shadowspec.types import SamplingParameters
-
-from ..pair import Pair
-from .servers import Binary
 
 SERVING_ENGINE = "llama.cpp"
 DEPTHS = (2, 4, 6)  # K
