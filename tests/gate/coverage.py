@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
-from shadowspec.gate.evidence import asymptotic, quantiles
+from shadowspec.gate.evidence import quantiles
 from shadowspec.gate.stats import betting, drift
 
 Floats = np.ndarray
@@ -112,32 +111,6 @@ def betting_misses(module: ModuleType, world: World, num_paths: int, num_units: 
     return [count / num_paths for count in missed]
 
 
-def _times(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Floats, Floats]:
-    """A and D of the ratio of total times, correlated: the ratio of their means is 1.2."""
-    base = rng.gamma(4.0, 25.0, shape)
-    return base * 1.2 * rng.uniform(0.8, 1.2, shape), base
-
-
-def running_moments(numerators: Floats, denominators: Floats, module: Any = asymptotic) -> asymptotic.RatioMoments:
-    """The moments after each unit of the last axis: [..., n] to [..., n]."""
-    terms = module._terms(numerators, denominators)
-    return module.RatioMoments(*(each.cumsum(axis=-1) for each in terms))
-
-
-def asymptotic_misses(module: ModuleType, num_paths: int, num_units: int, seed: int = 2) -> dict[str, float]:
-    """Share of paths on which an asymptotic sequence at LEVEL ever misses, from its burn-in on."""
-    rng = np.random.default_rng(seed)
-    missed = {"mean": 0, "ratio": 0}
-    for size in _chunks(num_paths):
-        shape = (size, num_units)
-        worlds = {"mean": ((rng.normal(0.3, 1.0, shape), np.ones(shape)), 0.3), "ratio": (_times(rng, shape), 1.2)}
-        for name, (parts, truth) in worlds.items():
-            moments = running_moments(*parts, module)
-            lower, upper = module.bounds(moments, LEVEL)
-            missed[name] += int(((lower > truth) | (upper < truth)).any(axis=1).sum())
-    return {name: count / num_paths for name, count in missed.items()}
-
-
 def quantile_misses(module: ModuleType, probability: float, num_paths: int, num_units: int, seed: int = 3) -> float:
     """Share of paths on which the true quantile ever lies outside its two-sided bounds at LEVEL."""
     rng, missed = np.random.default_rng(seed), 0
@@ -184,8 +157,6 @@ def table(num_paths: int, num_units: int) -> dict[str, object]:
     for name, world in BETTING.items():
         lower, upper = betting_misses(betting, world, num_paths, num_units)
         misses |= {f"betting, {name}, lower": lower, f"betting, {name}, upper": upper}
-    asymptotic_rates = asymptotic_misses(asymptotic, num_paths, num_units)
-    misses |= {f"asymptotic, {name}": rate for name, rate in asymptotic_rates.items()}
     for probability in (0.5, 0.95, 0.99):
         misses[f"quantile {probability}"] = quantile_misses(quantiles, probability, num_paths, num_units)
     return {

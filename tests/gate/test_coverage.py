@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shadowspec.gate.evidence import asymptotic, quantiles
+from shadowspec.gate.evidence import quantiles
 from shadowspec.gate.stats import betting, drift
 from tests.gate import coverage
 from tests.gate.coverage import BETTING, LEVEL
@@ -18,12 +18,6 @@ def test_betting_bounds_cover_at_every_look(name: str) -> None:
     rates = coverage.betting_misses(betting, BETTING[name], NUM_PATHS, NUM_UNITS)
     assert max(rates) <= LEVEL
     assert max(rates) >= 0.1 * LEVEL, "a world in which nothing ever misses could not show a fault"
-
-
-def test_asymptotic_sequences_cover_at_every_look_from_their_burn_in_on() -> None:
-    rates = coverage.asymptotic_misses(asymptotic, NUM_PATHS, NUM_UNITS)
-    assert max(rates.values()) <= LEVEL, rates
-    assert min(rates.values()) >= 0.1 * LEVEL, rates
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.95, 0.99])

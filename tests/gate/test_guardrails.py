@@ -307,15 +307,6 @@ def test_the_r1_of_times_is_the_larger_of_both_arms_and_unknown_of_evidence_with
     assert LatencyHistogram().autocorrelation == 0.0
 
 
-def test_asymptotic_bounds_are_shown_beside_and_the_same_folded_in_pieces() -> None:
-    runs = scored_runs(600, 0.0)
-    details = result(look(evidence_of(runs)), "speedup").figures
-    assert details["asymptotic_alpha"] == OPEN.alpha
-    assert 1.05 < float(details["asymptotic_lower"] or 0.0) < 1.3 < float(details["asymptotic_upper"] or 0.0)
-    few = result(look(evidence_of(runs[:200])), "speedup").figures
-    assert few["asymptotic_lower"] is None, "50 blocks are fewer than its burn-in"
-
-
 def test_a_cost_limit_may_be_set_after_entry_and_then_stands() -> None:
     """Its clip is measured in limits, so that another limit would be another estimand."""
     entered = GatePolicy().frozen_parameters()

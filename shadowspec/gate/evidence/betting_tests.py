@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shadowspec.gate.evidence.agreement import acceptance_test, near_tie_test, z_test
-from shadowspec.gate.evidence.asymptotic import shown_beside
 from shadowspec.gate.evidence.guardrails import guardrail_tests
 from shadowspec.gate.evidence.series import BettingTest, Blocks, add_times
 from shadowspec.gate.evidence.speedup import speedup_test, tail_test, total_time_test
@@ -32,7 +31,6 @@ def score_units(
     acceptance = acceptance_test(clusters, policy)
     parity = [near_tie_test(timed, policy), z_test(clusters, policy)]
     guardrails = guardrail_tests(timed.units, policy, documents)
-    means = [shown_beside(test, policy.alpha) for test in (speedup, total_time, acceptance)]
     rules = policy.rules
     return [
         replace(
@@ -41,7 +39,7 @@ def score_units(
             num_disabling=rules.num_disabling_tests,
             bounds_share_level=rules.bounds_share_level,
         )
-        for test in (*means, tail, *parity, *guardrails)
+        for test in (speedup, total_time, acceptance, tail, *parity, *guardrails)
     ]
 
 
