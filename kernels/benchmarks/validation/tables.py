@@ -72,12 +72,12 @@ def own_outputs_table(rows: Sequence[Row]) -> str:
 
 
 def acceptance_table(cells: Sequence[Row]) -> str:
-    """Rates of one way, slice by slice."""
+    """Rates of each way, all slices together."""
     return _table(
-        ("slice", "K", "vLLM", "loop", "vLLM, cut", "replay", "tokens per step: vLLM", "loop"),
+        ("way", "K", "vLLM", "loop", "vLLM, cut", "replay", "tokens per step: vLLM", "loop"),
         (
             (
-                cell["slice"],
+                cell["way"],
                 cell["K"],
                 f"{100 * cell['vllm']:.1f} ± {100 * cell['vllm_half_width']:.1f}",
                 _marked(cell, "loop", "vllm"),
@@ -117,7 +117,7 @@ def rules_table(cells: Sequence[Row]) -> str:
 def speedup_table(cells: Sequence[Row]) -> str:
     """Predicted and measured speedups of one way."""
     return _table(
-        ("slice", "K", "at once", "measured", "predicted", "error", "at its prices", "baseline again", "in process"),
+        ("slice", "K", "at once", "measured", "predicted", "error"),
         (
             (
                 *(cell[name] for name in ("slice", "K", "concurrency")),
@@ -126,17 +126,10 @@ def speedup_table(cells: Sequence[Row]) -> str:
                 + ("" if cell["is_close"] else "*")
                 + ("!" if cell["sign_is_right"] is False else ""),
                 f"{cell['error']:+.1%}",
-                f"{cell['error_at_own_prices']:+.1%}",
-                _again(cell["baseline_again"]) if "baseline_again" in cell else NOTHING,
-                NOTHING if cell["in_process"] is None else f"{cell['in_process']:.2f}x",
             )
             for cell in cells
         ),
     )
-
-
-def _again(cell: Row) -> str:
-    return f"{cell['measured']:.2f}x [{cell['lower']:.2f}, {cell['upper']:.2f}]" + ("" if cell["is_close"] else "*")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -10,6 +10,7 @@ from kernels.benchmarks.validation.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_
 from kernels.benchmarks.validation.documents import REAL_MODEL
 from kernels.benchmarks.validation.llamacpp.comparing import ACCEPTED, DRAFTED, NEAR_TIE_GAP, PLAIN, STEPS
 from kernels.benchmarks.validation.llamacpp.ways import NGRAM, WAYS, Way
+from kernels.benchmarks.validation.tables import ALL
 
 PAGE = "validation-llamacpp.md"
 Row = Mapping[str, Any]
@@ -35,10 +36,8 @@ servers](../servers.md#other-servers)): of every request, step by step, from `ti
 | `ngram_sampled` | `--spec-type ngram-simple`, {ngram} tokens | temperature 0.8, top-p 0.95 | `exact_match` |
 
 Our side (`loop`) is the product's engine in process, unchanged: its candidates are those of an endpoint with
-`serving_engine = "llama.cpp"`. They draft by llama.cpp's [rules](../proposers.md#the-rules-of-serving-engines).
-`ngram_occurrence = "latest_followed"` says how n-grams are looked up. With `drafts_within_limit = true` a draft is cut
-to one token less than may still be emitted. The last steps of an answer then have the same drafts. Neither this
-comparison nor llama.cpp has run on a GPU.
+`serving_engine = "llama.cpp"`, which draft by llama.cpp's [rules](../proposers.md#the-rules-of-serving-engines).
+Neither this comparison nor llama.cpp has run on a GPU. The results file has every cell by slice.
 
 ## What came out
 
@@ -64,16 +63,15 @@ _ARMS = """\
 ## llama.cpp's two arms
 
 Requests whose tokens are the same from the speculative server and from the baseline server. Both draw the same random
-numbers for the same places, so that sampled outputs are the same too, but for rounding. Where two arms compute in other
-batches, a sum may differ in its last digits. `gap`: of the greedy requests that part, the largest difference of the
-target's two likeliest logits at that place.
+numbers for the same places, so that sampled outputs are the same too, but for rounding. `gap`: of the greedy requests
+that part, the largest difference of the target's two likeliest logits at that place.
 """
 _ACCEPTANCE = """\
 ## Acceptance rates
 
-Accepted over drafted tokens, in percent, with llama.cpp's {level:.0%} interval (requests as units). `*`: ours lies
-outside of it. `!`: outside of the interval of the difference, request by request. For sampled requests each side draws
-separate outputs: some cells lie outside by chance.
+Accepted over drafted tokens of all slices, in percent, with llama.cpp's {level:.0%} interval (requests as units). `*`:
+ours lies outside of it. `!`: outside of the interval of the difference, request by request. For sampled requests each
+side draws separate outputs.
 """
 _BUILDING = """\
 ## Building llama.cpp
@@ -92,8 +90,7 @@ _REAL_MODEL = """\
 
 The same comparison of greedy requests with SmolLM2-135M-Instruct ([a real language model](real-model.md)): {requests}
 public prompts of four classes (the slices), as chats, in float32. Answers have up to {max_tokens} tokens, and K is
-{depths}. A draft is the target without three of its 30 layers. It is nearly as dear as the target and makes nothing
-faster, but much of it is accepted: the page compares counts with counts.
+{depths}. A draft is the target without three of its 30 layers.
 
     python kernels/benchmarks/real_model/dequantised.py FOLDER
     python kernels/benchmarks/real_model/shortened.py FOLDER/model FOLDER/draft
@@ -119,8 +116,7 @@ def write_page(document: Row, docs: Path) -> None:
     parts = [head, _EQUALITY, *_equality(document["equality"])]
     parts += [_OWN_OUTPUTS, own_outputs_table(document["own_outputs"])]
     parts += [_ARMS, arms_table(document["arms"]), _ACCEPTANCE.format(level=document["level"])]
-    for way in WAYS:
-        parts += [f"### {way.name}\n", acceptance_table(_of(way, document["cells"]))]
+    parts.append(acceptance_table(document["cells"]))
     if REAL_MODEL in document:
         parts += _real_model(document[REAL_MODEL])
     (docs / PAGE).write_text("\n".join([*parts, _BUILDING]), encoding="utf-8")
@@ -135,11 +131,12 @@ def _real_model(found: Row) -> list[str]:
         depths=depths,
         verdicts="\n".join(_verdicts(found)),
     )
-    parts = [head, *_equality(found["equality"]), own_outputs_table(found["own_outputs"])]
-    for way in WAYS:
-        if cells := _of(way, found["cells"]):
-            parts += [f"### {way.name}, real model\n", acceptance_table(cells)]
-    return parts
+    return [
+        head,
+        *_equality(found["equality"]),
+        own_outputs_table(found["own_outputs"]),
+        acceptance_table(found["cells"]),
+    ]
 
 
 def _equality(equality: Sequence[Row]) -> list[str]:
@@ -233,14 +230,16 @@ def arms_table(arms: Sequence[Row]) -> str:
 
 
 def acceptance_table(cells: Sequence[Row]) -> str:
-    """Both sides' rates."""
+    """Both sides' rates of each way, all slices together."""
     rows = []
     for cell in cells:
+        if cell["slice"] != ALL:
+            continue
         is_apart = abs(cell["loop"] - cell["llamacpp"]) > cell["difference_half_width"] + 1e-9
         marks = ("" if cell["is_inside"] else "*") + ("!" if is_apart else "")
         theirs = f"{100 * cell['llamacpp']:.1f} ± {100 * cell['llamacpp_half_width']:.1f}"
-        rows.append((cell["slice"], cell["K"], theirs, f"{100 * cell['loop']:.1f}{marks}"))
-    return _table(("slice", "K", "llama.cpp", "loop"), rows)
+        rows.append((cell["way"], cell["K"], theirs, f"{100 * cell['loop']:.1f}{marks}"))
+    return _table(("way", "K", "llama.cpp", "loop"), rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
