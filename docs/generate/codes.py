@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.generate.markdown import code, table
+from docs.generate.markdown import code, listing, table
 from shadowspec.types import FunnelCounter, ReasonCode, Verdict
 
 
@@ -22,12 +22,11 @@ def funnel() -> str:
 
 
 def _reasons(*, is_hold: bool) -> str:
-    rows = [
-        (code(each), *(() if is_hold else (", ".join(each.verdicts),)), each.meaning, _remedy(each))
+    return listing(
+        (code(each), "" if is_hold else ", ".join(each.verdicts), f"{each.meaning} **{_remedy(each)}**")
         for each in ReasonCode
         if (Verdict.HOLD in each.verdicts) is is_hold
-    ]
-    return table(("code", *(() if is_hold else ("verdict",)), "meaning", "what to do"), rows)
+    )
 
 
 def _remedy(reason: ReasonCode) -> str:

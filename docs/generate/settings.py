@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from docs.generate.markdown import code, table
+from docs.generate.markdown import code, listing
 from shadowspec.config.sections import FileSection
 from shadowspec.config.template import config_template, policy_template
 from shadowspec.gate.policy import GatePolicy
@@ -99,7 +99,7 @@ def configuration() -> str:
         parts.append(f"### {code(heading) if heading else 'Before all tables'}\n\n")
         if above := shown[templates[0]].above:
             parts.append(_sentence(above) + "\n\n")
-        parts.append(table(("key", "default, or type", "meaning"), rows) + "\n")
+        parts.append(listing(rows) + "\n")
     return "".join(parts)
 
 
@@ -115,7 +115,7 @@ def policy() -> str:
             groups.setdefault(shown[name].groups[key], []).append(row)
         for group, rows in groups.items():
             parts.append(f"### {group or 'Rollout: `[default.rollout]`'}\n\n")
-            parts.append(table(("key", "default", "meaning"), rows) + "\n")
+            parts.append(listing(rows) + "\n")
     return "".join(parts)
 
 
@@ -212,7 +212,7 @@ def _toml(value: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    """With references to other pages as links."""
+    """With references to other pages as links, and a full stop."""
     text = re.sub(r"docs/([a-z-]+)\.md(?:, ([A-Z][A-Za-z ]+))?", _link, text).replace("  ", " ")
     return text[:1].upper() + text[1:] if text[:1].islower() else text
 

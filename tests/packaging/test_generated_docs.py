@@ -17,7 +17,7 @@ from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.types import ReasonCode
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| `([a-z_0-9]+)` \| .* \|$", re.MULTILINE)
+ROW = re.compile(r"^- `([a-z_0-9]+)`.*:.*$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PARTS)
@@ -32,7 +32,7 @@ def test_a_page_without_the_place_of_a_part_is_refused() -> None:
 
 def test_every_key_of_the_configuration_has_a_meaning() -> None:
     rows = [line for line in settings.configuration().splitlines() if ROW.match(line)]
-    assert [line for line in rows if line.endswith("|  |")] == []
+    assert [line for line in rows if line.rstrip().endswith(":")] == []
     # All that the commented file shows, tables within tables aside.
     uncommented = re.sub(r"(?m)^# (?=\[{1,2}[a-z]|[a-z_]+ = )", "", config_template())
     shown = _keys(tomllib.loads(uncommented)) - {"concurrency", "share", "endpoint", "model", "path", "structured"}
@@ -41,14 +41,14 @@ def test_every_key_of_the_configuration_has_a_meaning() -> None:
 
 def test_every_key_of_the_policy_has_a_meaning() -> None:
     rows = [line for line in settings.policy().splitlines() if ROW.match(line)]
-    assert [line for line in rows if line.endswith("|  |")] == []
+    assert [line for line in rows if line.rstrip().endswith(":")] == []
     known = {*asdict(GatePolicy()), *asdict(RolloutPolicy())} - {"serving_engine", "rule_set", "has_control"}
     assert {ROW.match(line)[1] for line in rows} == known
 
 
 def test_every_reason_of_a_decision_says_what_to_do() -> None:
     page = (DOCS / "reading-a-hold.md").read_text(encoding="utf-8")
-    assert all(each.meaning and each.step and f"| `{each}` |" in page for each in ReasonCode)
+    assert all(each.meaning and each.step and f"- `{each}`" in page for each in ReasonCode)
     # The codes that the gate gives are members: a literal would be a reason that no page explains.
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "shadowspec/gate").rglob("*.py"))
     assert re.findall(r'(?:_hold\(|_Outcome\(\w+\.\w+, |reason_code=)"(\w+)"', sources) == []
