@@ -15,7 +15,7 @@ ROWS = {
         "sampled traffic",
     ),
     "fingerprints": (
-        "A speculation config with everything that its figures depend on. `recipe` says how the digest was computed.",
+        "A speculation config with everything that its figures depend on.",
         "configs",
     ),
     "blocks": ("Requests that went through both arms together.", "runs / concurrency"),

@@ -78,7 +78,6 @@ def _make_fingerprints() -> None:
         *_reals("suffix_decoding_max_spec_factor", server_default="1.0"),
         *_reals("suffix_decoding_min_token_prob", server_default="0.1"),
         *_reals("draft_confidence_threshold", server_default="0.0"),
-        *_integers("recipe", nullable=True),
         *_texts("speculative_config", nullable=True),
         *_texts("ngram_occurrence", server_default="latest"),
         *_texts("draft_sampling", server_default="request"),

@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any
 
 from shadowspec.errors import ConfigError
-from shadowspec.gate.rule_set import CURRENT_RULE_SET, RULE_SETS, RuleSet
 from shadowspec.types import Figure
 from shadowspec.types.serving_engines import is_measured_on
 
@@ -132,11 +131,8 @@ class GatePolicy:
     timed_positions: int = 4  # a session is timed at its J-th request, J uniform in 1..timed_positions
     block_max_wait_s: float = 600.0  # a block not full after this long runs short
     min_rate: float = 0.1  # sampling rate of slices that feed nothing open: alarms take 1 / min_rate as much traffic
-    rule_set: int = CURRENT_RULE_SET  # the version of the gate's rules: the code's, or that of a running run
 
     def __post_init__(self) -> None:
-        if self.rule_set not in RULE_SETS:
-            raise ConfigError(f"the gate's rules of version {self.rule_set!r} are not known to this version")
         for name, (is_valid, wanted) in _RANGES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not is_valid(value):
@@ -226,15 +222,9 @@ class GatePolicy:
             raise ConfigError(f"policy key 'near_tie_logit' must be set for models run in {dtype}")
         return NEAR_TIE_LOGIT[name]
 
-    @property
-    def rules(self) -> RuleSet:
-        """The rules of this version."""
-        return RULE_SETS[self.rule_set]
-
     def frozen_parameters(self) -> dict[str, Figure]:
-        """The FROZEN fields, to be stored with the decision at which they were fixed; version 1 had no number."""
-        version: dict[str, Figure] = {} if self.rule_set == 1 else {"rule_set": self.rule_set}
-        return {name: getattr(self, name) for name in FROZEN_VALUES + FROZEN_UNITS} | version
+        """The FROZEN fields, to be stored with the decision at which they were fixed."""
+        return {name: getattr(self, name) for name in FROZEN_VALUES + FROZEN_UNITS}
 
     def with_frozen_parameters(self, stored: Mapping[str, Figure]) -> GatePolicy:
         """This policy with the FROZEN fields as fixed at a hypothesis's entry; fields that were not set stay free.
@@ -244,7 +234,7 @@ class GatePolicy:
         """
         known = {field.name for field in fields(self)}
         frozen = copy.copy(self)
-        for name, value in {"rule_set": 1, **stored}.items():
+        for name, value in stored.items():
             if name in known and value is not None:
                 object.__setattr__(frozen, name, value)  # `replace` would refuse a clash
         return frozen

@@ -89,7 +89,7 @@ DEFINITIONS = {
         "Bounds",
         "Anytime-valid: they hold at every look, however often the gate looks. Brackets show [lower, upper]; a dash "
         "is an end without a bound yet. Each end is at the level of its run. A test fails at that level divided by the "
-        "number of bounds that can disable. Version 1 of the rules shows failing ends at that smaller level.",
+        "number of bounds that can disable.",
     ),
     "level": ("Level", "Largest probability of a false pass of this test, over all looks together."),
     "units": (

@@ -26,12 +26,12 @@ from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, Part, ru
 from shadowspec.gate.run.state import Units, clustering_id
 from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.stats.drift import (
+    WATCHERS,
     Detector,
     alarm_threshold,
     log_mean,
     log_statistic_paths,
     started_states,
-    watchers_of,
 )
 from shadowspec.gate.verdict.required_tests import memory_result, min_fault_requests
 from shadowspec.gate.verdict.trial_levels import HypothesisId, assign_trials, hypothesis_id, with_level
@@ -374,8 +374,7 @@ class _Run:
     def _alarm(self, enabled_at: int) -> Generator[int, tuple[int, Decisions], tuple[int, Decision] | None]:
         """The first look at which ENABLE ends, by a detector or at once, with the gate's decision there."""
         alarm_looks = _alarm_looks(self._tests, self._policy, self._units, enabled_at)
-        if self._policy.rules.watches_all:
-            alarm_looks = np.union1d(alarm_looks, np.flatnonzero(self._faults[1]))
+        alarm_looks = np.union1d(alarm_looks, np.flatnonzero(self._faults[1]))
         at = enabled_at + 1
         while True:
             ahead = alarm_looks[(alarm_looks >= at) & (alarm_looks < self._end)]
@@ -395,10 +394,10 @@ class _Run:
 
     def _lost_units(self, test: BettingTest) -> Floats:
         """The lost records in units of a test by each look, or less, [looks]."""
-        if not self._policy.rules.folds_lost or not self._units.lost_at.any():
+        if not self._units.lost_at.any():
             return np.zeros(len(self._units.lost_at))
         every = HypothesisEvidence(runs=RunTotals().fold(self._units.blocks), num_lost=1)
-        return self._units.lost_at.astype(np.float64) * every.lost_units(test.unit, self._policy)
+        return self._units.lost_at.astype(np.float64) * every.lost_units(test.unit)
 
     def _has_new_level(self, decision: Decision) -> bool:
         """Whether other hypotheses have passed levels on to this one; its paths then go by the new one."""
@@ -474,7 +473,7 @@ def _is_long(units: _Seen, policy: GatePolicy) -> Bools:
     """At each look, whether the clusters may span enough event time, and days, for ENABLE."""
     days = np.array([unit.cluster.first_event.timestamp() // DAY_S for unit in units.clusters])
     num_days = np.append(0, (np.diff(np.maximum.accumulate(days), prepend=-1.0) > 0).cumsum())
-    wanted = math.ceil(policy.min_span_s / DAY_S) if policy.rules.spans_in_days else 0
+    wanted = math.ceil(policy.min_span_s / DAY_S)
     first_s = np.minimum.accumulate([unit.cluster.first_event.timestamp() for unit in units.clusters])
     last_s = np.maximum.accumulate([unit.cluster.last_event.timestamp() for unit in units.clusters])
     is_long: Bools = np.append(0.0, last_s - first_s)[units.clusters_at] >= policy.min_span_s - SLACK
@@ -486,7 +485,7 @@ def _alarm_looks(tests: Sequence[BettingTest], policy: GatePolicy, units: _Seen,
     by_name = {test.name: test for test in tests}
     states = started_states(policy, {}, has_z="parity_sampled" in by_name)
     found = [np.zeros(0, dtype=np.int64)]
-    for watcher in watchers_of(policy):
+    for watcher in WATCHERS:
         if watcher.name not in states:
             continue
         seen, series = _units_at(by_name[watcher.test_name], units), by_name[watcher.test_name].series

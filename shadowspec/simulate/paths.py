@@ -97,24 +97,22 @@ def path_of(
 
     def cross(num_lost: Floats | None) -> tuple[Bools, Bools]:
         for_it, against_it = (
-            np.array([betting.log_capital_path(each, test.weights, num_lost) for each in one]) + SLACK for one in ratios
+            np.array([betting.log_capital_path(each, num_lost=num_lost) for each in one]) + SLACK for one in ratios
         )
         return crossings(for_it, against_it, level, test.fail_level(level))
 
     alone = cross(None)
     passes, fails = cross(num_lost) if num_lost.any() else alone
     r1 = autocorrelation_path(series.dependence_values(test.nulls[0]))[read]
-    waits, restarts = dependence(r1, num_units, policy.rules, can_merge=state.merged_units in MERGES, slack=SLACK)
-    to_pass, to_fail = np.zeros(len(units), bool), np.zeros(len(units), bool)
-    if policy.rules.judges_batches:
-        # Where two bounds may fail the test, one whose batches agree is enough.
-        to_pass, to_fail = (
-            least < 1.0 - SLACK
-            for least in (
-                np.min([_agreement(series, test, *each) for each in sides], axis=0)[read],
-                np.max([_agreement(series, test, *each) for each in opposites], axis=0)[read],
-            )
+    waits, restarts = dependence(r1, num_units, can_merge=state.merged_units in MERGES, slack=SLACK)
+    # Where two bounds may fail the test, one whose batches agree is enough.
+    to_pass, to_fail = (
+        least < 1.0 - SLACK
+        for least in (
+            np.min([_agreement(series, test, *each) for each in sides], axis=0)[read],
+            np.max([_agreement(series, test, *each) for each in opposites], axis=0)[read],
         )
+    )
     passed_units, failed_units = (np.flatnonzero(crosses) + 1 for crosses in alone)
     return TestPath(
         passes=passes[read] & has_units,

@@ -6,13 +6,13 @@ session, sampled by the worker's rule at the rates in force, and put into blocks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 
 from shadowspec.gate.run.gate_run import run_gate
-from shadowspec.gate.verdict.lifecycle import Standing, decided_slices
+from shadowspec.gate.verdict.lifecycle import decided_slices
 from shadowspec.gate.verdict.trial_levels import hypothesis_id
 from shadowspec.simulate.effects import BASELINE_MS
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, is_verdict
@@ -41,13 +41,9 @@ from shadowspec.types import (
 GAP_S = 5.0  # between sessions, each of one request
 GREEDY = SamplingParameters(temperature=0.0)
 
-Decide = Callable[[Standing, Collection[int], Collection[str]], Collection[str]]
 
-
-def watch_steered(
-    world: SteeredWorld, seed: np.random.SeedSequence, decide: Decide = decided_slices
-) -> list[HypothesisOutcome]:
-    """The outcome of every run that got a level; `decide` names the slices that are sampled at the smallest rate."""
+def watch_steered(world: SteeredWorld, seed: np.random.SeedSequence) -> list[HypothesisOutcome]:
+    """The outcome of every run that got a level."""
     traffic = _Traffic(world, np.random.default_rng(seed))
     outcomes: dict[tuple[str, int], HypothesisOutcome] = {}
     standing: dict[tuple[str, int, str], tuple[Verdict, str]] = {}
@@ -59,7 +55,7 @@ def watch_steered(
             _note(outcomes, decision)
             if not decision.slice_key and phases and decision.reason_code == phases[0].begins_at:
                 traffic.slices_log = phases.pop(0).slices_log
-        traffic.decided = decide(standing, (CONCURRENCY,), (CONFIG.fingerprint,))
+        traffic.decided = decided_slices(standing, (CONCURRENCY,), (CONFIG.fingerprint,))
     return list(outcomes.values())
 
 

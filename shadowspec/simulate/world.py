@@ -20,8 +20,8 @@ EVERYWHERE = None
 class World:
     """One world.
 
-    `kind` is "null" (ENABLE is wrong somewhere), "effect" (ENABLE is right; power and sizes), "size" (only the
-    sizes of single tests are read) or "control" (decided by rules of version 1, which must fail in it).
+    `kind` is "null" (ENABLE is wrong somewhere), "effect" (ENABLE is right; power and sizes) or "size" (only the
+    sizes of single tests are read).
     `wrong_to_enable` and `wrong_to_disable` name the hypotheses for which the verdict is false, by slice key ("" the
     endpoint) or "new" for a run after the world's change; EVERYWHERE is all of them.  `reads` is the test whose null is
     true at its boundary.
@@ -39,7 +39,7 @@ class World:
     reads: str = ""
     may_be_dependent: bool = False  # its units are no martingale: only the wait for independence protects
     tolerance: float = 1.2  # the upper end of the rate of false verdicts may be this multiple of alpha
-    fails_before: bool = False  # by rules of version 1 its false verdicts are too frequent: see `worlds.CONTROL_WORLDS`
+    must_alarm: bool = False  # its ENABLEs are there to be ended
     changes_fingerprint: bool = False  # from `effects.change_block` on another engine is measured
 
     @property

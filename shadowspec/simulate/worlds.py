@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.simulate.effects import CLIP, SLOWED_LOG, Effects
+from shadowspec.simulate.effects import SLOWED_LOG, Effects
 from shadowspec.simulate.traffic import Arrivals
 from shadowspec.simulate.world import ALONE, BOUNDARY, EVERYWHERE, FleetWorld, Phase, SteeredWorld, World
 
@@ -114,7 +114,6 @@ NULL_WORLDS = (
             replace(MARGIN, block_sd=block_sd, block_phi=0.98, noise_sd=noise_sd),
             may_be_dependent=True,
             tolerance=2.0,
-            fails_before=True,
         )
         for share, block_sd, noise_sd in ((10, 0.0235, 0.149), (20, 0.035, 0.14))
     ),
@@ -126,7 +125,6 @@ NULL_WORLDS = (
         policy=replace(ALONE, min_span_s=GatePolicy().min_span_s),
         may_be_dependent=True,
         tolerance=2.0,
-        fails_before=True,
     ),
     World(
         "slowed_blocks",
@@ -171,7 +169,6 @@ NULL_WORLDS = (
         arrivals=Arrivals(num_sessions=1_600, shed=0.4 * 0.11),
         effects=Effects(log_speedup=FASTER, slowed=0.6 * 0.11 / (1.0 - 0.4 * 0.11), noise_sd=0.05),
         wrong_to_enable=EVERYWHERE,  # tallies of single tests leave lost requests out
-        fails_before=True,
     ),
     World(
         "equal_totals",
@@ -182,7 +179,6 @@ NULL_WORLDS = (
         policy=replace(ALONE, objective="both"),
         wrong_to_enable=EVERYWHERE,
         reads="total_time",
-        fails_before=True,
     ),
     _boundary(
         "eight_slices",
@@ -272,7 +268,6 @@ EFFECT_WORLDS = (
         effects=Effects(log_speedup=FASTER, output_tokens=(1, 2)),
         regime="high",
         wrong_to_disable=EVERYWHERE,
-        fails_before=True,
     ),
     World(
         "no_speedup",
@@ -308,7 +303,7 @@ EFFECT_WORLDS = (
         effects=Effects(log_speedup=FASTER, slowed=0.02, change_block=100, log_speedup_later=FASTER, slowed_later=0.25),
         policy=DECLARED,
         wrong_to_enable=("new",),
-        fails_before=True,
+        must_alarm=True,
     ),
     World(
         "faults_after_enable",
@@ -320,7 +315,7 @@ EFFECT_WORLDS = (
         ),
         policy=DECLARED,
         wrong_to_enable=("new",),
-        fails_before=True,
+        must_alarm=True,
     ),
 )
 
@@ -382,29 +377,7 @@ STEERED_WORLDS = (
     ),
 )
 
-# The rows of an earlier measurement: slowed requests without the time of their failed attempts, and the second of three
-# candidates, which never ran first in a block, while the baseline did in every second one.
-_MEASURED_BEFORE = {
-    "retries": replace(MARGIN, log_speedup=(BOUNDARY + 0.08 * CLIP) / 0.92, noise_sd=0.08),
-    "three_candidates": Effects(log_speedup=_FIRST_ARM / 2.0, noise_sd=0.06, first_arm_log=_FIRST_ARM / 2.0),
-}
-_BEFORE = ("Decided by rules of version 1", "Measured as before and decided by rules of version 1")
-# Negative controls: the earlier rules must fail in these worlds.
-CONTROL_WORLDS = tuple(
-    replace(
-        world,
-        name=f"{world.name}_before",
-        title=f"{world.title}. {_BEFORE[world.name in _MEASURED_BEFORE]}",
-        kind="control",
-        effects=_MEASURED_BEFORE.get(world.name, world.effects),
-        policy=replace(world.policy, rule_set=1),
-        fails_before=False,
-    )
-    for world in (*NULL_WORLDS, *EFFECT_WORLDS)
-    if world.fails_before or world.name in _MEASURED_BEFORE
-)
-
 WORLDS: dict[str, World] = {
-    world.name: world for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS, *STEERED_WORLDS, *CONTROL_WORLDS)
+    world.name: world for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS, *STEERED_WORLDS)
 }
 QUICK_WORLDS = ("margin", "session_correlation", "low_traffic", "slowed_blocks", "session_length", "minimum_effect")

@@ -98,7 +98,6 @@ fingerprints = Table(
     Column("device", Text, nullable=False),
     Column("dtype", Text, nullable=False),
     Column("details", Json, nullable=False),
-    Column("recipe", BigInteger),  # NULL: by a recipe that knew no sampling defaults
 )
 
 blocks = Table(

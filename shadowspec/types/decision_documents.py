@@ -1,8 +1,7 @@
 """Decisions and test results as JSON documents: the one place that knows the names of their fields.
 
-A decision's document is flat.  Version 2 holds `watch`, `mix_reference` and `frozen_parameters` as objects; version 1,
-of documents without a number, held JSON strings there, and so do the documents of the command line (schema 1).  Both
-versions are read, to equal values.
+A decision's document is flat, but for `graph`, `watch`, `mix_reference` and `frozen_parameters`, which are objects.
+Documents of the command line (schema 1) have them as JSON strings.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from dataclasses import asdict, astuple, fields
 from datetime import datetime
 from typing import Any, Final
 
-from shadowspec.errors import InputError
-from shadowspec.types.reason_codes import ReasonCode
+from shadowspec.types.codec import require_version
 from shadowspec.types.verdicts import (
     BettingFigures,
     Composition,
@@ -41,7 +39,7 @@ from shadowspec.types.verdicts import (
 
 Document = Mapping[str, Any]
 
-VERSION: Final = 2
+VERSION: Final = 1
 MEANS: Final = ("speedup", "acceptance")  # of an endpoint, made of those of its slices
 ADVICE: Final = "drift_advice"
 HAS_SHIFTED: Final = "mix_has_shifted"
@@ -112,7 +110,7 @@ def read_decision(columns: Document, details: Document) -> Decision:
     """The decision of its `columns` (DECISION_FIELDS) and its stored document; parts that are never stored are None.
 
     Raises:
-        InputError: a later version wrote the document.
+        InputError: another version wrote the document.
     """
     document = _check_version(details)
     return Decision(
@@ -136,7 +134,7 @@ def read_test(columns: Document, details: Document) -> TestResult:
     """The test result of its `columns` (TEST_FIELDS) and its document.
 
     Raises:
-        InputError: a later version wrote the document.
+        InputError: another version wrote the document.
     """
     document = _check_version(details)
     state, betting, names = None, None, _TEST_NAMES
@@ -223,15 +221,13 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
             "start_clusters": run.start_clusters,
             "start_lost": run.start_lost,
             "supersedes": run.supersedes,
-            **({} if run.follows == _follows(run.num_restarts, run.supersedes) else {"follows": run.follows}),
-        }
-        if run.graph is not None:
-            found["graph"] = {
+            "graph": {
                 **asdict(run.graph),
                 "num_before": run.num_before,
                 "in_slot": run.in_slot,
                 "has_passed": run.has_passed,
-            }
+            },
+        }
     if decision.watch is not None:
         found["watch"] = {
             "num_blocks": decision.watch.num_blocks,
@@ -293,20 +289,8 @@ def _composition_details(composition: Composition) -> dict[str, Any]:
 
 
 def _check_version(details: Document) -> Document:
-    version = details.get("version", 1)
-    if version not in (1, VERSION):
-        raise InputError(
-            f"details of a decision are of version {version}, and this version of ShadowSpec reads up to {VERSION}: a "
-            "later one wrote them"
-        )
+    require_version(details, VERSION, "the document of a decision")
     return details
-
-
-def _follows(num_restarts: int, supersedes: str | None) -> str | None:
-    """Why the run before ended, where the document does not say so."""
-    if not num_restarts:
-        return None
-    return ReasonCode.DRIFT if supersedes is None else ReasonCode.CHANGED_FINGERPRINT
 
 
 def _read_run(document: Document) -> Trial | None:
@@ -320,15 +304,12 @@ def _read_run(document: Document) -> Trial | None:
         start_clusters=document["start_clusters"],
         start_lost=document["start_lost"],
         supersedes=document["supersedes"],
-        follows=document.get("follows") or _follows(document["num_restarts"], document["supersedes"]),
         **_read_graph(document),
     )
 
 
 def _read_graph(document: Document) -> dict[str, Any]:
-    found = _object(document, "graph")
-    if found is None:
-        return {}
+    found = document["graph"]
     graph = LevelGraph(*(found[field.name] for field in fields(LevelGraph)))
     return {"graph": graph, **{name: found[name] for name in ("num_before", "in_slot", "has_passed")}}
 
@@ -377,10 +358,9 @@ def _read_composition(document: Document) -> Composition | None:
 
 
 def _object(document: Document, name: str) -> Mapping[str, Any] | None:
-    """A part that is a separate object; version 1 has it as a string."""
-    found = document.get(name)
-    read: Mapping[str, Any] | None = json.loads(found) if isinstance(found, str) else found
-    return read
+    """A part that is a separate object."""
+    part: Mapping[str, Any] | None = document.get(name)
+    return part
 
 
 def read_iso(text: str | None) -> datetime | None:

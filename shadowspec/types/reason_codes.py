@@ -85,12 +85,6 @@ class ReasonCode(StrEnum):
         "see reason and author in `shadowspec override list`",
         "`shadowspec override clear ID` ends it.",
     )
-    CHANGED_RULES = (
-        "changed_rules",
-        "DISABLE/HOLD",
-        "The run began under an older version of the gate's rules, and ended undecided.",
-        "run `shadowspec gate` again: it begins a run under the current rules",
-    )
     TOO_FEW_CLUSTERS = (
         "too_few_clusters",
         "HOLD",

@@ -169,7 +169,6 @@ class FingerprintedConfig:
     dtype: str
     details: Mapping[str, str]  # further identity by name; code reads it only through the properties below
     fingerprint: str  # sha256 hex of all of the above
-    recipe: int | None = None  # by which the fingerprint was taken; None: one that knew no sampling defaults
 
     @property
     def target_weights(self) -> str:
@@ -232,7 +231,6 @@ FIRST_SUFFIX_OPTIONS: Final = frozenset(
 )
 PREFIX_CACHE: Final = "prefix_cache"  # a detail: "on", or left out
 WHOLE_CONVERSATIONS: Final = "measured with the prefix cache on, whole conversations"
-RECIPE: Final = 2  # 1, which is stored as none at all, left an endpoint's sampling defaults out
 _PLAIN_SAMPLING: Final = SamplingParameters()
 _NAMES: Final = frozenset({"name", "target", "draft"})  # the same weights under another path are the same config
 
@@ -247,7 +245,7 @@ def fingerprint_config(
     frozen_options: Collection[str],
     default_sampling: Mapping[str, float],
 ) -> FingerprintedConfig:
-    """The config with its fingerprint: the one recipe for every measuring engine.
+    """The config with its fingerprint: the one rule for every measuring engine.
 
     An option of the config is part of it if it is not at its default and the proposer uses it, so that a new option
     changes no fingerprint until it is set.  `frozen_options` are those that the engine's stored fingerprints always
@@ -265,7 +263,7 @@ def fingerprint_config(
     }
     identity = options | {"details": details, "engine": engine, "device": device, "dtype": dtype}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return FingerprintedConfig(config, engine, device, dtype, details, digest, RECIPE)
+    return FingerprintedConfig(config, engine, device, dtype, details, digest)
 
 
 def sampling_defaults(default_sampling: Mapping[str, float]) -> str:

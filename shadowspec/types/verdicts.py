@@ -41,8 +41,7 @@ class Dependence:
 
     `r1` is their autocorrelation at lag 1 (None: too few units, or no spread); `state` is the state after restarts
     (None: the series has no units to merge).  `batch_agreement` is by how many standard errors the means of batches
-    show the outcome, divided by the required number: below 1 they do not (None: the outcome is open, or rules of
-    version 1).
+    show the outcome, divided by the required number: below 1 they do not (None: the outcome is open).
     """
 
     r1: float | None = None
@@ -136,23 +135,21 @@ class Trial:
     `share` is the hypothesis's part of alpha at its entry, `level` the level of this run (None: the share is used up).
     Evidence counts from `start_blocks` blocks and `start_clusters` clusters of the fingerprint on, and from
     `start_lost` lost records of the slice.  `supersedes` is the fingerprint whose verdict ended with the run before
-    (None: the first run, or a restart with the same fingerprint).  `follows` is why the run before it ended, as a
-    reason code (None: the first run).
+    (None: the first run, or a restart after an alarm).
 
-    `graph` is the whole of which the share is a part, from restart `num_before` on (None: rules of version 1);
-    `in_slot`: it is a slice's part.  `has_passed`: the first run under the graph ended in ENABLE, and the level of that
-    run has gone to the slices that are left.
+    `graph` is the whole of which the share is a part, from restart `num_before` on: a slice that had its endpoint's
+    part gets a slot when another slice appears.  `in_slot`: it is a slice's part.  `has_passed`: the first run with
+    this part ended in ENABLE, and the level of that run has gone to the slices that are left.
     """
 
     share: float
     level: float | None
+    graph: LevelGraph
     num_restarts: int = 0
     start_blocks: int = 0
     start_clusters: int = 0
     start_lost: int = 0
     supersedes: str | None = None
-    follows: str | None = None
-    graph: LevelGraph | None = None
     num_before: int = 0
     in_slot: bool = False
     has_passed: bool = False
@@ -165,10 +162,10 @@ class EvidenceSummary:
     The run's requests (`num_failed` of them failed) and, beside them, `num_lost` records that left no request.  Of the
     slice, for any run: closed clusters, their members, records that came too late for their cluster (`num_left_out` of
     them out of order), keys cut for dominating.  `num_capped_clusters` came after `max_clusters`.  `num_days` are the
-    UTC days on which measured clusters began; rules without days leave it 0.  `num_arrived` are the slice's usable
-    requests, `num_beyond` those of them that come later in their session than any request that is timed (both since
-    they have been counted).  `missing_share` and `late_share` are None without records.  `span_s` lies between the
-    first and the last measured cluster; `newest_evidence` is the time of the last.  `newest_record` is the watermark,
+    UTC days on which measured clusters began.  `num_arrived` are the slice's usable requests, `num_beyond` those of
+    them that come later in their session than any request that is timed.  `missing_share` and `late_share` are None
+    without records.  `span_s` lies between the first and the last measured cluster; `newest_evidence` is the time of
+    the last.  `newest_record` is the watermark,
     which `watermark_held_by` holds back (None: nothing does).
     """
 

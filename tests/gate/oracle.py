@@ -19,7 +19,7 @@ from shadowspec.errors import InputError
 from shadowspec.gate.evidence.betting_tests import score_units
 from shadowspec.gate.evidence.clusters import in_event_order
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states, watch_start, watch_states
-from shadowspec.gate.evidence.series import BettingTest
+from shadowspec.gate.evidence.series import NUM_DISABLING, BettingTest
 from shadowspec.gate.evidence.units import (
     BlockUnit,
     Cluster,
@@ -157,7 +157,6 @@ def decide_endpoint(
     previous = {group_key(row): row for row in at_endpoint if not row.slice_key}
     replaced = superseded_rows(
         {_id(look.hypothesis): look.trial for look in looks},
-        configs,
         {hypothesis_id(row): row for row in at_endpoint},
         now,
     )
@@ -229,13 +228,13 @@ def check_batches(look: UnitsLook, decision: Decision) -> None:
         series = test.series.merge(state.start_unit, state.merged_units)
         assert series.num_units == result.num_units, result.name
         expected = None
-        if result.outcome != "open" and look.policy.rule_set > 1:
+        if result.outcome != "open":
             sides = [(side, theta) for side, theta in test.sides]
             if result.outcome == "fail":
                 turned: dict[Side, Side] = {"lower": "upper", "upper": "lower"}
                 sides = [(turned[side], theta) for side, theta in sides]
-                level = result.alpha / test.num_disabling
-                paths = [betting.log_capital_path(series.ratios(*each), test.weights) for each in sides]
+                level = result.alpha / NUM_DISABLING
+                paths = [betting.log_capital_path(series.ratios(*each)) for each in sides]
                 sides = [each for each, path in zip(sides, paths, strict=True) if path[-1] >= -math.log(level)]
             errors = [naive_errors(series, side, theta) / test.batch_errors for side, theta in sides]
             expected = min(errors) if result.outcome == "pass" else max(errors)
@@ -383,7 +382,7 @@ def hypothesis_units(
         if block.concurrency == hypothesis.concurrency and slice_key in ("", block.slice_key)
     ]
     block_ids = {block.block_id for block in blocks}
-    is_thinning = not slice_key and policy.rules.thins_endpoint
+    is_thinning = not slice_key
     left_out = {record.key for record in evidence.records if is_thinning and record.is_thinned}
     runs: dict[RecordKey, MeasuredRun] = {}
     for run in evidence.runs:
@@ -410,9 +409,8 @@ def _slice_counts(
         num_lost=sum(record.key not in measured for record in lost),
         num_late=sum(late for name, late in folding.num_late.items() if slice_key in ("", name)),
         num_dominant_keys=sum(keys for name, keys in folding.dominant_keys.items() if slice_key in ("", name)),
-        num_arrived=len(arrived) * policy.rules.spans_in_days,
-        num_beyond=policy.rules.spans_in_days
-        * sum((record.session_position or 0) > policy.timed_positions for record in arrived),
+        num_arrived=len(arrived),
+        num_beyond=sum((record.session_position or 0) > policy.timed_positions for record in arrived),
         newest_event=evidence.watermark,
     )
 
@@ -552,10 +550,9 @@ def _points(test: BettingTest, state: TestState, level: float) -> list[SequenceP
     series = test.series.merge(state.start_unit, state.merged_units)
     if not series.num_units:
         return []
-    fail_level = level if test.bounds_share_level else level / test.num_disabling
     moments = np.arange(1, series.num_units + 1)
-    lowers = _bounds(test, series, "lower", fail_level if test.above is None else level, moments)
-    uppers = _bounds(test, series, "upper", fail_level if test.below is None else level, moments)
+    lowers = _bounds(test, series, "lower", level, moments)
+    uppers = _bounds(test, series, "upper", level, moments)
     values, weights = series.observed.values.cumsum(), series.observed.weights.cumsum()
     points = []
     for num_units, lower, upper in zip(moments.tolist(), lowers, uppers, strict=True):
@@ -570,7 +567,7 @@ def _bounds(test: BettingTest, series: UnitSeries, side: Side, level: float, mom
     thetas = test.thetas if side == "lower" else test.thetas[::-1]
     num_rejected = np.zeros(len(moments), dtype=np.int64)
     for theta in thetas:
-        path = betting.log_capital_path(series.ratios(side, float(theta)), test.weights)
+        path = betting.log_capital_path(series.ratios(side, float(theta)))
         num_rejected += path[moments - 1] >= -math.log(level)
     ends = np.concatenate([[series.lowest if side == "lower" else series.highest], thetas])
     bounds: list[float] = ends[num_rejected].tolist()  # the capital is monotone in theta: the rejected come first

@@ -14,7 +14,6 @@ from shadowspec.engine.replay.law import StepChances, step_law
 from shadowspec.errors import InputError
 from shadowspec.gate.audit import difference as audit
 from shadowspec.gate.audit.difference import FAMILY_LEVEL, AuditState, bet_ratios
-from shadowspec.gate.rule_set import RULE_SETS
 from shadowspec.types import AUDIT_TOLERANCE, AuditedRun, RecordKey
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -68,7 +67,7 @@ def first_alarm(accepted: Reals, wanted: Reals, level: float, tolerance: float =
     found = []
     for ratios in bet_ratios(accepted / tokens, wanted / tokens, tolerance):
         grown = np.log1p(audit.FRACTIONS[:, None, None] * ratios).cumsum(-1)
-        paths = np.logaddexp.reduce(np.log(RULE_SETS[1].weights)[:, None, None] + grown, axis=0)
+        paths = np.logaddexp.reduce(np.log(audit.WEIGHTS)[:, None, None] + grown, axis=0)
         crossed = paths >= -np.log(level)
         found.append(np.where(crossed.any(-1), crossed.argmax(-1) + 1, 0))
     either = np.where(found[0] == 0, found[1], found[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -134,26 +133,6 @@ def test_they_are_stored_and_read_with_their_weights() -> None:
         read.fold(more.clusters, more.blocks, POLICY).tests["speedup"],
         evidence.fold(more.clusters, more.blocks, POLICY).tests["speedup"],
     )
-
-
-def test_evidence_from_before_they_were_kept_is_read_without_them() -> None:
-    """Its bets had the weights of version 1; a run of that version is not judged by batches."""
-    policy = replace(POLICY, rule_set=1)
-    seen = evidence_of(draw_runs(100))
-    evidence = HypothesisEvidence().fold(seen.clusters, seen.blocks, policy)
-    document, tables = codec.encode(evidence)
-    kept, at = b"", 0
-    for stored in document["tests"].values():
-        del stored["weights"]
-        size = 8 * 9 * stored["num_nulls"]
-        kept += tables[at : at + size]
-        at += size + 8 * 2 * 9 * len(BATCH_LENGTHS)
-    assert at == len(tables)
-    read = codec.decode(document, kept)
-    for name, test in evidence.tests.items():
-        assert read.tests[name].lower.weights == test.lower.weights == policy.rules.weights
-        assert np.array_equal(read.tests[name].upper.logs, test.upper.logs)
-        assert not read.tests[name].batches["lower"].sums.any()
 
 
 def assert_same_batches(one: TestEvidence, other: TestEvidence) -> None:

@@ -12,7 +12,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.composition import SliceTraffic, compose_endpoint, group_key, since, slice_state, split
 from shadowspec.gate.verdict.trial_levels import supersede
 from shadowspec.types import BettingFigures, Decision, EvidenceSummary, TestResult, Trial, Verdict
-from tests.gate.worlds import CONFIG, ENDPOINT, START
+from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START
 
 POLICY = GatePolicy(max_hypotheses=4, min_span_s=0.0)
 SHARES = {"code": SliceTraffic(60.0, 600.0), "chat": SliceTraffic(40.0, 400.0)}
@@ -42,7 +42,7 @@ def row(
     )
     return Decision(
         ENDPOINT, slice_key, 4, CONFIG.config, fingerprint, verdict, "", "", tests, num_measured, num_blocks, None,
-        START, run=None if level is None else Trial(2 * level, level),
+        START, run=None if level is None else Trial(2 * level, level, GRAPH),
         evidence=EvidenceSummary(num_closed_clusters=num_closed),
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.gate.verdict.required_tests import betting_results, fault_result, fault_units
 from shadowspec.reports.definitions import test_notes as notes_of
 from shadowspec.types import Parity, ServedRun, Trial, Verdict
-from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, run_of
+from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, run_of
 
 POLICY = GatePolicy()
 TURNS = 4
@@ -75,7 +75,7 @@ def test_the_shares_that_were_cached_are_shown_beside_the_speedup() -> None:
 def test_reasons_name_the_mode_and_stay_as_they_are_while_the_verdict_does(is_on: bool) -> None:
     details = {"prefix_cache": "on"} if is_on else {}
     config = replace(CONFIG, details={**CONFIG.details, **details})
-    hypothesis, trial = Hypothesis(ENDPOINT, "", 4, config), Trial(share=0.05, level=0.05)
+    hypothesis, trial = Hypothesis(ENDPOINT, "", 4, config), Trial(0.05, 0.05, GRAPH)
     slow = evidence_of(*(conversation_block(number, 16, log_speedup=-0.5) for number in range(200)))
     decision = decide(hypothesis, slow, POLICY, trial=trial, has_entered=True, previous=None, now=START)
     assert decision.verdict is Verdict.DISABLE

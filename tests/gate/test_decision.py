@@ -15,7 +15,7 @@ from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.types import Decision, Memory, Parity, Run, TestResult, Trial, Verdict
-from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run, run_of
+from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, cluster_unit, noisy_run, run_of
 
 POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
 HYPOTHESIS = Hypothesis(ENDPOINT, "prompt_class=code", 4, CONFIG)
@@ -60,7 +60,7 @@ def look(
     now: datetime = START,
 ) -> Decision:
     folded = evidence.folded(policy, previous)
-    trial = None if level is None else Trial(2.0 * level, level)
+    trial = None if level is None else Trial(2.0 * level, level, GRAPH)
     return decide(hypothesis, folded, policy, trial=trial, has_entered=has_entered, previous=previous, now=now)
 
 
@@ -129,13 +129,11 @@ def test_a_slower_hypothesis_is_disabled() -> None:
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "slowdown")
 
 
-@pytest.mark.representative("2-4")
-@pytest.mark.parametrize(("rule_set", "num_bounds"), [(1, 3), (2, 4)])
-def test_disable_needs_its_part_of_the_level(rule_set: int, num_bounds: int) -> None:
-    """Any of four bounds may disable: speedup, tail and both of z; rules of version 1 counted those of z as one."""
-    policy = replace(POLICY, rule_set=rule_set)
+def test_disable_needs_its_part_of_the_level() -> None:
+    """Any of four bounds may disable: speedup, tail and both of z."""
+    num_bounds = 4
     runs = [run_of(index, f"b{index // 4:05d}", log_speedup=-0.05 - 0.01 * (index % 3)) for index in range(400)]
-    looks = [result(look(evidence_of(runs[:size]), policy), "speedup") for size in range(80, 240, 4)]
+    looks = [result(look(evidence_of(runs[:size])), "speedup") for size in range(80, 240, 4)]
     logs = [float(test.betting.log10_capital_fail or 0.0) for test in looks]
     assert any(math.log10(1 / 0.0125) <= log < math.log10(num_bounds / 0.0125) for log in logs)
     for test, log in zip(looks, logs, strict=True):
@@ -293,7 +291,7 @@ def test_requests_that_their_clusters_missed_hold_beyond_the_same_share() -> Non
     assert look(replace(seen, num_left_out=21), replace(POLICY, max_missing=0.06)).verdict is Verdict.ENABLE
     late = replace(seen.folded(POLICY), num_late=1_000)
     assert decide(
-        HYPOTHESIS, late, POLICY, trial=Trial(0.025, 0.0125), has_entered=True, previous=None, now=START
+        HYPOTHESIS, late, POLICY, trial=Trial(0.025, 0.0125, GRAPH), has_entered=True, previous=None, now=START
     ).verdict is (Verdict.ENABLE)
 
 

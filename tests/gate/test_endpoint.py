@@ -19,7 +19,7 @@ from shadowspec.gate.verdict.slice_rules import (
     named_candidates,
 )
 from shadowspec.types import Decision, TestResult, Trial, Verdict
-from tests.gate.worlds import CONFIG, ENDPOINT, START
+from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START
 from tests.store.examples import in_traffic
 
 CLIP = math.log(2.0)
@@ -46,7 +46,7 @@ def decision(
     config = replace(CONFIG.config, num_speculative_tokens=depth)
     return Decision(
         ENDPOINT, slice_key, concurrency, config, fingerprint, verdict, code, "", tests, 400, 100, None, START,
-        run=None if level is None else Trial(2 * level, level),
+        run=None if level is None else Trial(2 * level, level, GRAPH),
     )  # fmt: skip
 
 

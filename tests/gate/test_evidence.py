@@ -26,7 +26,7 @@ from shadowspec.types import Parity, Run, TestState, Trial
 from shadowspec.types.decision_documents import shown_test_details
 from tests.gate.coverage import lag_one_autocorrelation
 from tests.gate.test_betting import log_capital
-from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, run_of
+from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, cluster_unit, run_of
 
 POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
 HYPOTHESIS = Hypothesis(ENDPOINT, "prompt_class=code", 4, CONFIG)
@@ -218,7 +218,7 @@ def test_a_decision_says_where_its_tests_count_from() -> None:
     clusters, blocks = units_of(runs, True)
     evidence = HypothesisEvidence(num_closed_clusters=480).fold(clusters, blocks, POLICY)
     decision = decide(
-        HYPOTHESIS, evidence, POLICY, trial=Trial(0.025, 0.0125), has_entered=True, previous=None, now=START
+        HYPOTHESIS, evidence, POLICY, trial=Trial(0.025, 0.0125, GRAPH), has_entered=True, previous=None, now=START
     )
     states = restarted_states(decision)
     assert states["speedup"] == TestState(120, 4)

@@ -292,18 +292,13 @@ def test_the_r1_of_times_is_the_larger_of_both_arms_and_unknown_of_evidence_with
             for i, (base, spec) in enumerate(zip(baseline, speculative, strict=True))
         ]
         blocks = [block_unit(i, [run], n_max=1) for i, run in enumerate(runs)]
-        folded = LatencyHistogram().fold(blocks[:25], counts_failures=True).fold(blocks[25:], counts_failures=True)
+        folded = LatencyHistogram().fold(blocks[:25]).fold(blocks[25:])
         expected = max(lag_one_autocorrelation(np.log(times)) for times in (baseline, speculative))
         assert folded.autocorrelation == pytest.approx(expected, abs=1e-9)
         assert expected > 0.9
         old = LatencyHistogram(folded.counts)
         assert old.autocorrelation is None
-        assert (
-            quantile_results(old.fold(blocks[:1], counts_failures=True), replace(OPEN, p95_margin=0.1), 0.05)[
-                0
-            ].dependence.r1
-            is None
-        )
+        assert quantile_results(old.fold(blocks[:1]), replace(OPEN, p95_margin=0.1), 0.05)[0].dependence.r1 is None
     assert LatencyHistogram().autocorrelation == 0.0
 
 

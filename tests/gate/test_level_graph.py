@@ -16,7 +16,7 @@ import pytest
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.trial_levels import FIRST_RUN, HypothesisId, assign_trials
-from shadowspec.types import Decision, LevelGraph, Trial, Verdict
+from shadowspec.types import Decision, Trial, Verdict
 from tests.gate.bretz import Graph, Node
 from tests.gate.test_restarts import configs, decision
 
@@ -246,24 +246,3 @@ def test_a_change_of_policy_does_not_change_the_graph() -> None:
     assert after[ENDPOINT] == before[ENDPOINT]
     assert level_of(after[SQL]) == pytest.approx(0.9 * 0.0125)
     assert after[CHAT] is None
-
-
-@pytest.mark.parametrize(("num_restarts", "used"), [(0, 1 / 2), (1, 3 / 4), (3, 15 / 16)])
-def test_what_runs_of_older_rules_have_used_is_subtracted(num_restarts: int, used: float) -> None:
-    """They had alpha / 4 each; the one in force stays, and the other begins within what is left."""
-    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=4), [ENDPOINT, CODE], num_slices=2)
-    share = ALPHA / 4
-    in_force, ended = Trial(share, share / 2), Trial(share, 0.5 * share * 0.5**num_restarts, num_restarts)
-    gate.rows = {
-        ENDPOINT: decision("one", ended, slice_key="", ends_run=True),
-        CODE: decision("one", in_force, slice_key="a", verdict=Verdict.ENABLE),
-    }
-    trials = gate.look()
-    left = ALPHA - share * used - share / 2
-    first = trials[ENDPOINT]
-    assert first is not None
-    assert (first.graph, first.num_before) == (LevelGraph(pytest.approx(left), 1, 3), num_restarts + 1)
-    assert level_of(first) == pytest.approx(0.9 * left / 2)
-    assert trials[CODE] == in_force
-    gate.keys = [ENDPOINT, CODE, SQL]
-    assert level_of(gate.look()[SQL]) == pytest.approx(0.9 * left / 2 / 3), "an ENABLE of older rules passes nothing on"

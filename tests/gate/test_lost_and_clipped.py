@@ -1,4 +1,4 @@
-"""What was lost, failed or clipped away counts at its worst, by the current rules and by version 1 of them."""
+"""What was lost, failed or clipped away counts at its worst."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from tests.gate.test_decision import draw_runs, evidence_of, look, result
 from tests.gate.worlds import block_unit, cluster_unit, run_of
 
 POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0)
-OLD = replace(POLICY, rule_set=1)
 
 
 def failed(index: int, block_id: str = "b") -> Run:
@@ -44,11 +43,9 @@ def z_result(policy: GatePolicy, tokens: int, num_units: int, never: float = 0.0
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 def test_correct_outputs_of_few_tokens_are_not_biased(tokens: int) -> None:
-    now, before = z_result(POLICY, tokens, 2_000), z_result(OLD, tokens, 2_000)
+    now = z_result(POLICY, tokens, 2_000)
     assert abs(now.estimate or 1.0) < 0.01
     assert now.outcome != "fail"
-    assert (before.estimate or 0.0) > 0.015, "version 1 clips the mean"
-    assert "z_unclipped" not in before.figures
 
 
 def test_sessions_that_never_emit_the_argmax_keep_the_clipped_mean_from_passing() -> None:
@@ -58,7 +55,6 @@ def test_sessions_that_never_emit_the_argmax_keep_the_clipped_mean_from_passing(
     assert seen.lower > -0.02, "of the clipped mean alone it would be proven"
     assert (seen.outcome, seen.units_needed) == ("open", None)
     assert z_result(POLICY, 64, 3_000).outcome == "pass"
-    assert z_result(OLD, 64, 3_000, never=0.05).outcome == "pass", "as version 1 did"
 
 
 def test_no_unit_is_worse_than_the_worst_one_that_the_bets_allow_for() -> None:
@@ -79,14 +75,11 @@ def test_equal_arms_with_heavy_tails_are_not_proven_cheaper() -> None:
         block_unit(n, [run_of(4 * n + i, "b", log_speedup=0.0, baseline_ms=ms) for i, ms in enumerate(row)])
         for n, row in enumerate(times)
     ]
-    outcomes = {}
-    for policy in (POLICY, OLD):
-        test = total_time_test(blocks, policy)
-        outcomes[policy.rule_set] = betting_result(test, TestEvidence.empty(test).fold(test), policy, 0.5).outcome
-    assert outcomes == {2: "open", 1: "pass"}
+    test = total_time_test(blocks, POLICY)
+    assert betting_result(test, TestEvidence.empty(test).fold(test), POLICY, 0.5).outcome == "open"
 
 
-def histogram(policy: GatePolicy, share_failed: float, num_blocks: int = 400) -> LatencyHistogram:
+def histogram(share_failed: float, num_blocks: int = 400) -> LatencyHistogram:
     rng = np.random.default_rng(4)
     blocks = [
         block_unit(n, [failed(4 * n + i) if rng.random() < share_failed else run_of(4 * n + i, "b") for i in range(4)])
@@ -94,32 +87,29 @@ def histogram(policy: GatePolicy, share_failed: float, num_blocks: int = 400) ->
     ]
     folded = LatencyHistogram()
     for part in (blocks[:150], blocks[150:]):
-        folded = folded.fold(part, counts_failures=policy.rules.counts_failures_in_quantiles)
+        folded = folded.fold(part)
     return folded
 
 
 def test_a_failed_request_takes_speculation_for_ever() -> None:
     policy = replace(POLICY, p95_margin=0.2)
-    now, before = histogram(policy, 0.06), histogram(OLD, 0.06)
+    now = histogram(0.06)
     assert now.counts["speculative"][INFINITE_BIN] == now.counts["baseline"][LOWEST_BIN] > 10
     assert now.num_units == 400
     assert now.autocorrelation is not None
     (p95,) = quantile_results(now, policy, 0.05)
     assert (p95.outcome, p95.estimate, p95.upper, p95.figures["speculative_ms"]) == ("open", None, None, None)
     assert p95.figures["baseline_ms"] == pytest.approx(100.0, rel=0.02)
-    assert INFINITE_BIN not in before.counts["speculative"]
-    assert quantile_results(before, policy, 0.05)[0].outcome == "pass", "version 1 leaves failures out"
-    assert quantile_results(histogram(policy, 0.01), policy, 0.05)[0].outcome == "pass"
+    assert quantile_results(histogram(0.01), policy, 0.05)[0].outcome == "pass"
 
 
 def test_lost_requests_are_infinitely_slow_too() -> None:
     policy = replace(POLICY, p95_margin=0.2)
-    evidence = HypothesisEvidence(latencies=histogram(policy, 0.0), num_lost=30)
-    judged = evidence.judged_latencies(policy)
+    evidence = HypothesisEvidence(latencies=histogram(0.0), num_lost=30)
+    judged = evidence.judged_latencies()
     assert judged.counts["speculative"][INFINITE_BIN] == 30
     assert judged.num_units == 430
     assert quantile_results(judged, policy, 0.05)[0].estimate is None
-    assert evidence.judged_latencies(OLD) is evidence.latencies
 
 
 @pytest.mark.parametrize("name", ["speedup", "tail", "acceptance", "parity_near_ties", "total_time"])
@@ -133,8 +123,6 @@ def test_lost_requests_count_at_the_worst_of_each_bound(name: str) -> None:
     assert result(lost, name).upper == with_failed.upper
     assert result(lost, name).betting.log10_capital_pass == pytest.approx(with_failed.betting.log10_capital_pass)
     assert result(lost, name).betting.log10_capital_pass < result(without, name).betting.log10_capital_pass
-    old = [result(look(evidence_of(runs, num_lost=num), OLD), name) for num in (0, 16)]
-    assert old[0].lower == old[1].lower, "version 1 leaves them out"
 
 
 def test_a_gate_that_would_enable_holds_where_enough_was_lost() -> None:

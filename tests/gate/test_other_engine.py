@@ -21,7 +21,7 @@ from tests.gate.feeding import Feed
 from tests.gate.test_decision import HYPOTHESIS, POLICY, draw_runs, evidence_of, look, result, sampled
 from tests.gate.test_standing import Gate, enabled
 from tests.gate.test_standing import draw_runs as drawn_blocks
-from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
+from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, World, noisy_run
 
 ON_VLLM = Hypothesis(ENDPOINT, "prompt_class=code", 4, replace(CONFIG, engine="vllm/0.32.0"))
 SERVED_BY_VLLM = replace(POLICY, serving_engine="vllm 0.32")
@@ -149,7 +149,9 @@ def test_a_plan_promises_nothing_of_evidence_that_decides_nothing() -> None:
     folded = evidence_of(draw_runs(200)).folded(SERVED_BY_VLLM)
 
     def planned(hypothesis: Hypothesis, previous: Decision | None = None) -> HypothesisPlan:
-        asked = Look(hypothesis, folded, SERVED_BY_VLLM, Trial(0.025, 0.0125), has_entered=True, previous=previous)
+        asked = Look(
+            hypothesis, folded, SERVED_BY_VLLM, Trial(0.025, 0.0125, GRAPH), has_entered=True, previous=previous
+        )
         return plan_hypothesis(asked, asked.decide(START), num_paths=20)
 
     held = planned(HYPOTHESIS)

@@ -52,12 +52,7 @@ def test_one_request_per_block_is_drawn_whatever_its_time() -> None:
             block_unit(n, [run_of(4 * n + i, "b", baseline_ms=factor * (100.0 + 10 * i)) for i in range(4)])
             for n in range(40)
         ]
-        return (
-            LatencyHistogram()
-            .fold(blocks[:7], counts_failures=True)
-            .fold(blocks[7:], counts_failures=True)
-            .figures(0.05)
-        )
+        return LatencyHistogram().fold(blocks[:7]).fold(blocks[7:]).figures(0.05)
 
     assert figures(1.0)["quantile_units"] == 40
     assert figures(2.0)["baseline_p95_ms"] == pytest.approx(2 * float(str(figures(1.0)["baseline_p95_ms"])), rel=0.01)
@@ -68,7 +63,7 @@ def test_one_request_per_block_is_drawn_whatever_its_time() -> None:
 def test_binned_bounds_are_the_exact_ones_rounded_outward(times: list[float], level: float) -> None:
     blocks = [block_unit(n, [run_of(n, "b", baseline_ms=time)]) for n, time in enumerate(times)]
     exact = [run.runs[0].run.baseline.end_to_end_ms for run in blocks]
-    binned = LatencyHistogram().fold(blocks, counts_failures=True)
+    binned = LatencyHistogram().fold(blocks)
     for probability in (0.5, 0.95):
         exact_bounds, wide = quantile_bounds(exact, probability, level), binned.bounds("baseline", probability, level)
         assert (exact_bounds.lower is None, exact_bounds.upper is None) == (wide.lower is None, wide.upper is None)

@@ -61,7 +61,7 @@ def configs(*fingerprints: str) -> dict[str, FingerprintedConfig]:
 
 def next_run(latest: Decision | None, same: Decision | None, fingerprint: str) -> Trial:
     """The run that a look belongs to, with its level; a slice's, none of which has come to ENABLE."""
-    return with_level(next_trial(latest, same, fingerprint, Trial(SHARE, None, graph=GRAPH, in_slot=True)), NAME, {})
+    return with_level(next_trial(latest, same, fingerprint, Trial(SHARE, None, GRAPH, in_slot=True)), NAME, {})
 
 
 def trial(
@@ -72,9 +72,8 @@ def trial(
     supersedes: str | None = None,
 ) -> Trial:
     level = (1.0 - FIRST_RUN) * SHARE * 0.5**num_restarts if num_restarts else FIRST_RUN * SHARE
-    follows = (ReasonCode.CHANGED_FINGERPRINT if supersedes else ReasonCode.DRIFT) if num_restarts else None
     places = start_blocks, start_clusters, start_lost
-    return Trial(SHARE, level, num_restarts, *places, supersedes, follows, graph=GRAPH, in_slot=True)
+    return Trial(SHARE, level, GRAPH, num_restarts, *places, supersedes, in_slot=True)
 
 
 def test_the_first_run_uses_most_of_its_part_and_restarts_half_of_the_rest_each() -> None:
@@ -87,20 +86,9 @@ def test_the_first_run_uses_most_of_its_part_and_restarts_half_of_the_rest_each(
     assert levels == pytest.approx([0.9 * SHARE, 0.05 * SHARE, 0.025 * SHARE, 0.0125 * SHARE, 0.00625 * SHARE])
 
 
-def test_by_rules_of_version_1_each_run_uses_half_of_what_is_left() -> None:
-    run, share, levels = Trial(0.05 / 8, None), 0.05 / 8, []
-    for _ in range(4):
-        run = with_level(run, NAME, {})
-        levels.append(run.level)
-        run = replace(run, num_restarts=run.num_restarts + 1)
-    assert levels == [share / 2, share / 4, share / 8, share / 16]
-
-
 def test_a_run_that_has_not_ended_goes_on() -> None:
     row = decision("one", trial(2, 40, 160))
     assert next_run(row, row, "one") == trial(2, 40, 160)
-    old = decision("one", Trial(0.01, 0.005))
-    assert next_run(old, old, "one") == Trial(0.01, 0.005), "also that of an older version of the rules"
 
 
 def test_an_ended_run_is_followed_by_one_without_evidence() -> None:
@@ -152,11 +140,10 @@ def test_the_latest_run_of_a_name_is_its_most_restarted() -> None:
     assert name_of(rows[0]) == ("a", 4, "draft-k4")
 
 
-@pytest.mark.parametrize("first", [Trial(SHARE, None), Trial(SHARE, None, graph=GRAPH, in_slot=True)])
-def test_no_level_is_left_after_very_many_restarts(first: Trial) -> None:
+def test_no_level_is_left_after_very_many_restarts() -> None:
+    first = Trial(SHARE, None, GRAPH, in_slot=True)
     last = with_level(replace(first, num_restarts=MAX_RESTARTS), NAME, {})
-    part = 0.5 if first.graph is None else 1.0 - FIRST_RUN
-    assert last.level == SHARE * part * 0.5**MAX_RESTARTS
+    assert last.level == SHARE * (1.0 - FIRST_RUN) * 0.5**MAX_RESTARTS
     assert with_level(replace(first, num_restarts=MAX_RESTARTS + 1), NAME, {}).level is None
 
 
@@ -191,7 +178,7 @@ class History:
     slices: set[str] = field(default_factory=set)
 
     def look(self, asked: Sequence[tuple[str, str]], alarmed: set[str], policy: GatePolicy) -> None:
-        """A look at (slice, fingerprint); of older rules what is in "abc" stays in force, and the rest is undecided."""
+        """A look at (slice, fingerprint)."""
         latest = latest_by_name(self.rows.values())
         self.slices |= {slice_key for slice_key, _ in asked if slice_key}
         keys = [(slice_key, 4, fingerprint) for slice_key, fingerprint in asked]
@@ -203,12 +190,11 @@ class History:
                 assert old is None, "what has a part keeps it"
                 self.rows[name, fingerprint] = decision(fingerprint, None, slice_key=slice_key)
                 continue
-            is_twin = slice_key and run.graph is not None and not run.in_slot  # the whole endpoint by another name
+            is_twin = slice_key and not run.in_slot  # the whole endpoint by another name
             if run.level is not None and not is_twin:
                 earlier = self.given.setdefault((name, run.num_restarts), run.level)
                 assert earlier == run.level, "a level once given is fixed"
-            is_of_older_rules = policy.rules.shares_levels and run.graph is None
-            ends = slice_key in alarmed or (is_of_older_rules and slice_key not in "abc")
+            ends = slice_key in alarmed
             self.rows[name, fingerprint] = decision(fingerprint, run, slice_key=slice_key, ends_run=ends)
             if old is not None and old.fingerprint != fingerprint:
                 self.rows[name, old.fingerprint] = supersede(old, fingerprint, START)
@@ -226,48 +212,29 @@ looks = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(looks, st.integers(0, 25))
-def test_all_levels_ever_given_sum_to_no_more_than_alpha(
-    history: list[tuple[dict[str, str], set[str], int]], upgraded_at: int
-) -> None:
-    """Whatever enters, alarms, changes or rolls back, whatever max_hypotheses says, and whenever the rules change."""
+@given(looks)
+def test_all_levels_ever_given_sum_to_no_more_than_alpha(history: list[tuple[dict[str, str], set[str], int]]) -> None:
+    """Whatever enters, alarms, changes or rolls back, and whatever max_hypotheses says."""
     gate = History()
-    for number, (asked, alarmed, max_hypotheses) in enumerate(history):
-        policy = GatePolicy(max_hypotheses=max_hypotheses, rule_set=1 + (number >= upgraded_at))
-        gate.look(sorted(asked.items()), alarmed, policy)
+    for asked, alarmed, max_hypotheses in history:
+        gate.look(sorted(asked.items()), alarmed, GatePolicy(max_hypotheses=max_hypotheses))
     assert sum(gate.given.values()) <= 0.05 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("rule_set", [1, 2])
-def test_restarts_without_end_come_near_the_share_and_never_above_it(rule_set: int) -> None:
+def test_restarts_without_end_come_near_the_share_and_never_above_it() -> None:
     gate = History()
     for index in range(100):
         asked = [("", FINGERPRINTS[index % 3])]
-        gate.look(asked, {""} if index % 2 else set(), GatePolicy(max_hypotheses=1, rule_set=rule_set))
+        gate.look(asked, {""} if index % 2 else set(), GatePolicy(max_hypotheses=1))
     assert sum(gate.given.values()) == pytest.approx(0.05)
     assert sum(gate.given.values()) <= 0.05
     assert max(restarts for _, restarts in gate.given) == MAX_RESTARTS
 
 
-@pytest.mark.parametrize(("rule_set", "shares"), [(1, [0.05 / 3] * 3), (2, [0.025, 0.0125, 0.0125])])
-def test_each_hypothesis_gets_its_part_until_none_is_left(rule_set: int, shares: list[float]) -> None:
+def test_each_hypothesis_gets_its_part_until_none_is_left() -> None:
+    shares = [0.025, 0.0125, 0.0125]
     gate = History()
-    gate.look([(each, "one") for each in ("", *"abcd")], set(), GatePolicy(max_hypotheses=3, rule_set=rule_set))
+    gate.look([(each, "one") for each in ("", *"abcd")], set(), GatePolicy(max_hypotheses=3))
     runs = [row.run for row in gate.rows.values() if row.run is not None]
     assert [run.share for run in runs] == pytest.approx(shares)
-    part = {1: 0.5, 2: 0.9}[rule_set]
-    assert [run.level for run in runs] == pytest.approx([part * share for share in shares])
-
-
-def test_a_run_in_force_keeps_its_level_though_newer_rules_have_no_part_for_it() -> None:
-    gate = History()
-    gate.look([(each, "one") for each in "abc"], set(), GatePolicy(max_hypotheses=8, rule_set=1))
-    gate.look([(each, "one") for each in ("", *"abc")], set(), GatePolicy(max_hypotheses=2))
-    entered = [(each, 4, "one") for each in ("", *"abc")]
-    trials = assign_trials(entered, configs("one"), list(gate.rows.values()), GatePolicy(max_hypotheses=2), 3)
-    assert [trials[each, 4, "one"] for each in "abc"] == [Trial(0.05 / 8, 0.05 / 16)] * 3
-    gate.look([(each, "one") for each in ("", *"abc")], {"c"}, GatePolicy(max_hypotheses=2))
-    gate.look([(each, "one") for each in ("", *"abc")], set(), GatePolicy(max_hypotheses=2))
-    run = gate.rows[("c", 4, "draft-k4"), "one"].run
-    assert run is not None
-    assert (run.level, run.num_restarts) == (None, 1), "it ended, and what it used is not forgotten"
+    assert [run.level for run in runs] == pytest.approx([0.9 * share for share in shares])

@@ -174,7 +174,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
             ("lower=capped_rates(accepted, scored + missing * cap", "lower=capped_rates(accepted, scored + missing"),
             ("_per_pos[0], counts.num_drafts", "_per_pos[0], counts.num_drafts+1"),
             ("min(num_tokens, policy.parity_tokens)", "max(num_tokens, policy.parity_tokens)"),
-            ("min(max(value, -clip), clip)", "max(max(value, -clip), clip)"),
+            ("min(max(value, -policy.z_clip), policy.z_clip)", "max(max(value, -policy.z_clip), policy.z_clip)"),
             ("else (-worst[0], worst[1])", "else (+worst[0], worst[1])"),
             ("above=-policy.z_bound", "above=+policy.z_bound"),
             ("np.where(is_known, scores, 1.0)", "np.where(is_known, scores, 0.0)"),

@@ -175,16 +175,6 @@ def test_memory_over_budget_revokes_enable() -> None:
     assert decision.reason.endswith("over budget; ENABLE is revoked")
 
 
-def test_an_enable_of_the_first_rules_keeps_its_detectors_and_stays_whatever_else_comes() -> None:
-    gate = enabled(replace(POLICY, rule_set=1))
-    assert "drift_tail" not in watch_states(gate.rows[-1])
-    fault = Parity(first_divergence=3, divergence_gap=1.0, rerun_differs=False)
-    runs = [replace(run, parity=fault) for run in draw_runs(40, 1, speedup=1.5, slowed_share=0.3)]
-    decision = gate.look(runs)
-    assert decision.verdict is Verdict.ENABLE
-    assert {test.name for test in decision.tests if test.outcome == "fail"} >= {"parity_faults"}
-
-
 def test_advice_comes_before_the_alarm_and_changes_nothing() -> None:
     gate = enabled()
     decision = gate.look(draw_runs(60, 1, speedup=1.07))

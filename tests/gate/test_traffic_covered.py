@@ -73,11 +73,6 @@ def test_a_trial_policy_needs_no_span_and_its_verdict_speaks_of_the_recording() 
     assert look(at_days((0.1, 2.2)), trial, previous=found).reason == found.reason
 
 
-def test_version_1_of_the_rules_counts_no_days() -> None:
-    decision = look(at_days((0.1, 7.2)), replace(POLICY, rule_set=1))
-    assert (decision.verdict, decision.evidence.num_days) == (Verdict.ENABLE, 0)
-
-
 def test_days_count_once_however_the_clusters_are_folded_and_stored() -> None:
     clusters, whole = at_days((0.1, 0.9, 1.5, 1.6, 4.0)).clusters, HypothesisEvidence()
     for start in range(0, 400, 70):
@@ -85,8 +80,6 @@ def test_days_count_once_however_the_clusters_are_folded_and_stored() -> None:
         document, tables = codec.encode(whole)
         whole = codec.decode(document, tables)
     assert (whole.num_days, HypothesisEvidence().fold(clusters, (), POLICY).num_days) == (3, 3)
-    before = {name: value for name, value in document.items() if name not in ("num_days", "newest_day")}
-    assert codec.decode(before, tables).num_days == 0
 
 
 @pytest.mark.representative("sqlite")
@@ -146,4 +139,3 @@ def test_of_one_slice_the_mix_bound_is_its_own(store: Store) -> None:
 def test_reasons_name_the_acceptance_that_is_judged(metric: str, words: str) -> None:
     policy = replace(POLICY, min_span_s=0.0, floor=0.8, acceptance_metric=metric)
     assert look(SEEN, policy).reason.startswith(words)
-    assert look(SEEN, replace(policy, rule_set=1)).reason.startswith("acceptance 0.6"), "as it was written"

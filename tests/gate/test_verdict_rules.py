@@ -11,7 +11,6 @@ import pytest
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.speedup import speedup_test, total_time_test
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.rule_set import RULE_SETS
 from shadowspec.gate.stats import betting
 from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.gate.verdict.required_tests import after_dependence
@@ -29,7 +28,7 @@ from shadowspec.types import (
     Verdict,
 )
 from tests.gate.test_decision import HYPOTHESIS, POLICY, correlated, costly_tail, draw_runs, evidence_of, look, result
-from tests.gate.worlds import CONFIG, START, block_unit, cluster_unit, run_of
+from tests.gate.worlds import CONFIG, GRAPH, START, block_unit, cluster_unit, run_of
 
 BOTH = replace(POLICY, objective="both")
 
@@ -122,7 +121,7 @@ def test_the_value_of_a_total_is_the_designs() -> None:
         (0.31, 100, 8, "wait"),  # merged as far as it goes
         (0.21, 400, 8, "count"),
         (0.90, 99, 1, "wait"),  # r1 is not known well enough to restart
-        (0.21, 100, 1, "count"),  # .21 + .1645; rules of version 1 restarted here
+        (0.21, 100, 1, "count"),  # .21 + .1645
         (0.29, 100, 1, "wait"),  # .29 + .1645 is above .45
         (0.20, 44, 1, "count"),  # .2 + .2480
         (0.20, 43, 1, "wait"),  # .2 + .2509
@@ -139,25 +138,15 @@ def test_when_dependent_units_wait_and_when_they_are_merged(
     """ "r1 > .2 at n >= 100 restarts ... with 4, then 8, consecutive units merged; otherwise r1 + 1.645/sqrt(n) >= .45
     makes it wait": .3 in the design, which cost a fifth of the power at the minimum effect.  "A restart for dependence
     needs an estimate above its threshold by more than its own error" of 1/sqrt(n)."""
-    assert after_dependence(passed(r1, num_units, merged_units), POLICY.rules)[0] == action
-
-
-@pytest.mark.parametrize(
-    ("r1", "num_units", "merged_units", "action"),
-    [(0.21, 100, 1, "restart"), (0.20, 100, 1, "wait"), (0.21, 99, 1, "wait"), (0.21, 100, 8, "wait")],
-)
-def test_rules_of_version_1_restart_at_the_threshold_itself(
-    r1: float, num_units: int, merged_units: int, action: str
-) -> None:
-    assert after_dependence(passed(r1, num_units, merged_units), RULE_SETS[1])[0] == action
+    assert after_dependence(passed(r1, num_units, merged_units))[0] == action
 
 
 @pytest.mark.parametrize(
     ("agreement", "action"), [(None, "count"), (1.0, "count"), (0.99, "wait"), (-math.inf, "wait")]
 )
 def test_a_verdict_waits_until_the_means_of_batches_show_it(agreement: float | None, action: str) -> None:
-    assert after_dependence(passed(0.0, 100, agreement=agreement), POLICY.rules)[0] == action
-    restarts = after_dependence(passed(0.5, 120, agreement=agreement), POLICY.rules)
+    assert after_dependence(passed(0.0, 100, agreement=agreement))[0] == action
+    restarts = after_dependence(passed(0.5, 120, agreement=agreement))
     assert restarts == ("restart", TestState(120, 4)), "what lag 1 shows is mended by merging"
 
 
@@ -172,8 +161,7 @@ def test_a_slow_component_under_noise_waits_though_lag_1_shows_nothing() -> None
         for i in range(960)
     ]
     new = look(evidence_of(runs))
-    old = look(evidence_of(runs), replace(POLICY, rule_set=1))
-    assert (new.reason_code, old.reason_code) == ("dependent", "all_tests_pass")
+    assert new.reason_code == "dependent"
     dependence = result(new, "speedup").dependence
     assert dependence is not None
     assert dependence.r1 == pytest.approx(0.15, abs=0.01)
@@ -181,9 +169,9 @@ def test_a_slow_component_under_noise_waits_though_lag_1_shows_nothing() -> None
 
 
 def test_a_restart_begins_at_the_next_unit() -> None:
-    assert after_dependence(passed(0.5, 120), POLICY.rules)[1] == TestState(120, 4)
+    assert after_dependence(passed(0.5, 120))[1] == TestState(120, 4)
     later = passed(0.5, 110, merged_units=4, start_unit=120)
-    assert after_dependence(later, POLICY.rules)[1] == TestState(120 + 440, 8)
+    assert after_dependence(later)[1] == TestState(120 + 440, 8)
 
 
 def test_dependence_is_not_judged_while_a_test_is_open() -> None:
@@ -325,7 +313,7 @@ def test_a_threshold_changed_after_entry_is_judged_at_the_next_null_outward() ->
             Hypothesis("sql", "", 4, CONFIG),
             folded,
             policy,
-            trial=Trial(0.025, 0.0125),
+            trial=Trial(0.025, 0.0125, GRAPH),
             has_entered=True,
             previous=None,
             now=START,

@@ -16,6 +16,7 @@ from shadowspec.types import (
     ArmTiming,
     FingerprintedConfig,
     FunnelCounter,
+    LevelGraph,
     Memory,
     Parity,
     RecordKey,
@@ -30,6 +31,7 @@ from tests.gate.oracle import EndpointEvidence
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 ENDPOINT = "sql"
+GRAPH = LevelGraph(alpha=0.05, num_endpoints=1, num_slots=7)
 MEMORY = Memory(1_000_000, 1_100_000, 1_000, 50_000, 100)
 
 CONFIG = FingerprintedConfig(

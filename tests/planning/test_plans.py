@@ -15,7 +15,7 @@ from shadowspec.planning.plans import EndpointPlan, SlicePlan, plan_endpoint
 from shadowspec.types import Decision, Trial, Verdict
 from tests.gate.oracle import EndpointEvidence, decide_endpoint, endpoint_looks
 from tests.gate.run.test_endpoint_gate import cut
-from tests.gate.worlds import CONFIG, START, World, noisy_run
+from tests.gate.worlds import CONFIG, GRAPH, START, World, noisy_run
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
 CONFIGS = {CONFIG.fingerprint: CONFIG}
@@ -74,7 +74,7 @@ def test_after_a_drift_alarm_the_next_run_is_planned_whatever_stands_meanwhile()
     alarmed = [
         replace(
             look,
-            trial=with_level(replace(look.trial or Trial(1.0, None), num_restarts=1, follows="drift"), NAME, {}),
+            trial=with_level(replace(look.trial or Trial(1.0, None, GRAPH), num_restarts=1), NAME, {}),
             previous=replace(standing[0], verdict=Verdict.DISABLE, reason_code="drift"),
         )
         for look in looks

@@ -33,7 +33,7 @@ from shadowspec.types import (
     Verdict,
     WeightedBounds,
 )
-from tests.gate.worlds import CONFIG, ENDPOINT, START
+from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START
 from tests.reports.test_build import POLICY, judged, world
 from tests.reports.test_pages import Page
 from tests.reports.test_standing import printed
@@ -64,7 +64,7 @@ def noted(changes: Mapping[str, Any], verdict: Verdict = Verdict.ENABLE) -> list
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"run": Trial(0.01, 0.00125, 2)}, "Run 3 of its tests, on separate evidence, at level 0.0013."),
+        ({"run": Trial(0.01, 0.00125, GRAPH, 2)}, "Run 3 of its tests, on separate evidence, at level 0.0013."),
         ({"drift": drift(1_200)}, "The gate has watched 1,200 blocks since ENABLE for drift, without an alarm."),
         ({"drift": drift(0, "speedup")}, "Advice: speedup is lower than at ENABLE."),
         (
@@ -97,12 +97,12 @@ def test_each_detail_is_said(changes: dict[str, Any], said: str) -> None:
     [
         {},
         {
-            "run": Trial(0.005, 0.0025),
+            "run": Trial(0.005, 0.0025, GRAPH),
             "composition": covered(SliceCover(0.1, False, Verdict.ENABLE)),
             "drift": drift(0),
         },
         {"composition": bounded(WeightedBounds(0.5, 2.0, 0.0))},
-        {"run": Trial(0.01, 0.0025, 1), "supersession": Supersession("two", Verdict.ENABLE)},
+        {"run": Trial(0.01, 0.0025, GRAPH, 1), "supersession": Supersession("two", Verdict.ENABLE)},
     ],
 )
 def test_nothing_is_said_of_the_ordinary(changes: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -9,7 +10,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from shadowspec.gate.stats import betting, capital
+from shadowspec.gate.stats import autocorrelation, betting, capital
+from shadowspec.simulate import paths
 from shadowspec.simulate.gate_under_test import watch
 from shadowspec.simulate.repetition import draw, repeat, seed_of
 from shadowspec.simulate.results import WorldResult, tally
@@ -77,10 +79,9 @@ def test_bets_that_pay_too_much_break_it(monkeypatch: pytest.MonkeyPatch) -> Non
         lambda self, values, weights: fold(self, values + 0.05 if self.side == "lower" else values - 0.05, weights),
     )
     world = WORLDS["margin"]
-    changed = replace(
-        world, policy=replace(world.policy, rule_set=1)
-    )  # the means of batches would hold these bets back
-    assert broken_promises([until_broken(changed)]) != []
+    monkeypatch.setattr(autocorrelation.BatchSums, "errors", lambda *_: math.inf)  # these bets would be held back
+    monkeypatch.setattr(paths, "errors_path", lambda sums, *_: np.full(len(sums.values), math.inf))
+    assert broken_promises([until_broken(world)]) != []
 
 
 def test_a_margin_that_is_forgotten_breaks_it() -> None:
@@ -111,7 +112,6 @@ def baseline_first_or_last(block: Block, num_candidates: int) -> list[int | None
 def test_candidates_that_are_never_first_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As engines ran them once: the first arm's penalty falls on the baseline, and never on these candidates."""
     world = WORLDS["three_candidates"]
-    world = replace(world, policy=replace(world.policy, rule_set=1))  # batches would hold it back for longer
     worlds = [replace(world, effects=replace(world.effects, candidate=candidate)) for candidate in range(3)]
     assert [enabled(each) for each in worlds] == [0, 0, 0]
     monkeypatch.setattr(Block, "arm_order", baseline_first_or_last)

@@ -264,19 +264,16 @@ COMPOSITIONS = st.builds(
     ),
 )
 _PLACES = (COUNT, COUNT, COUNT, optional(TEXT))  # where a run begins, and what it supersedes
-_BY_GRAPH = {
-    "graph": st.builds(LevelGraph, FIGURE, COUNT, COUNT),
-    "num_before": COUNT,
-    "in_slot": st.booleans(),
-    "has_passed": st.booleans(),
-}
-_WHY_ENDED = st.sampled_from(["drift", "changed_fingerprint", "changed_rules"])
-RUNS = st.one_of(
-    *(
-        st.builds(Trial, FIGURE, optional(FIGURE), num_restarts, *_PLACES, follows, **by_graph)  # type: ignore[arg-type]
-        for num_restarts, follows in ((st.just(0), st.none()), (st.integers(1, 30), _WHY_ENDED))
-        for by_graph in ({}, _BY_GRAPH)
-    )
+RUNS = st.builds(
+    Trial,
+    FIGURE,
+    optional(FIGURE),
+    st.builds(LevelGraph, FIGURE, COUNT, COUNT),
+    st.integers(0, 30),
+    *_PLACES,
+    num_before=COUNT,
+    in_slot=st.booleans(),
+    has_passed=st.booleans(),
 )
 # What the store keeps of a decision beside its columns.
 BESIDE_COLUMNS: dict[str, st.SearchStrategy[Any]] = {

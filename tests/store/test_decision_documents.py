@@ -1,4 +1,4 @@
-"""Decisions as documents: both versions are read to equal values, and a later one is refused."""
+"""Decisions as documents: they are read to equal values, and another version is refused."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def columns(value: Decision | TestResult, names: tuple[str, ...]) -> dict[str, A
     return {name: getattr(value, name) for name in names}
 
 
-def version_1(document: dict[str, Any]) -> dict[str, Any]:
-    """The document as version 0.1.0 wrote it: without a number, and with JSON strings where objects are."""
+def shown(document: dict[str, Any]) -> dict[str, Any]:
+    """The document as the command line shows it: without a number, and with JSON strings where objects are."""
     return {
         name: json.dumps(value, sort_keys=True) if name in NESTED and value is not None else value
         for name, value in document.items()
@@ -50,21 +50,19 @@ def version_1(document: dict[str, Any]) -> dict[str, Any]:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(DECISIONS)
-def test_both_versions_of_a_document_are_read_to_the_same_decision(decision: Decision) -> None:
+def test_a_document_is_read_to_the_same_decision(decision: Decision) -> None:
     document = json.loads(json.dumps(stored_details(decision)))
     assert document["version"] == VERSION
-    for item in (document, version_1(document)):
-        assert read_decision(columns(decision, DECISION_FIELDS), item) == decision
-    assert shown_details(decision) == version_1(document), "what the command line shows is what version 1 was"
+    assert read_decision(columns(decision, DECISION_FIELDS), document) == decision
+    assert shown_details(decision) == shown(document)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(strategies.TESTS)
-def test_both_versions_of_a_test_are_read_to_the_same_result(result: TestResult) -> None:
+def test_a_document_of_a_test_is_read_to_the_same_result(result: TestResult) -> None:
     document = json.loads(json.dumps(stored_test_details(result)))
-    for item in (document, version_1(document)):
-        assert read_test(columns(result, TEST_FIELDS), item) == result
-    assert shown_test_details(result) == version_1(document)
+    assert read_test(columns(result, TEST_FIELDS), document) == result
+    assert shown_test_details(result) == shown(document)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -98,11 +96,7 @@ def test_every_field_is_a_column_or_in_the_document() -> None:
     assert names == {*DECISION_FIELDS, *strategies.BESIDE_COLUMNS, "override", "reservations"}
 
 
-@pytest.mark.parametrize("old", [(), (0, 1, 2, 3), (0, 1), (2, 3), (0, 2)])
-def test_rows_of_both_versions_follow_each_other(
-    store: Store, old: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows are never rewritten: the database refuses it.  What SQL reads of documents it reads of both versions."""
+def test_what_sql_reads_of_documents_is_in_them(store: Store) -> None:
     store.save_fingerprints([examples.config()])
     plain = replace(
         examples.decision(Verdict.ENABLE), watch=examples.watched(drift_speedup=0.1), frozen_parameters={"z_clip": 0.2}
@@ -116,13 +110,7 @@ def test_rows_of_both_versions_follow_each_other(
             drift=DriftFigures(4.6, advice),
             composition=Composition(is_named=True, mix_change=MixChange(0.5, has_shifted, rates)),
         )
-        with monkeypatch.context() as patched:
-            if number in old:
-                patched.setattr(
-                    "shadowspec.store.evidence.evidence_session.stored_details",
-                    lambda each: version_1(stored_details(each)),
-                )
-            store.append_decisions([decision])
+        store.append_decisions([decision])
         assert store.latest_decisions() == [decision]
     found = store.advice_changes("chat", limit=10)
     reported = [(change.advice, change.is_new_advice, change.is_new_shift) for change in reversed(found)]
@@ -133,9 +121,9 @@ def test_rows_of_both_versions_follow_each_other(
 
 
 @pytest.mark.parametrize("version", [VERSION + 1, "2", 0])
-def test_a_document_of_a_later_version_is_refused(version: object) -> None:
+def test_a_document_of_another_version_is_refused(version: object) -> None:
     decision = examples.decision()
-    with pytest.raises(InputError, match=f"are of version {version}, .* a later one wrote them"):
+    with pytest.raises(InputError, match="another version of ShadowSpec wrote it"):
         read_decision(columns(decision, DECISION_FIELDS), stored_details(decision) | {"version": version})
     with pytest.raises(InputError, match="version"):
         read_test(columns(decision.tests[0], TEST_FIELDS), {"version": version})

@@ -123,7 +123,7 @@ NO_SCHEMA = (
 def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
     role = make_role("writer")
     with granted(url, RoleKind.WRITER, role) as store:
-        store.save_fingerprints([examples.config("new"), replace(examples.config(), recipe=2)])
+        store.save_fingerprints([examples.config("new"), examples.config()])
         assert store.save_batch(_batch(1), "group").num_new_runs == 1
         assert store.save_replays([examples.replayed(1)]) == 1
         assert store.save_backfilled("work", examples.backfilled(0), [examples.replayed(2)]) == 1
@@ -148,8 +148,6 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
             store.latest_decisions()
         with pytest.raises(StoreError, match="permission denied"):
             store.append_decisions([examples.decision()])
-    with Store.open(url) as owner:
-        assert owner.fingerprints()["fp"].recipe == 2
     refused(url, role, *NO_REMOVAL, *NO_SCHEMA)
     refused(
         url,
@@ -166,19 +164,6 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
         "SELECT * FROM audit_states",
         "UPDATE alembic_version SET version_num = '0'",
     )
-
-
-def test_a_writer_granted_before_recipes_goes_on_without(url: str, make_role: Callable[[str], str]) -> None:
-    role = make_role("writer")
-    with granted(url, RoleKind.WRITER, role) as store:
-        with sqlalchemy.create_engine(url, poolclass=NullPool).begin() as connection:
-            connection.execute(text(f"REVOKE UPDATE (recipe) ON fingerprints FROM {_quoted(role)}"))
-        store.save_fingerprints([replace(examples.config(), recipe=2), examples.config("new")])
-    with Store.open(url) as owner:
-        assert {name: fingerprint.recipe for name, fingerprint in owner.fingerprints().items()} == {
-            "fp": None,
-            "new": None,
-        }
 
 
 def test_a_gate_decides(url: str, make_role: Callable[[str], str]) -> None:

@@ -68,16 +68,6 @@ def test_a_failed_run_keeps_no_timings_of_a_second_measurement(store: Store) -> 
     assert store.runs("chat") == [failed]
 
 
-def test_a_fingerprint_that_is_taken_again_gets_its_recipe(store: Store) -> None:
-    """Those from before recipes have none, and reading them again from anywhere takes none away."""
-    recipes = []
-    for recipe in (None, 2, None, 3):
-        store.save_fingerprints([replace(examples.config(), recipe=recipe), replace(examples.config("b"), recipe=1)])
-        recipes.append(store.fingerprints()["fp"].recipe)
-    assert recipes == [None, 2, 2, 2]
-    assert store.fingerprints()["b"].recipe == 1
-
-
 def test_a_second_candidate_joins_a_stored_block(store: Store) -> None:
     store.save_fingerprints([examples.config("one"), examples.config("two")])
     for fingerprint in ("one", "two"):

@@ -175,9 +175,8 @@ def test_an_endpoint_without_sampling_defaults_keeps_its_fingerprint(case: Mappi
 
 
 @pytest.mark.representative("postgres")
-def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(store: Store) -> None:
-    """Verdict and rollout of the old fingerprint end with a reason that names the recipe."""
-    new = replace(CONFIG, details={"default_sampling": "temperature=0.7"}, fingerprint="e" * 64, recipe=2)
+def test_another_fingerprint_ends_verdict_and_rollout_of_the_one_before(store: Store) -> None:
+    new = replace(CONFIG, details={"default_sampling": "temperature=0.7"}, fingerprint="e" * 64)
     make_run = changing((100, noisy_run()), (110, with_fingerprint(noisy_run(), new.fingerprint)))
     feed = Feed(store, World(110, make_run=make_run).evidence(), (CONFIG, new))
     policy, rollout = GatePolicy(max_hypotheses=3, min_span_s=0.0), RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
@@ -195,8 +194,6 @@ def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(stor
     found = {each.fingerprint: each for each in gate.decisions}
     for decision in found.values():
         assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "changed_fingerprint")
-        assert "recipe now includes sampling defaults, here temperature=0.7" in decision.reason
-        assert f"evidence of {CONFIG.fingerprint[:12]} was measured under sampling defaults" in decision.reason
         assert decision.decision_id is not None
         assert explain(store, decision.decision_id).differences == ()
     again = gate_endpoint(store, ENDPOINT, policy, input_ended=True, now=later + timedelta(hours=1))
@@ -205,22 +202,3 @@ def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(stor
     assert len(again.latest) > len(again.decisions), "what replaced the fingerprint is not decided again"
     (step,) = advance_rollouts(store, ENDPOINT, policy, rollout, later)
     assert (step.rollout.stage, step.rollout.reason_code) == (Stage.SHADOW, "not_enabled")
-    assert "recipe now includes sampling defaults" in step.rollout.reason
-
-
-@pytest.mark.representative("sqlite-old0-details0", "sqlite-old1-details1")
-@pytest.mark.parametrize(
-    ("old", "details"), [({"recipe": 2}, {"default_sampling": "top_k=20.0"}), ({"recipe": None}, {"target": "another"})]
-)
-def test_other_changes_of_a_fingerprint_do_not_name_the_recipe(
-    store: Store, old: Mapping[str, Any], details: Mapping[str, str]
-) -> None:
-    before, new = replace(CONFIG, **old), replace(CONFIG, details=details, fingerprint="e" * 64, recipe=2)
-    make_run = changing((100, noisy_run()), (110, with_fingerprint(noisy_run(), new.fingerprint)))
-    feed = Feed(store, World(110, make_run=make_run).evidence(), (before, new))
-    policy = GatePolicy(max_hypotheses=3, min_span_s=0.0)
-    for start, stop in ((0, 100), (100, 110)):
-        feed.write_blocks(start, stop)
-        found = run_gate(store, {ENDPOINT: policy}, input_ended=True)
-    assert {each.reason_code for each in found} == {"changed_fingerprint"}
-    assert not any("recipe" in each.reason for each in found)

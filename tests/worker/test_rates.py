@@ -47,7 +47,6 @@ def test_it_keeps_its_rate_while_anything_that_it_feeds_is_open() -> None:
     [
         (Verdict.DISABLE, "drift", True),  # an alarm's, until the run after it has its own
         (Verdict.HOLD, "drift", True),
-        (Verdict.DISABLE, "changed_rules", True),
         (Verdict.HOLD, "changed_fingerprint", True),
         (Verdict.HOLD, "dependent", True),
         (Verdict.HOLD, "missing_data", True),

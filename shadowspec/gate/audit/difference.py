@@ -23,7 +23,6 @@ from typing import Final
 import numpy as np
 
 from shadowspec.errors import InputError
-from shadowspec.gate.rule_set import RULE_SETS
 from shadowspec.gate.stats.betting import FRACTIONS, Floats
 from shadowspec.metrics import ratio
 from shadowspec.types import AUDIT_TOLERANCE, AuditedRun
@@ -37,7 +36,8 @@ VERSION: Final = 1  # of a state's document; also of those without a number
 
 Document = Mapping[str, float | int | str | None]
 
-_LOG_WEIGHTS = np.log(RULE_SETS[1].weights)  # audits have known no other rules
+WEIGHTS: Final = (0.15, 0.2, 0.25, 0.4)  # initial capital on each fraction: an audit reads few units at each look
+_LOG_WEIGHTS = np.log(WEIGHTS)
 _LN10 = math.log(10.0)
 _START = (0.0,) * len(FRACTIONS)
 _LISTS = ("log_more", "log_fewer")

@@ -32,8 +32,6 @@ JUDGED_WORDS = {
 def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
     """Acceptance rate of the policy's metric; clusters, weight min(D, S) / S."""
     cap = policy.max_scored_steps
-    # Reasons of version 1 say "acceptance" of either metric, and a recomputation must reproduce their text.
-    judged = {} if policy.rule_set == 1 else {"judged": JUDGED_WORDS[policy.acceptance_metric]}
     sums = np.array([_accepted_in(unit, policy) for unit in clusters], dtype=np.float64).reshape(-1, 3)
     accepted, scored, missing = sums.T
     series = UnitSeries(
@@ -50,7 +48,7 @@ def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> Bett
         best=1.0,
         above=policy.floor,
         num_missing=int(missing.sum()),
-        figures={"metric": policy.acceptance_metric, **judged},
+        figures={"metric": policy.acceptance_metric, "judged": JUDGED_WORDS[policy.acceptance_metric]},
     )
 
 
@@ -109,15 +107,15 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
 
     A cluster of T tokens weighs min(T, parity_tokens) / parity_tokens, and its value is its mean z times that, clipped
     to plus or minus `z_clip`.  For a short cluster this is its sum over parity_tokens, which one or two tokens cannot
-    bring to the clip, so it is unbiased; for a longer one it is the mean.  Version 1 of the rules clips the mean before
-    it weighs.  Where z is known only within an error, each bound takes its worse end.
+    bring to the clip, so it is unbiased; for a longer one it is the mean.  Where z is known only within an error, each
+    bound takes its worse end.
 
     So y = value - theta * weight is least at -z_clip (weight 0) or -z_clip - theta (weight 1).  A request without any
     z counts as the worse of these for the null in question.
     """
-    units, baseline, num_missing, clips_sums = [], [], 0, policy.rules.clips_sums
+    units, baseline, num_missing = [], [], 0
     # Against any theta of the range the worst value there is: see `worst_values`.
-    worst = (1.5 * policy.z_clip, 0.5) if clips_sums else (policy.z_clip, 1.0)
+    worst = (1.5 * policy.z_clip, 0.5)
     unclipped: list[tuple[float, float]] = []
     for unit in clusters:
         sampled = [measured.run for measured in unit.runs if not measured.is_greedy]
@@ -146,12 +144,12 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
         "baseline_z_sum": float(noise.values.sum()),
         "baseline_z_weight": float(noise.weights.sum()),
         "baseline_z_clusters": int((noise.weights > 0).sum()),
+        "z_sum": float(plain.values.sum()),
+        "z_weight": float(plain.weights.sum()),
     }
-    if clips_sums:
-        totals |= {"z_sum": float(plain.values.sum()), "z_weight": float(plain.weights.sum())}
     return BettingTest(
         "parity_sampled",
-        unit_series(units, -policy.z_clip, policy.z_clip, has_light_extremes=clips_sums),
+        unit_series(units, -policy.z_clip, policy.z_clip, has_light_extremes=True),
         "cluster",
         best=0.0,
         above=-policy.z_bound,
@@ -166,12 +164,11 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
 
 
 def _z_figures(totals: Mapping[str, float]) -> Mapping[str, Figure]:
-    """The noise floor and, by rules under which it may contradict the clipped one, the mean that was not clipped."""
-    unclipped = {"z_unclipped": ratio(totals["z_sum"], totals["z_weight"])} if "z_sum" in totals else {}
+    """The noise floor and the mean that was not clipped, which may contradict the clipped one."""
     return {
         "baseline_z": ratio(totals["baseline_z_sum"], totals["baseline_z_weight"]),
         "baseline_z_clusters": totals["baseline_z_clusters"],
-        **unclipped,
+        "z_unclipped": ratio(totals["z_sum"], totals["z_weight"]),
     }
 
 
@@ -203,8 +200,7 @@ def capped_rates(accepted: Floats, scored: Floats, cap: int) -> Sums:
 
 def _clipped_z(z_sum: float, num_tokens: int, policy: GatePolicy) -> tuple[float, float]:
     value, weight = _weighed_z(z_sum, num_tokens, policy)
-    clip = policy.z_clip if policy.rules.clips_sums else policy.z_clip * weight
-    return min(max(value, -clip), clip), weight
+    return min(max(value, -policy.z_clip), policy.z_clip), weight
 
 
 def _weighed_z(z_sum: float, num_tokens: int, policy: GatePolicy) -> tuple[float, float]:

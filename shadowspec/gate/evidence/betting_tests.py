@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 from shadowspec.gate.evidence.agreement import acceptance_test, near_tie_test, z_test
@@ -31,16 +30,7 @@ def score_units(
     acceptance = acceptance_test(clusters, policy)
     parity = [near_tie_test(timed, policy), z_test(clusters, policy)]
     guardrails = guardrail_tests(timed.units, policy, documents)
-    rules = policy.rules
-    return [
-        replace(
-            test,
-            weights=rules.weights,
-            num_disabling=rules.num_disabling_tests,
-            bounds_share_level=rules.bounds_share_level,
-        )
-        for test in (speedup, total_time, acceptance, tail, *parity, *guardrails)
-    ]
+    return [speedup, total_time, acceptance, tail, *parity, *guardrails]
 
 
 @lru_cache(maxsize=128)

@@ -17,7 +17,6 @@ from shadowspec.errors import InputError
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
 from shadowspec.gate.evidence.quantiles import LatencyHistogram
 from shadowspec.gate.evidence.totals import RunTotals
-from shadowspec.gate.rule_set import RULE_SETS
 from shadowspec.gate.stats.autocorrelation import BATCH_LENGTHS, BatchSums, Moments
 from shadowspec.gate.stats.betting import Floats, Side, Sums, UnitSeries
 from shadowspec.gate.stats.capital import NUM_FRACTIONS, CapitalTable
@@ -135,7 +134,7 @@ def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
     thetas = doubles[:size]
     end = size * (1 + 2 * NUM_FRACTIONS)
     lower, upper = doubles[size:end].reshape(2, size, NUM_FRACTIONS)
-    weights = tuple(document.get("weights", RULE_SETS[1].weights))
+    weights = tuple(document["weights"])
     waiting = document.get("waiting") or {"dependence": [] if document["has_dependence"] else None}
     return TestEvidence(
         state=TestState(document["start_unit"], document["merged_units"]),

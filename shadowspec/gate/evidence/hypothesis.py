@@ -63,8 +63,8 @@ class TestEvidence:
             state=state or TestState(),
             num_seen=0,
             num_units=0,
-            lower=CapitalTable.empty("lower", thetas, *described, weights=test.weights),
-            upper=CapitalTable.empty("upper", thetas, *described, weights=test.weights),
+            lower=CapitalTable.empty("lower", thetas, *described),
+            upper=CapitalTable.empty("upper", thetas, *described),
             observed_value=0.0,
             observed_weight=0.0,
             moments=Moments(),
@@ -236,7 +236,7 @@ class HypothesisEvidence:
                     if state is not None:
                         kept[watcher.name] = state
         num_days, newest_day = self.num_days, self.newest_day
-        for unit in clusters if policy.rules.spans_in_days else ():
+        for unit in clusters:
             day = int(unit.cluster.first_event.timestamp() // DAY_S)
             num_days, newest_day = num_days + (day > newest_day), max(day, newest_day)
         events = [unit.cluster.first_event for unit in clusters] + ([self.first_event] if self.first_event else [])
@@ -245,7 +245,7 @@ class HypothesisEvidence:
             self,
             tests=tests,
             runs=self.runs.fold(own_blocks),
-            latencies=self.latencies.fold(own_blocks, counts_failures=policy.rules.counts_failures_in_quantiles),
+            latencies=self.latencies.fold(own_blocks),
             watchers=kept,
             num_clusters=self.num_clusters + len(clusters),
             num_capped_clusters=self.num_capped_clusters + num_given - len(clusters),
@@ -276,18 +276,18 @@ class HypothesisEvidence:
         (test,) = (each for each in score_units((), (), policy, documents=documents) if each.name == TASK_SCORE)
         return replace(self, tests={**self.tests, TASK_SCORE: TestEvidence.empty(test, state).fold(test)})
 
-    def lost_units(self, unit: str, policy: GatePolicy) -> float:
-        """The lost requests in units of a test, all at their worst, by rules that count them.
+    def lost_units(self, unit: str) -> float:
+        """The lost requests in units of a test, all at their worst.
 
         Each would have made one cluster, or one block in which it weighs 1 / n_max.
         """
-        if unit == DOCUMENT or not policy.rules.folds_lost:
+        if unit == DOCUMENT:
             return 0.0
         return self.num_lost / max(self.runs.max_block_requests, 1) if unit == "block" else float(self.num_lost)
 
-    def judged_latencies(self, policy: GatePolicy) -> LatencyHistogram:
+    def judged_latencies(self) -> LatencyHistogram:
         """The latencies with the lost requests that would have been timed, rounded up to blocks."""
-        return self.latencies.with_lost(math.ceil(self.lost_units("block", policy)))
+        return self.latencies.with_lost(math.ceil(self.lost_units("block")))
 
     @property
     def missing_share(self) -> float | None:

@@ -50,17 +50,14 @@ class LatencyHistogram:
     counts: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: {arm: {} for arm in ARMS})
     moments: Mapping[str, Moments] = field(default_factory=lambda: {arm: Moments() for arm in ARMS})
 
-    def fold(self, blocks: Blocks, *, counts_failures: bool) -> LatencyHistogram:
+    def fold(self, blocks: Blocks) -> LatencyHistogram:
         """The histogram with a request of each of these blocks added.
 
-        With `counts_failures` all requests are drawn among, and one that failed took the baseline no time and
-        speculation for ever, whichever failed: its worst.  Without, those are left out.
+        One that failed took the baseline no time and speculation for ever, whichever failed: its worst.
         """
         timed = add_times(blocks)
-        kept = np.arange(len(timed.runs)) if counts_failures else np.flatnonzero(~timed.is_missing)
-        places = timed.places[kept].tolist()
         drawn: dict[int, tuple[bytes, int]] = {}
-        for place, at in zip(places, kept.tolist(), strict=True):
+        for at, place in enumerate(timed.places.tolist()):
             draw = _draw(timed.runs[at].run), at
             drawn[place] = min(drawn.get(place, draw), draw)
         chosen = [at for _, at in drawn.values()]

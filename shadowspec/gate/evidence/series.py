@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadowspec.gate.evidence.units import BlockUnit, MeasuredRun
-from shadowspec.gate.rule_set import WEIGHTS
 from shadowspec.gate.stats.betting import Floats, Side, Sums, UnitSeries
 from shadowspec.gate.stats.capital import geometric_grid, grid
 from shadowspec.types import Figure, Run
 
 Places = NDArray[np.intp]
+
+NUM_DISABLING = 4  # bounds that may disable a hypothesis: each has 1 / 4 of the level
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,6 @@ class BettingTest:
     is_required: bool = True
     disables: bool = False
     growth: float | None = None  # the nulls of its capital tables lie on powers of this instead of GRID_STEP
-    weights: tuple[float, ...] = WEIGHTS  # of its capital on the betting fractions
-    num_disabling: int = 4  # number of bounds that may disable a hypothesis: each has 1 / N of the level
-    bounds_share_level: bool = True  # both of its shown bounds are at the level of its run
     # By how many standard errors its mean must lie beyond a limit before a verdict, as means of batches vary.  The bets
     # on speedup need enough evidence to afford a stricter number.
     batch_errors: float = 2.5
@@ -74,7 +72,7 @@ class BettingTest:
 
     def fail_level(self, level: float) -> float:
         """The level at which an opposite bound crosses, of a test that passes at `level`."""
-        return level / self.num_disabling
+        return level / NUM_DISABLING
 
     def is_contradicted(self, figures: Mapping[str, Figure]) -> bool:
         """Whether the unclipped mean lies where the test would not pass, so that clipping would decide the verdict."""

@@ -51,9 +51,9 @@ def total_time_test(blocks: Blocks, policy: GatePolicy, before: Mapping[str, flo
     """Ratio of total times, baseline over speculative: the device time that an operator pays for.
 
     Times are capped at TIME_CAP_FACTOR times the mean baseline time of the first TIME_CAP_BLOCKS blocks, in both arms
-    alike.  Version 1 of the rules does not cap the baseline's for the lower bound, so a long block of two equal arms
-    looks as if speculation had saved time.  In units of the cap either time lies from 0 to 1, so that at the lower
-    side base - theta * spec is no less than -theta, and at the upper side theta * spec - base no less than -1.
+    alike: otherwise a long block of two equal arms would look as if speculation had saved time.  In units of the cap
+    either time lies from 0 to 1, so that at the lower side base - theta * spec is no less than -theta, and at the upper
+    side theta * spec - base no less than -1.
     `before` are the totals of the hypothesis's earlier blocks.
     """
     timed, past = add_times(blocks), before or {}
@@ -74,7 +74,7 @@ def total_time_test(blocks: Blocks, policy: GatePolicy, before: Mapping[str, flo
     base, spec = base / (cap_ms or 1.0), spec / (cap_ms or 1.0)
     has_missing, capped_base, capped_spec = num_missing > 0.0, np.minimum(base, 1.0), np.minimum(spec, 1.0)
     series = UnitSeries(
-        lower=Sums(capped_base if policy.rules.caps_both_arms else base, np.where(has_missing, 1.0, capped_spec)),
+        lower=Sums(capped_base, np.where(has_missing, 1.0, capped_spec)),
         upper=Sums(np.where(has_missing, 1.0, capped_base), capped_spec),
         observed=Sums(base, spec),
         lowest=0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from shadowspec.gate.evidence.guardrails import TASK_SCORE, first_scores
@@ -32,10 +32,7 @@ from shadowspec.types import Decision, Evaluation, FingerprintedConfig, Trial, W
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One hypothesis at one look; `policy` has its frozen parameters as at its entry.
-
-    `rule_set` is the version of the rules that new runs begin with (None: the run's).
-    """
+    """One hypothesis at one look; `policy` has its frozen parameters as at its entry."""
 
     hypothesis: Hypothesis
     evidence: HypothesisEvidence
@@ -43,7 +40,6 @@ class Look:
     trial: Trial | None
     has_entered: bool
     previous: Decision | None
-    rule_set: int | None = field(default=None, kw_only=True)
 
     @property
     def level(self) -> float | None:
@@ -60,7 +56,6 @@ class Look:
             has_entered=self.has_entered,
             previous=self.previous,
             now=now,
-            rule_set=self.rule_set,
         )
 
 
@@ -122,15 +117,13 @@ class EndpointLook:
         evidence, previous = folded.evidence if folded else HypothesisEvidence(), self.rules.previous.get(key)
         states = restarted_states(previous) if previous is not None and not previous.ends_run else {}
         evidence = evidence.with_documents(first_scores(self.evaluations, key[2]), policy, states.get(TASK_SCORE))
-        replaces = None if trial is None or trial.supersedes is None else self.configs.get(trial.supersedes)
         return Look(
-            hypothesis=Hypothesis(self.endpoint, key[0], key[1], self.configs[key[2]], replaces),
+            hypothesis=Hypothesis(self.endpoint, key[0], key[1], self.configs[key[2]]),
             evidence=with_counts(evidence, self.state, key, policy, trial, self.known_until),
             policy=policy,
             trial=trial,
             has_entered=has_entered,
             previous=previous,
-            rule_set=self.rules.policy.rule_set,
         )
 
     def decide(self, now: datetime) -> Decided:
@@ -165,7 +158,7 @@ class EndpointLook:
 
         # 2. Findings across all hypotheses, and the decisions that these replace.
         superseding = {key: look.trial for key, look in looks.items() if look.trial and look.trial.supersedes}
-        replaced = superseded_rows(superseding, self.configs, self.rules.previous, now) if superseding else []
+        replaced = superseded_rows(superseding, self.rules.previous, now) if superseding else []
         for row in replaced:
             key = hypothesis_id(row)
             if key in self.evidence:
@@ -221,8 +214,8 @@ def with_counts(
         num_late=progress.late_in(key[0]),
         num_left_out=progress.left_out_in(key[0]),
         num_dominant_keys=progress.dominant_in(key[0]),
-        num_arrived=state.arrived_in(key[0]) if policy.rules.spans_in_days else 0,
-        num_beyond=state.beyond_in(key[0]) if policy.rules.spans_in_days else 0,
+        num_arrived=state.arrived_in(key[0]),
+        num_beyond=state.beyond_in(key[0]),
         newest_event=known_until,
     )
 

@@ -174,7 +174,7 @@ class Folding:
 
     def _runs_for(self, key: HypothesisId, runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
         """Those of a unit's runs that count for a hypothesis."""
-        return unthinned(runs) if not key[0] and self._rules.of(key).rules.thins_endpoint else tuple(runs)
+        return tuple(runs) if key[0] else unthinned(runs)
 
     def _key_counts(self, slice_key: str, until: datetime, cursors: Sequence[Span]) -> Counter[str]:
         found, is_folded = self._rows.key_columns(slice_key, until, ARRIVING), membership(cursors)
@@ -247,12 +247,10 @@ class Folding:
         for (slice_key, is_lost), number in self._endings(records).items():
             slices[slice_key] += number * is_lost
         arrived, beyond = Counter(dict(state.arrived)), Counter(dict(state.beyond))
-        policy = self._rules.policy
-        if policy.rules.spans_in_days:  # earlier folds did not count them, and are folded again as they were
-            for record in records:
-                if record.counter in ARRIVING and record.slice_key:
-                    arrived[record.slice_key] += 1
-                    beyond[record.slice_key] += (record.session_position or 0) > policy.timed_positions
+        for record in records:
+            if record.counter in ARRIVING and record.slice_key:
+                arrived[record.slice_key] += 1
+                beyond[record.slice_key] += (record.session_position or 0) > self._rules.policy.timed_positions
         started: dict[str, list[datetime]] = defaultdict(list)
         blocks = {(run.fingerprint, run.block_id): self._blocks[run.block_id][0] for run in runs}
         for (fingerprint, _), block in blocks.items():

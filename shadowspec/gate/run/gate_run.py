@@ -13,7 +13,6 @@ from typing import Any
 
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.rule_set import RULE_SETS
 from shadowspec.gate.run.endpoint_look import EndpointLook
 from shadowspec.gate.run.fold_spans import Plan, merge_spans, next_plan
 from shadowspec.gate.run.folding import NEVER, Completed, Folding, Rules
@@ -231,19 +230,7 @@ def load_evidence(document: Mapping[str, Any], stored: Sequence[StoredEvidence],
         return LoadedEvidence(EndpointState(), {}, "another version of ShadowSpec wrote it", {})
     state = decode_state(document)
     evidence = {(each.slice_key, each.concurrency, each.fingerprint): decode_evidence(each) for each in stored}
-    evidence = {key: each for key, each in evidence.items() if not _is_of_older_rules(each, rules, key)}
     return LoadedEvidence(state, evidence, _find_refold_reason(state, evidence, rules), _restart_progress(state))
-
-
-def _is_of_older_rules(run_evidence: RunEvidence, rules: Rules, key: HypothesisId) -> bool:
-    """Whether an older version of the rules began the evidence of a hypothesis that has not entered: it is dropped.
-
-    To fold it again would need rows that retention may have removed, and without its first units a test is valid too.
-    """
-    if has_entered(rules.previous.get(key)):
-        return False
-    older = [replace(rules.of(key), rule_set=version) for version in RULE_SETS if version < rules.policy.rule_set]
-    return run_evidence.parameters in {evidence_parameters(policy) for policy in older}
 
 
 def _find_refold_reason(state: EndpointState, evidence: Mapping[HypothesisId, RunEvidence], rules: Rules) -> str | None:

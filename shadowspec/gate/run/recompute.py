@@ -17,7 +17,7 @@ from shadowspec.gate.run.endpoint_look import EndpointLook, evidence_after
 from shadowspec.gate.run.fold_spans import merge_spans
 from shadowspec.gate.run.folding import Completed, Folding, Rules
 from shadowspec.gate.run.gate_store import Rows
-from shadowspec.gate.run.state import FOLD_VERSION, EndpointState, RunEvidence, fold_units, has_entered, new_state
+from shadowspec.gate.run.state import FOLD_VERSION, EndpointState, RunEvidence, fold_units, new_state
 from shadowspec.gate.verdict.trial_levels import (
     frozen_policy,
     has_passed,
@@ -26,7 +26,6 @@ from shadowspec.gate.verdict.trial_levels import (
     latest_by_name,
     name_of,
     passing_runs,
-    recipe_note,
     supersede,
     with_level,
 )
@@ -193,9 +192,7 @@ class _Replay:
         state, run_evidence = self._refold(folds)
         recomputed = self._decide(state, run_evidence, folds[-1])
         if self._decision.supersession is not None:
-            configs, by = self._rows.fingerprints(), self._decision.supersession.by
-            note = recipe_note(configs.get(self._decision.fingerprint), configs.get(by))
-            recomputed = supersede(recomputed, by, self._decision.decided_at, note)
+            recomputed = supersede(recomputed, self._decision.supersession.by, self._decision.decided_at)
         differences, num_figures = compare(self._decision, recomputed)
         return Explanation(
             self._decision,
@@ -210,11 +207,7 @@ class _Replay:
     def _refold(self, folds: Sequence[Fold]) -> tuple[EndpointState, RunEvidence | None]:
         state, run_evidence = EndpointState(), None
         found = refold(self._decision.endpoint, self._rows, ((fold, self._rules(fold)) for fold in folds))
-        rule_set = None
         for fold, (rules, completed) in zip(folds, found, strict=True):
-            if rule_set not in (None, rules.policy.rule_set) and not has_entered(rules.previous.get(self._key)):
-                run_evidence = None  # a gate of newer rules drops hypotheses that have not entered
-            rule_set = rules.policy.rule_set
             if (completed.num_records, completed.num_runs) != (fold.num_records, fold.num_runs):
                 raise NoDataError(
                     f"decision {self._target_id} of endpoint {self._decision.endpoint} cannot be recomputed. Of fold "
@@ -251,9 +244,7 @@ class _Replay:
         """The policy as it was, only for this hypothesis: others' clusters do not affect it."""
         assert fold.fold_id is not None, "a fold that was read has its id"
         before = [row for fold_id, row in self._history if fold_id < fold.fold_id]
-        policy = policy_of(fold)
-        frozen = frozen_policy(policy, before[-1] if before else None)
-        return Rules.under(replace(frozen, rule_set=policy.rule_set), before[-1:])
+        return Rules.under(frozen_policy(policy_of(fold), before[-1] if before else None), before[-1:])
 
     def _decide(self, state: EndpointState, run_evidence: RunEvidence | None, fold: Fold) -> Decision:
         decision, rules = self._target, replace(self._rules(fold), policy=policy_of(fold))
@@ -296,11 +287,10 @@ def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, Rules]]) -> It
 
 
 def policy_of(fold: Fold) -> GatePolicy:
-    """The policy of a fold; parameters that no longer exist are left out, and rules without a number are 1."""
+    """The policy of a fold; parameters that no longer exist are left out."""
     codec.require_version(fold.parameters, FOLD_VERSION)
     known = {field.name for field in fields(GatePolicy)}
-    parameters = {"rule_set": 1, **fold.parameters}
-    return GatePolicy(**{name: value for name, value in parameters.items() if name in known})
+    return GatePolicy(**{name: value for name, value in fold.parameters.items() if name in known})
 
 
 def compare(stored: Decision, recomputed: Decision) -> tuple[list[Difference], int]:

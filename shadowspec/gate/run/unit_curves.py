@@ -148,7 +148,7 @@ def _curves(decision: Decision, parts: Sequence[_Part]) -> dict[str, tuple[Seque
         series = recorders[name].series if name in recorders else None
         if series is None or name not in evidence.tests:
             continue
-        lost = evidence.lost_units(result.unit, parts[-1].policy)
+        lost = evidence.lost_units(result.unit)
         points = sequence_points(definitions[name], evidence.tests[name], series, result.alpha, num_lost=lost)
         if points and points[-1].num_units == result.num_units:
             last = points[-1]

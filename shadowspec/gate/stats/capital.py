@@ -14,8 +14,7 @@ from functools import cached_property, lru_cache, reduce
 
 import numpy as np
 
-from shadowspec.gate.rule_set import WEIGHTS
-from shadowspec.gate.stats.betting import FRACTIONS, GRID_STEP, Floats, Side, is_rejected, worst_values
+from shadowspec.gate.stats.betting import FRACTIONS, GRID_STEP, WEIGHTS, Floats, Side, is_rejected, worst_values
 
 NUM_FRACTIONS = len(FRACTIONS)
 

@@ -145,11 +145,6 @@ WATCHERS = (
 ADVISORY_WATCHERS = (DriftWatcher("advisory_speedup", "speedup"), DriftWatcher("advisory_acceptance", "acceptance"))
 
 
-def watchers_of(policy: GatePolicy) -> tuple[DriftWatcher, ...]:
-    """The detectors that a hypothesis may have; the advisory ones have another run length."""
-    return WATCHERS if policy.rules.watches_all else WATCHERS[:2]
-
-
 def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float], *, has_z: bool = False) -> dict[str, State]:
     """The states of all detectors of a hypothesis at the look that decides ENABLE, by watcher.
 
@@ -165,7 +160,7 @@ def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float], *, has
         "drift_z_low": Detector(-policy.z_bound, policy.z_clip),
         "drift_z_high": Detector(policy.z_bound, -policy.z_clip),
     }
-    watched = [each for each in watchers_of(policy) if has_z or each.test_name != "parity_sampled"]
+    watched = [each for each in WATCHERS if has_z or each.test_name != "parity_sampled"]
     states: dict[str, State] = {watcher.name: started[watcher.name].state() for watcher in watched}
     for watcher in ADVISORY_WATCHERS:
         held = started[f"drift_{watcher.test_name}"]
@@ -182,7 +177,7 @@ def alarm_threshold(policy: GatePolicy) -> float:
     times N comes no sooner, on average, than after the run length.  The declared number of hypotheses bounds N for any
     set of enabled hypotheses.
     """
-    return policy.drift_run_length * float(len(watchers_of(policy)) * policy.max_hypotheses)
+    return policy.drift_run_length * float(len(WATCHERS) * policy.max_hypotheses)
 
 
 def read_detectors(states: Mapping[str, State]) -> dict[str, Detector]:

@@ -17,7 +17,6 @@ from datetime import datetime
 from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.rule_set import RuleSet
 from shadowspec.gate.verdict.effective_decisions import is_valid_for_engine
 from shadowspec.gate.verdict.hold_reasons import (
     clusters_needed,
@@ -65,7 +64,6 @@ class Hypothesis:
     slice_key: str
     concurrency: int
     config: FingerprintedConfig
-    replaces: FingerprintedConfig | None = None  # the config whose verdict this run supersedes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def decide(
         previous = None  # a trial and production do not inherit each other's verdicts
     if previous is not None and is_valid_for_engine(previous.verdict, previous.reason_code, other_engine):
         revoked = None
-        if previous.verdict is Verdict.ENABLE and policy.rules.watches_all:
+        if previous.verdict is Verdict.ENABLE:
             revoked = _at_once(hypothesis, results, evidence, policy)
         if revoked is None:
             outcome = _Outcome(previous.verdict, previous.reason_code, previous.reason)
@@ -121,7 +119,7 @@ def decide(
         )
     else:
         outcome = _judge(hypothesis, results, evidence, policy, now, other_engine)
-        if outcome.verdict is not Verdict.HOLD and policy.rules.judges_batches:
+        if outcome.verdict is not Verdict.HOLD:
             outcome = replace(outcome, reason=outcome.reason + period(evidence))
         if outcome.verdict is not Verdict.HOLD and policy.recording_only:
             outcome = replace(outcome, reason=outcome.reason + recording_note(evidence, policy))
@@ -179,7 +177,7 @@ def test_results(
     if evidence.runs.num_greedy:
         results.append(fault_result(evidence.runs, hypothesis.config.dtype, policy, level))
     results.append(memory_result(evidence.runs, policy, level))
-    results += quantile_results(evidence.judged_latencies(policy), policy, level)
+    results += quantile_results(evidence.judged_latencies(), policy, level)
     return results
 
 
@@ -228,7 +226,7 @@ def _judge(
         name for name, code in DISABLE_CODES.items() if is_valid_for_engine(Verdict.DISABLE, code, other_engine)
     ]
     crossing = [result for result in results if result.outcome == "fail" and result.name in deciding]
-    waiting, restarts = _dependence(crossing, policy.rules)
+    waiting, restarts = _dependence(crossing)
     for result in crossing:
         if result.name not in waiting and result.name not in restarts:
             low = by_name["acceptance"].outcome == "fail"
@@ -255,7 +253,7 @@ def _judge(
             "the engine that measured does not report the memory of the arms, and the policy sets a budget for it",
         )
     if all(result.outcome == "pass" for result in required):
-        waiting, restarts = _dependence(required, policy.rules)
+        waiting, restarts = _dependence(required)
         if waiting or restarts:
             return _dependent(waiting, restarts)
         if by_name["total_time"].outcome == "fail":
@@ -305,9 +303,9 @@ def _at_once(
     return None
 
 
-def _dependence(crossing: Sequence[TestResult], rules: RuleSet) -> tuple[list[str], dict[str, TestState]]:
+def _dependence(crossing: Sequence[TestResult]) -> tuple[list[str], dict[str, TestState]]:
     """Names of the crossing tests that wait for their independence to show, and states of those that restart."""
-    actions = {result.name: after_dependence(result, rules) for result in crossing}
+    actions = {result.name: after_dependence(result) for result in crossing}
     waiting = [name for name, (action, _) in actions.items() if action == "wait"]
     return waiting, {name: state for name, (action, state) in actions.items() if action == "restart"}
 

@@ -41,7 +41,7 @@ def short_span(evidence: Span, policy: GatePolicy) -> str | None:
     have evidence: two bursts a week apart show two days.
     """
     wanted = math.ceil(policy.min_span_s / DAY_S)
-    if policy.rules.spans_in_days and evidence.num_days < wanted:
+    if evidence.num_days < wanted:
         return f"evidence from {plural(evidence.num_days, 'day')}, {wanted} needed"
     if evidence.span_s < policy.min_span_s:
         return f"{span_text(evidence.span_s)} of traffic seen, {span_text(policy.min_span_s)} needed"

@@ -19,7 +19,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_states
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
 from shadowspec.gate.verdict.decision import Hypothesis, decide, since_when
-from shadowspec.gate.verdict.trial_levels import HypothesisId, passed_clusters, recipe_note
+from shadowspec.gate.verdict.trial_levels import HypothesisId, passed_clusters
 from shadowspec.types import (
     Decision,
     DetectorFigures,
@@ -45,15 +45,13 @@ FINAL_CODES = frozenset(
         ReasonCode.OTHER_ENGINE,
     }
 )
-# In force until the next run has a verdict.
-_PASSING_CODES = frozenset({ReasonCode.DRIFT, ReasonCode.CHANGED_RULES})
 
 Standing = Mapping[HypothesisId, tuple[Verdict, str]]  # the current verdict of each hypothesis, and its reason code
 
 
 def is_open(verdict: Verdict, reason_code: str) -> bool:
     """Whether more evidence may still change the decision: a HOLD for evidence, or an alarm's verdict."""
-    return reason_code in _PASSING_CODES or (verdict is Verdict.HOLD and reason_code not in FINAL_CODES)
+    return reason_code == ReasonCode.DRIFT or (verdict is Verdict.HOLD and reason_code not in FINAL_CODES)
 
 
 def decided_slices(standing: Standing, loads: Collection[int], fingerprints: Collection[str]) -> set[str]:
@@ -81,21 +79,16 @@ def standing_decision(
     has_entered: bool,
     previous: Decision | None,
     now: datetime,
-    rule_set: int | None = None,
 ) -> Decision:
     """The decision on a hypothesis in its run `trial` (None: it has none yet, or no level is left for it).
 
     `evidence` is only that of the run; `previous` the latest decision with this fingerprint, of this run or not.
-    `rule_set` is the version of the rules that new runs begin with (None: the run's): an undecided run of an older
-    version ends.
     """
     in_run = previous if previous is not None and trial is not None and not previous.ends_run else None
     in_force = in_run if in_run is not None and in_run.reason_code != ReasonCode.DRIFT else None
     decision = decide(hypothesis, evidence, policy, trial=trial, has_entered=has_entered, previous=in_force, now=now)
     if trial is None:
         return decision
-    if rule_set not in (None, policy.rule_set) and (in_force is None or in_force.verdict is Verdict.HOLD):
-        return _end_for_new_rules(decision, policy.rule_set, rule_set, previous, now)
     if decision.verdict is Verdict.ENABLE:
         was_enabled = in_force is not None and in_force.verdict is Verdict.ENABLE
         watch = in_force.watch if in_force and was_enabled else _watch(decision, policy)
@@ -103,7 +96,7 @@ def standing_decision(
         decision = replace(decision, watch=watch, drift=_drift_figures(detectors, policy))
         decision = _after_detectors(decision, detectors, policy)
     elif decision.verdict is Verdict.HOLD and trial.num_restarts and decision.reason_code != ReasonCode.OTHER_ENGINE:
-        decision = _meanwhile(decision, trial, policy, recipe_note(hypothesis.replaces, hypothesis.config))
+        decision = _meanwhile(decision, trial, policy)
     return replace(decision, verdict_since=since_when(decision.verdict, previous, now))
 
 
@@ -125,23 +118,6 @@ def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> Hypothesi
         )
     watchers = (evidence.watchers or watch_states(decision)) if decision.verdict is Verdict.ENABLE else {}
     return evidence if watchers == evidence.watchers else replace(evidence, watchers=watchers)
-
-
-def _end_for_new_rules(
-    decision: Decision, old: int, new: int | None, previous: Decision | None, now: datetime
-) -> Decision:
-    """The row that ends an undecided run of older rules: HOLD, or an alarm's verdict in force; its figures remain."""
-    alarmed = previous is not None and previous.reason_code == ReasonCode.DRIFT
-    verdict = previous.verdict if previous is not None and alarmed else Verdict.HOLD
-    return replace(
-        decision,
-        verdict=verdict,
-        reason_code=ReasonCode.CHANGED_RULES,
-        reason=f"the run began under version {old} of the gate's rules; the next one begins under version {new}",
-        clusters_needed=None,
-        ends_run=True,
-        verdict_since=since_when(verdict, previous, now),
-    )
 
 
 def _watch(decision: Decision, policy: GatePolicy) -> Watch:
@@ -180,16 +156,14 @@ def _after_detectors(decision: Decision, detectors: Mapping[str, drift.Detector]
     return replace(decision, verdict=_alarm_verdict(policy), reason_code=ReasonCode.DRIFT, reason=reason, ends_run=True)
 
 
-def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy, note: str) -> Decision:
-    """The decision of a run that follows another and is still undecided; `note` is on its fingerprint."""
-    if trial.follows == ReasonCode.CHANGED_RULES:
-        return decision
-    if trial.follows == ReasonCode.DRIFT:
+def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy) -> Decision:
+    """The decision of a run that follows another and is still undecided."""
+    if trial.supersedes is None:
         reason = f"a drift alarm ended run {trial.num_restarts}; the next one: {decision.reason}"
         return replace(decision, verdict=_alarm_verdict(policy), reason_code=ReasonCode.DRIFT, reason=reason)
-    if decision.reason_code not in WAITING_CODES or trial.supersedes is None:
+    if decision.reason_code not in WAITING_CODES:
         return decision
-    reason = f"the fingerprint was {trial.supersedes[:12]} before{note}; the new one: {decision.reason}"
+    reason = f"the fingerprint was {trial.supersedes[:12]} before; the new one: {decision.reason}"
     return replace(decision, reason_code=ReasonCode.CHANGED_FINGERPRINT, reason=reason)
 
 

@@ -18,7 +18,6 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.rule_set import RuleSet
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.betting import Floats, Side
 from shadowspec.gate.stats.capital import CapitalTable
@@ -28,6 +27,9 @@ from shadowspec.types import BettingFigures, Dependence, TestResult, TestState
 RESTART_AUTOCORRELATION = 0.2  # above it, once r1 is well known, the units are too small to be independent
 RESTART_UNITS = 100
 Z_95 = 1.645  # one-sided
+# Upper 95% limit of r1 below which units pass as independent.  With batches beside it .45 lets no more AR(1) units
+# pass than .35 did without them, and independent units wait less (docs/research/simulation.md).
+WAIT_AUTOCORRELATION = 0.45
 MERGES = {1: 4, 4: 8}  # units merged into one at the first and at the second restart
 
 Bools = NDArray[np.bool_]
@@ -41,9 +43,9 @@ def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: flo
             test = replace(test, unit="block")
         if applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
             folded = evidence.tests.get(test.name) or TestEvidence.empty(test)
-            lost = evidence.lost_units(test.unit, policy)
+            lost = evidence.lost_units(test.unit)
             results.append(betting_result(test, folded, policy, level, num_lost=lost))
-    quantiles = evidence.judged_latencies(policy).figures(policy.alpha)  # shown beside the tail
+    quantiles = evidence.judged_latencies().figures(policy.alpha)  # shown beside the tail
     return [replace(each, figures={**each.figures, **quantiles}) if each.name == "tail" else each for each in results]
 
 
@@ -84,7 +86,7 @@ def betting_result(
         dependence=Dependence(
             evidence.moments.autocorrelation,
             evidence.state,
-            _batch_agreement(test, evidence, policy, outcome, fail_level),
+            _batch_agreement(test, evidence, outcome, fail_level),
         ),
         betting=BettingFigures(
             mean=mean,
@@ -109,11 +111,9 @@ def crossings(pass_logs: Floats, fail_logs: Floats, level: float, fail_level: fl
     return passes, np.logical_or.reduce(betting.is_rejected(fail_logs, fail_level), axis=0)
 
 
-def _batch_agreement(
-    test: BettingTest, evidence: TestEvidence, policy: GatePolicy, outcome: str, fail_level: float
-) -> float | None:
+def _batch_agreement(test: BettingTest, evidence: TestEvidence, outcome: str, fail_level: float) -> float | None:
     """By how many standard errors beyond the required number batches show the outcome; None of an open one."""
-    if not policy.rules.judges_batches or outcome == "open":
+    if outcome == "open":
         return None
     if outcome == "pass":
         return min(evidence.batches[side].errors(side, theta) for side, theta in test.sides) / test.batch_errors
@@ -127,14 +127,12 @@ def min_units(test: BettingTest, policy: GatePolicy, level: float) -> int:
     """Units below which a test cannot pass; where nothing can prove it, the units at which it is given up."""
     if policy.unprovable(test.name):
         return policy.max_clusters
-    return max(betting.min_units(_best_ratio(test, side, theta), level, test.weights) for side, theta in test.sides)
+    return max(betting.min_units(_best_ratio(test, side, theta), level) for side, theta in test.sides)
 
 
 def bounds(test: BettingTest, lower: CapitalTable, upper: CapitalTable, level: float) -> tuple[float, float]:
     """Both bounds of a test's mean, from its two tables; the end of its range where no null falls."""
-    if test.bounds_share_level:
-        return _bounds_at(test, lower, upper, level, level)
-    return _judged_bounds(test, lower, upper, level)
+    return _bounds_at(test, lower, upper, level, level)
 
 
 def _judged_bounds(test: BettingTest, lower: CapitalTable, upper: CapitalTable, level: float) -> tuple[float, float]:
@@ -249,7 +247,7 @@ def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResu
     )
 
 
-def after_dependence(result: TestResult, rules: RuleSet) -> tuple[str, TestState]:
+def after_dependence(result: TestResult) -> tuple[str, TestState]:
     """The effect of dependence on a look at which a test crosses: "count", "wait" or "restart", and the new state.
 
     Faults and memory are no series and count at once.  Quantiles have no units to merge, so they only wait.
@@ -258,7 +256,7 @@ def after_dependence(result: TestResult, rules: RuleSet) -> tuple[str, TestState
     if result.dependence is None or (r1 := result.dependence.r1) is None:
         return "count", state
     can_merge = result.state is not None and state.merged_units in MERGES
-    waits, restarts = dependence(r1, result.num_units, rules, can_merge=can_merge)
+    waits, restarts = dependence(r1, result.num_units, can_merge=can_merge)
     agreement = result.dependence.batch_agreement
     if restarts:
         end = state.start_unit + result.num_units * state.merged_units
@@ -267,7 +265,7 @@ def after_dependence(result: TestResult, rules: RuleSet) -> tuple[str, TestState
 
 
 def dependence(
-    r1: float | Floats, num_units: int | NDArray[np.int64], rules: RuleSet, *, can_merge: bool, slack: float = 0.0
+    r1: float | Floats, num_units: int | NDArray[np.int64], *, can_merge: bool, slack: float = 0.0
 ) -> tuple[Bools, Bools]:
     """Whether units of this r1 wait, and whether they restart merged, elementwise; with `slack` fewer wait.
 
@@ -275,9 +273,9 @@ def dependence(
     units wait.
     """
     error = 1.0 / np.sqrt(np.maximum(num_units, 1))
-    limit, surely = r1 + Z_95 * error, r1 - error * rules.judges_batches
+    limit, surely = r1 + Z_95 * error, r1 - error
     restarts = np.asarray(surely > RESTART_AUTOCORRELATION - slack) & (num_units >= RESTART_UNITS) & can_merge
-    return ~restarts & ((limit >= rules.wait_autocorrelation + slack) | np.equal(num_units, 0)), restarts
+    return ~restarts & ((limit >= WAIT_AUTOCORRELATION + slack) | np.equal(num_units, 0)), restarts
 
 
 def _best_ratio(test: BettingTest, side: Side, theta: float) -> float:

@@ -16,9 +16,6 @@ only true ones have passed levels on.  With T of alpha for slices by then and m 
 true null is at most FIRST_RUN * T / m, a number that does not depend on the data.  The sum over all true nulls is at
 most FIRST_RUN * alpha, and each test falls at its level with at most that chance, at any look (Ville).  Restarts
 use the rest, fixed for each hypothesis at its entry.
-
-By rules of version 1 levels are alpha / max_hypotheses for each hypothesis; its first run uses half of it, its j-th
-restart share * 2**-(j + 1).  An endpoint that has used a part of alpha this way shares the rest by the graph.
 """
 
 from __future__ import annotations
@@ -35,7 +32,6 @@ from shadowspec.types import Decision, FingerprintedConfig, LevelGraph, ReasonCo
 RETURN_AFTER = timedelta(hours=1)
 
 FIRST_RUN = 0.9  # of a hypothesis's part of alpha
-FIRST_RUN_SHARE = 0.5  # by rules of version 1
 MAX_RESTARTS = 30  # a share / 2**31 takes three times the units of a first run: more restarts are a fault elsewhere
 
 HypothesisId = tuple[str, int, str]  # slice key, concurrency, fingerprint
@@ -56,11 +52,9 @@ def hypothesis_id(decision: Decision) -> HypothesisId:
 
 
 def frozen_policy(policy: GatePolicy, previous: Decision | None) -> GatePolicy:
-    """The policy with a hypothesis's parameters as they were fixed when it entered, its rules when its run began."""
+    """The policy with a hypothesis's parameters as they were fixed when it entered."""
     fixed = previous.frozen_parameters if previous else None
-    if previous is None or fixed is None:
-        return policy
-    return policy.with_frozen_parameters({**fixed, "rule_set": policy.rule_set} if previous.ends_run else fixed)
+    return policy if fixed is None else policy.with_frozen_parameters(fixed)
 
 
 def name_of(decision: Decision) -> HypothesisName:
@@ -142,8 +136,7 @@ def assign_trials(
     latest, by_id = latest_by_name(standing), {hypothesis_id(row): row for row in standing}
     names: dict[HypothesisId, HypothesisName] = {key: (key[0], key[1], configs[key[2]].config.name) for key in entered}
     in_order = list(dict.fromkeys(names.values()))
-    assign = _assign_places if policy.rules.shares_levels else _assign_equal_shares
-    first = assign(in_order, latest, policy, num_slices)
+    first = _assign_places(in_order, latest, policy, num_slices)
     trials: dict[HypothesisId, Trial | None] = {}
     for key, name in names.items():
         trial, before, same = first[name], latest.get(name), by_id.get(key)
@@ -157,38 +150,19 @@ def assign_trials(
     }
 
 
-def _assign_equal_shares(
-    entered: Sequence[HypothesisName], latest: Mapping[HypothesisName, Decision], policy: GatePolicy, num_slices: int
-) -> dict[HypothesisName, Trial | None]:
-    """The first run of each hypothesis by rules of version 1."""
-    del num_slices
-    shares: dict[HypothesisName, Trial | None] = {}
-    held = {name: row.run.share for name, row in latest.items() if row.run is not None}
-    given, share = sum(held.values()), policy.alpha / policy.max_hypotheses
-    for name in entered:
-        if name not in held and given + share > policy.alpha * (1.0 + 1e-9):  # sums of equal shares round
-            shares[name] = None
-            continue
-        given += share * (name not in held)
-        shares[name] = Trial(held.get(name, share), None)
-    return shares
-
-
 def _assign_places(
     entered: Sequence[HypothesisName], latest: Mapping[HypothesisName, Decision], policy: GatePolicy, num_slices: int
 ) -> dict[HypothesisName, Trial | None]:
     """The first run of each hypothesis under the graph, with its part of alpha."""
     held = {name: row.run for name, row in latest.items() if row.run is not None}
-    in_graph = {name: run for name, run in held.items() if run.graph is not None}
-    graph = next((run.graph for run in in_graph.values() if run.graph), None) or _new_graph(entered, held, policy)
-    num_endpoints = sum(not name[0] and not run.in_slot for name, run in in_graph.items())
-    num_slots = sum(run.in_slot for run in in_graph.values())
+    graph = next((run.graph for run in held.values()), None) or _new_graph(entered, policy)
+    num_endpoints = sum(not name[0] and not run.in_slot for name, run in held.items())
+    num_slots = sum(run.in_slot for run in held.values())
     trials: dict[HypothesisName, Trial | None] = {}
     for name in entered:
-        run, endpoint = in_graph.get(name), trials.get(("", *name[1:]))
+        run, endpoint = held.get(name), trials.get(("", *name[1:]))
         if run is None or (name[0] and not run.in_slot):
-            num_before = 0 if name not in held else held[name].num_restarts + (run is None)
-            new = Trial(0.0, None, graph=graph, num_before=num_before)
+            new = Trial(0.0, None, graph, num_before=0 if run is None else run.num_restarts)
             if not name[0] and num_endpoints < graph.num_endpoints:
                 num_endpoints, run = num_endpoints + 1, replace(new, share=graph.endpoint_share)
             elif name[0] and num_slices == 1 and endpoint is not None and not endpoint.in_slot:
@@ -201,17 +175,13 @@ def _assign_places(
     return trials
 
 
-def _new_graph(
-    entered: Sequence[HypothesisName], held: Mapping[HypothesisName, Trial], policy: GatePolicy
-) -> LevelGraph:
-    """The graph over the part of alpha that runs of older rules have left."""
-    spent = sum(run.share * (1.0 - 0.5 ** (run.num_restarts + 1)) for run in held.values())
-    num_endpoints = min(max(sum(not name[0] for name in entered), 1), policy.max_hypotheses)
-    return _graph(policy, num_endpoints, spent)
+def _new_graph(entered: Sequence[HypothesisName], policy: GatePolicy) -> LevelGraph:
+    """The graph of an endpoint whose first hypotheses enter."""
+    return _graph(policy, min(max(sum(not name[0] for name in entered), 1), policy.max_hypotheses))
 
 
-def _graph(policy: GatePolicy, num_endpoints: int, spent: float = 0.0) -> LevelGraph:
-    return LevelGraph(max(policy.alpha - spent, 0.0), num_endpoints, policy.max_hypotheses - num_endpoints)
+def _graph(policy: GatePolicy, num_endpoints: int) -> LevelGraph:
+    return LevelGraph(policy.alpha, num_endpoints, policy.max_hypotheses - num_endpoints)
 
 
 def first_level(policy: GatePolicy, num_endpoints: int) -> float:
@@ -223,8 +193,6 @@ def shown_level(level: float | None, policy: GatePolicy) -> float:
     """The level at which tests are shown: that of their run, or of a first run where they have none."""
     if level is not None:
         return level
-    if not policy.rules.shares_levels:
-        return policy.alpha / policy.max_hypotheses * FIRST_RUN_SHARE
     graph = LevelGraph(policy.alpha, 1, policy.max_hypotheses - 1)
     return FIRST_RUN * (graph.slot_share if graph.num_slots else graph.endpoint_share)
 
@@ -241,7 +209,7 @@ def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str,
         latest.run, share=first.share, graph=first.graph, in_slot=first.in_slot, has_passed=has_passed(latest)
     )
     if latest.fingerprint == fingerprint and not latest.ends_run:
-        return latest.run if latest.run.graph is None else trial
+        return trial
     folded = same.run if same is not None else None
     return replace(
         trial,
@@ -251,41 +219,28 @@ def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str,
         start_clusters=(folded.start_clusters + passed_clusters(same)) if folded and same else 0,
         start_lost=trial.start_lost + latest.evidence.num_lost,
         supersedes=None if latest.fingerprint == fingerprint else latest.fingerprint,
-        follows=_why_ended(latest, fingerprint),
-        num_before=first.num_before if latest.run.graph is None else trial.num_before,
     )
 
 
 def _without_part(latest: Decision | None, same: Decision | None, fingerprint: str) -> Trial | None:
     """The run of a hypothesis that has no part of alpha, in `next_trial`'s arguments; None where it never had one.
 
-    A verdict in force stays, and so does a run of older rules.  No other hypothesis has a level; used levels stay used.
+    A verdict in force stays.  No other hypothesis has a level; used levels stay used.
     """
     if latest is None or latest.run is None:
         return None
     trial = next_trial(latest, same, fingerprint, latest.run)
     goes_on = trial.num_restarts == latest.run.num_restarts
-    stays = goes_on and (trial.graph is None or latest.verdict is not Verdict.HOLD)
-    return trial if stays else replace(trial, level=None)
+    return trial if goes_on and latest.verdict is not Verdict.HOLD else replace(trial, level=None)
 
 
 def has_passed(decision: Decision) -> bool:
     """Whether the first run of its hypothesis under the graph reached ENABLE, at this look or before."""
     run = decision.run
-    if run is None or run.graph is None:
+    if run is None:
         return False
     is_enabled = decision.verdict is Verdict.ENABLE or decision.watch is not None
     return run.has_passed or (run.num_restarts == run.num_before and is_enabled)
-
-
-def _why_ended(latest: Decision, fingerprint: str) -> str:
-    """Why the run of `latest` ended, as a reason code; an alarm is in force until a run after it decides."""
-    if latest.fingerprint != fingerprint:
-        return ReasonCode.CHANGED_FINGERPRINT
-    alarmed = latest.reason_code == ReasonCode.DRIFT or (
-        latest.run is not None and latest.run.follows == ReasonCode.DRIFT
-    )
-    return ReasonCode.DRIFT if alarmed else ReasonCode.CHANGED_RULES
 
 
 def passing_runs(
@@ -307,8 +262,6 @@ def with_level(
     num_restarts = trial.num_restarts - trial.num_before
     if trial.num_restarts > MAX_RESTARTS:
         return replace(trial, level=None)
-    if trial.graph is None:
-        return replace(trial, level=trial.share * FIRST_RUN_SHARE * 0.5**trial.num_restarts)
     if num_restarts:
         return replace(trial, level=(1.0 - FIRST_RUN) * trial.share * 0.5**num_restarts)
     if trial.has_passed and trial.level is not None:
@@ -325,23 +278,13 @@ def passed_clusters(decision: Decision) -> int:
     return decision.num_clusters + decision.evidence.num_capped_clusters
 
 
-def recipe_note(old: FingerprintedConfig | None, new: FingerprintedConfig | None) -> str:
-    """The note in a reason where the fingerprint changed because its recipe did; "" elsewhere."""
-    if old is None or new is None or old.recipe is not None or new.default_sampling is None:
-        return ""
-    return (
-        f" (the fingerprint recipe now includes sampling defaults, here {new.default_sampling}; evidence of "
-        f"{old.fingerprint[:12]} was measured under sampling defaults that were not recorded)"
-    )
-
-
-def supersede(decision: Decision, by: str, now: datetime, note: str = "") -> Decision:
+def supersede(decision: Decision, by: str, now: datetime) -> Decision:
     """The row that takes an old fingerprint's verdict out of force: HOLD, its figures as they were."""
     return replace(
         decision,
         verdict=Verdict.HOLD,
         reason_code=ReasonCode.CHANGED_FINGERPRINT,
-        reason=f"{decision.verdict} was superseded: {decision.config.name} now has fingerprint {by[:12]}{note}",
+        reason=f"{decision.verdict} was superseded: {decision.config.name} now has fingerprint {by[:12]}",
         clusters_needed=None,
         decided_at=now,
         ends_run=True,
@@ -357,7 +300,6 @@ def is_superseded(decision: Decision) -> bool:
 
 def superseded_rows(
     trials: Mapping[HypothesisId, Trial | None],
-    configs: Mapping[str, FingerprintedConfig],
     previous: Mapping[HypothesisId, Decision],
     now: datetime,
 ) -> list[Decision]:
@@ -366,6 +308,5 @@ def superseded_rows(
     for (slice_key, concurrency, fingerprint), trial in trials.items():
         old = previous.get((slice_key, concurrency, trial.supersedes)) if trial and trial.supersedes else None
         if old is not None and not is_superseded(old):
-            note = recipe_note(configs.get(old.fingerprint), configs.get(fingerprint))
-            replaced.append(supersede(old, fingerprint, now, note))
+            replaced.append(supersede(old, fingerprint, now))
     return replaced

@@ -58,7 +58,7 @@ RIGHTS = {
             **dict.fromkeys(
                 ("records", "runs", "blocks", "block_memory", "replays", "replay_configs", "audits"), "SELECT, INSERT"
             ),
-            "fingerprints": "SELECT, INSERT, UPDATE (recipe)",
+            "fingerprints": "SELECT, INSERT",
             "backfill_blocks": "SELECT, INSERT",
             **dict.fromkeys(("cost_surfaces", "evaluations"), "SELECT, INSERT"),
             **dict.fromkeys(("ledger", "funnel_counts"), "SELECT, INSERT, UPDATE"),

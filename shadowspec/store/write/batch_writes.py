@@ -7,10 +7,10 @@ for each other instead of deadlocking; a row that exists already is left as it i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select, update
+from sqlalchemy import Connection, select
 
 from shadowspec.errors import StoreError
 from shadowspec.store import bulk, row_values
@@ -130,29 +130,10 @@ def add_to_rollups(connection: Connection, runs: Sequence[InsertedRun]) -> None:
 
 
 def insert_fingerprints(connection: Connection, configs: Iterable[FingerprintedConfig]) -> None:
-    """Insert the configs whose fingerprints are new; a run or decision can only name a stored fingerprint.
-
-    One that is stored without a recipe, and taken again by one, is measured under known sampling defaults from now on.
-    """
+    """Insert the configs whose fingerprints are new; a run or decision can only name a stored fingerprint."""
     by_fingerprint = {config.fingerprint: config for config in configs}
     ordered = [row_values.fingerprint_row(by_fingerprint[name]) for name in sorted(by_fingerprint)]
     if ordered:
         names = tuple(ordered[0])
         values = [tuple(row.values()) for row in ordered]
         bulk.insert_new(connection, tables.fingerprints, names, values)
-        _fill_recipes(connection, {row["fingerprint"]: row["recipe"] for row in ordered if row["recipe"] is not None})
-
-
-def _fill_recipes(connection: Connection, recipes: Mapping[str, int]) -> None:
-    columns = tables.fingerprints.c
-    unknown = connection.scalars(
-        select(columns.fingerprint)
-        .where(columns.fingerprint.in_(recipes), columns.recipe.is_(None))
-        .order_by(columns.fingerprint)
-    ).all()
-    may_update = func.has_column_privilege("fingerprints", "recipe", "UPDATE")
-    # A writer's role that an older version granted may not, until it is granted again.
-    if unknown and (connection.dialect.name != "postgresql" or connection.scalar(select(may_update))):
-        statement = update(tables.fingerprints).where(columns.fingerprint == bindparam("known"))
-        values = [{"known": fingerprint, "recipe": recipes[fingerprint]} for fingerprint in unknown]
-        connection.execute(statement, values)

@@ -92,11 +92,9 @@ def test_look_after_look_decides_what_all_rows_at_once_decide(store: Store) -> N
     assert decided[0].evidence.newest_record is not None
 
 
-@pytest.mark.representative("postgres-2")
-@pytest.mark.parametrize("rule_set", [1, 2])
-def test_the_whole_endpoint_leaves_thinned_sessions_out_and_their_slice_does_not(store: Store, rule_set: int) -> None:
+@pytest.mark.representative("postgres")
+def test_the_whole_endpoint_leaves_thinned_sessions_out_and_their_slice_does_not(store: Store) -> None:
     """Of one slice's blocks every second counts with one request of four, and the others do not count at all."""
-    policy = replace(POLICY, rule_set=rule_set)
     world = World(40, slices=SLICES, make_run=noisy_run()).evidence()
     world = replace(
         world,
@@ -107,18 +105,18 @@ def test_the_whole_endpoint_leaves_thinned_sessions_out_and_their_slice_does_not
             for record in world.records
         ],
     )
-    feed, at_once = Feed(store, world), AtOnce(policy)
+    feed, at_once = Feed(store, world), AtOnce(POLICY)
     for hours, (start, stop) in enumerate(itertools.pairwise([0, 7, 8, 40])):
         feed.write_blocks(start, stop, is_last=stop == 40)
-        decided = gate(store, policy, hours=hours)
+        decided = gate(store, POLICY, hours=hours)
         assert_same_decisions(decided, at_once.look(feed.so_far(), ended=stop == 40, hours=hours))
     by_slice = {decision.slice_key: decision for decision in decided}
     assert [(by_slice[name].num_blocks, by_slice[name].num_clusters) for name in SLICES] == [(20, 80), (20, 80)]
     whole = by_slice[""]
-    assert (whole.num_blocks, whole.num_clusters) == ((40, 160) if rule_set == 1 else (30, 90))
+    assert (whole.num_blocks, whole.num_clusters) == (30, 90)
     speedup = next(test for test in whole.tests if test.name == "speedup")
     assert speedup.betting is not None
-    assert speedup.betting.observed_weight == pytest.approx(40.0 if rule_set == 1 else 22.5)
+    assert speedup.betting.observed_weight == pytest.approx(22.5)
     for decision in decided:
         assert explain(store, decision.decision_id or 0).differences == ()
 
@@ -469,14 +467,14 @@ def test_a_decision_that_was_tampered_with_is_told(store: Store) -> None:
 def test_a_level_that_its_share_does_not_give_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = "shadowspec.store.evidence.evidence_session.stored_details"
     monkeypatch.setattr(
-        wrong, lambda item: stored_details(item) | {"level": 0.04, "frozen_parameters": {"z_clip": 0.1, "rule_set": 2}}
+        wrong, lambda item: stored_details(item) | {"level": 0.04, "frozen_parameters": {"z_clip": 0.1}}
     )
     feed = Feed(store, World(30, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 30)
-    assert gate(store, replace(POLICY, rule_set=1))[0].run is not None
+    assert gate(store, POLICY)[0].run is not None
     parameters, level = explain(store, 1).differences
     assert (parameters.name, level.name) == ("details.frozen_parameters", "details.level")
-    assert parameters.stored == '{"rule_set": 2, "z_clip": 0.1}', "objects are shown as schema 1 has them"
+    assert parameters.stored == '{"z_clip": 0.1}', "objects are shown as schema 1 has them"
 
 
 @pytest.mark.representative("postgres")
