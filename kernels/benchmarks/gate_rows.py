@@ -134,8 +134,8 @@ def move_ledger(url: str, traffic: Traffic, last: int) -> None:
             place |= {"partition": partition, "next": -(-last // NUM_PARTITIONS)}
             connection.execute(text(
                 "INSERT INTO ledger (consumer, source, source_partition, next_offset, num_messages, num_records, "
-                "watermark, is_behind, is_ended) "
-                "VALUES ('group', :source, :partition, :next, :next, :next, :at, false, false)"
+                "watermark, is_behind, is_ended, first_offset) "
+                "VALUES ('group', :source, :partition, :next, :next, :next, :at, false, false, 0)"
             ), place)  # fmt: skip
             connection.execute(text(
                 "INSERT INTO funnel_counts (consumer, source, source_partition, endpoint, counter, reason, "

@@ -32,7 +32,7 @@ HYPOTHESIS = ("endpoint", "slice_key", "concurrency", "fingerprint")
 TIMES = ("queue_ms", "prefill_ms", "decode_ms", "draft_ms", "verify_ms", "other_ms")
 LIVE_COUNTS = (
     *("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_requests"),
-    *("num_prompt_tokens", "num_cached_tokens"),
+    *("num_failed_requests", "num_prompt_tokens", "num_cached_tokens"),
 )
 
 
@@ -70,18 +70,13 @@ def _make_fingerprints() -> None:
         *_texts("proposer"),
         *_integers("num_speculative_tokens"),
         *_texts("verify_rule", "backend"),
-        *_integers("ngram_min", "ngram_max"),
+        *_integers("ngram_min", "ngram_max", "suffix_decoding_max_tree_depth", "suffix_memory_tokens"),
+        *_reals("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob", "draft_confidence_threshold"),
+        *_texts("speculative_config", nullable=True),
+        *_texts("ngram_occurrence", "draft_sampling"),
+        *_booleans("drafts_within_limit"),
         *_texts("engine", "device", "dtype"),
         *_documents("details"),
-        *_integers("suffix_decoding_max_tree_depth", server_default="24"),
-        *_integers("suffix_memory_tokens", server_default="100000"),
-        *_reals("suffix_decoding_max_spec_factor", server_default="1.0"),
-        *_reals("suffix_decoding_min_token_prob", server_default="0.1"),
-        *_reals("draft_confidence_threshold", server_default="0.0"),
-        *_texts("speculative_config", nullable=True),
-        *_texts("ngram_occurrence", server_default="latest"),
-        *_texts("draft_sampling", server_default="request"),
-        *_booleans("drafts_within_limit", server_default=sa.false()),
         _key("fingerprints", "fingerprint"),
     )
 
@@ -124,8 +119,9 @@ def _make_records_and_runs() -> None:
         *_integers("baseline_peak_bytes", "speculative_peak_bytes", "kv_bytes_per_token", nullable=True),
         *_integers("draft_weight_bytes", "draft_kv_bytes_per_token", nullable=True),
         *_texts("source"),
+        *_reals("kv_tokens_per_request", nullable=True),
         *_integers("baseline_kv_tokens", "speculative_kv_tokens", nullable=True),
-        *_reals("kv_tokens_per_request", "baseline_kv_requests", "speculative_kv_requests", nullable=True),
+        *_reals("baseline_kv_requests", "speculative_kv_requests", nullable=True),
         _key("block_memory", "block_id", "fingerprint"),
     )
     op.create_table(
@@ -189,11 +185,9 @@ def _make_rollups() -> None:
         *_reals("weight", "weight_squares", "weighted_drafts", "weighted_draft_tokens", "weighted_accepted_tokens"),
         *_reals("weighted_first_accepted_tokens", "timed_weight", "weighted_log_speedup"),
         *_reals("weighted_baseline_end_to_end_ms", "weighted_speculative_end_to_end_ms"),
-        *_integers("num_with_concurrency", server_default="0"),
-        *_reals("baseline_concurrency", "speculative_concurrency", server_default="0"),
-        *_integers(
-            "num_cached_prompt_tokens", "baseline_cached_tokens", "speculative_cached_tokens", server_default="0"
-        ),
+        *_integers("num_with_concurrency"),
+        *_reals("baseline_concurrency", "speculative_concurrency"),
+        *_integers("num_cached_prompt_tokens", "baseline_cached_tokens", "speculative_cached_tokens"),
         _key("rollups", "rollup_id"),
         sa.UniqueConstraint("endpoint", "hour", "slice_key", "fingerprint", "concurrency", name="uq_rollups"),
     )
@@ -230,7 +224,7 @@ def _make_ledger() -> None:
         *_times("watermark", nullable=True),
         *_booleans("is_behind", "is_ended"),
         *_integers("resume_offset", nullable=True),
-        *_integers("first_offset", server_default="0"),
+        *_integers("first_offset"),
         *_times("moved_at", nullable=True),
         _key("ledger", "consumer", "source", "source_partition"),
     )
@@ -256,7 +250,7 @@ def _make_decisions() -> None:
         *_integers("num_clusters", "num_blocks"),
         *_integers("clusters_needed", nullable=True),
         *_times("decided_at"),
-        *_documents("details"),
+        *_documents("document"),
         *_integers("fold_id", nullable=True),
         _key("decisions", "decision_id"),
         _reference("decisions", "fingerprints", "fingerprint"),
@@ -274,7 +268,7 @@ def _make_decisions() -> None:
         *_texts("unit"),
         *_integers("num_units", "min_units"),
         *_integers("units_needed", nullable=True),
-        *_documents("details"),
+        *_documents("document"),
         _key("test_snapshots", "decision_id", "position"),
         _reference("test_snapshots", "decisions", "decision_id"),
     )
@@ -360,18 +354,17 @@ def _make_evidence() -> None:
     )
     op.create_table(
         "evidence_keys",
-        *_texts("endpoint", "way", "slice_key", "key"),
+        *_texts("endpoint", "clustering", "slice_key", "key"),
         *_documents("arrivals"),
         *_times("reopens_at", "first_event", "closes_at", nullable=True),
         *_booleans("is_full"),
-        _key("evidence_keys", "endpoint", "way", "slice_key", "key"),
+        _key("evidence_keys", "endpoint", "clustering", "slice_key", "key"),
     )
     # Partial: a search for one key cannot take them in place of the primary key, whatever the statistics say.
-    for name, column, rows in (
-        ("ix_evidence_keys_waiting", "first_event", sa.text("first_event IS NOT NULL")),
-        ("ix_evidence_keys_reopening", "reopens_at", sa.text("first_event IS NULL")),
-    ):
-        op.create_index(name, "evidence_keys", ["endpoint", "way", column], postgresql_where=rows, sqlite_where=rows)
+    for name, column, where in (("waiting", "first_event", "NOT NULL"), ("reopening", "reopens_at", "NULL")):
+        rows = sa.text(f"first_event IS {where}")
+        columns = ["endpoint", "clustering", column]
+        op.create_index(f"ix_evidence_keys_{name}", "evidence_keys", columns, postgresql_where=rows, sqlite_where=rows)
     op.create_table(
         "evidence_blocks",
         *_texts("endpoint", "block_id"),
@@ -411,7 +404,7 @@ def _make_replays_and_audits() -> None:
         *_integers("num_output_tokens", "num_accepted_tokens"),
         *_reals("expected_accepted_tokens", nullable=True),
         *_booleans("is_folded"),
-        *_reals("tolerance", server_default="0.005"),
+        *_reals("tolerance"),
         _key("audits", *RECORD_KEY, "fingerprint"),
     )
     op.create_index("ix_audits_endpoint_is_folded", "audits", ["endpoint", "is_folded"])
@@ -442,7 +435,7 @@ def _make_costs_and_evaluations() -> None:
         *_booleans("is_greedy"),
         *_times("profiled_at"),
         *_documents("points"),
-        sa.PrimaryKeyConstraint("surface_id"),
+        _key("cost_surfaces", "surface_id"),
     )
     op.create_table(
         "evaluations",
@@ -450,8 +443,8 @@ def _make_costs_and_evaluations() -> None:
         *_texts("endpoint", "fingerprint", "task", "metric"),
         *_times("measured_at"),
         *_documents("documents"),
-        sa.PrimaryKeyConstraint("evaluation_id"),
-        sa.ForeignKeyConstraint(["fingerprint"], ["fingerprints.fingerprint"]),
+        _key("evaluations", "evaluation_id"),
+        _reference("evaluations", "fingerprints", "fingerprint"),
     )
     op.create_index("ix_evaluations_endpoint", "evaluations", ["endpoint"])
 
@@ -506,8 +499,7 @@ def _make_live() -> None:
         *_integers(*LIVE_COUNTS, nullable=True),
         *_documents("num_accepted_tokens_per_pos", "latencies"),
         *_integers("num_running", nullable=True),
-        *_texts("pool", server_default="speculative"),
-        *_integers("num_failed_requests", nullable=True),
+        *_texts("pool"),
         _key("live_windows", "endpoint", "replica", "ended_at"),
     )
     op.create_index("ix_live_windows_endpoint_ended_at", "live_windows", ["endpoint", "ended_at"])
@@ -524,8 +516,7 @@ def _make_live() -> None:
         *_integers("num_known_accepted_tokens", "num_known_drafts"),
         *_documents("num_accepted_tokens_per_pos", "latencies"),
         *_documents("running", nullable=True),
-        *_texts("pool", server_default="speculative"),
-        *_integers("num_failed_requests", nullable=True),
+        *_texts("pool"),
         _key("live_hours", "endpoint", "hour", "replica", "series"),
     )
 

@@ -156,10 +156,10 @@ def test_rows(decision_id: int, decision: Decision) -> list[dict[str, Any]]:
     return [
         {"decision_id": decision_id, "position": position}
         | _take(test, TEST_FIELDS)
-        | {"details": stored_test_details(test)}
+        | {"document": stored_test_details(test)}
         for position, test in enumerate(decision.tests)
     ]
 
 
 def test_value(row: RowMapping) -> TestResult:
-    return read_test(_pick(row, TEST_FIELDS), row["details"])
+    return read_test(_pick(row, TEST_FIELDS), row["document"])

@@ -72,7 +72,7 @@ records = Table(
     Column("sampling_rate", Real),
     Column("num_prompt_tokens", BigInteger),
     Column("is_thinned", Boolean),  # NULL: it counts for its whole endpoint
-    Column("num_cached_tokens", BigInteger),  # NULL: production's answer does not say, or read before 0023
+    Column("num_cached_tokens", BigInteger),  # NULL: production's answer does not say
     Index(None, "endpoint", "event_time"),
 )
 
@@ -130,7 +130,7 @@ block_memory = Table(
         nullable=True,  # where servers measured, that say no bytes
     ),
     Column("source", Text, nullable=False),
-    *reals("kv_tokens_per_request", nullable=True),  # NULL where servers measured, or before 0021
+    *reals("kv_tokens_per_request", nullable=True),  # NULL where servers measured
     *integers("baseline_kv_tokens", "speculative_kv_tokens", nullable=True),  # these: NULL where no server measured
     *reals("baseline_kv_requests", "speculative_kv_requests", nullable=True),
 )
@@ -167,16 +167,16 @@ runs = Table(  # one row per request and config, both arms in it; repeats column
     Column("is_repetition_loop", Boolean, nullable=False),
     Column("finish_reason", Text),
     Column("scores", Json),  # by name, of both arms; NULL where a run carries none
-    Column("is_early_rejection", Boolean),  # this and the following: NULL where not defined, or measured before 0010
+    Column("is_early_rejection", Boolean),  # this and the following: NULL where not defined
     Column("is_beyond_draft_context", Boolean),
     Column("contract", Text),
     *integers("baseline_validity", "speculative_validity", nullable=True),  # `Validity`
     Column("intervention", Text),
-    *reals("baseline_concurrency", "speculative_concurrency", nullable=True),  # NULL where measured before 0013
+    *reals("baseline_concurrency", "speculative_concurrency", nullable=True),
     Column("counts_source", Text),  # this and the following: NULL where no server answered
     *integers("baseline_cached_tokens", "speculative_cached_tokens", "num_retries", nullable=True),
     *reals("z_error", nullable=True),  # NULL where z_sum is exact or not known
-    *reals("baseline_longest_gap_ms", "speculative_longest_gap_ms", nullable=True),  # NULL where measured before 0015
+    *reals("baseline_longest_gap_ms", "speculative_longest_gap_ms", nullable=True),
     Index(None, "endpoint", "event_time"),
 )
 
@@ -194,8 +194,8 @@ decisions = Table(  # append-only: the database refuses UPDATE and DELETE
     *integers("num_clusters", "num_blocks"),
     Column("clusters_needed", BigInteger),
     Column("decided_at", UtcDateTime, nullable=False),
-    Column("details", Json, nullable=False),
-    Column("fold_id", BigInteger),  # up to which evidence was folded; NULL before revision 0003
+    Column("document", Json, nullable=False),
+    Column("fold_id", BigInteger),  # up to which evidence was folded
     Index("ix_decisions_hypothesis", *HYPOTHESIS, "decision_id"),
     Index("ix_decisions_moment", *HYPOTHESIS, "decided_at", "decision_id"),
     Index(None, "decided_at"),
@@ -213,7 +213,7 @@ test_snapshots = Table(  # append-only, like the decisions that its rows belong 
     Column("unit", Text, nullable=False),
     *integers("num_units", "min_units"),
     Column("units_needed", BigInteger),
-    Column("details", Json, nullable=False),
+    Column("document", Json, nullable=False),
 )
 
 overrides = Table(  # append-only: operators' orders
@@ -267,7 +267,7 @@ ledger = Table(  # the place of each consumer: decides which records are counted
     Column("is_behind", Boolean, nullable=False),
     Column("is_ended", Boolean, nullable=False),
     Column("resume_offset", BigInteger),
-    Column("first_offset", BigInteger, nullable=False, server_default="0"),  # where the consumer began
+    Column("first_offset", BigInteger, nullable=False),  # where the consumer began
     Column("moved_at", UtcDateTime),
 )
 
@@ -387,7 +387,7 @@ evidence_keys = Table(  # clusters that are open, or in evidence but not to be o
     "evidence_keys",
     metadata,
     Column("endpoint", Text, primary_key=True),
-    Column("way", Text, primary_key=True),  # of making clusters: a digest of the parameters
+    Column("clustering", Text, primary_key=True),  # a digest of its parameters
     Column("slice_key", Text, primary_key=True),
     Column("key", Text, primary_key=True),
     Column("arrivals", Json, nullable=False),
@@ -397,7 +397,7 @@ evidence_keys = Table(  # clusters that are open, or in evidence but not to be o
     Column("is_full", Boolean, nullable=False),
     # Both partial: a search for one key cannot take them in place of the primary key, whatever the statistics say.
     *(
-        Index(f"ix_evidence_keys_{name}", "endpoint", "way", column, postgresql_where=rows, sqlite_where=rows)
+        Index(f"ix_evidence_keys_{name}", "endpoint", "clustering", column, postgresql_where=rows, sqlite_where=rows)
         for name, column, rows in (
             ("waiting", "first_event", text("first_event IS NOT NULL")),
             ("reopening", "reopens_at", text("first_event IS NULL")),
@@ -559,8 +559,8 @@ live_windows = Table(  # a replica's counts between two scrapes
     *integers(*COUNTS, nullable=True),  # NULL: the engine does not count it
     Column("num_accepted_tokens_per_pos", Json, nullable=False),
     Column("latencies", Json, nullable=False),
-    Column("num_running", BigInteger),  # requests in progress at its end; NULL: not reported, or read before 0025
-    Column("pool", Text, nullable=False, server_default="speculative"),
+    Column("num_running", BigInteger),  # requests in progress at its end; NULL: not reported
+    Column("pool", Text, nullable=False),
     Index(None, "endpoint", "ended_at"),
 )
 
@@ -580,8 +580,8 @@ live_hours = Table(  # sums of the windows that ended in an hour; they outlive t
     *integers("num_known_accepted_tokens", "num_known_drafts"),
     Column("num_accepted_tokens_per_pos", Json, nullable=False),
     Column("latencies", Json, nullable=False),
-    Column("running", Json),  # windows by the requests in progress at their ends; NULL: none since 0025
-    Column("pool", Text, nullable=False, server_default="speculative"),
+    Column("running", Json),  # windows by the requests in progress at their ends; NULL: none reported
+    Column("pool", Text, nullable=False),
 )
 
 ROLLUP_KEY = ("endpoint", "hour", "slice_key", "fingerprint", "concurrency")

@@ -1,4 +1,4 @@
-"""Open keys in the database: each endpoint and way has its own, and what is taken is gone and as it was put."""
+"""Open keys in the database: each endpoint and clustering has its own, and what is taken is gone and as it was put."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.store.examples import NOON
 SLICES = ("prompt_class=code", "prompt_class=sql")
 
 
-def keys_of(way: str) -> list[OpenKey]:
-    """The same places for every way, told apart by when they may open again."""
-    at = NOON + timedelta(hours=len(way))
+def keys_of(clustering: str) -> list[OpenKey]:
+    """The same places for every clustering, told apart by when they may open again."""
+    at = NOON + timedelta(hours=len(clustering))
     arrivals = ((NOON, RecordKey("topic", 1, 7, 1_700_000_000_000, 2)),)
     return [
         *(OpenKey(SLICES[0], f"session:{i}", arrivals, at, NOON, at, is_full=i == 1) for i in range(3)),
@@ -26,11 +26,11 @@ def keys_of(way: str) -> list[OpenKey]:
     ]
 
 
-def test_only_the_keys_of_the_endpoint_and_the_way_are_taken(store: Store) -> None:
+def test_only_the_keys_of_the_endpoint_and_the_clustering_are_taken(store: Store) -> None:
     places = [("chat", "a"), ("chat", "bb"), ("other", "ccc")]
-    for endpoint, way in places:
+    for endpoint, clustering in places:
         with store.evidence_session(endpoint) as session:
-            session.keys(way).add(keys_of(way))
+            session.keys(clustering).add(keys_of(clustering))
     wanted = [(SLICES[0], "session:1"), (SLICES[1], "session:1"), (SLICES[1], "session:0"), (SLICES[0], 'no "one"')]
     with store.evidence_session("chat") as session:
         table = session.keys("a")

@@ -128,6 +128,19 @@ def _tables(url: str) -> set[str]:
         engine.dispose()
 
 
+def test_columns_have_the_order_of_the_code_and_no_defaults(database_url: str) -> None:
+    engine = sqlalchemy.create_engine(database_url)
+    try:
+        inspector = sqlalchemy.inspect(engine)
+        for table in metadata.tables.values():
+            columns = inspector.get_columns(table.name)
+            assert [column["name"] for column in columns] == list(table.columns.keys())
+            defaults = [column["name"] for column in columns if column["default"] and not column.get("autoincrement")]
+            assert defaults == []
+    finally:
+        engine.dispose()
+
+
 def test_check_tells_drift(database_url: str) -> None:
     _execute(database_url, "ALTER TABLE records ADD COLUMN surplus TEXT", "DROP INDEX ix_runs_endpoint_event_time")
     differences = check(database_url)

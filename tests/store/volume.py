@@ -30,12 +30,17 @@ _RUNS = """
 _GROWING = (
     """
     INSERT INTO fingerprints (fingerprint, name, target, proposer, num_speculative_tokens, verify_rule, backend,
-                              ngram_min, ngram_max, engine, device, dtype, details)
-    SELECT 'fp', 'n', 't', 'ngram', 4, 'greedy', 'torch', 2, 4, 'e', 'cpu', 'f', '{}'
+                              ngram_min, ngram_max, suffix_decoding_max_tree_depth, suffix_memory_tokens,
+                              suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob,
+                              draft_confidence_threshold, ngram_occurrence, draft_sampling, drafts_within_limit,
+                              engine, device, dtype, details)
+    SELECT 'fp', 'n', 't', 'ngram', 4, 'greedy', 'torch', 2, 4, 24, 100000, 1, 0.1, 0, 'latest', 'request', false,
+           'e', 'cpu', 'f', '{}'
     """,
     """
-    INSERT INTO ledger
-    SELECT 'group', 'topic' || coalesce(nullif(n / 6, 0)::text, ''), n % 6, 1, 1, 1, now(), false, false
+    INSERT INTO ledger (consumer, source, source_partition, next_offset, num_messages, num_records, watermark,
+                        is_behind, is_ended, first_offset)
+    SELECT 'group', 'topic' || coalesce(nullif(n / 6, 0)::text, ''), n % 6, 1, 1, 1, now(), false, false, 0
     FROM generate_series(0, 3000) AS n
     """,
     """
@@ -45,13 +50,13 @@ _GROWING = (
     """,
     """
     INSERT INTO decisions (endpoint, slice_key, concurrency, fingerprint, verdict, reason_code, reason, num_clusters,
-                           num_blocks, decided_at, details)
+                           num_blocks, decided_at, document)
     SELECT 'endpoint' || n % 20, 'slice' || n % 5, 4, 'fp', 'HOLD', 'too_few_units', '', 1, 1,
            now() - (20000 - n) * interval '1 minute', '{}'
     FROM generate_series(1, 20000) AS n
     """,
     """
-    INSERT INTO test_snapshots (decision_id, position, name, outcome, alpha, unit, num_units, min_units, details)
+    INSERT INTO test_snapshots (decision_id, position, name, outcome, alpha, unit, num_units, min_units, document)
     SELECT decision_id, position, 'speedup', 'open', 0.05, 'block', 1, 1, '{}'
     FROM decisions, generate_series(0, 3) AS position
     """,

@@ -13,7 +13,7 @@ from shadowspec.store import table_definitions as tables
 from shadowspec.types import Arrival, OpenKey, RecordKey, SliceKey
 
 AT_ONCE = 5_000  # keys in one statement
-NAMES = ("endpoint", "way", "slice_key", "key", "arrivals", "reopens_at", "first_event", "closes_at", "is_full")
+NAMES = ("endpoint", "clustering", "slice_key", "key", "arrivals", "reopens_at", "first_event", "closes_at", "is_full")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -21,12 +21,12 @@ _own = tables.evidence_keys.c
 
 
 class StoredKeys:
-    """One way of making clusters at one endpoint: satisfies `KeyTable`.  Lives as long as its transaction."""
+    """The keys of one clustering of an endpoint: satisfies `KeyTable`.  Lives as long as its transaction."""
 
-    def __init__(self, connection: Connection, endpoint: str, way: str) -> None:
+    def __init__(self, connection: Connection, endpoint: str, clustering: str) -> None:
         self._connection = connection
-        self._endpoint, self._clustering = endpoint, way
-        self._is_ours = and_(_own.endpoint == endpoint, _own.way == way)
+        self._endpoint, self._clustering = endpoint, clustering
+        self._is_ours = and_(_own.endpoint == endpoint, _own.clustering == clustering)
 
     def take(self, keys: Iterable[SliceKey]) -> list[OpenKey]:
         wanted = _sort_places(set(keys))

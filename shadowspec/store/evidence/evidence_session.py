@@ -165,7 +165,7 @@ def append_decisions(connection: Connection, decisions: Sequence[Decision], fold
         (*(getattr(decision, name) for name in row_values.DECISION), stored_details(decision), fold_id)
         for decision in decisions
     ]
-    ids = bulk.insert_in_order(connection, tables.decisions, (*row_values.DECISION, "details", "fold_id"), values)
+    ids = bulk.insert_in_order(connection, tables.decisions, (*row_values.DECISION, "document", "fold_id"), values)
     snapshots = [
         row
         for decision_id, decision in zip(ids, decisions, strict=True)

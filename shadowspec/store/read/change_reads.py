@@ -91,15 +91,15 @@ def read_verdict_changes(
     )
     chosen = newest.subquery()
     of_chosen = tables.decisions.join(chosen, chosen.c.decision_id == _decisions.decision_id)
-    columns = (*_HYPOTHESIS, *(_decisions[name] for name in (*names, "reason", "details")))
+    columns = (*_HYPOTHESIS, *(_decisions[name] for name in (*names, "reason", "document")))
     statement = select(*columns, chosen.c.before).select_from(of_chosen).order_by(_decisions.decision_id.desc())
     return [
         VerdictChange(
             **{name: row[name] for name in (*names, "reason", *tables.HYPOTHESIS) if name != "verdict"},
             before=row["before"] and Verdict(row["before"]),
             verdict=Verdict(row["verdict"]),
-            evidence=read_evidence(row["details"]),
-            supersession=read_supersession(row["details"]),
+            evidence=read_evidence(row["document"]),
+            supersession=read_supersession(row["document"]),
         )
         for row in connection.execute(statement).mappings()
     ]
@@ -114,9 +114,9 @@ def read_advice_changes(
     limit: int,
 ) -> list[AdviceChange]:
     """The newest `limit` rows at which an ENABLE got advice or a shifted mix beside it; newest first."""
-    # Details are costly to open: once for each of the two figures, and not again for the row after.
+    # Documents are costly to open: once for each of the two figures, and not again for the row after.
     opened = (
-        select(_decisions.decision_id, *_HYPOTHESIS, _decisions.decided_at, *_select_advice(_decisions.details))
+        select(_decisions.decision_id, *_HYPOTHESIS, _decisions.decided_at, *_select_advice(_decisions.document))
         .where(_decisions.verdict == Verdict.ENABLE.value, *_match(endpoint, since))
         .cte("opened")
         .prefix_with("MATERIALIZED", dialect="postgresql")
@@ -129,7 +129,7 @@ def read_advice_changes(
     advice_before, shift_before = (
         case((is_first, _select_previous(said, opened.c, _before.verdict == Verdict.ENABLE.value)), else_=lagged)
         for said, lagged in zip(
-            _select_advice(_before.details),
+            _select_advice(_before.document),
             (func.lag(opened.c[name]).over(**window) for name in ("advice", "shift")),
             strict=True,
         )
@@ -164,7 +164,7 @@ def read_advice_changes(
     )
     chosen = newest.subquery()
     of_chosen = tables.decisions.join(chosen, chosen.c.decision_id == _decisions.decision_id)
-    columns = (_decisions.decision_id, *_HYPOTHESIS, _decisions.decided_at, _decisions.details)
+    columns = (_decisions.decision_id, *_HYPOTHESIS, _decisions.decided_at, _decisions.document)
     statement = select(*columns, *(chosen.c[name] for name in ("advice", "shift", "is_new_advice", "is_new_shift")))
     found = connection.execute(statement.select_from(of_chosen).order_by(_decisions.decision_id.desc())).mappings()
     return [
@@ -175,7 +175,7 @@ def read_advice_changes(
             is_new_advice=bool(row["is_new_advice"]),
             is_new_shift=bool(row["is_new_shift"]),
             decided_at=row["decided_at"],
-            mix_change=read_mix_change(row["details"]),
+            mix_change=read_mix_change(row["document"]),
         )
         for row in found
     ]
@@ -186,11 +186,11 @@ def _match(endpoint: str | None, since: datetime | None) -> list[ColumnElement[b
     return where if since is None else [*where, _decisions.decided_at >= since]
 
 
-def _select_advice(details: ColumnElement[Any]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-    """Advice, and 1 where the mix has shifted; both versions of a decision's document name them alike."""
+def _select_advice(document: ColumnElement[Any]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    """Advice, and 1 where the mix has shifted."""
     return (
-        details[ADVICE].as_string().label("advice"),
-        func.coalesce(details[HAS_SHIFTED].as_integer(), 0).label("shift"),
+        document[ADVICE].as_string().label("advice"),
+        func.coalesce(document[HAS_SHIFTED].as_integer(), 0).label("shift"),
     )
 
 

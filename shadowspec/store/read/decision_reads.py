@@ -70,7 +70,7 @@ def _read_values(
                 "config": configs[row["fingerprint"]].config,
                 "tests": tuple(tests[row["decision_id"]]),
             },
-            row["details"],
+            row["document"],
         )
         for row in found
     ]
