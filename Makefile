@@ -159,7 +159,7 @@ bench: $(VENV)/.installed-$(or $(EXTRAS_$(NAME)),base) ## Run a benchmark, besid
 
 .PHONY: benches
 benches: ## List the benchmarks
-	@for script in $$(grep -l '^if __name__' kernels/benchmarks/*.py | grep -v vllm_engine); do \
+	@for script in $$(grep -l '^if __name__' kernels/benchmarks/*.py); do \
 	    printf "  %-18s %s\n" $$(basename $$script .py) "$$(sed -n '1s/^"""//;1s/"""$$//;1p' $$script)"; \
 	done
 

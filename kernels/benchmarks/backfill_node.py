@@ -25,8 +25,8 @@ import psutil
 from rich.console import Console
 
 from kernels.benchmarks.backfill import children, write_logs
+from kernels.benchmarks.engines.servers import free_port
 from kernels.benchmarks.harness import options, write
-from kernels.benchmarks.validation.servers import free_port
 from shadowspec import demo
 
 FILES = 6

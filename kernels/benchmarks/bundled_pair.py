@@ -591,7 +591,7 @@ def main() -> None:
         if name == "pair":
             command.add_argument("--draft-steps", type=int, default=400, help="further ones of the draft alone")
         else:
-            command.add_argument("--target", type=Path, required=True)
+            command.add_argument("--target", dest="target_folder", type=Path, required=True)
     given = vars(parser.parse_args())
     {"pair": train_pair, "heads": train_heads}[given.pop("command")](**given)
 

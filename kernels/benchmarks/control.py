@@ -17,7 +17,7 @@ from typing import Any
 from scipy.stats import binomtest
 
 from kernels.benchmarks import harness
-from kernels.benchmarks.harness import options, write
+from kernels.benchmarks.harness import options, sections, write
 from kernels.benchmarks.pools import INTERVALS_PER_DAY, WORLDS, PoolOutcome, PoolWorld, run_world
 from shadowspec.app.console import notes, progress_bar
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -25,6 +25,7 @@ from shadowspec.rollout.rollout_policy import RolloutPolicy
 RESULTS = harness.RESULTS / "control.json"
 PAGE = harness.DOCS / "control.md"
 POLICY = RolloutPolicy()
+_TEXTS = sections("control.md")
 _HOURS = 24.0 / INTERVALS_PER_DAY
 
 
@@ -53,7 +54,9 @@ def summarise(world: PoolWorld, outcomes: list[PoolOutcome]) -> dict[str, Any]:
 def write_page(results: dict[str, Any], path: Path) -> None:
     """The page of the documentation."""
     rows = [_row(name, world) for name, world in results["worlds"].items()]
-    path.write_text(_HEAD.format(**results, **results["policy"]) + "\n".join(rows) + "\n" + _END, encoding="utf-8")
+    path.write_text(
+        _TEXTS["head"].format(**results, **results["policy"]) + "\n".join(rows) + "\n" + _TEXTS["end"], encoding="utf-8"
+    )
 
 
 def _row(name: str, world: dict[str, Any]) -> str:
@@ -74,36 +77,6 @@ def _span(quantiles: dict[str, float] | None) -> str:
 
 def _quantiles(values: list[float]) -> dict[str, float] | None:
     return None if not values else {"median": statistics.median(values), "largest": values[-1]}
-
-
-_HEAD = """# The control of a partial rollout
-
-Written by `kernels/benchmarks/control.py` from `kernels/benchmarks/results/control.json`; do not edit.
-
-While a rollout is partial, the [control](../live.md#the-control) compares the pool with speculation and the pool
-without. These are its error rates and delays, with the default policy, in simulated worlds whose truth is known.
-`make bench NAME=control` draws them.
-
-- The **truth** is the mean of the requests' times in each pool. An interval is of {control_interval_s:.0f} s.
-  Requests come with the hour of the day and last lognormally long. A shock of each interval is common to both pools,
-  and a smaller one of each pool lasts for some intervals. One replica of five speculates.
-- The **product decides**: the windows pass through `shadowspec.rollout.control`, with a look every hour for two weeks.
-- **Moved back falsely**: while speculation was within the tolerance, which is {max_slowdown:.0%} longer. The policy
-  allows {control_level:.0%} at any number of looks, and one alarm in {control_run_length:,} intervals of each figure.
-- **Delay**: from the first interval in which speculation is worse than tolerated to the look that moves it back.
-- **May move on**: no slower and failing no more, by proof. The shadow's promise is left out here.
-
-| world | moved back falsely (95% interval) | moved back rightly | delay: median | may move on | after: median |
-|---|---|---|---|---|---|
-"""
-_END = """
-In `crossing`, speculation gets worse from the first hour to the last. When it is worse than tolerated, it is so by
-next to nothing, and the detector waits for evidence. A sudden change is found sooner: see `loss` and `failures`.
-
-The bounds assume that an interval, given the past, has the mean of all. The lasting shock of a pool breaks this: its
-neighbouring intervals are alike. So more repetitions of `tolerated` may move on than the 1.25% of one bound. Where
-pools differ for hours without a reason, let `control_interval_s` be longer.
-"""
 
 
 def main() -> None:

@@ -23,9 +23,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kernels.benchmarks.engines.servers import MAX_MODEL_LEN, SERVED_MODEL, Environment, both_arms, vllm_version
+from kernels.benchmarks.engines.ways import PROBABILISTIC
 from kernels.benchmarks.harness import answered, options, run_command, write
-from kernels.benchmarks.validation.servers import MAX_MODEL_LEN, SERVED_MODEL, Environment, both_arms, vllm_version
-from kernels.benchmarks.validation.ways import PROBABILISTIC
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
 from shadowspec.reports.by_turn import TURN_HEAD, TurnRow

@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,14 @@ def write(out: Path, document: Any) -> None:
     """Write the results."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def sections(page: str) -> dict[str, str]:
+    """The texts of a page that is made of results, by name: `pages/PAGE` with a comment before each."""
+    parts = re.split(
+        r"^<!-- (\w+) -->\n", (Path(__file__).parent / "pages" / page).read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:

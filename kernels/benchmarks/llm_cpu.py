@@ -43,11 +43,11 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from kernels.benchmarks.engines import servers as vllm_servers
+from kernels.benchmarks.engines.llamacpp.servers import Binary, Server, running
 from kernels.benchmarks.gpu_decode import random_model
 from kernels.benchmarks.harness import engine_machine, options, show, write
 from kernels.benchmarks.validate_llamacpp import gguf_of
-from kernels.benchmarks.validation import servers as vllm_servers
-from kernels.benchmarks.validation.llamacpp.servers import Binary, Server, running
 from shadowspec import demo
 from shadowspec.engine import llama
 from shadowspec.engine.batch import Request

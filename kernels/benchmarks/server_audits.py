@@ -4,7 +4,7 @@
 
 The bundled pair in float32 (K = 4), measured by `run` and audited by `gate`: greedy requests of text-to-sql, and the
 requests of story at temperature 0.8.  Every output is audited.  It measures vLLM twice: with sampled speculation as it
-should be on a CPU (`validation/mend`), and as it is shipped, whose sampled drafts on a CPU are known to be wrong.
+should be on a CPU (`engines/mend`), and as it is shipped, whose sampled drafts on a CPU are known to be wrong.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kernels.benchmarks.engines.servers import Environment, both_arms, served_endpoint, vllm_version
+from kernels.benchmarks.engines.ways import PROBABILISTIC
 from kernels.benchmarks.harness import answered, engine_machine, options, run_command, write
-from kernels.benchmarks.validation.servers import Environment, both_arms, served_endpoint, vllm_version
-from kernels.benchmarks.validation.ways import PROBABILISTIC
 from shadowspec import demo
 
 DEPTH, MAX_TOKENS = 4, 64

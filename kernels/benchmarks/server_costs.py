@@ -21,9 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kernels.benchmarks.engines.servers import Environment, Server, both_arms, served_endpoint
+from kernels.benchmarks.engines.ways import PROBABILISTIC
 from kernels.benchmarks.harness import answered, engine_machine, options, run_command, write
-from kernels.benchmarks.validation.servers import Environment, Server, both_arms, served_endpoint
-from kernels.benchmarks.validation.ways import PROBABILISTIC
 from shadowspec import demo
 
 DEPTH = 4

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kernels.benchmarks.harness import sections
 from kernels.benchmarks.simulation_picture import picture
 from shadowspec.simulate.naive import NAIVE_GATES
 from shadowspec.simulate.results import WorldResult, read_results
@@ -18,33 +19,7 @@ OFTEN = 0.05  # a false ENABLE in more of the runs than the promise allows
 # Tables of the terminal that the results file holds world by world.
 OMITTED = "Share that other gates would have enabled"
 
-_HEAD = """\
-# Error rates of the gate
-
-Written by `kernels/benchmarks/simulation_page.py` from `kernels/benchmarks/results/simulation.json`; do not edit.
-
-The gate promises that the chance of any false ENABLE at an endpoint is at most alpha (5%). The promise holds for any
-number of looks and for any traffic. `shadowspec simulate` tests it in worlds whose truth is known.
-
-- A **world** draws sessions, blocks and outcomes from a seeded generator, as rows that the worker would have stored.
-- The **production gate decides**, over a store in memory, at every look at which a verdict, a restart of a test or an
-  alarm is possible. In **`several_devices`** blocks come from several devices, and the gate decides after every sixth.
-- **Boundary worlds** lie exactly on a threshold: the null is true, and no other null is harder. Most have one
-  hypothesis, which has all of alpha. Its first run uses nine tenths, 4.5%.
-- In **`equal_totals`** a proof of a lower total time counts as a false ENABLE.
-- In **steered worlds** (`steered_...`) the verdicts set the sampling rates, as they do in the worker. An alarm where
-  nothing changes counts as a false DISABLE.
-- The figures are of **{repetitions} repetitions** of each world. **Intervals** in brackets are Clopper and Pearson's,
-  95%, in percent.
-- **Naive gates** see every request of the same runs, timed or not.
-
-Repeat it with `shadowspec simulate` (2,000 repetitions of each world; with `--out FILE` only those that it lacks),
-`shadowspec simulate --quick`, or `shadowspec simulate --world NAME --repetitions N`. It exits with 4 if a rate
-contradicts the promise: if the upper end of a world's interval is above 1.2 alpha. With fewer than 1,000 repetitions
-the upper end is that of all null worlds together (of 300 or more). Then a world's lower end may not be above alpha.
-
-![False ENABLE by world]({picture})
-"""
+_TEXTS = sections("simulation.md")
 _NOTES = {
     "Power": (
         "`within blocks` is the larger of two sizes. One is 1.5 times the smallest size at which every required test "
@@ -83,7 +58,7 @@ def page(path: Path) -> str:
     environment = json.loads(path.read_text(encoding="utf-8"))["environment"]
     numbers = sorted({result.repetitions for result in results.values()})
     repetitions = f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
-    parts = [_HEAD.format(picture=PICTURE, repetitions=repetitions)]
+    parts = [_TEXTS["head"].format(picture=PICTURE, repetitions=repetitions)]
     for table in (*tables_of(results), naive_table(results)):
         if table.title.startswith(OMITTED):
             continue

@@ -30,21 +30,21 @@ from typing import Any
 
 from rich.console import Console
 
+from kernels.benchmarks.engines.comparing import LEVEL
+from kernels.benchmarks.engines.documents import REAL_MODEL, add_pair_options, finish, pair_of
+from kernels.benchmarks.engines.llamacpp.asking import Answered, Prompt, ask, keep, kept, limited
+from kernels.benchmarks.engines.llamacpp.comparing import acceptance_cell, equality, own_outputs
+from kernels.benchmarks.engines.llamacpp.ours import Ours
+from kernels.benchmarks.engines.llamacpp.page import write_page
+from kernels.benchmarks.engines.llamacpp.servers import Binary, running
+from kernels.benchmarks.engines.llamacpp.ways import BASELINE, DEPTHS, DRAFT, GREEDY, SAMPLED, WAYS, Way
+from kernels.benchmarks.engines.pair import BUNDLED
+from kernels.benchmarks.engines.real_model.prompts import tokenised
 from kernels.benchmarks.harness import DOCS, engine_machine, options, traffic_prompts
-from kernels.benchmarks.real_model.prompts import tokenised
-from kernels.benchmarks.validation.comparing import LEVEL
-from kernels.benchmarks.validation.documents import REAL_MODEL, add_pair_options, finish, pair_of
-from kernels.benchmarks.validation.llamacpp.asking import Answered, Prompt, ask, keep, kept, limited
-from kernels.benchmarks.validation.llamacpp.comparing import acceptance_cell, equality, own_outputs
-from kernels.benchmarks.validation.llamacpp.ours import Ours
-from kernels.benchmarks.validation.llamacpp.page import write_page
-from kernels.benchmarks.validation.llamacpp.servers import Binary, running
-from kernels.benchmarks.validation.llamacpp.ways import BASELINE, DEPTHS, DRAFT, GREEDY, SAMPLED, WAYS, Way
-from kernels.benchmarks.validation.pair import BUNDLED
 from shadowspec.quality.outputs import first_divergence
 
 RAW = Path("build/validation-llamacpp")
-CONVERTER = Path(__file__).parent / "validation" / "llamacpp" / "convert.py"
+CONVERTER = Path(__file__).parent / "engines" / "llamacpp" / "convert.py"
 ALL = "all"
 notes = Console(stderr=True)
 

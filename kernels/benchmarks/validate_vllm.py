@@ -35,19 +35,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kernels.benchmarks.engines.collecting import Prompt
+from kernels.benchmarks.engines.documents import REAL_MODEL, add_pair_options, finish, pair_of
+from kernels.benchmarks.engines.machine_lock import MachineLock
+from kernels.benchmarks.engines.ours import Ours
+from kernels.benchmarks.engines.page import write_page
+from kernels.benchmarks.engines.pair import Pair
+from kernels.benchmarks.engines.real_model.prompts import tokenised
+from kernels.benchmarks.engines.results import acceptance, greedy_equality, looped, shipped, speedups
+from kernels.benchmarks.engines.servers import Environment, vllm_version
+from kernels.benchmarks.engines.timing import queues, time_ours
+from kernels.benchmarks.engines.visiting import Visits, visit_pair
+from kernels.benchmarks.engines.ways import DEPTHS, WAYS
 from kernels.benchmarks.harness import DOCS, engine_machine, options, traffic_prompts
-from kernels.benchmarks.real_model.prompts import tokenised
-from kernels.benchmarks.validation.collecting import Prompt
-from kernels.benchmarks.validation.documents import REAL_MODEL, add_pair_options, finish, pair_of
-from kernels.benchmarks.validation.machine_lock import MachineLock
-from kernels.benchmarks.validation.ours import Ours
-from kernels.benchmarks.validation.page import write_page
-from kernels.benchmarks.validation.pair import Pair
-from kernels.benchmarks.validation.results import acceptance, greedy_equality, looped, shipped, speedups
-from kernels.benchmarks.validation.servers import Environment, vllm_version
-from kernels.benchmarks.validation.timing import queues, time_ours
-from kernels.benchmarks.validation.visiting import Visits, visit_pair
-from kernels.benchmarks.validation.ways import DEPTHS, WAYS
 
 RAW = Path("build/validation")
 TIMED = ("greedy", "ngram")

@@ -12,9 +12,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kernels.benchmarks.real_model.page import PAGE, PICTURE, page, write_page
-from kernels.benchmarks.real_model.prompts import CLASSES, MEASURED, PROMPTS, TRAINING, Prompt, read_prompts, record
-from kernels.benchmarks.real_model.shortened import shorten
+from kernels.benchmarks.engines.real_model.page import PAGE, PICTURE, page, write_page
+from kernels.benchmarks.engines.real_model.prompts import (
+    CLASSES,
+    MEASURED,
+    PROMPTS,
+    TRAINING,
+    Prompt,
+    read_prompts,
+    record,
+)
+from kernels.benchmarks.engines.real_model.shortened import shorten
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
 

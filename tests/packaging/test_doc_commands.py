@@ -67,7 +67,7 @@ NOT_RUN = {
     "classify --listen": "serves until it is stopped: tests/cli/test_classify.py",
     "dashboard": "serves until it is stopped: tests/cli/test_dashboard.py",
     "demo": "takes minutes: tests/demo",
-    "distill training.jsonl": "the public model and traffic of kernels/benchmarks/real_model",
+    "distill training.jsonl": "the public model and traffic of kernels/benchmarks/engines/real_model",
     "evaluate": "a harness and two servers: tests/cli/test_evaluate.py",
     "profile-device": "half a minute for its grid: tests/cli/test_profile_device.py",
     "profile-server": "a benchmark of two servers: tests/cli/test_profile_server.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.benchmarks.validation.ours import Ours
+from kernels.benchmarks.engines.ours import Ours
 
 
 @pytest.fixture(scope="session")

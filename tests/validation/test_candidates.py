@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.benchmarks.validation.candidates import SERVING_ENGINE, read_candidates
-from kernels.benchmarks.validation.ours import Ours
-from kernels.benchmarks.validation.ways import DEPTHS, SERVED, WAYS
+from kernels.benchmarks.engines.candidates import SERVING_ENGINE, read_candidates
+from kernels.benchmarks.engines.ours import Ours
+from kernels.benchmarks.engines.ways import DEPTHS, SERVED, WAYS
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.types import VerifyRule

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from kernels.benchmarks.validation import machine_lock, timing, visiting
-from kernels.benchmarks.validation.collecting import GREEDY_REGIME, SAMPLED_REGIME, collected
-from kernels.benchmarks.validation.counted import Counted
-from kernels.benchmarks.validation.machine_lock import MachineLock
-from kernels.benchmarks.validation.pair import BUNDLED, Pair
-from kernels.benchmarks.validation.predicting import Place
-from kernels.benchmarks.validation.servers import SERVED_MODEL, Environment
-from kernels.benchmarks.validation.timing import queues, timed_blocks, timed_name
-from kernels.benchmarks.validation.visiting import Visits, visit_pair
-from kernels.benchmarks.validation.ways import BASELINE, WAYS, Way
+from kernels.benchmarks.engines import machine_lock, timing, visiting
+from kernels.benchmarks.engines.collecting import GREEDY_REGIME, SAMPLED_REGIME, collected
+from kernels.benchmarks.engines.counted import Counted
+from kernels.benchmarks.engines.machine_lock import MachineLock
+from kernels.benchmarks.engines.pair import BUNDLED, Pair
+from kernels.benchmarks.engines.predicting import Place
+from kernels.benchmarks.engines.servers import SERVED_MODEL, Environment
+from kernels.benchmarks.engines.timing import queues, timed_blocks, timed_name
+from kernels.benchmarks.engines.visiting import Visits, visit_pair
+from kernels.benchmarks.engines.ways import BASELINE, WAYS, Way
 from tests.servers.fake_server import FakeServer, running
 
 HERE = Environment(Path("python"), "auto", "")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kernels.benchmarks.validation.collecting import Answered
-from kernels.benchmarks.validation.comparing import (
+from kernels.benchmarks.engines.collecting import Answered
+from kernels.benchmarks.engines.comparing import (
     DRAFT_NEAR_TIE,
     FAULT,
     NEAR_TIE,
@@ -18,7 +18,7 @@ from kernels.benchmarks.validation.comparing import (
     equality,
     own_outputs,
 )
-from kernels.benchmarks.validation.counted import Counted, Uncut
+from kernels.benchmarks.engines.counted import Counted, Uncut
 from shadowspec.types import ExpectedCounts
 
 # Four steps of K = 3 after the first token: 1 + (3+1) + (0+1) + (1+1) = 8 tokens, and of the last step's 4 two came.

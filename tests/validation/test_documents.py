@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kernels.benchmarks.real_model.prompts import CLASSES, MEASURED, PROMPTS, read_prompts, tokenised
-from kernels.benchmarks.validation.comparing import FAULT, NEAR_TIE
-from kernels.benchmarks.validation.documents import REAL_MODEL, Document, add_pair_options, finish, pair_of
-from kernels.benchmarks.validation.pair import Pair
+from kernels.benchmarks.engines.comparing import FAULT, NEAR_TIE
+from kernels.benchmarks.engines.documents import REAL_MODEL, Document, add_pair_options, finish, pair_of
+from kernels.benchmarks.engines.pair import Pair
+from kernels.benchmarks.engines.real_model.prompts import CLASSES, MEASURED, PROMPTS, read_prompts, tokenised
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
 

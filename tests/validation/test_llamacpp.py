@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from kernels.benchmarks.validation.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
-from kernels.benchmarks.validation.llamacpp import page
-from kernels.benchmarks.validation.llamacpp.asking import Answered, ask, keep, kept, limited
-from kernels.benchmarks.validation.llamacpp.comparing import as_llamacpp, equality, own_outputs
-from kernels.benchmarks.validation.llamacpp.ours import Ours
-from kernels.benchmarks.validation.llamacpp.servers import SERVED_MODEL, Server
-from kernels.benchmarks.validation.llamacpp.ways import WAYS, Way
+from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
+from kernels.benchmarks.engines.llamacpp import page
+from kernels.benchmarks.engines.llamacpp.asking import Answered, ask, keep, kept, limited
+from kernels.benchmarks.engines.llamacpp.comparing import as_llamacpp, equality, own_outputs
+from kernels.benchmarks.engines.llamacpp.ours import Ours
+from kernels.benchmarks.engines.llamacpp.servers import SERVED_MODEL, Server
+from kernels.benchmarks.engines.llamacpp.ways import WAYS, Way
 from shadowspec.types import ExpectedCounts, SamplingParameters, SpeculationCounts, VerifyRule
 from shadowspec.types.serving_engines import rule_differences, used_rules
 from tests.servers.fake_llamacpp import FakeLlamaCpp

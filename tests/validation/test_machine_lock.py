@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.benchmarks.validation import machine_lock
-from kernels.benchmarks.validation.machine_lock import MachineLock
+from kernels.benchmarks.engines import machine_lock
+from kernels.benchmarks.engines.machine_lock import MachineLock
 
 
 @pytest.fixture(autouse=True)

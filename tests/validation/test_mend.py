@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.benchmarks.validation.mend.vllm_cpu_expand import expand
-from kernels.benchmarks.validation.servers import FIX_FOLDER
+from kernels.benchmarks.engines.mend.vllm_cpu_expand import expand
+from kernels.benchmarks.engines.servers import FIX_FOLDER
 
 
 def test_the_mend_expands_as_the_gpus_kernel_does() -> None:

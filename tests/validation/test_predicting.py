@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kernels.benchmarks.validation.predicting import (
+from kernels.benchmarks.engines.predicting import (
     Costs,
     Place,
     Steps,
@@ -20,7 +20,7 @@ from kernels.benchmarks.validation.predicting import (
     predicted_speedup,
     price_spread,
 )
-from kernels.benchmarks.validation.timing import CONCURRENCIES, COST_REQUESTS, REQUESTS_PER_SLOT, next_of, queues
+from kernels.benchmarks.engines.timing import CONCURRENCIES, COST_REQUESTS, REQUESTS_PER_SLOT, next_of, queues
 
 
 def request(prompt: int, plain: float, drafts: float, costs: Costs) -> TimedRequest:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kernels.benchmarks.validation.collecting import Answered, Prompt
-from kernels.benchmarks.validation.comparing import own_outputs
-from kernels.benchmarks.validation.counted import Counted
-from kernels.benchmarks.validation.ours import Ours
-from kernels.benchmarks.validation.ways import WAYS, Way
+from kernels.benchmarks.engines.collecting import Answered, Prompt
+from kernels.benchmarks.engines.comparing import own_outputs
+from kernels.benchmarks.engines.counted import Counted
+from kernels.benchmarks.engines.ours import Ours
+from kernels.benchmarks.engines.ways import WAYS, Way
 from shadowspec.types import ExpectedCounts
 
 # Written by `make validate-vllm`'s servers: a few of its 300 requests, at K = 4 and 64 tokens.

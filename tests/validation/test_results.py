@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.benchmarks.validation import machine_lock
-from kernels.benchmarks.validation.collecting import GREEDY_REGIME, Answered, Prompt
-from kernels.benchmarks.validation.comparing import FAULT
-from kernels.benchmarks.validation.machine_lock import MachineLock
-from kernels.benchmarks.validation.ours import Ours
-from kernels.benchmarks.validation.page import PAGE, PICTURE, SAMPLED, write_page
-from kernels.benchmarks.validation.predicting import Costs, Place, Steps, TimedBlock, TimedRequest
-from kernels.benchmarks.validation.results import acceptance, greedy_equality, speedups
-from kernels.benchmarks.validation.tables import is_apart
-from kernels.benchmarks.validation.timing import Queue, keep_portion, timed_name
-from kernels.benchmarks.validation.ways import BASELINE, DEPTHS, NGRAM_MAX, NGRAM_MIN, WAYS, Way, raw_file
+from kernels.benchmarks.engines import machine_lock
+from kernels.benchmarks.engines.collecting import GREEDY_REGIME, Answered, Prompt
+from kernels.benchmarks.engines.comparing import FAULT
+from kernels.benchmarks.engines.machine_lock import MachineLock
+from kernels.benchmarks.engines.ours import Ours
+from kernels.benchmarks.engines.page import PAGE, PICTURE, SAMPLED, write_page
+from kernels.benchmarks.engines.predicting import Costs, Place, Steps, TimedBlock, TimedRequest
+from kernels.benchmarks.engines.results import acceptance, greedy_equality, speedups
+from kernels.benchmarks.engines.tables import is_apart
+from kernels.benchmarks.engines.timing import Queue, keep_portion, timed_name
+from kernels.benchmarks.engines.ways import BASELINE, DEPTHS, NGRAM_MAX, NGRAM_MIN, WAYS, Way, raw_file
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.parity import teacher_forced_logits

@@ -1,0 +1,112 @@
+"""Our counts against llama.cpp's: request by request where nothing is drawn, else rates within intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, EXACT, FAULT, NEAR_TIE, Rate, half_width
+from kernels.benchmarks.engines.llamacpp.asking import Answered, Prompt
+from kernels.benchmarks.engines.llamacpp.ours import Ours
+from kernels.benchmarks.engines.llamacpp.ways import DRAFT, Way
+from shadowspec.gate.policy import NEAR_TIE_LOGIT
+from shadowspec.quality.outputs import first_divergence
+from shadowspec.types import ExpectedCounts
+
+NEAR_TIE_GAP = NEAR_TIE_LOGIT["float32"]
+STEPS, PLAIN, DRAFTED, ACCEPTED = "num_drafts", "num_plain_steps", "num_draft_tokens", "num_accepted_tokens"
+
+
+def as_llamacpp(answered: Answered, *, is_ours: bool) -> dict[str, int]:
+    """Steps with and without a draft, drafted and accepted tokens as llama.cpp counts them: the last step in full.
+
+    A drafted end token that is emitted counts as not accepted there, unless it is the draft's last one: ours counts it.
+    """
+    counts = answered.counts
+    accepted = counts.num_accepted_tokens + counts.num_cut_accepted_tokens
+    if is_ours and answered.finish_reason == "stop" and counts.num_cut_steps and counts.num_cut_draft_tokens:
+        accepted = counts.num_accepted_tokens - 1
+    return {
+        STEPS: counts.num_drafts,
+        PLAIN: counts.num_plain_steps,
+        DRAFTED: counts.num_draft_tokens + counts.num_cut_draft_tokens,
+        ACCEPTED: accepted,
+    }
+
+
+def equality(
+    way: Way, ours: Ours, prompts: Sequence[Prompt], theirs: Sequence[Answered], loop: Sequence[Answered]
+) -> dict[str, Any]:
+    """How many requests are equal in tokens and in llama.cpp's counts, and what the others are.
+
+    `equal_cut` are those of them that have all of our counters too, by position and cut at the last token; `unsure`
+    those of which llama.cpp does not say whether the end token had been drafted.
+    """
+    differences = []
+    equal_cut = 0
+    for row, (other, mine) in enumerate(zip(theirs, loop, strict=True)):
+        counted, wanted = as_llamacpp(other, is_ours=False), as_llamacpp(mine, is_ours=True)
+        if other.tokens == mine.tokens and counted == wanted:
+            equal_cut += other.counts == mine.counts
+            continue
+        position = first_divergence(mine.tokens, other.tokens)
+        if position is not None:
+            gap: float | None = ours.top_two_gap(prompts[row], mine.tokens[: position + 1])
+            kind = NEAR_TIE
+        elif way.proposer == DRAFT:
+            gap, kind = ours.smallest_draft_gap(prompts[row], mine.tokens), DRAFT_NEAR_TIE
+        else:
+            gap, kind = None, FAULT
+        kind = kind if gap is not None and gap <= NEAR_TIE_GAP else FAULT
+        differences.append(
+            {"request": row, "position": position, "top_two_gap": gap, "kind": kind, "ours": wanted, "theirs": counted}
+        )
+    return {
+        "requests": len(theirs),
+        "equal": len(theirs) - len(differences),
+        "equal_cut": equal_cut,
+        "equal_tokens": sum(mine.tokens == other.tokens for mine, other in zip(loop, theirs, strict=True)),
+        "unsure": sum(not each.is_sure for each in theirs),
+        "hidden": sum(each.num_hidden > 0 for each in theirs),
+        **{name: sum(as_llamacpp(each, is_ours=False)[name] for each in theirs) for name in (STEPS, DRAFTED, ACCEPTED)},
+        "differences": differences,
+    }
+
+
+def own_outputs(theirs: Sequence[Answered], expected: Sequence[ExpectedCounts]) -> dict[str, Any]:
+    """Of how many requests llama.cpp counted exactly what its own output says was accepted, by our counters.
+
+    Not of the unsure ones, whose end token may have been drafted, which the counts do not say.
+    """
+    sure = [(each.counts, one) for each, one in zip(theirs, expected, strict=True) if each.is_sure]
+    equal = [
+        all(abs(getattr(counts, name) - getattr(one, name)) <= EXACT for name in (STEPS, PLAIN, DRAFTED, ACCEPTED))
+        and all(
+            abs(number - other) <= EXACT
+            for number, other in zip(counts.acceptance_histogram, one.acceptance_histogram, strict=True)
+        )
+        for counts, one in sure
+    ]
+    return {"requests": len(sure), "unsure": len(theirs) - len(sure), "equal": sum(equal)}
+
+
+def acceptance_cell(theirs: Sequence[Answered], loop: Sequence[Answered]) -> Mapping[str, Any] | None:
+    """Accepted over drafted tokens of both sides on the same requests, as llama.cpp counts; None: nothing was drafted.
+
+    `difference_half_width` is that of the difference, request by request.
+    """
+    rates = []
+    for side, is_ours in ((theirs, False), (loop, True)):
+        counted = [as_llamacpp(each, is_ours=is_ours) for each in side]
+        rates.append(Rate.of([each[ACCEPTED] for each in counted], [each[DRAFTED] for each in counted]))
+    theirs_rate, ours_rate = rates
+    if theirs_rate is None or ours_rate is None:
+        return None
+    return {
+        "requests": len(theirs),
+        "llamacpp": theirs_rate.value,
+        "llamacpp_half_width": theirs_rate.half_width,
+        "loop": ours_rate.value,
+        "is_inside": abs(ours_rate.value - theirs_rate.value) <= theirs_rate.half_width + 1e-9,
+        "difference_half_width": half_width(ours_rate.moves - theirs_rate.moves),
+    }

@@ -1,0 +1,164 @@
+"""docs/research/validation-llamacpp.md, from the results and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
+from kernels.benchmarks.engines.documents import REAL_MODEL
+from kernels.benchmarks.engines.llamacpp.comparing import ACCEPTED, DRAFTED, NEAR_TIE_GAP, PLAIN, STEPS
+from kernels.benchmarks.engines.llamacpp.ways import NGRAM, WAYS, Way
+from kernels.benchmarks.engines.tables import ALL
+from kernels.benchmarks.harness import sections
+
+PAGE = "validation-llamacpp.md"
+Row = Mapping[str, Any]
+
+_TEXTS = sections("validation-llamacpp.md")
+
+
+def write_page(document: Row, docs: Path) -> None:
+    """Write the page."""
+    head = _TEXTS["head"].format(
+        requests=document["requests"],
+        max_tokens=document["max_tokens"],
+        sampled=document["sampled_requests"],
+        depths=", ".join(map(str, document["depths"])),
+        version=document["llamacpp"],
+        ngram=NGRAM,
+        verdicts="\n".join(_verdicts(document)),
+    )
+    parts = [head, _TEXTS["equality"], *_equality(document["equality"])]
+    parts += [_TEXTS["own_outputs"], own_outputs_table(document["own_outputs"])]
+    parts += [_TEXTS["arms"], arms_table(document["arms"]), _TEXTS["acceptance"].format(level=document["level"])]
+    parts.append(acceptance_table(document["cells"]))
+    if REAL_MODEL in document:
+        parts += _real_model(document[REAL_MODEL])
+    (docs / PAGE).write_text("\n".join([*parts, _TEXTS["building"]]), encoding="utf-8")
+
+
+def _real_model(found: Row) -> list[str]:
+    """The section of another pair."""
+    depths = ", ".join(map(str, found["depths"]))
+    head = _TEXTS["real_model"].format(
+        requests=found["requests"],
+        max_tokens=found["max_tokens"],
+        depths=depths,
+        verdicts="\n".join(_verdicts(found)),
+    )
+    return [
+        head,
+        *_equality(found["equality"]),
+        own_outputs_table(found["own_outputs"]),
+        acceptance_table(found["cells"]),
+    ]
+
+
+def _equality(equality: Sequence[Row]) -> list[str]:
+    """How many requests are equal, and the others one by one."""
+    parts = [equality_table(equality)]
+    if differing := exceptions_table(equality):
+        parts += [
+            f"A near-tie is a place where the two likeliest tokens lie at most {NEAR_TIE_GAP:g} logits apart.\n",
+            differing,
+        ]
+    return parts
+
+
+def _of(way: Way, rows: Sequence[Row]) -> list[Row]:
+    return [each for each in rows if each["way"] == way.name]
+
+
+def _verdicts(document: Row) -> list[str]:
+    lines = []
+    for way in WAYS:
+        cells = _of(way, document["cells"])
+        if entries := _of(way, document["equality"]):
+            equal, every, ours = (sum(each[name] for each in entries) for name in ("equal", "requests", "equal_cut"))
+            kinds = counted([each["kind"] for entry in entries for each in entry["differences"]])
+            lines.append(
+                f"- `{way.name}`: {equal} of {every} ({equal / every:.1%}) requests are equal in tokens, steps, "
+                f"drafted and accepted tokens, as llama.cpp counts a drafted end token. By our counters: {ours}. "
+                f"Exceptions: {kinds}."
+            )
+        elif cells:
+            inside = sum(each["is_inside"] for each in cells)
+            lines.append(
+                f"- `{way.name}`: within llama.cpp's interval lie {inside} of {len(cells)} ({inside / len(cells):.1%}) "
+                "cells of `loop`."
+            )
+    return lines
+
+
+def counted(kinds: Sequence[str]) -> str:
+    """How many differences there are of each kind, in words."""
+    words = {NEAR_TIE: "near-ties of the target", DRAFT_NEAR_TIE: "near-ties of the draft", FAULT: "faults"}
+    return ", ".join(f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds) or "none"
+
+
+def equality_table(equality: Sequence[Row]) -> str:
+    """How many requests are equal."""
+    names = ("way", "K", "requests", "equal", "equal_cut", "unsure", "hidden", STEPS, DRAFTED, ACCEPTED)
+    heads = ("way", "K", "requests", "equal", "by our counters", "unsure", "hidden")
+    rows = (
+        (*(entry[name] for name in names), counted([each["kind"] for each in entry["differences"]]))
+        for entry in equality
+    )
+    return _table((*heads, "steps with a draft", "drafted", "accepted", "exceptions"), rows)
+
+
+def exceptions_table(equality: Sequence[Row]) -> str:
+    """Every request that is not equal; "" where all are."""
+    rows = [
+        (
+            entry["way"], entry["K"], each["request"], "-" if each["position"] is None else each["position"],
+            "-" if each["top_two_gap"] is None else f"{each['top_two_gap']:.1e}", each["kind"],
+            *(f"{each['ours'][name]}, {each['theirs'][name]}" for name in (STEPS, PLAIN, DRAFTED, ACCEPTED)),
+        )
+        for entry in equality
+        for each in entry["differences"]
+    ]  # fmt: skip
+    head = ("way", "K", "request", "parts at token", "top-2 gap", "kind")
+    counts = ("steps: ours, theirs", "plain steps", "drafted", "accepted")
+    return _table((*head, *counts), rows) if rows else ""
+
+
+def own_outputs_table(audits: Sequence[Row]) -> str:
+    """How many requests were counted as their outputs say."""
+    names = ("way", "K", "requests", "equal", "unsure")
+    heads = ("way", "K", "requests", "equal to replay", "unsure")
+    return _table(heads, ([each[name] for name in names] for each in audits))
+
+
+def arms_table(arms: Sequence[Row]) -> str:
+    """How many requests both arms answered with the same tokens."""
+    return _table(
+        ("way", "K", "requests", "same tokens", "gap"),
+        (
+            (
+                each["way"], each["K"], each["requests"], each["equal"],
+                "-" if each["largest_gap"] is None else f"{each['largest_gap']:.1e}",
+            )
+            for each in arms
+        ),
+    )  # fmt: skip
+
+
+def acceptance_table(cells: Sequence[Row]) -> str:
+    """Both sides' rates of each way, all slices together."""
+    rows = []
+    for cell in cells:
+        if cell["slice"] != ALL:
+            continue
+        is_apart = abs(cell["loop"] - cell["llamacpp"]) > cell["difference_half_width"] + 1e-9
+        marks = ("" if cell["is_inside"] else "*") + ("!" if is_apart else "")
+        theirs = f"{100 * cell['llamacpp']:.1f} ± {100 * cell['llamacpp_half_width']:.1f}"
+        rows.append((cell["way"], cell["K"], theirs, f"{100 * cell['loop']:.1f}{marks}"))
+    return _table(("way", "K", "llama.cpp", "loop"), rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"

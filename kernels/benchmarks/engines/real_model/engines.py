@@ -1,0 +1,159 @@
+"""The engines that measure, each with the configuration that a user would write for it, and the servers it needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.request import Request, urlopen
+
+from kernels.benchmarks.engines.llamacpp import servers as llamacpp
+from kernels.benchmarks.engines.llamacpp.servers import CONTEXT, Binary, running
+from kernels.benchmarks.engines.pair import Pair
+from kernels.benchmarks.engines.real_model.prompts import ENDPOINT, LABEL
+from kernels.benchmarks.engines.servers import SERVED_MODEL, Environment, Server
+
+NGRAM_MIN, NGRAM_MAX = 2, 4
+MAX_HYPOTHESES: Final = 16  # two candidates have ten: the endpoint and four classes each
+IN_PROCESS, VLLM, LLAMACPP = "shadowspec-torch", "vllm", "llama.cpp"
+_HEAD: Final = """\
+[database]
+url = "sqlite:///{folder}/shadow.db"
+[privacy]
+hash_secret_file = "{folder}/secret"
+[gate]
+max_hypotheses = {max_hypotheses}
+min_span_s = 0.0
+timed_positions = 1
+entry_clusters = 4
+[endpoints.{endpoint}]
+target = "{target}"
+served_models = ["{endpoint}"]
+match = {{ model = "{endpoint}" }}
+labels = ["{label}"]
+slice_by = ["{label}"]
+max_new_tokens = {max_tokens}
+loads = [{{ concurrency = 1 }}]
+serving_engine = "{engine}"
+"""
+_SERVED: Final = """\
+engine = "openai"
+[endpoints.{endpoint}.servers]
+baseline_url = "{baseline}"
+speculative_url = "{speculative}"
+model = "{model}"
+device = "cpu"
+dtype = "float32"
+first_token_timeout_s = 600.0
+token_timeout_s = 600.0
+total_timeout_s = 1200.0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A candidate: what drafts, and how much."""
+
+    name: str
+    proposer: str
+    depth: int  # K
+
+    def section(self, engine: str, draft: Path) -> str:
+        """Of the configuration; llama.cpp looks up n-grams of one length, and compares drafts with what it samples."""
+        lines = [f'name = "{self.name}"', f'proposer = "{self.proposer}"', f"num_speculative_tokens = {self.depth}"]
+        if self.proposer == "draft_model":
+            lines += [f'draft = "{draft}"', *(['verify_rule = "exact_match"'] if engine == LLAMACPP else [])]
+        if self.proposer == "ngram":
+            longest = NGRAM_MIN if engine == LLAMACPP else NGRAM_MAX
+            lines += [f"ngram_min = {NGRAM_MIN}", f"ngram_max = {longest}"]
+        return f"[[endpoints.{ENDPOINT}.candidates]]\n" + "".join(f"{line}\n" for line in lines)
+
+    def llama_arguments(self, binary: Binary) -> list[str]:
+        """`llama-server`'s about speculation."""
+        if self.proposer == "ngram":
+            size = ["--spec-ngram-simple-size-n", str(NGRAM_MIN), "--spec-ngram-simple-size-m", str(self.depth)]
+            return ["--spec-type", "ngram-simple", *size]
+        depth = ["--spec-draft-n-max", str(self.depth), "--spec-draft-threads", str(binary.threads)]
+        return ["--spec-type", "draft-simple", "--spec-draft-model", str(binary.draft), *depth]
+
+    def vllm_config(self, draft: Path) -> str:
+        """vLLM's --speculative-config."""
+        found = {
+            "ngram": {"method": "ngram", "prompt_lookup_min": NGRAM_MIN, "prompt_lookup_max": NGRAM_MAX},
+            "suffix": {"method": "suffix"},
+            "draft_model": {"method": "draft_model", "model": str(draft)},
+        }[self.proposer]
+        return json.dumps(found | {"num_speculative_tokens": self.depth})
+
+
+NGRAM, SUFFIX, DRAFT = Way("ngram-k4", "ngram", 4), Way("suffix-k4", "suffix", 4), Way("draft-k3", "draft_model", 3)
+WAYS: Final = (NGRAM, SUFFIX, DRAFT)
+# The candidates that are measured together.  In process those without a model need not wait for the draft; a server
+# has one.
+RUNS: Final = {
+    IN_PROCESS: ((NGRAM, SUFFIX), (DRAFT,)),
+    VLLM: ((NGRAM,), (SUFFIX,), (DRAFT,)),  # suffix needs the package arctic-inference there
+    LLAMACPP: ((NGRAM,), (DRAFT,)),
+}
+
+
+def write_config(
+    folder: Path, engine: str, pair: Pair, ways: tuple[Way, ...], max_tokens: int, servers: str = ""
+) -> Path:
+    """The configuration of one run, in its folder.
+
+    Args:
+        servers: the section that names them; empty in process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "secret").write_text("a benchmark on public text has no secrets", encoding="utf-8")
+    head = _HEAD.format(
+        folder=folder, endpoint=ENDPOINT, target=pair.target, label=LABEL, max_tokens=max_tokens, engine=engine,
+        max_hypotheses=MAX_HYPOTHESES,
+    )  # fmt: skip
+    path = folder / "shadowspec.toml"
+    path.write_text(head + servers + "".join(way.section(engine, pair.draft) for way in ways), encoding="utf-8")
+    return path
+
+
+def served_section(baseline_url: str, speculative_url: str, model: str) -> str:
+    """What the configuration says of two servers, and under which name they serve the model."""
+    return _SERVED.format(endpoint=ENDPOINT, baseline=baseline_url, speculative=speculative_url, model=model)
+
+
+@contextmanager
+def vllm_servers(environment: Environment, pair: Pair, way: Way, folder: Path) -> Iterator[str]:
+    """Two of vLLM's servers, without and with this candidate; gives the section that names them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        servers = []
+        for name, config in (("baseline", None), ("speculative", way.vllm_config(pair.draft))):
+            server = Server(environment, config, folder / f"{name}.log", is_fixed=False, target=pair.target)
+            servers.append(stack.enter_context(closing(server)))
+            server.await_ready()  # one after the other, because the first compiles for both
+        yield served_section(servers[0].url, servers[1].url, SERVED_MODEL)
+
+
+@contextmanager
+def llama_servers(binary: Binary, way: Way, folder: Path) -> Iterator[str]:
+    """Two of llama.cpp's servers, likewise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    slots = ["--parallel", "1", "--ctx-size", str(CONTEXT)]
+    with (
+        running(binary, ["--spec-type", "none", *slots], folder / "baseline.log") as baseline,
+        running(binary, [*way.llama_arguments(binary), *slots], folder / "speculative.log") as speculative,
+    ):
+        _draft_once(speculative.url)
+        yield served_section(baseline.url, speculative.url, llamacpp.SERVED_MODEL)
+
+
+def _draft_once(url: str) -> None:
+    """Have a server draft: llama.cpp's says how deep it drafts only once it has, and a lookup drafts in few prompts."""
+    body = {"prompt": "one two three four five " * 12, "n_predict": 24, "temperature": 0.0, "cache_prompt": False}
+    headers = {"Content-Type": "application/json"}
+    request = Request(f"{url}/completion", json.dumps(body).encode(), headers)  # noqa: S310 (our own server)
+    with urlopen(request, timeout=600.0) as answer:  # noqa: S310 (our own server)
+        answer.read()

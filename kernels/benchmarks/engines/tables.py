@@ -1,0 +1,137 @@
+"""The tables of docs/research/validation.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, EXACT, FAULT, NEAR_TIE
+
+ALL = "all"  # slices together
+NOTHING = "-"
+
+Row = Mapping[str, Any]
+
+
+def counted(kinds: Sequence[str]) -> str:
+    """How many differences there are of each kind, in words."""
+    words = {NEAR_TIE: "near-ties of the target", DRAFT_NEAR_TIE: "near-ties of the draft", FAULT: "faults"}
+    return ", ".join(f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds) or "none"
+
+
+def equality_table(equality: Sequence[Row]) -> str:
+    """How many requests are equal."""
+    return _table(
+        ("way", "K", "requests", "equal", "and after the cut", "steps with a draft", "accepted", "exceptions"),
+        (
+            (
+                *(entry[name] for name in ("way", "K", "requests", "equal", "equal_cut")),
+                *(entry[name] for name in ("num_drafts", "num_accepted_tokens")),
+                counted([each["kind"] for each in entry["differences"]]),
+            )
+            for entry in equality
+        ),
+    )
+
+
+def exceptions_table(equality: Sequence[Row]) -> str:
+    """Every request that is not equal."""
+    return _table(
+        ("way", "K", "request", "parts at token", "top-2 gap", "kind", "steps: ours, vLLM's", "accepted: ours, vLLM's"),
+        (
+            (
+                entry["way"],
+                entry["K"],
+                each["request"],
+                NOTHING if each["position"] is None else each["position"],
+                NOTHING if each["top_two_gap"] is None else f"{each['top_two_gap']:.1g}",
+                each["kind"].replace("_", " "),
+                *(", ".join(map(str, each[name])) for name in ("num_drafts", "num_accepted_tokens")),
+            )
+            for entry in equality
+            for each in entry["differences"]
+        ),
+    )
+
+
+def own_outputs_table(rows: Sequence[Row]) -> str:
+    """The speculative server's own outputs, replayed."""
+    return _table(
+        ("way", "K", "requests", "equal to replay", "unsure", "not the target's", "standard errors"),
+        (
+            (
+                *(row[name] for name in ("way", "K", "requests")),
+                row.get("equal", NOTHING),
+                row["unsure"],
+                row["impossible"],
+                f"{row['z']:+.1f}" if "z" in row else NOTHING,
+            )
+            for row in rows
+        ),
+    )
+
+
+def acceptance_table(cells: Sequence[Row]) -> str:
+    """Rates of each way, all slices together."""
+    return _table(
+        ("way", "K", "vLLM", "loop", "vLLM, cut", "replay", "tokens per step: vLLM", "loop"),
+        (
+            (
+                cell["way"],
+                cell["K"],
+                f"{100 * cell['vllm']:.1f} ± {100 * cell['vllm_half_width']:.1f}",
+                _marked(cell, "loop", "vllm"),
+                f"{100 * cell['vllm_cut']:.1f} ± {100 * cell['vllm_cut_half_width']:.1f}",
+                _marked(cell, "replay", "vllm_cut"),
+                f"{cell['vllm_mean_acceptance_length']:.2f}",
+                f"{cell['loop_mean_acceptance_length']:.2f}",
+            )
+            for cell in cells
+        ),
+    )
+
+
+def is_apart(cell: Row, ours: str, theirs: str) -> bool:
+    """Whether the two rates differ by more than the interval of their difference allows."""
+    return bool(abs(cell[ours] - cell[theirs]) > cell[f"{ours}_difference_half_width"] + EXACT)
+
+
+def _marked(cell: Row, ours: str, theirs: str) -> str:
+    apart = "!" if is_apart(cell, ours, theirs) else ""
+    return f"{100 * cell[ours]:.1f}" + ("" if cell[f"{ours}_is_inside"] else "*") + apart
+
+
+def rules_table(cells: Sequence[Row]) -> str:
+    """What a candidate would have accepted whose endpoint names no serving engine, where its rules are others."""
+    rates = ("vllm_cut", "replay", "replay_by_default")
+    return _table(
+        ("way", "K", "vLLM, cut", "replay, vLLM named", "replay, no engine named"),
+        (
+            (cell["way"], cell["K"], *(f"{100 * cell[name]:.1f}" for name in rates))
+            for cell in cells
+            if cell["slice"] == ALL and cell["replay_by_default"] is not None
+        ),
+    )
+
+
+def speedup_table(cells: Sequence[Row]) -> str:
+    """Predicted and measured speedups of one way."""
+    return _table(
+        ("slice", "K", "at once", "measured", "predicted", "error"),
+        (
+            (
+                *(cell[name] for name in ("slice", "K", "concurrency")),
+                f"{cell['measured']:.2f}x [{cell['lower']:.2f}, {cell['upper']:.2f}]",
+                f"{cell['predicted']:.2f}x"
+                + ("" if cell["is_close"] else "*")
+                + ("!" if cell["sign_is_right"] is False else ""),
+                f"{cell['error']:+.1%}",
+            )
+            for cell in cells
+        ),
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
