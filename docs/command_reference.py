@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Set
 from typing import Any
 
 import typer
@@ -26,13 +27,34 @@ prints one document, which has a `schema_version`.
 """
 
 
+SHARED_BY = 10  # an option of this many commands is described once, above all of them
+
+
 def reference(app: typer.Typer) -> str:
     """Every command of `app` with its arguments and options."""
     codes = "".join(f"| {each.value} | {each.meaning} |\n" for each in ExitCode)
-    return "\n".join((INTRODUCTION + codes, *_sections(typer.main.get_command(app), "shadowspec")))
+    command = typer.main.get_command(app)
+    counts = Counter(_options(command))
+    shared = {option for option, number in counts.items() if number >= SHARED_BY}
+    above = (
+        ["Options of many commands, which the others below do not repeat:\n", *_list(sorted(shared))] if shared else []
+    )
+    return "\n".join((INTRODUCTION + codes, *above, *_sections(command, "shadowspec", shared)))
 
 
-def _sections(command: Any, path: str) -> Iterator[str]:
+def _options(command: Any) -> Iterator[tuple[str, str]]:
+    """Names and texts of the options of a command and of those below it."""
+    if command.hidden:
+        return
+    context = typer.Context(command)
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False):
+            yield _names(parameter, context), _help(parameter)
+    for child in getattr(command, "commands", {}).values():
+        yield from _options(child)
+
+
+def _sections(command: Any, path: str, shared: Set[tuple[str, str]]) -> Iterator[str]:
     if command.hidden:
         return
     children: dict[str, Any] = getattr(command, "commands", {})
@@ -46,7 +68,10 @@ def _sections(command: Any, path: str) -> Iterator[str]:
         yield from _list([(_placeholder(each), _help(each)) for each in arguments])
     if options:
         context = typer.Context(command)
-        yield from _list([(_names(each, context), _help(each)) for each in options])
+        described = [(_names(option, context), _help(option)) for option in options]
+        yield from _list([option for option in described if option not in shared])
+        if named := [f"`{name.partition(' ')[0].rstrip(',')}`" for name, text in described if (name, text) in shared]:
+            yield f"And {', '.join(named)}.\n"
     groups: dict[str, list[str]] = {}
     for name, child in children.items():
         if panel := getattr(child, "rich_help_panel", None):
@@ -56,10 +81,12 @@ def _sections(command: Any, path: str) -> Iterator[str]:
         yield from (f"| {panel} | {', '.join(names)} |" for panel, names in groups.items())
         yield ""
     for name, child in children.items():
-        yield from _sections(child, f"{path} {name}")
+        yield from _sections(child, f"{path} {name}", shared)
 
 
 def _list(rows: list[tuple[str, str]]) -> Iterator[str]:
+    if not rows:
+        return
     yield from (f"- `{name}`: {text}" if text else f"- `{name}`" for name, text in rows)
     yield ""
 
