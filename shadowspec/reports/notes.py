@@ -148,7 +148,7 @@ def _run(decision: Decision) -> list[str]:
 
 
 def _never_timed(decision: Decision) -> list[str]:
-    share = ratio(decision.evidence.num_beyond, decision.evidence.num_arrived)
+    share = ratio(decision.evidence.counts.num_beyond, decision.evidence.counts.num_arrived)
     if not share:
         return []
     return [

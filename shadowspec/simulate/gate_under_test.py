@@ -44,6 +44,7 @@ from shadowspec.types import (
     Decision,
     FingerprintedConfig,
     ReasonCode,
+    SliceCounts,
     TestState,
     Trial,
     Verdict,
@@ -396,7 +397,7 @@ class _Run:
         """The lost records in units of a test by each look, or less, [looks]."""
         if not self._units.lost_at.any():
             return np.zeros(len(self._units.lost_at))
-        every = HypothesisEvidence(runs=RunTotals().fold(self._units.blocks), num_lost=1)
+        every = HypothesisEvidence(runs=RunTotals().fold(self._units.blocks), counts=SliceCounts(num_lost=1))
         return self._units.lost_at.astype(np.float64) * every.lost_units(test.unit)
 
     def _has_new_level(self, decision: Decision) -> bool:

@@ -25,6 +25,7 @@ from shadowspec.types.verdicts import (
     LevelGraph,
     MixChange,
     RateChange,
+    SliceCounts,
     SliceCover,
     SliceState,
     Supersession,
@@ -54,10 +55,10 @@ def _names_before(kind: type[Any], first: str) -> tuple[str, ...]:
 # Fields that the store has in columns; those after them are in the document.
 DECISION_FIELDS: Final = _names_before(Decision, "engine")
 TEST_FIELDS: Final = _names_before(TestResult, "is_required")
-_COUNTED_LATER = ("num_days", "num_arrived", "num_beyond")  # by later versions of the rules: absent where they are 0
 _COUNTS = tuple(
     field.name for field in fields(EvidenceSummary) if field.name.startswith("num_") or field.name == "span_s"
 )
+_SLICE_COUNTS = tuple(field.name for field in fields(SliceCounts))
 _TEST_NAMES = frozenset({"version", "is_required", "r1", "batch_agreement", "start_unit", "merged_units"})
 _BETTING_NAMES = _TEST_NAMES | {field.name for field in fields(BettingFigures)}
 
@@ -167,7 +168,8 @@ def read_evidence(details: Document) -> EvidenceSummary:
     """How much evidence a decision rests on, of its document."""
     document = _check_version(details)
     return EvidenceSummary(
-        **{name: document[name] for name in _COUNTS if document.get(name) is not None},
+        counts=SliceCounts(**{name: document[name] for name in _SLICE_COUNTS if name in document}),
+        **{name: document[name] for name in _COUNTS if name in document},
         missing_share=document.get("missing_share"),
         late_share=document.get("late_share"),
         newest_evidence=read_iso(document.get("newest_evidence")),
@@ -203,7 +205,8 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
         "level": decision.level,
         "missing_share": evidence.missing_share,
         "late_share": evidence.late_share,
-        **{name: getattr(evidence, name) for name in _COUNTS if name not in _COUNTED_LATER},
+        **asdict(evidence.counts),
+        **{name: getattr(evidence, name) for name in _COUNTS},
         "newest_evidence": iso(evidence.newest_evidence),
         "newest_record": iso(evidence.newest_record),
         "engine": decision.engine,
@@ -211,8 +214,6 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
         "verdict_since": iso(decision.verdict_since),
         "frozen_parameters": None if decision.frozen_parameters is None else dict(decision.frozen_parameters),
     }
-    if evidence.num_days or evidence.num_arrived:
-        found |= {name: getattr(evidence, name) for name in _COUNTED_LATER}
     if run is not None:
         found |= {
             "share": run.share,

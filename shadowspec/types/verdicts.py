@@ -156,31 +156,41 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class EvidenceSummary:
-    """The evidence of a decision, in numbers.
+class SliceCounts:
+    """Counts of a slice, for any load, config and run; only `num_lost` is of a run.
 
-    The run's requests (`num_failed` of them failed) and, beside them, `num_lost` records that left no request.  Of the
-    slice, for any run: closed clusters, their members, records that came too late for their cluster (`num_left_out` of
-    them out of order), keys cut for dominating.  `num_capped_clusters` came after `max_clusters`.  `num_days` are the
-    UTC days on which measured clusters began.  `num_arrived` are the slice's usable requests, `num_beyond` those of
-    them that come later in their session than any request that is timed.  `missing_share` and `late_share` are None
-    without records.  `span_s` lies between the first and the last measured cluster; `newest_evidence` is the time of
-    the last.  `newest_record` is the watermark,
-    which `watermark_held_by` holds back (None: nothing does).
+    `num_lost` are the records since the run began that failed or were shed without a measured request.  Of the
+    clusters in evidence, measured or not: `num_closed_clusters`, and their records, `num_members`.  `num_late` records
+    came too late for their cluster; `num_left_out` of them belonged to it and came out of order.  `num_dominant_keys`
+    are cut for dominating.  `num_arrived` are all usable requests; `num_beyond` of these come later in their session
+    than any request that is timed.
     """
 
-    num_requests: int = 0
-    num_failed: int = 0
-    num_lost: int = 0
     num_closed_clusters: int = 0
+    num_lost: int = 0
     num_members: int = 0
     num_late: int = 0
     num_left_out: int = 0
     num_dominant_keys: int = 0
-    num_capped_clusters: int = 0
-    num_days: int = 0
     num_arrived: int = 0
     num_beyond: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceSummary:
+    """The evidence of a decision, in numbers.
+
+    The run's requests (`num_failed` of them failed), and the counts of the slice.  `num_capped_clusters` came after
+    `max_clusters`.  `num_days` are the UTC days on which measured clusters began.  `missing_share` and `late_share` are
+    None without records.  `span_s` lies between the first and the last measured cluster; `newest_evidence` is the time
+    of the last.  `newest_record` is the watermark, which `watermark_held_by` holds back (None: nothing does).
+    """
+
+    num_requests: int = 0
+    num_failed: int = 0
+    counts: SliceCounts = field(default_factory=SliceCounts)
+    num_capped_clusters: int = 0
+    num_days: int = 0
     missing_share: float | None = None
     late_share: float | None = None
     span_s: float = 0.0

@@ -66,6 +66,7 @@ from shadowspec.types import (
     FunnelCounter,
     RecordKey,
     Run,
+    SliceCounts,
     StoredBlock,
     StoredRecord,
     TestState,
@@ -322,7 +323,8 @@ def endpoint_looks(
         clusters, blocks = _units_of_run(clusters, blocks, trial)
         counted = _slice_counts(evidence, hypothesis.slice_key, folding_of[key], gate_policy)
         if trial is not None:
-            counted = replace(counted, num_lost=counted.num_lost - trial.start_lost)
+            num_lost = counted.counts.num_lost - trial.start_lost
+            counted = replace(counted, counts=replace(counted.counts, num_lost=num_lost))
         folded = _folded(counted, clusters, blocks, gate_policy, in_run)
         is_watched = in_run is not None and bool(watch_states(in_run))
         shown = clusters if is_watched else clusters[: gate_policy.max_clusters]
@@ -403,7 +405,7 @@ def _slice_counts(
     measured = {run.key for run in evidence.runs}
     arrived = [r for r in evidence.records if r.counter in ARRIVING and r.slice_key and slice_key in ("", r.slice_key)]
     lost = [r for r in evidence.records if r.counter in LOST and slice_key in ("", r.slice_key)]
-    return HypothesisEvidence(
+    counts = SliceCounts(
         num_closed_clusters=len(folding.of_slice(slice_key)),
         num_members=sum(len(cluster.members) for cluster in folding.of_slice(slice_key)),
         num_lost=sum(record.key not in measured for record in lost),
@@ -411,8 +413,8 @@ def _slice_counts(
         num_dominant_keys=sum(keys for name, keys in folding.dominant_keys.items() if slice_key in ("", name)),
         num_arrived=len(arrived),
         num_beyond=sum((record.session_position or 0) > policy.timed_positions for record in arrived),
-        newest_event=evidence.watermark,
     )
+    return HypothesisEvidence(counts=counts, newest_event=evidence.watermark)
 
 
 def _id(hypothesis: Hypothesis) -> HypothesisId:

@@ -11,7 +11,7 @@ import pytest
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.composition import SliceTraffic, compose_endpoint, group_key, since, slice_state, split
 from shadowspec.gate.verdict.trial_levels import supersede
-from shadowspec.types import BettingFigures, Decision, EvidenceSummary, TestResult, Trial, Verdict
+from shadowspec.types import BettingFigures, Decision, EvidenceSummary, SliceCounts, TestResult, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START
 
 POLICY = GatePolicy(max_hypotheses=4, min_span_s=0.0)
@@ -43,7 +43,7 @@ def row(
     return Decision(
         ENDPOINT, slice_key, 4, CONFIG.config, fingerprint, verdict, "", "", tests, num_measured, num_blocks, None,
         START, run=None if level is None else Trial(2 * level, level, GRAPH),
-        evidence=EvidenceSummary(num_closed_clusters=num_closed),
+        evidence=EvidenceSummary(counts=SliceCounts(num_closed_clusters=num_closed)),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.gate.verdict.required_tests import betting_results, fault_result, fault_units
 from shadowspec.reports.definitions import test_notes as notes_of
-from shadowspec.types import Parity, ServedRun, Trial, Verdict
+from shadowspec.types import Parity, ServedRun, SliceCounts, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, run_of
 
 POLICY = GatePolicy()
@@ -47,7 +47,9 @@ def test_near_ties_count_blocks_of_conversations_as_sums_over_their_full_size() 
 
 
 def test_lost_requests_and_faults_are_counted_in_the_units_of_conversations() -> None:
-    evidence = replace(evidence_of(*(conversation_block(number, 16) for number in range(10))), num_lost=16)
+    evidence = replace(
+        evidence_of(*(conversation_block(number, 16) for number in range(10))), counts=SliceCounts(num_lost=16)
+    )
     by_name = {result.name: result for result in betting_results(evidence, POLICY, 0.05)}
     near_ties = by_name["parity_near_ties"]
     assert (near_ties.unit, near_ties.num_units) == ("block", 10)

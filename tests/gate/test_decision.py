@@ -14,7 +14,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_st
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.decision import Hypothesis, decide
-from shadowspec.types import Decision, Memory, Parity, Run, TestResult, Trial, Verdict
+from shadowspec.types import Decision, Memory, Parity, Run, SliceCounts, TestResult, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, cluster_unit, noisy_run, run_of
 
 POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
@@ -31,14 +31,14 @@ class Seen:
     num_left_out: int = 0
 
     def folded(self, policy: GatePolicy, previous: Decision | None = None) -> HypothesisEvidence:
-        counted = HypothesisEvidence(
+        counts = SliceCounts(
             num_closed_clusters=len(self.clusters),
             num_members=sum(len(unit.cluster.members) for unit in self.clusters),
             num_lost=self.num_lost,
             num_left_out=self.num_left_out,
         )
         states = restarted_states(previous) if previous else {}
-        return counted.fold(self.clusters, self.blocks, policy, states=states)
+        return HypothesisEvidence(counts=counts).fold(self.clusters, self.blocks, policy, states=states)
 
 
 def evidence_of(runs: Sequence[Run], *, is_greedy: bool = True, num_lost: int = 0) -> Seen:
@@ -287,9 +287,10 @@ def test_requests_that_their_clusters_missed_hold_beyond_the_same_share() -> Non
     assert (within.verdict, within.evidence.late_share) == (Verdict.ENABLE, 0.05)
     beyond = look(replace(seen, num_left_out=21))
     assert (beyond.verdict, beyond.reason_code) == (Verdict.HOLD, "late_data")
-    assert (beyond.evidence.num_left_out, beyond.evidence.late_share) == (21, pytest.approx(21 / 401))
+    assert (beyond.evidence.counts.num_left_out, beyond.evidence.late_share) == (21, pytest.approx(21 / 401))
     assert look(replace(seen, num_left_out=21), replace(POLICY, max_missing=0.06)).verdict is Verdict.ENABLE
-    late = replace(seen.folded(POLICY), num_late=1_000)
+    on_time = seen.folded(POLICY)
+    late = replace(on_time, counts=replace(on_time.counts, num_late=1_000))
     assert decide(
         HYPOTHESIS, late, POLICY, trial=Trial(0.025, 0.0125, GRAPH), has_entered=True, previous=None, now=START
     ).verdict is (Verdict.ENABLE)

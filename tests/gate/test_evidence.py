@@ -22,7 +22,7 @@ from shadowspec.gate.stats.autocorrelation import Moments
 from shadowspec.gate.stats.betting import GRID_STEP, Sums
 from shadowspec.gate.stats.capital import CapitalTable, geometric_grid, grid
 from shadowspec.gate.verdict.decision import Hypothesis, decide, test_results
-from shadowspec.types import Parity, Run, TestState, Trial
+from shadowspec.types import Parity, Run, SliceCounts, TestState, Trial
 from shadowspec.types.decision_documents import shown_test_details
 from tests.gate.coverage import lag_one_autocorrelation
 from tests.gate.test_betting import log_capital
@@ -216,7 +216,7 @@ def test_a_decision_says_where_its_tests_count_from() -> None:
             shock = 0.9 * shock + math.sqrt(1 - 0.81) * float(rng.standard_normal())
         runs.append(run_of(index, "b", log_speedup=math.log(1.3) + 0.1 * shock))
     clusters, blocks = units_of(runs, True)
-    evidence = HypothesisEvidence(num_closed_clusters=480).fold(clusters, blocks, POLICY)
+    evidence = HypothesisEvidence(counts=SliceCounts(num_closed_clusters=480)).fold(clusters, blocks, POLICY)
     decision = decide(
         HYPOTHESIS, evidence, POLICY, trial=Trial(0.025, 0.0125, GRAPH), has_entered=True, previous=None, now=START
     )
@@ -239,13 +239,6 @@ def test_a_state_of_another_version_is_refused() -> None:
     document, tables = codec.encode(HypothesisEvidence())
     with pytest.raises(InputError, match="version 0"):
         codec.decode({**document, "version": 0}, tables)
-
-
-def test_evidence_from_before_late_requests_were_told_apart_is_read() -> None:
-    document, tables = codec.encode(HypothesisEvidence(num_late=3, num_members=40, num_left_out=2))
-    assert codec.decode(document, tables).late_share == 2 / 42
-    before = {name: value for name, value in document.items() if name not in ("num_members", "num_left_out")}
-    assert codec.decode(before, tables) == HypothesisEvidence(num_late=3)
 
 
 def test_every_test_that_a_report_draws_is_one_that_is_decided_on() -> None:

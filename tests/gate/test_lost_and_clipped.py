@@ -17,7 +17,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import FRACTIONS, worst_values
 from shadowspec.gate.stats.capital import grid
 from shadowspec.gate.verdict.required_tests import betting_result
-from shadowspec.types import Parity, Run, TestResult, TestState, Verdict
+from shadowspec.types import Parity, Run, SliceCounts, TestResult, TestState, Verdict
 from tests.gate.test_decision import draw_runs, evidence_of, look, result
 from tests.gate.worlds import block_unit, cluster_unit, run_of
 
@@ -105,7 +105,7 @@ def test_a_failed_request_takes_speculation_for_ever() -> None:
 
 def test_lost_requests_are_infinitely_slow_too() -> None:
     policy = replace(POLICY, p95_margin=0.2)
-    evidence = HypothesisEvidence(latencies=histogram(0.0), num_lost=30)
+    evidence = HypothesisEvidence(latencies=histogram(0.0), counts=SliceCounts(num_lost=30))
     judged = evidence.judged_latencies()
     assert judged.counts["speculative"][INFINITE_BIN] == 30
     assert judged.num_units == 430

@@ -61,7 +61,8 @@ def stored(evidence: EndpointEvidence, *, input_ended: bool = True) -> Callable[
         configs = {CONFIG.fingerprint: CONFIG}
         decisions = decide_endpoint(evidence, policy, configs, [4], [], input_ended=input_ended, now=START)
         return [
-            (word(decision), decision.num_clusters, decision.evidence.num_closed_clusters) for decision in decisions
+            (word(decision), decision.num_clusters, decision.evidence.counts.num_closed_clusters)
+            for decision in decisions
         ]
 
     return decide

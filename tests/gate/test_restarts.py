@@ -26,7 +26,16 @@ from shadowspec.gate.verdict.trial_levels import (
     supersede,
     with_level,
 )
-from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, LevelGraph, ReasonCode, Trial, Verdict
+from shadowspec.types import (
+    Decision,
+    EvidenceSummary,
+    FingerprintedConfig,
+    LevelGraph,
+    ReasonCode,
+    SliceCounts,
+    Trial,
+    Verdict,
+)
 from tests.gate.worlds import CONFIG, ENDPOINT, START
 
 GRAPH = LevelGraph(alpha=0.05, num_endpoints=1, num_slots=7)
@@ -93,7 +102,7 @@ def test_a_run_that_has_not_ended_goes_on() -> None:
 
 def test_an_ended_run_is_followed_by_one_without_evidence() -> None:
     row = decision("one", trial(1, 40, 160, 5), ends_run=True, num_blocks=30, num_clusters=100)
-    row = replace(row, evidence=EvidenceSummary(num_lost=3))
+    row = replace(row, evidence=EvidenceSummary(counts=SliceCounts(num_lost=3)))
     assert next_run(row, row, "one") == trial(2, 70, 260, 8)
     assert next_run(row, None, "two") == trial(2, 0, 0, 8, supersedes="one")
 

@@ -15,7 +15,7 @@ from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision
 from shadowspec.gate.verdict.trial_levels import latest_by_name, name_of, next_trial, supersede, with_level
-from shadowspec.types import Decision, LevelGraph, Parity, Run, Trial, Verdict
+from shadowspec.types import Decision, LevelGraph, Parity, Run, SliceCounts, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run
 
 POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0, drift_run_length=1_000)
@@ -48,7 +48,7 @@ class Gate:
         latest = latest_by_name(self.rows).get(name)
         previous = by_fingerprint.get(fingerprint)
         trial = with_level(next_trial(latest, previous, fingerprint, FIRST), name, {})
-        before = self.evidence.get(fingerprint, HypothesisEvidence(num_closed_clusters=100))
+        before = self.evidence.get(fingerprint, HypothesisEvidence(counts=SliceCounts(num_closed_clusters=100)))
         folded = before.fold(clusters, blocks, self.policy, watchers=(*WATCHERS, *ADVISORY_WATCHERS))
         now = START + timedelta(minutes=len(self.rows))
         if latest is not None and latest.fingerprint != fingerprint:
@@ -249,4 +249,6 @@ def test_without_a_level_there_is_no_run() -> None:
     )
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "no_level_left")
     assert decision.run is None
-    assert next_evidence(HypothesisEvidence(num_late=3), decision) == HypothesisEvidence(num_late=3)
+    assert next_evidence(HypothesisEvidence(counts=SliceCounts(num_late=3)), decision) == HypothesisEvidence(
+        counts=SliceCounts(num_late=3)
+    )

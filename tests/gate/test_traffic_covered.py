@@ -97,8 +97,8 @@ def test_requests_beyond_the_timed_positions_are_counted_and_recomputed(store: S
     feed.write(late, set(), is_last=True)
     decisions = gate(store, STORED)
     for decision in decisions:
-        assert decision.evidence.num_arrived == len(world.records) + 3
-        assert decision.evidence.num_beyond == 2
+        assert decision.evidence.counts.num_arrived == len(world.records) + 3
+        assert decision.evidence.counts.num_beyond == 2
         assert explain(store, decision.decision_id or 0).differences == ()
 
 

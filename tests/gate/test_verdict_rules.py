@@ -22,6 +22,7 @@ from shadowspec.types import (
     Parity,
     Run,
     ServedMemory,
+    SliceCounts,
     TestResult,
     TestState,
     Trial,
@@ -306,7 +307,7 @@ def test_a_threshold_changed_after_entry_is_judged_at_the_next_null_outward() ->
     moved = replace(POLICY, margin=0.0513)
     blocks, clusters = evidence_of(runs).blocks, evidence_of(runs).clusters
     folded = HypothesisEvidence().fold(clusters, blocks, POLICY)
-    folded = replace(folded, num_closed_clusters=400)
+    folded = replace(folded, counts=SliceCounts(num_closed_clusters=400))
 
     def judged(policy: GatePolicy) -> TestResult:
         decision = decide(

@@ -116,10 +116,12 @@ def test_nothing_is_foreseen_of_what_the_gate_holds(
     tried = replace(POLICY, **policy)  # type: ignore[arg-type]
     evidence = cut(World(160, make_run=noisy_run()).evidence(), 12)
     looks = endpoint_looks(evidence, tried, CONFIGS, [4], [], input_ended=True)
+    whole = [look for look in looks if not look.hypothesis.slice_key]
+    runs = [replace(look.evidence.runs, **run_counts) for look in whole]  # type: ignore[arg-type]
+    counted = [replace(look.evidence.counts, **counts) for look in whole]
     held = [
-        replace(look, evidence=replace(look.evidence, runs=replace(look.evidence.runs, **run_counts), **counts))  # type: ignore[arg-type]
-        for look in looks
-        if not look.hypothesis.slice_key
+        replace(look, evidence=replace(look.evidence, runs=total, counts=count))
+        for look, total, count in zip(whole, runs, counted, strict=True)
     ]
     later = START + timedelta(days=30)
     found = plan_endpoint("sql", held, tried, sample_rate=1.0, capacity_per_s=None, now=later).hypotheses

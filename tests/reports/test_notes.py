@@ -27,6 +27,7 @@ from shadowspec.types import (
     EvidenceSummary,
     MixChange,
     RateChange,
+    SliceCounts,
     SliceCover,
     Supersession,
     Trial,
@@ -81,7 +82,7 @@ def noted(changes: Mapping[str, Any], verdict: Verdict = Verdict.ENABLE) -> list
             "80.0% of the traffic has such a bound.",
         ),
         (
-            {"evidence": EvidenceSummary(num_arrived=200, num_beyond=30)},
+            {"evidence": EvidenceSummary(counts=SliceCounts(num_arrived=200, num_beyond=30))},
             "15.0% of its requests are never timed, because they come after timed_positions in their session. "
             "The verdict assumes that they are like the others.",
         ),

@@ -165,7 +165,7 @@ def test_a_key_that_dominates_is_cut_at_every_look_and_here() -> None:
     store = stored(drawn)
     store.finish(len(busy), Watermark(START, is_ended=True))
     decision = run_gate(store, {ENDPOINT: world.policy}, now=START)[0]
-    assert decision.evidence.num_dominant_keys == 1
+    assert decision.evidence.counts.num_dominant_keys == 1
     assert (outcome.num_blocks, outcome.num_clusters) == (decision.num_blocks, decision.num_clusters)
 
 

@@ -160,7 +160,7 @@ def test_rows_are_what_the_store_would_hold() -> None:
     store.add(rows.records, rows.blocks, rows.runs)
     store.finish(len(rows.records), Watermark(START, is_ended=True))
     decision = run_gate(store, {ENDPOINT: WORLDS["session_length"].policy}, now=START)[0]
-    assert (decision.evidence.num_late, decision.evidence.num_members) == (0, len(rows.records))
+    assert (decision.evidence.counts.num_late, decision.evidence.counts.num_members) == (0, len(rows.records))
 
 
 def test_another_engine_measures_from_the_change_on() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, TypeVar
 
@@ -37,6 +36,7 @@ from shadowspec.types import (
     RunFlags,
     ServedMemory,
     ServedRun,
+    SliceCounts,
     SliceCover,
     SliceState,
     SpeculationConfig,
@@ -283,14 +283,18 @@ BESIDE_COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "frozen_parameters": optional(FIGURES),
     "evidence": st.builds(
         EvidenceSummary,
-        *[COUNT] * 12,
+        COUNT,
+        COUNT,
+        st.builds(SliceCounts, *[COUNT] * 8),
+        COUNT,
+        COUNT,
         optional(FIGURE),
         optional(FIGURE),
         FIGURE,
         optional(TIMES),
         optional(TIMES),
         optional(TEXT),
-    ).map(lambda each: replace(each, num_beyond=min(each.num_beyond, each.num_arrived))),  # these are some of those
+    ),
     "verdict_since": optional(TIMES),
     "watch": optional(st.builds(Watch, COUNT, COUNT, st.dictionaries(TEXT, st.builds(WatchedMean, FIGURE, FIGURE)))),
     "drift": optional(

@@ -20,20 +20,15 @@ from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.stats.autocorrelation import BATCH_LENGTHS, BatchSums, Moments
 from shadowspec.gate.stats.betting import Floats, Side, Sums, UnitSeries
 from shadowspec.gate.stats.capital import NUM_FRACTIONS, CapitalTable
-from shadowspec.types import TestState
+from shadowspec.types import SliceCounts, TestState
 from shadowspec.types.decision_documents import iso, read_iso
 
-VERSION = 2
+VERSION = 3
 
 Document = Mapping[str, Any]
 
 _DOUBLE = np.dtype("<f8")
-_COUNTS = (
-    *("num_clusters", "num_closed_clusters", "num_members", "num_lost", "num_late", "num_left_out"),
-    *("num_dominant_keys", "num_capped_clusters", "num_days", "newest_day"),
-)
-# Of documents that were written before they were counted.
-_COUNTED_LATER = {"num_members": 0, "num_left_out": 0, "num_days": 0, "newest_day": -1}
+_COUNTS = ("num_clusters", "num_capped_clusters", "num_days", "newest_day")
 _TIMES = ("first_event", "last_event", "newest_event")
 _SCALARS = ("num_seen", "num_units", "observed_value", "observed_weight", "null", "num_missing")
 _SIDES: tuple[Side, ...] = ("lower", "upper")
@@ -54,6 +49,7 @@ def encode(evidence: HypothesisEvidence) -> tuple[dict[str, Any], bytes]:
         "latencies": {arm: sorted(counts.items()) for arm, counts in evidence.latencies.counts.items()},
         "latency_moments": {arm: astuple(moment) for arm, moment in evidence.latencies.moments.items()},
         "watchers": {name: dict(state) for name, state in evidence.watchers.items()},
+        "counts": asdict(evidence.counts),
         **{name: getattr(evidence, name) for name in _COUNTS},
         **{name: iso(getattr(evidence, name)) for name in _TIMES},
     }
@@ -88,6 +84,7 @@ def decode(document: Document, tables: bytes) -> HypothesisEvidence:
         runs=RunTotals(**{**document["runs"], **gaps}),
         latencies=_latencies(document),
         watchers=document["watchers"],
+        counts=SliceCounts(**document["counts"]),
         **_decode_counts(document),
     )
 
@@ -170,8 +167,7 @@ def _batches(doubles: Floats) -> dict[Side, BatchSums]:
 
 def _decode_counts(document: Document) -> dict[str, Any]:
     times = {name: document[name] for name in _TIMES}
-    counts = {**_COUNTED_LATER, **document}
-    return {name: counts[name] for name in _COUNTS} | {name: read_iso(time) for name, time in times.items()}
+    return {name: document[name] for name in _COUNTS} | {name: read_iso(time) for name, time in times.items()}
 
 
 def _sums_lists(sums: Sums) -> list[list[float]]:

@@ -25,7 +25,7 @@ from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable
 from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS, Detector
 from shadowspec.metrics import ratio
-from shadowspec.types import Decision, Figure, PairedScore, TestState
+from shadowspec.types import Decision, Figure, PairedScore, SliceCounts, TestState
 
 WatcherState = Mapping[str, Figure]
 
@@ -173,12 +173,9 @@ class Watcher(Protocol):
 class HypothesisEvidence:
     """The evidence of a hypothesis at one look.
 
-    `num_closed_clusters` counts all its slice's clusters in evidence, measured or not.  `num_lost` are its records that
-    failed or were shed without a run.  `num_late` came too late for their cluster; `num_left_out` of these belonged to
-    it and came out of order.  `num_members` are the records of its clusters.  `num_days` are the UTC days on which
-    measured clusters began, `newest_day` the last of them, counted from the epoch.  `num_arrived` are all usable
-    requests; `num_beyond` of these come too late in their session ever to be timed.  `mix_lower` is the lower bound of
-    the endpoint's speedup under the current mix of its slices, where a policy requires it.
+    `counts` are those of its slice.  `num_days` are the UTC days on which measured clusters began, `newest_day` the
+    last of them, counted from the epoch.  `mix_lower` is the lower bound of the endpoint's speedup under the current
+    mix of its slices, where a policy requires it.
     """
 
     tests: Mapping[str, TestEvidence] = field(default_factory=dict)
@@ -190,15 +187,8 @@ class HypothesisEvidence:
     last_event: datetime | None = None
     num_days: int = 0
     newest_day: int = -1
-    num_closed_clusters: int = 0
-    num_lost: int = 0
-    num_members: int = 0
-    num_late: int = 0
-    num_left_out: int = 0
-    num_dominant_keys: int = 0
+    counts: SliceCounts = field(default_factory=SliceCounts)
     num_capped_clusters: int = 0  # passed by at `max_clusters`: in no test, and in no later run either
-    num_arrived: int = 0
-    num_beyond: int = 0
     mix_lower: float | None = None
     newest_event: datetime | None = None  # up to which the endpoint's records are known
 
@@ -283,7 +273,11 @@ class HypothesisEvidence:
         """
         if unit == DOCUMENT:
             return 0.0
-        return self.num_lost / max(self.runs.max_block_requests, 1) if unit == "block" else float(self.num_lost)
+        return (
+            self.counts.num_lost / max(self.runs.max_block_requests, 1)
+            if unit == "block"
+            else float(self.counts.num_lost)
+        )
 
     def judged_latencies(self) -> LatencyHistogram:
         """The latencies with the lost requests that would have been timed, rounded up to blocks."""
@@ -292,12 +286,12 @@ class HypothesisEvidence:
     @property
     def missing_share(self) -> float | None:
         """Failed and shed requests over all that should have been measured."""
-        return ratio(self.runs.num_failed + self.num_lost, self.runs.num_requests + self.num_lost)
+        return ratio(self.runs.num_failed + self.counts.num_lost, self.runs.num_requests + self.counts.num_lost)
 
     @property
     def late_share(self) -> float | None:
         """Records that their cluster in evidence should have held and does not, over all that it should have held."""
-        return ratio(self.num_left_out, self.num_members + self.num_left_out)
+        return ratio(self.counts.num_left_out, self.counts.num_members + self.counts.num_left_out)
 
     @property
     def span_s(self) -> float:

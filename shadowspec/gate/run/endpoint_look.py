@@ -27,7 +27,7 @@ from shadowspec.gate.verdict.trial_levels import (
     name_of,
     superseded_rows,
 )
-from shadowspec.types import Decision, Evaluation, FingerprintedConfig, Trial, WeightedBounds
+from shadowspec.types import Decision, Evaluation, FingerprintedConfig, SliceCounts, Trial, WeightedBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +206,7 @@ def with_counts(
 ) -> HypothesisEvidence:
     """The evidence with the counts of its slice that do not depend on load and config."""
     progress = state.clusterings[clustering_id(policy)]
-    return replace(
-        evidence,
+    counts = SliceCounts(
         num_closed_clusters=progress.closed_in(key[0]),
         num_lost=state.lost_in(key[0]) - (trial.start_lost if trial is not None else 0),
         num_members=progress.members_in(key[0]),
@@ -216,8 +215,8 @@ def with_counts(
         num_dominant_keys=progress.dominant_in(key[0]),
         num_arrived=state.arrived_in(key[0]),
         num_beyond=state.beyond_in(key[0]),
-        newest_event=known_until,
     )
+    return replace(evidence, counts=counts, newest_event=known_until)
 
 
 def look_again(
@@ -228,21 +227,13 @@ def look_again(
     evaluations: Iterable[Evaluation] = (),
 ) -> Look:
     """The look of a decision under another policy, as if it were the first; the counts of its slice remain."""
-    counted = decision.evidence
     documents = first_scores(evaluations, decision.fingerprint)
     evidence = evidence.with_documents(documents, policy, restarted_states(decision).get(TASK_SCORE))
     evidence = replace(
         evidence,
-        num_closed_clusters=counted.num_closed_clusters,
-        num_lost=counted.num_lost,
-        num_members=counted.num_members,
-        num_late=counted.num_late,
-        num_left_out=counted.num_left_out,
-        num_dominant_keys=counted.num_dominant_keys,
-        num_arrived=counted.num_arrived,
-        num_beyond=counted.num_beyond,
+        counts=decision.evidence.counts,
         mix_lower=_mix_lower(decision.composition.bounds if decision.composition else {}),
-        newest_event=counted.newest_record,
+        newest_event=decision.evidence.newest_record,
     )
     hypothesis = Hypothesis(decision.endpoint, decision.slice_key, decision.concurrency, config)
     return Look(hypothesis, evidence, policy, decision.run, has_entered=decision.run is not None, previous=None)

@@ -140,7 +140,7 @@ def _curves(decision: Decision, parts: Sequence[_Part]) -> dict[str, tuple[Seque
         evidence = fold_in_run(evidence, clusters, blocks, part.policy, decision, list(recorders.values()))
 
     # 3. The points; units that do not reproduce the decision's figures are not its units.
-    evidence = replace(evidence, num_lost=decision.evidence.num_lost)
+    evidence = replace(evidence, counts=decision.evidence.counts)
     definitions = {test.name: test for test in defined_tests(parts[-1].policy)}
     curves = {}
     for result in decision.tests:

@@ -149,7 +149,7 @@ def slice_state(decision: Decision) -> SliceState:
     by_name = {result.name: result for result in decision.tests}
     weights = {name: _weight(by_name.get(name)) for name in _NAMES}
     return SliceState(
-        num_closed=float(decision.evidence.num_closed_clusters),
+        num_closed=float(decision.evidence.counts.num_closed_clusters),
         num_measured=float(decision.num_clusters),
         speedup_total=weights["speedup"].total,
         speedup_weight=weights["speedup"].weight,

@@ -110,7 +110,7 @@ def decide(
     elif other_engine is not None and (not has_entered or level is None):
         outcome = _hold(ReasonCode.OTHER_ENGINE, other_engine)
     elif not has_entered:
-        missing = policy.entry_clusters - evidence.num_closed_clusters
+        missing = policy.entry_clusters - evidence.counts.num_closed_clusters
         outcome = _hold(ReasonCode.TOO_FEW_CLUSTERS, f"testing starts after {plural(missing, 'more session')}")
     elif level is None:
         outcome = _hold(
@@ -148,16 +148,9 @@ def decide(
         evidence=EvidenceSummary(
             num_requests=evidence.runs.num_requests,
             num_failed=evidence.runs.num_failed,
-            num_lost=evidence.num_lost,
-            num_closed_clusters=evidence.num_closed_clusters,
-            num_members=evidence.num_members,
-            num_late=evidence.num_late,
-            num_left_out=evidence.num_left_out,
-            num_dominant_keys=evidence.num_dominant_keys,
+            counts=evidence.counts,
             num_capped_clusters=evidence.num_capped_clusters,
             num_days=evidence.num_days,
-            num_arrived=evidence.num_arrived,
-            num_beyond=evidence.num_beyond,
             missing_share=evidence.missing_share,
             late_share=evidence.late_share,
             span_s=evidence.span_s,

@@ -53,7 +53,7 @@ def clusters_needed(
 ) -> int | None:
     """Clusters until the slowest open test may pass; None where that is unknown or another reason holds."""
     if reason_code == ReasonCode.TOO_FEW_CLUSTERS:
-        return policy.entry_clusters - evidence.num_closed_clusters
+        return policy.entry_clusters - evidence.counts.num_closed_clusters
     if reason_code != ReasonCode.TOO_FEW_UNITS:
         return None
     # A block's conversations are of different sessions, so a block of N conversations counts as N clusters.

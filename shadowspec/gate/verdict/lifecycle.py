@@ -105,17 +105,10 @@ def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> Hypothesi
 
     Detectors watch only while ENABLE is in force.
 
-    Counts of the slice that do not depend on the run (closed clusters, late records, cut keys) are always retained.
+    The counts of the slice are always retained: the next look replaces them.
     """
     if decision.ends_run:
-        return HypothesisEvidence(
-            num_closed_clusters=evidence.num_closed_clusters,
-            num_members=evidence.num_members,
-            num_late=evidence.num_late,
-            num_left_out=evidence.num_left_out,
-            num_dominant_keys=evidence.num_dominant_keys,
-            newest_event=evidence.newest_event,
-        )
+        return HypothesisEvidence(counts=evidence.counts, newest_event=evidence.newest_event)
     watchers = (evidence.watchers or watch_states(decision)) if decision.verdict is Verdict.ENABLE else {}
     return evidence if watchers == evidence.watchers else replace(evidence, watchers=watchers)
 

@@ -217,7 +217,7 @@ def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str,
         num_restarts=trial.num_restarts + 1,
         start_blocks=(folded.start_blocks + same.num_blocks) if folded and same else 0,
         start_clusters=(folded.start_clusters + passed_clusters(same)) if folded and same else 0,
-        start_lost=trial.start_lost + latest.evidence.num_lost,
+        start_lost=trial.start_lost + latest.evidence.counts.num_lost,
         supersedes=None if latest.fingerprint == fingerprint else latest.fingerprint,
     )
 

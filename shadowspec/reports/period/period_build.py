@@ -233,7 +233,7 @@ def _quality(
     last = max(whole, key=lambda decision: decision.decided_at, default=None)
     newest = [each.evidence_at for each in current if each.evidence_at is not None]
     missing = [decision.evidence.missing_share for decision in whole if decision.evidence.missing_share is not None]
-    beyond = [ratio(decision.evidence.num_beyond, decision.evidence.num_arrived) for decision in whole]
+    beyond = [ratio(decision.evidence.counts.num_beyond, decision.evidence.counts.num_arrived) for decision in whole]
     policy = settings.policies.get(endpoint)
     return Quality(
         endpoint=endpoint,
@@ -243,8 +243,8 @@ def _quality(
         newest_evidence=max(newest, default=None),
         watermark=None if last is None else last.evidence.newest_record,
         watermark_held_by=None if last is None else last.evidence.watermark_held_by,
-        num_late=max((decision.evidence.num_late for decision in whole), default=None),
-        num_lost=max((decision.evidence.num_lost for decision in whole), default=None),
+        num_late=max((decision.evidence.counts.num_late for decision in whole), default=None),
+        num_lost=max((decision.evidence.counts.num_lost for decision in whole), default=None),
         beyond_share=max((share for share in beyond if share is not None), default=None),
         missing_share=max(missing, default=None),
         max_missing=None if policy is None else policy.max_missing,

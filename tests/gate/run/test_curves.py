@@ -80,7 +80,7 @@ def test_a_curve_ends_at_bounds_that_have_the_lost_requests_in_them(store: Store
         for i in range(12)
     ]
     feed.write(lost, set(), is_last=True)
-    assert gate(store)[0].evidence.num_lost == 12
+    assert gate(store)[0].evidence.counts.num_lost == 12
     assert_every_curve_ends_at_its_decision(store)
 
 
@@ -127,7 +127,7 @@ def test_records_out_of_order_are_in_a_curve_as_they_were_in_the_evidence(store:
     gate(store)
     rows = feed.write_blocks(40, 60)
     (whole, _) = gate(store, hours=1)
-    assert whole.evidence.num_left_out == 4
+    assert whole.evidence.counts.num_left_out == 4
     assert_every_curve_ends_at_its_decision(store)
     at_once = endpoint_sequences(rows, POLICY, [whole], input_ended=False)[WHOLE]["acceptance"][-1]
     acceptance = next(test for test in whole.tests if test.name == "acceptance")

@@ -87,7 +87,7 @@ def test_look_after_look_decides_what_all_rows_at_once_decide(store: Store) -> N
         assert [d.tests for d in again] == [d.tests for d in decided], "a look without news changes nothing"
         at_once.look(feed.so_far(), ended=is_last, hours=hours)
     assert decided[0].verdict.value == "ENABLE"
-    assert decided[0].evidence.num_lost == 2
+    assert decided[0].evidence.counts.num_lost == 2
     assert decided[0].evidence.num_failed == 10
     assert decided[0].evidence.newest_record is not None
 
@@ -185,7 +185,7 @@ def test_late_records_are_counted_and_never_enter(store: Store) -> None:
     )
     feed.write([late], set())
     after = gate(store)[0]
-    assert (after.evidence.num_late, before.evidence.num_late) == (1, 0)
+    assert (after.evidence.counts.num_late, before.evidence.counts.num_late) == (1, 0)
     assert after.num_clusters == before.num_clusters
 
 
@@ -205,7 +205,7 @@ def test_records_that_come_out_of_order_hold_what_else_would_be_decided(store: S
         ]
         feed.write([structs.replace(record, counter=FunnelCounter.SAMPLED_OUT) for record in missed], set())
         found.append(gate(store, policy)[0])
-    assert [decision.evidence.num_left_out for decision in found] == [0, 0, 60, 100]
+    assert [decision.evidence.counts.num_left_out for decision in found] == [0, 0, 60, 100]
     assert [decision.reason_code for decision in found] == ["min_span", "min_span", "min_span", "late_data"]
     num_members = 3 * found[-1].num_clusters
     assert found[-1].evidence.late_share == pytest.approx(100 / (num_members + 100))
@@ -232,7 +232,7 @@ def test_keys_that_dominate_at_entry_are_cut_and_everything_is_folded_anew(store
         feed.write([r for r in bot if start * 16 <= r.key.offset < stop * 16], set())
         decided = gate(store, policy)
         assert_same_decisions(decided, at_once.look(feed.so_far(), ended=False))
-    assert decided[0].evidence.num_dominant_keys == 1
+    assert decided[0].evidence.counts.num_dominant_keys == 1
     assert total(store, "evidence_keys", "key LIKE 'session:bot@%'") > 0
     assert count(store, "folds WHERE begins IS NOT NULL AND fold_id > 1") >= 1
 
@@ -259,7 +259,7 @@ def test_keys_that_dominate_are_cut_where_their_slice_enters_in_the_first_fold_o
         step(endpoint_gate, session)
 
     monkeypatch.setattr(EndpointGate, "step", counted)
-    assert gate(store)[0].evidence.num_dominant_keys == 1
+    assert gate(store)[0].evidence.counts.num_dominant_keys == 1
 
 
 @pytest.mark.representative("postgres")
@@ -572,7 +572,7 @@ def test_a_level_once_given_is_kept_where_clusters_are_open_again(store: Store) 
     first = gate(store, replace(POLICY, max_hypotheses=2), ended=True)
     changed = replace(POLICY, max_hypotheses=2, margin=0.06)
     again = gate(store, changed, ended=False)
-    assert [d.evidence.num_closed_clusters for d in again] == [0, 0, 0], "all of it was folded anew, and is open"
+    assert [d.evidence.counts.num_closed_clusters for d in again] == [0, 0, 0], "all of it was folded anew, and is open"
     assert [d.run and d.run.share for d in again] == [d.run and d.run.share for d in first] == [0.025, 0.025, None]
     assert explain(store, again[0].decision_id or 0).differences == ()
     feed.write_blocks(12, 24)
