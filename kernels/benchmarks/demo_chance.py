@@ -23,7 +23,7 @@ import msgspec
 from shadowspec.config.file import load_config
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
-from shadowspec.simulate.memory import MemoryStore
+from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.store import Store
 from shadowspec.types import ArmTiming, EndpointRows, RecordKey, Run, Watermark
 

@@ -23,6 +23,7 @@ from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.run.folding import LOST, Completed
 from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, Part, run_gate
+from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.gate.run.state import Units, clustering_id
 from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.stats.drift import (
@@ -35,7 +36,6 @@ from shadowspec.gate.stats.drift import (
 )
 from shadowspec.gate.verdict.required_tests import memory_result, min_fault_requests
 from shadowspec.gate.verdict.trial_levels import HypothesisId, assign_trials, hypothesis_id, with_level
-from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.paths import SLACK, TestOutcome, TestPath, outcome_of, path_of, possible_looks
 from shadowspec.simulate.rows import Moments, Rows, cluster_id, moments_of
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools, Ints, Requests, event_time

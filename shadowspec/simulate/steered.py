@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.gate.verdict.lifecycle import decided_slices
 from shadowspec.gate.verdict.trial_levels import hypothesis_id
 from shadowspec.simulate.effects import BASELINE_MS
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, is_verdict
-from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.rows import CONFIG, MEMORY, measured_run
 from shadowspec.simulate.traffic import CONCURRENCY, ENDPOINT, PLACE, SECOND, event_time
 from shadowspec.simulate.world import SteeredWorld

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shadowspec.gate.evidence.clusters import ClusterProgress, step
 from shadowspec.gate.evidence.units import Cluster, own_key
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.recompute import MemoryKeys
+from shadowspec.gate.run.memory_store import MemoryKeys
 from shadowspec.types import ARRIVING, StoredRecord
 from tests.gate.oracle import fold_clusters
 from tests.gate.worlds import START, key_of, record_of

@@ -21,7 +21,7 @@ from shadowspec.gate.evidence import speedup as latency
 from shadowspec.gate.evidence.hypothesis import TestEvidence
 from shadowspec.gate.evidence.series import BettingTest, Unit, unit_series
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.recompute import MemoryKeys
+from shadowspec.gate.run.memory_store import MemoryKeys
 from shadowspec.gate.stats import betting
 from shadowspec.gate.verdict import required_tests as results
 from shadowspec.gate.verdict import trial_levels

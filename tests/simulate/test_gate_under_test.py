@@ -15,9 +15,9 @@ from msgspec import structs
 from shadowspec.gate.evidence.units import Cluster
 from shadowspec.gate.run.endpoint_look import Decided, EndpointLook
 from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, run_gate
+from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.simulate import gate_under_test
 from shadowspec.simulate.gate_under_test import AcceleratorError, HypothesisOutcome, is_verdict, watch
-from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.paths import possible_looks
 from shadowspec.simulate.repetition import Draw, draw, repeat, seed_of
 from shadowspec.simulate.rows import CHANGED, CONFIG, Moments, moments_of

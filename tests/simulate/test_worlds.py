@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.simulate.effects import CLIP, PARITY_TOKENS, Effects, Outcomes, draw_outcomes, location
-from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.repetition import draw, draw_truth, fixed_sample_size, seed_of
 from shadowspec.simulate.rows import CHANGED, CONFIG
 from shadowspec.simulate.traffic import (

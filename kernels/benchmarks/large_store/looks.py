@@ -17,10 +17,10 @@ from kernels.benchmarks.large_store.units import SOURCE, BlockMaker, Measured
 from kernels.benchmarks.large_store.world import LATE_DAY, SyntheticEndpoint
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.rollout.endpoint_run import next_steps
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.simulate.memory import MemoryStore
 from shadowspec.types import Decision, Rollout, StoredEvidence, Watermark
 
 BLOCKS_PER_DAY = 2.5  # of a slice of mean weight, at each load

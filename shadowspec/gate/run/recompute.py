@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
 from typing import Protocol
 
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.gate.evidence import codec
-from shadowspec.gate.evidence.clusters import KeyTable, is_over
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import EndpointLook, evidence_after
 from shadowspec.gate.run.fold_spans import merge_spans
 from shadowspec.gate.run.folding import Completed, Folding, Rules
 from shadowspec.gate.run.gate_store import Rows
+from shadowspec.gate.run.memory_store import MemoryUnits
 from shadowspec.gate.run.state import FOLD_VERSION, EndpointState, RunEvidence, fold_units, new_state
 from shadowspec.gate.verdict.trial_levels import (
     frozen_policy,
@@ -35,9 +34,6 @@ from shadowspec.types import (
     Figure,
     FingerprintedConfig,
     Fold,
-    OpenBlock,
-    OpenKey,
-    SliceKey,
     Span,
     Trial,
 )
@@ -95,56 +91,6 @@ class Explanation:
     num_folds: int
     num_records: int
     num_runs: int
-
-
-class MemoryKeys:
-    """A key table in memory: satisfies `KeyTable`."""
-
-    def __init__(self) -> None:
-        self._keys: dict[SliceKey, OpenKey] = {}
-
-    def take(self, keys: Iterable[SliceKey]) -> list[OpenKey]:
-        return [self._keys.pop(key) for key in list(keys) if key in self._keys]
-
-    def take_waiting(self, until: datetime | None) -> list[OpenKey]:
-        found = [
-            place
-            for place, each in self._keys.items()
-            if each.first_event is not None and (until is None or each.first_event <= until)
-        ]
-        return self.take(found)
-
-    def first_unclosed(self, closed_by: datetime) -> datetime | None:
-        return min(
-            (each.first_event for each in self._keys.values() if each.first_event and not each.is_closed(closed_by)),
-            default=None,
-        )
-
-    def add(self, keys: Iterable[OpenKey]) -> None:
-        """Keep these."""
-        self._keys |= {(each.slice_key, each.key): each for each in keys}
-
-    def forget(self, reopened_by: datetime) -> None:
-        self._keys = {place: each for place, each in self._keys.items() if not is_over(each, reopened_by)}
-
-
-class MemoryUnits:
-    """Unfinished units in memory: satisfies `OpenUnits`."""
-
-    def __init__(self) -> None:
-        self._keys: dict[str, MemoryKeys] = {}
-        self._blocks: dict[str, OpenBlock] = {}
-
-    def keys(self, clustering: str) -> KeyTable:
-        return self._keys.setdefault(clustering, MemoryKeys())
-
-    def open_blocks(self) -> dict[str, OpenBlock]:
-        return dict(self._blocks)
-
-    def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
-        for block_id in entered:
-            del self._blocks[block_id]
-        self._blocks |= begun
 
 
 def explain(store: ReplayStore, decision_id: int) -> Explanation:

@@ -7,78 +7,26 @@ ends at the figures of its decision.  A decision has no curve once any of its ro
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 from shadowspec.gate.evidence.betting_tests import defined_tests
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.folding import Rules
-from shadowspec.gate.run.gate_store import Place
+from shadowspec.gate.run.memory_store import MemoryRows
 from shadowspec.gate.run.recompute import policy_of, refold
 from shadowspec.gate.run.state import Units
 from shadowspec.gate.verdict.curves import Recorder, SequencePoint, sequence_points
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id, passed_clusters
-from shadowspec.types import Decision, Fold, FunnelCounter, RecordKey, Run, Span, StoredBlock, StoredRecord
+from shadowspec.types import Decision, Fold
 
 Curves = Mapping[HypothesisId, Mapping[str, tuple[SequencePoint, ...]]]  # by hypothesis, then by test
 
 DRAWN_TESTS = ("speedup", "acceptance", "tail")
 TOLERANCE = 1e-9  # relative: units are added in other groups than the folds added them
-
-
-class MemoryRows:
-    """An endpoint's rows, all of them read before: satisfies `Rows`."""
-
-    def __init__(self, records: Iterable[StoredRecord], blocks: Iterable[StoredBlock], runs: Iterable[Run]) -> None:
-        self._records = sorted(records, key=lambda record: record.key)
-        self._runs = sorted(runs, key=lambda run: (run.key, run.fingerprint))
-        self._record_keys = [record.key for record in self._records]
-        self._run_keys = [run.key for run in self._runs]
-        sizes = Counter(run.block_id for run in self._runs)
-        self._blocks = {block.block_id: (block, sizes[block.block_id]) for block in blocks}
-
-    def records(self, spans: Iterable[Span]) -> list[StoredRecord]:
-        return [record for span in spans for record in self._records[_within(self._record_keys, span)]]
-
-    def runs(self, spans: Iterable[Span]) -> list[Run]:
-        return [run for span in spans for run in self._runs[_within(self._run_keys, span)]]
-
-    def num_rows(self, spans: Iterable[Span]) -> tuple[int, int]:
-        """Records and runs in the spans."""
-        span_list = list(spans)
-        return len(self.records(span_list)), len(self.runs(span_list))
-
-    def records_of(self, keys: Sequence[RecordKey]) -> list[StoredRecord]:
-        found = ((key, bisect_left(self._record_keys, key)) for key in keys)
-        return [self._records[at] for key, at in found if self._record_keys[at : at + 1] == [key]]
-
-    def runs_of(self, keys: Sequence[RecordKey]) -> list[Run]:
-        found = []
-        for key in keys:
-            at = bisect_left(self._run_keys, key)
-            while self._run_keys[at : at + 1] == [key]:
-                found.append(self._runs[at])
-                at += 1
-        return found
-
-    def blocks(self, block_ids: Iterable[str]) -> dict[str, tuple[StoredBlock, int]]:
-        return {block_id: self._blocks[block_id] for block_id in block_ids if block_id in self._blocks}
-
-    def key_columns(
-        self, slice_key: str, until: datetime, counters: Iterable[FunnelCounter]
-    ) -> list[tuple[Place, int, str | None, str | None]]:
-        wanted = frozenset(counters)
-        return [
-            ((record.key.source, record.key.partition), record.key.offset, record.session_hash, record.user_hash)
-            for record in self._records
-            if record.slice_key == slice_key and record.counter in wanted
-            if record.event_time is not None and record.event_time <= until
-        ]
 
 
 def endpoint_curves(endpoint: str, folds: Sequence[Fold], rows: MemoryRows, decisions: Iterable[Decision]) -> Curves:
@@ -161,8 +109,3 @@ def _is_close(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-
-
-def _within(keys: Sequence[RecordKey], span: Span) -> slice:
-    place = span.source, span.partition
-    return slice(bisect_left(keys, (*place, span.start)), bisect_left(keys, (*place, span.stop)))

@@ -10,7 +10,8 @@ from datetime import datetime
 from shadowspec import metrics
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.unit_curves import MemoryRows, endpoint_curves
+from shadowspec.gate.run.memory_store import MemoryRows
+from shadowspec.gate.run.unit_curves import endpoint_curves
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict

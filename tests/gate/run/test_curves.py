@@ -13,7 +13,8 @@ from msgspec import structs
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
 from shadowspec.gate.run.gate_run import run_gate
-from shadowspec.gate.run.unit_curves import DRAWN_TESTS, Curves, MemoryRows, endpoint_curves
+from shadowspec.gate.run.memory_store import MemoryRows
+from shadowspec.gate.run.unit_curves import DRAWN_TESTS, Curves, endpoint_curves
 from shadowspec.gate.verdict.trial_levels import is_superseded
 from shadowspec.store import Store
 from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, Verdict
