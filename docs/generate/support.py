@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import get_args, get_type_hints
 
 from docs.generate.markdown import code, table
 from shadowspec.config.sections import CandidateSection
-from shadowspec.live.metric_names import LiveSource
-from shadowspec.rollout.export.export_document import ExportFormat
-from shadowspec.servers.dialects import Dialect
+from shadowspec.rollout.export.formats import FORMATS, ExportFormat
+from shadowspec.servers.engines import ENGINES
 from shadowspec.types.serving_engines import IN_PROCESS
 
 _VLLM_RESULT = "[real servers, CPU](research/validation.md)"
@@ -33,12 +31,6 @@ _GUARDED = {
     "sglang": _SAMPLES,
     "tensorrt-llm": _SAMPLES,
     "llama.cpp": _SAMPLES,
-}
-_DIALECTS = {
-    Dialect.OPENAI: "vllm",
-    Dialect.GUIDED: "vllm",
-    Dialect.SGLANG: "sglang",
-    Dialect.LLAMACPP: "llama.cpp",
 }
 # By method: in process, and through vLLM, SGLang and llama.cpp.
 _METHODS = {
@@ -72,13 +64,13 @@ _NAMED = (
     "not tried",
 )
 _EXPORTS = {
-    ExportFormat.VLLM: (
+    "vllm": (
         "[fields of vLLM 0.32](../tests/rollout/export/test_engines.py)",
         _BY_HAND,
     ),
-    ExportFormat.SGLANG: ("[fields of SGLang 0.5](../tests/rollout/export/test_engines.py)", _NONE),
-    ExportFormat.TENSORRT_LLM: ("[fields of one commit](../tests/rollout/export/test_engines.py)", _NONE),
-    ExportFormat.LLAMACPP: ("[options](../tests/rollout/export/test_engines.py)", _NONE),
+    "sglang": ("[fields of SGLang 0.5](../tests/rollout/export/test_engines.py)", _NONE),
+    "tensorrt-llm": ("[fields of one commit](../tests/rollout/export/test_engines.py)", _NONE),
+    "llama.cpp": ("[options](../tests/rollout/export/test_engines.py)", _NONE),
     ExportFormat.MODELOPT: ("[schema 1.0](../tests/rollout/export/test_modelopt.py)", _NONE),
     ExportFormat.FLAGD: (
         "[its JSON schemas and evaluator](../tests/rollout/export/test_flagd.py)",
@@ -92,12 +84,9 @@ _EXPORTS = {
 
 def engines() -> str:
     """What works with each engine."""
-    measured = {_DIALECTS[each] for each in Dialect}
-    names = [IN_PROCESS, *get_args(get_type_hints(LiveSource)["engine"])]
+    names = [IN_PROCESS, *ENGINES]
     _require_same("engines", names, _MEASURED)
-    if not measured <= set(names):
-        raise ValueError(f"no row for {measured - set(names)}")
-    rows = [(name, _MEASURED[name], _GUARDED[name], "yes" if name in set(ExportFormat) else "") for name in names]
+    rows = [(name, _MEASURED[name], _GUARDED[name], "yes" if name in FORMATS else "") for name in names]
     return table(("engine", "measured", "live guard", "export"), rows)
 
 
@@ -112,8 +101,8 @@ def methods() -> str:
 
 def exports() -> str:
     """How each export was tested."""
-    _require_same("exports", list(ExportFormat), _EXPORTS)
-    rows = [(code(each), *_EXPORTS[each]) for each in ExportFormat]
+    _require_same("exports", FORMATS, _EXPORTS)
+    rows = [(code(form), *_EXPORTS[form]) for form in FORMATS]
     return table(("format", "in every test run, against", "read by the engine itself"), rows)
 
 

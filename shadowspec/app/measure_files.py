@@ -27,6 +27,7 @@ from shadowspec.engine.audit import Auditor
 from shadowspec.engine.candidate import BACKEND
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
+from shadowspec.servers.engines import with_engine_rules
 from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
@@ -36,7 +37,6 @@ from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
 from shadowspec.text import plural
 from shadowspec.types import FingerprintedConfig, FunnelKey
-from shadowspec.types.serving_engines import with_engine_rules
 from shadowspec.worker.files import BlockRunner, FileRun, InProcess, Progress
 from shadowspec.worker.pipeline import Pipeline
 

@@ -31,9 +31,9 @@ from shadowspec.cli.run import funnel_document, print_funnel, show_measured
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import InputError, NoDataError, UsageError
 from shadowspec.reports.frontiers import length_of
+from shadowspec.servers.engines.rules import used_rules
 from shadowspec.text import slice_title
 from shadowspec.types import AcceptanceSums, FingerprintedConfig, parse_slice_key
-from shadowspec.types.serving_engines import used_rules
 
 if TYPE_CHECKING:
     from shadowspec.app.backfill_replay import Backfilled

@@ -19,21 +19,26 @@ from shadowspec.errors import UsageError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions, require_promotable
 from shadowspec.metrics import pool_counts
-from shadowspec.rollout.export import flagd, llamacpp, modelopt, routes, sglang, tensorrt_llm, vllm
+from shadowspec.rollout.export import flagd, modelopt, routes
 from shadowspec.rollout.export.endpoint_state import ServedDecision, describe, describe_orders, judge_decisions
-from shadowspec.rollout.export.engine_match import require_engine
-from shadowspec.rollout.export.export_document import Document, ExportFormat
-from shadowspec.rollout.export.load_schedule import endpoint_schedule, ranges_text, slice_schedules, with_share
-from shadowspec.rollout.export.routes import Pool, Pools, choose_routes
-from shadowspec.rollout.export.vllm import NOTHING
+from shadowspec.rollout.export.formats import FORMATS, ExportFormat, require_engine
+from shadowspec.rollout.export.load_schedule import (
+    endpoint_schedule,
+    engine_schedule,
+    ranges_text,
+    slice_schedules,
+    with_share,
+)
+from shadowspec.rollout.export.routes import Pools, ServerPool, choose_routes
+from shadowspec.servers.engines import ENGINES
+from shadowspec.servers.engines.export_parts import Document
 from shadowspec.store import Store
 from shadowspec.text import parse_duration
 from shadowspec.types import Override, SpeculationCounts
 
 DEFAULT_MAX_AGE = "7d"  # one cycle of the traffic
 ROUTES = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.ENVOY)
-SERVERS = (ExportFormat.VLLM, ExportFormat.SGLANG, ExportFormat.TENSORRT_LLM, ExportFormat.LLAMACPP)
-ADAPTIVE_WITHOUT_FILE = "speculation.adaptive.json"  # named where nothing says where the export will lie
+BESIDE_WITHOUT_FILE = "speculation"  # named where nothing says where the export will lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,17 @@ class ServedDecisions:
     orders: tuple[Override, ...]
 
 
+def _known_format(text: str) -> str:
+    if text not in FORMATS:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(FORMATS)}.")
+    return text
+
+
 def export(
-    form: Annotated[ExportFormat, typer.Option("--format", "-f", help="What to write.")],
+    form: Annotated[
+        str,
+        typer.Option("--format", "-f", help="What to write.", parser=_known_format, metavar=f"<{'|'.join(FORMATS)}>"),
+    ],
     endpoint: Annotated[
         str | None,
         typer.Option("--endpoint", "-e", metavar="NAME", help="The endpoint; default: the only one, for flagd all."),
@@ -82,9 +96,9 @@ def export(
     standard error. The command refuses verdicts for another engine (exit code 2): their latency was measured elsewhere.
     """
     require_folder_of(out)
-    pools = Pools(Pool.parse(speculative, "--speculative"), Pool.parse(plain, "--plain"), gateway)
-    if routed and form not in SERVERS:
-        raise UsageError(f"--routed goes with --format {', '.join(SERVERS)}: {form} configures no server")
+    pools = Pools(ServerPool.parse(speculative, "--speculative"), ServerPool.parse(plain, "--plain"), gateway)
+    if routed and form not in ENGINES:
+        raise UsageError(f"--routed goes with --format {', '.join(ENGINES)}: {form} configures no server")
     age = parse_duration(max_age)
     config = load_config(find_config(config_path))
     names = _endpoints(form, endpoint, config)
@@ -98,17 +112,17 @@ def export(
 
     if as_json:
         print_json({
-            "format": form.value,
+            "format": form,
             "text": document.text,
             "beside": dict(document.beside),
             "remarks": list(document.remarks),
             "decisions": [_entry(served_decision) for served_decision in served.decisions],
             "overrides": [_order(order) for order in served.orders],
         })  # fmt: skip
-    elif out is None and document.text != NOTHING:
+    elif out is None and document.instead is None:
         typer.echo(document.text, nl=False)
-    if document.text == NOTHING:
-        notes.print("speculation is off: start vLLM without --speculative-config", markup=False, highlight=False)
+    if document.instead is not None:
+        notes.print(document.instead, markup=False, highlight=False)
     for line in (*describe(served.decisions), *describe_orders(served.orders), *document.remarks):
         notes.print(line, markup=False, highlight=False, soft_wrap=True)
     if out is not None:
@@ -117,9 +131,9 @@ def export(
             notes.print(f"written: {path}", markup=False, highlight=False)
 
 
-def _endpoints(form: ExportFormat, endpoint: str | None, config: Config) -> list[str]:
+def _endpoints(form: str, endpoint: str | None, config: Config) -> list[str]:
     found = list(config.chosen(endpoint))
-    if form is not ExportFormat.FLAGD and len(found) != 1:
+    if form != ExportFormat.FLAGD and len(found) != 1:
         raise UsageError(
             f"--endpoint NAME is needed: {form} configures one server (configured: {', '.join(found) or 'none'})"
         )
@@ -156,7 +170,7 @@ def _load_served(
 
 
 def _render(
-    form: ExportFormat,
+    form: str,
     names: Sequence[str],
     served: ServedDecisions,
     store: Store,
@@ -166,7 +180,7 @@ def _render(
     accept_other_engine: bool,
 ) -> Document:
     decisions, orders = served.decisions, served.orders
-    if form is ExportFormat.FLAGD:
+    if form == ExportFormat.FLAGD:
         endpoints = [
             (endpoint_schedule(n, decisions, overrides=orders), slice_schedules(n, decisions, overrides=orders))
             for n in names
@@ -179,27 +193,21 @@ def _render(
     schedule = endpoint_schedule(names[0], decisions, overrides=orders)
     if routed:
         schedule = choose_routes(names[0], decisions, overrides=orders).pool_schedule
-    match form:
-        case ExportFormat.VLLM:
-            document = vllm.render(schedule)
-        case ExportFormat.SGLANG:
-            schedule = schedule if routed else sglang.choose(names[0], decisions, overrides=orders)
-            adaptive = _beside(out, sglang.ADAPTIVE_SUFFIX) if out else Path(ADAPTIVE_WITHOUT_FILE)
-            document = sglang.render(schedule, str(adaptive))
-        case ExportFormat.TENSORRT_LLM:
-            document = tensorrt_llm.render(schedule)
-        case ExportFormat.LLAMACPP:
-            schedule = schedule if routed else llamacpp.choose(names[0], decisions, overrides=orders)
-            document = llamacpp.render(schedule)
-        case ExportFormat.MODELOPT:
-            document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
+    if form in ENGINES:
+        engine = ENGINES[form]()
+        if not routed:
+            schedule = engine_schedule(names[0], decisions, engine, overrides=orders)
+        beside = _beside(out, engine.beside_suffix) if out else Path(BESIDE_WITHOUT_FILE + engine.beside_suffix)
+        document = engine.export(schedule, str(beside))
+    else:
+        document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
     accepted = require_engine(form, [schedule], is_accepted=accept_other_engine)
     document = with_share(document, schedule)
     return replace(document, remarks=(*accepted, f"by the verdicts: {ranges_text(schedule)}", *document.remarks))
 
 
 def _render_routes(
-    form: ExportFormat,
+    form: str,
     endpoint: str,
     served: ServedDecisions,
     pools: Pools,

@@ -16,6 +16,7 @@ from shadowspec.cli.serving_engine import choose_serving_engine, verdicts_for
 from shadowspec.config import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
 from shadowspec.config.file import DEFAULT_CONFIG_NAME
 from shadowspec.errors import UsageError
+from shadowspec.servers.engines import ENGINES
 from shadowspec.text import plain_text
 
 
@@ -40,7 +41,7 @@ def init(
         str | None,
         typer.Option(
             metavar="ENGINE",
-            help="The serving engine: vllm, sglang, llama.cpp, ... Default: init asks on a terminal, else "
+            help=f"The serving engine: {', '.join(ENGINES)}, ... Default: init asks on a terminal, else "
             "shadowspec-torch, the engine in this process.",
         ),
     ] = None,

@@ -30,9 +30,9 @@ from shadowspec.cli.options import (
 from shadowspec.cli.run import funnel_document, print_funnel
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import NoDataError, UsageError
+from shadowspec.servers.engines.rules import used_rules
 from shadowspec.text import slice_title
 from shadowspec.types import LogprobsMode, SpeculationConfig, parse_slice_key
-from shadowspec.types.serving_engines import used_rules
 
 if TYPE_CHECKING:
     from shadowspec.app.replay_records import Outcome, PoolKey, ReplayedTraffic

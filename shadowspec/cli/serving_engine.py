@@ -7,8 +7,9 @@ import sys
 import typer
 
 from shadowspec.errors import UsageError
+from shadowspec.servers.engines import ENGINES
 from shadowspec.servers.identity import engine_name
-from shadowspec.types.serving_engines import IN_PROCESS, SERVING_ENGINES, parse_engines
+from shadowspec.types.serving_engines import IN_PROCESS, parse_engines
 
 
 def choose_serving_engine(named: str | None, server: str | None) -> str:
@@ -27,7 +28,7 @@ def choose_serving_engine(named: str | None, server: str | None) -> str:
     if named is None and not sys.stdin.isatty():
         return IN_PROCESS
     if named is None:
-        question = f"Serving engine of your endpoint ({', '.join(SERVING_ENGINES)}: the engine in this process)"
+        question = f"Serving engine of your endpoint ({', '.join((*ENGINES, IN_PROCESS))}: the engine in this process)"
         named = str(typer.prompt(question, default=IN_PROCESS, err=True))
     if len(parse_engines(named)) != 1:
         raise UsageError(f'--serving-engine {named!r}: expected one engine, such as vllm, or "vllm 0.32"')

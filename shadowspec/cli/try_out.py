@@ -24,6 +24,7 @@ from shadowspec.reports.next_steps import RECORD_MORE, best_decision, next_actio
 from shadowspec.reports.notes import REHEARSAL_NOTE
 from shadowspec.reports.rendering import decision_document
 from shadowspec.reports.report import render_html, verdict_tables
+from shadowspec.servers.engines import ENGINES
 from shadowspec.text import plain_text, plural, span_text
 from shadowspec.types import Decision
 
@@ -62,7 +63,7 @@ def try_out(
         str | None,
         typer.Option(
             metavar="ENGINE",
-            help="The serving engine: vllm, sglang, llama.cpp, ... Default: try asks on a terminal, else "
+            help=f"The serving engine: {', '.join(ENGINES)}, ... Default: try asks on a terminal, else "
             "shadowspec-torch.",
         ),
     ] = None,

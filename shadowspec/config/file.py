@@ -33,6 +33,8 @@ from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.job_settings import RECEIVERS, LiveSettings, ScheduleSettings
+from shadowspec.servers.engines import with_engine_rules
+from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.asked_output import ToolCallFormat
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
@@ -41,7 +43,6 @@ from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.text import suggestion
 from shadowspec.types import OUTPUT_CONSTRAINT, Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.served_methods import settings_text
-from shadowspec.types.serving_engines import ENGINE_OPTIONS, with_engine_rules
 from shadowspec.types.settings import EngineSettings, WorkerSettings, nest_table
 
 CONFIG_VARIABLE: Final = "SHADOWSPEC_CONFIG"

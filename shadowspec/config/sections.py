@@ -9,13 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from shadowspec.config.dashboard_settings import DashboardSettings
 from shadowspec.quality.custom_scores import CONTRACT_VALID, JSON_VALID
 from shadowspec.scheduler.job_settings import LiveSettings, ScheduleSettings
+from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.language import LANGUAGE
 from shadowspec.types import OUTPUT_CONSTRAINT, SUFFIX_OPTIONS, Contract, SpeculationConfig
 from shadowspec.types.served_methods import contradiction, settings_text
-from shadowspec.types.serving_engines import ENGINE_OPTIONS, parse_engines
+from shadowspec.types.serving_engines import parse_engines
 from shadowspec.types.settings import (
     EngineSettings,
     Name,

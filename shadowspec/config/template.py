@@ -18,6 +18,7 @@ from shadowspec.config.sections import CandidateSection, DatabaseSection, Endpoi
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, JobSettings, LiveSettings, ScheduleSettings
+from shadowspec.servers.engines import ENGINES
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.text import suggestion
@@ -176,9 +177,9 @@ loads = [{ concurrency = 4, share = 1.0 }]
 # Requests of a block for each slot of its load.  1: one batch, in which the slot of a finished request stays empty.
 # 4: a queue that refills slots, so that the number of concurrent requests stays at the load.
 # requests_per_slot = ~
-# Engine that serves this endpoint: "vllm", "vllm 0.32", "sglang", "llama.cpp", or "shadowspec-torch" for the engine in
-# this process.  Verdicts on latency use only measurements on it (docs/policy.md, Which engine serves), and candidates
-# draft by its rules (docs/proposers.md).
+# Engine that serves this endpoint: @engines, with a version or without
+# ("vllm 0.32"), or "shadowspec-torch" for the engine in this process.  Verdicts on latency use only measurements on it
+# (docs/policy.md, Which engine serves), and candidates draft by its rules (docs/proposers.md).
 serving_engine = @
 # max_age_s = 3600.0    # records older than this, against the newest event time, expire; default: no limit
 # scores = ["json_valid", "package.module:function"]  # functions that score both arms' outputs (docs/guardrails.md)
@@ -201,9 +202,9 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # verify_rule = "rejection"  # default: rejection for draft_model, else greedy_draft; not rejection for ngram and suffix
 # draft_confidence_threshold = ~    # above 0: a step stops drafting at a token that the draft model finds less likely
 # draft_sampling = "request" # sampling parameters that the draft follows: all, or "temperature" only.
-#                            # Default: as serving_engine does (vLLM: temperature), else request
+#                            # Default: as serving_engine does, else request
 # drafts_within_limit = false  # whether a draft ends one token before the request's limit of output tokens.
-#                            # Default: as serving_engine does (llama.cpp: true), else false
+#                            # Default: as serving_engine does, else false
 
 # [[endpoints.chat.candidates]]
 # name = "ngram-k4"
@@ -212,7 +213,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # ngram_min = ~              # shortest suffix that is looked up in the text so far
 # ngram_max = ~              # longest suffix that is looked up
 # ngram_occurrence = "latest"  # occurrence that is copied from.
-#                            # Default: as serving_engine does (vLLM: earliest, llama.cpp: latest_followed), else latest
+#                            # Default: as serving_engine does, else latest
 
 # [[endpoints.chat.candidates]]
 # name = "suffix-k8"
@@ -226,7 +227,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # Production's counters, which `shadowspec live` and `shadowspec schedule` read (docs/live.md).
 # [endpoints.chat.live]
 # metrics_urls = ["http://engine-0:8000/metrics"]  # one per replica; no other host is contacted
-# engine = ~                 # engine of the replicas
+# engine = ~                 # engine of the replicas: @engines
 # model = "my-model"         # name under which they serve the model; default: the first of served_models
 # api_key_variable = "VLLM_API_KEY"  # environment variable with the key
 # ca_file = "servers-ca.pem" # certificate authorities; default: the system's
@@ -414,6 +415,7 @@ def config_template(policy: str = DEFAULT_POLICY_NAME, serving_engine: str = IN_
         "endpoints.served.servers": keys_of(ServerSettings),
     }
     written = _with_defaults(_CONFIG, tables).replace("serving_engine = @", f"serving_engine = {_text(serving_engine)}")
+    written = written.replace("@engines", ", ".join(ENGINES))
     return written.replace(f'"{DEFAULT_POLICY_NAME}"', _text(policy))
 
 

@@ -25,7 +25,8 @@ from shadowspec.gate.evidence.agreement import capped_rates
 from shadowspec.gate.stats.betting import Floats, Sums
 from shadowspec.gate.stats.drift import Detector, log_mean, log_statistic_paths
 from shadowspec.metrics import ratio
-from shadowspec.types import COUNTS, Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Pool, Verdict
+from shadowspec.servers.metrics_page import counts_between
+from shadowspec.types import Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Pool, Verdict
 from shadowspec.types.live_windows import FIRST_POSITION
 from shadowspec.types.settings import GuardPolicy
 
@@ -85,7 +86,7 @@ def window_between(before: LiveReplica | None, scrape: LiveScrape, pool: Pool = 
     is_reset = begun is not None and (begun > last.scraped_at if last.started_at is None else begun > last.started_at)
     began_at, counts = last.scraped_at, None
     if not is_reset and scrape.series == last.series:
-        counts = difference(scrape.counts, last.counts)
+        counts = counts_between(scrape.counts, last.counts)
         is_reset = counts is None
     if is_reset:
         counts, began_at = scrape.counts, max(last.scraped_at, begun or last.scraped_at)
@@ -112,22 +113,6 @@ def is_too_coarse(scrape: LiveScrape, last: LiveScrape) -> bool:
     if any(new < old for new, old in pairs):
         return False
     return any(scrape.rounding(new) > MAX_ROUNDING * (new - old) for new, old in pairs)
-
-
-def difference(after: LiveCounts, before: LiveCounts) -> LiveCounts | None:
-    """The counts in between; None if any counter fell.  A count that is unknown in either is unknown."""
-    entry: dict[str, int | None] = {}
-    for name in COUNTS:
-        new, old = getattr(after, name), getattr(before, name)
-        entry[name] = None if new is None or old is None else new - old
-    pairs = zip(after.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos, strict=False)
-    latencies: dict[str, Buckets] = {
-        name: bins.minus(before.latencies[name])
-        for name, bins in after.latencies.items()
-        if name in before.latencies and before.latencies[name].bounds == bins.bounds
-    }
-    found = LiveCounts(**entry, num_accepted_tokens_per_pos=tuple(new - old for new, old in pairs), latencies=latencies)
-    return found if found.is_valid else None
 
 
 def score_counts(counts: LiveCounts, metric: str) -> tuple[int, int] | None:
@@ -161,15 +146,17 @@ def promise_of(decisions: Iterable[Decision]) -> Promise | None:
 
 def watch_replica(replica: str, windows: Sequence[LiveWindow], promise: Promise, policy: GuardPolicy) -> Guarded:
     """The replica's detector after its windows (in the order of time) that began since the promise."""
-    live_windows = [each for each in windows if each.began_at >= promise.since and is_comparable(each, promise, policy)]
+    live_windows = [
+        window for window in windows if window.began_at >= promise.since and is_comparable(window, promise, policy)
+    ]
     pairs = [
-        (each.ended_at, found)
-        for each in live_windows
-        if (found := score_counts(each.counts, policy.metric)) is not None
+        (window.ended_at, score)
+        for window in live_windows
+        if (score := score_counts(window.counts, policy.metric)) is not None
     ]
     pairs = pairs[-MAX_UNITS:]
-    accepted = np.array([found[0] for _, found in pairs], dtype=np.float64)
-    drafted = np.array([found[1] for _, found in pairs], dtype=np.float64)
+    accepted = np.array([number for _, (number, _) in pairs], dtype=np.float64)
+    drafted = np.array([number for _, (_, number) in pairs], dtype=np.float64)
     started, sums = Detector(promise.rate, HIGHEST), capped_rates(accepted, drafted, policy.scored_drafts)
     return Guarded(
         replica=replica,

@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from shadowspec.live.metric_names import ENGINES, LiveSource, replica_name
-from shadowspec.live.metrics_page import Page, parse
+from shadowspec.live.live_source import LiveSource, replica_name
 from shadowspec.servers.client import bearer, run_async, status_hint, trust
+from shadowspec.servers.engines import ENGINES
+from shadowspec.servers.metrics_page import MetricsPage, parse
 from shadowspec.servers.stream import ServerError
 from shadowspec.types import FailedScrape, LiveScrape
 
-MAX_PAGE_BYTES: Final = 16 * 2**20  # vLLM's page with every histogram has some 100 kB for each model
-WORDS: Final = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM", "llama.cpp": "llama.cpp"}
+MAX_PAGE_BYTES: Final = 16 * 2**20  # a page with every histogram has some 100 kB for each model
 
 
 def scrape_all(source: LiveSource, environment: Mapping[str, str] | None = None) -> list[LiveScrape | FailedScrape]:
@@ -55,7 +55,7 @@ async def _scrape(http: httpx.AsyncClient, source: LiveSource, url: str) -> Live
         page = _page(text, source, replica)
     except ServerError as error:
         return FailedScrape(replica, datetime.now(UTC), error.code, str(error))
-    series, digits = f"{source.engine} {source.model}, {page.series}", ENGINES[source.engine].num_digits
+    series, digits = f"{source.engine} {source.model}, {page.series}", ENGINES[source.engine].metrics.num_digits
     return LiveScrape(replica, series, scraped_at, page.started_at, page.counts, digits, page.num_running)
 
 
@@ -96,17 +96,18 @@ def _check(replica: str, response: httpx.Response) -> None:
         raise ServerError(replica, "garbage", "the page is compressed against the request")
 
 
-def _page(text: str, source: LiveSource, replica: str) -> Page:
-    names, engine = ENGINES[source.engine], WORDS[source.engine]
+def _page(text: str, source: LiveSource, replica: str) -> MetricsPage:
+    engine = ENGINES[source.engine]
     try:
-        page = parse(text, names, source.model)
+        page = parse(text, engine.metrics, source.model)
     except (ValueError, OverflowError) as error:
         raise ServerError(
             replica, "garbage", "the page is not in Prometheus' text format, or a counter is not a count"
         ) from (error)
     if not page.is_known:
+        prefix = engine.metrics.prefix
         raise ServerError(
-            replica, "other_engine", f"the page has no metric of {engine} (none begins with {names.prefix})"
+            replica, "other_engine", f"the page has no metric of {engine.title} (none begins with {prefix})"
         )
     if not page.has_model:
         raise ServerError(
@@ -116,10 +117,10 @@ def _page(text: str, source: LiveSource, replica: str) -> Page:
             "name under which the server serves it",
         )
     if page.counts.num_output_tokens is None and page.counts.num_drafts is None:
-        raise ServerError(replica, "no_counters", f"the page has none of the counters of {engine} that are read")
+        raise ServerError(replica, "no_counters", f"the page has none of the counters of {engine.title} that are read")
     return page
 
 
 def failures(scrapes: Sequence[LiveScrape | FailedScrape]) -> list[FailedScrape]:
     """Those that failed."""
-    return [each for each in scrapes if isinstance(each, FailedScrape)]
+    return [scrape for scrape in scrapes if isinstance(scrape, FailedScrape)]

@@ -58,7 +58,7 @@ class Watched:
     @property
     def alarms(self) -> tuple[Guarded, ...]:
         """The replicas whose detectors fired."""
-        return tuple(each for each in self.replicas if each.alarmed_at is not None)
+        return tuple(replica for replica in self.replicas if replica.alarmed_at is not None)
 
 
 def take_scrapes(
@@ -69,10 +69,11 @@ def take_scrapes(
         before = session.replicas()
         pools = dict.fromkeys(plain_replicas, Pool.PLAIN)
         taken = [
-            _take_scrape(before.get(each.replica), each, pools.get(each.replica, Pool.SPECULATIVE)) for each in scrapes
+            _take_scrape(before.get(scrape.replica), scrape, pools.get(scrape.replica, Pool.SPECULATIVE))
+            for scrape in scrapes
         ]
-        changed = [each.replica for each in taken if each.replica is not before.get(each.replica.replica)]
-        session.keep(changed, [each.window for each in taken if each.window is not None])
+        changed = [taking.replica for taking in taken if taking.replica is not before.get(taking.replica.replica)]
+        session.keep(changed, [taking.window for taking in taken if taking.window is not None])
     return taken
 
 
@@ -96,11 +97,11 @@ def watch(
         promise = from_then(promise, _last_cleared(store.overrides(endpoint)))
         limit = MAX_UNITS * len(replicas)
         windows = store.live_windows(endpoint, since=promise.since, replicas=replicas, limit=limit)
-        found = tuple(
-            watch_replica(name, [each for each in windows if each.replica == name], promise, policy)
+        guarded = tuple(
+            watch_replica(name, [window for window in windows if window.replica == name], promise, policy)
             for name in replicas
         )
-        watched = Watched(endpoint, promise, found)
+        watched = Watched(endpoint, promise, guarded)
         return replace(watched, ordered=store.add_override(_order(watched, now))) if watched.alarms else watched
 
 

@@ -20,9 +20,9 @@ from shadowspec.planning.cost_model import Drafts
 from shadowspec.planning.frontier import Drafting, Gain, Length, Work, gain
 from shadowspec.reports.cells import NO_TIME, Costs, MeasuredCell, ProfiledSurface, Surfaces, is_greedy
 from shadowspec.reports.token_costs import DeviceTime
+from shadowspec.servers.engines import rule_differences
 from shadowspec.text import DASH, number, percent, plural, slice_title, times
 from shadowspec.types import Arm, CostKey, FingerprintedConfig, SpeculationConfig
-from shadowspec.types.serving_engines import rule_differences
 
 NOT_PROFILED: Final = "not profiled: run shadowspec profile-device"
 NOT_PROFILED_SERVER: Final = "not profiled: run shadowspec profile-server"

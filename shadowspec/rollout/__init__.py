@@ -2,5 +2,5 @@
 
 In: current decisions, overrides and rollout policies.
 Out: stages, check answers and serving configuration.
-Imports: planning, gate, store, metrics, text, types, errors.
+Imports: planning, gate, servers, store, metrics, text, types, errors.
 """

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from pydantic import Field
 
 from shadowspec.errors import ConfigError
-from shadowspec.live.metric_names import LiveSource
+from shadowspec.live.live_source import LiveSource
 from shadowspec.types.settings import (
     GuardPolicy,
     Name,

@@ -1,10 +1,9 @@
 """Whether greedy answers of two servers are equal, how near a tie the target was, and the scores of sampled ones.
 
 The baseline server answers all of it, outside the timed arms.  To score a sampled output it is sent back as part of a
-prompt, and the server returns the likeliest tokens at each of its places (vLLM's `prompt_logprobs`, SGLang's
-`input_top_logprobs`).  Those are before temperature and truncation, which are applied here, as exactly as the number of
-tokens allows.  The baseline scores both arms' outputs: a server that samples wrongly would also return wrong
-probabilities of its samples.
+prompt, and the server returns the likeliest tokens at each of its places.  Those are before temperature and truncation,
+which are applied here, as exactly as the number of tokens allows.  The baseline scores both arms' outputs: a server
+that samples wrongly would also return wrong probabilities of its samples.
 """
 
 from __future__ import annotations
@@ -18,20 +17,18 @@ import numpy as np
 
 from shadowspec.metrics import ratio
 from shadowspec.quality.outputs import first_divergence
-from shadowspec.servers.client import Client, fresh_salt
-from shadowspec.servers.dialects import Dialect
-from shadowspec.servers.likeliest import likeliest_probs, num_needed
+from shadowspec.servers.client import ServerClient, fresh_salt
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import Completion, ServerError
+from shadowspec.servers.top_token import likeliest_probs, num_needed
 from shadowspec.types import Parity, SamplingParameters, SamplingRegime
 
 MAX_SCORE_ERROR: Final = 0.2  # per token: the gate's clip of mean scores; above it there is no score
-REPORTS_EACH_PLACE: Final = (Dialect.OPENAI, Dialect.GUIDED)  # with likeliest tokens at each place
 MAX_SUM: Final = 1.001  # of the probabilities reported of one place; a larger sum is no distribution
 
 
 async def parity_of(
-    client: Client,
+    client: ServerClient,
     request: ServerRequest,
     base: Completion,
     spec: Completion,
@@ -70,7 +67,7 @@ async def parity_of(
         alone = await client.complete(replace(request, num_logprobs=2) if is_masked else request, fresh_salt())
     except ServerError:
         return Parity(first_divergence=position, divergence_gap=gap)
-    if is_masked and client.dialect in REPORTS_EACH_PLACE:
+    if is_masked and client.engine.reports_masked_places:
         gap = masked_gap(alone, base.token_ids[:position], request.sampling)
     return Parity(position, gap, rerun_differs=alone.token_ids != base.token_ids)
 
@@ -78,7 +75,7 @@ async def parity_of(
 def masked_gap(alone: Completion, output: tuple[int, ...], sampling: SamplingParameters) -> float | None:
     """The top-2 gap after `output` under the mask, from an answer that begins with it; None if it is not reported.
 
-    vLLM reports generated tokens after the mask, and before penalties and the minimum length.
+    Generated tokens are reported after the mask, and before penalties and the minimum length.
     """
     position = len(output)
     ids, reported = alone.token_ids or (), alone.place_logprobs
@@ -89,7 +86,7 @@ def masked_gap(alone: Completion, output: tuple[int, ...], sampling: SamplingPar
     return reported[position][0] - reported[position][1]
 
 
-async def top_two_gap(client: Client, request: ServerRequest, output: tuple[int, ...]) -> float | None:
+async def top_two_gap(client: ServerClient, request: ServerRequest, output: tuple[int, ...]) -> float | None:
     """The target's top-2 logit gap after `output`, as a difference of log probabilities; None if it is not reported.
 
     Servers report log probabilities before penalties and minimum length, so that with these the gap is unknown.  A
@@ -107,7 +104,7 @@ async def top_two_gap(client: Client, request: ServerRequest, output: tuple[int,
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class OutputScore:
     """Sum over an output's tokens y of 1[y = likeliest] - processed probability of the likeliest, within `error`."""
 
     total: float
@@ -116,7 +113,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReportedPlace:
     """One place as the server reports it: log probabilities of the likeliest tokens, falling; is its token the first?
 
     Among equally likely ones the lowest id counts as the likeliest, whichever was drawn.
@@ -131,8 +128,8 @@ class UnscorableError(Exception):
 
 
 async def score(
-    client: Client, request: ServerRequest, output: Sequence[int], most: int, max_model_len: int | None
-) -> Score | None:
+    client: ServerClient, request: ServerRequest, output: Sequence[int], most: int, max_model_len: int | None
+) -> OutputScore | None:
     """The score of an output of this request; None where the server reports too little.
 
     Args:
@@ -150,30 +147,32 @@ async def score(
     token_ids = (*request.prompt_token_ids, *kept)
     try:
         logprobs = await client.prompt_logprobs(token_ids, length, number, fresh_salt())
-        return score_output(places(logprobs, kept, number), sampling)
+        return score_output(read_places(logprobs, kept, number), sampling)
     except (ServerError, UnscorableError):
         return None
 
 
-async def can_score(client: Client, token_ids: Sequence[int], most: int) -> bool:
+async def can_score(client: ServerClient, token_ids: Sequence[int], most: int) -> bool:
     """Whether the server reports the log probabilities from which scores are computed."""
     try:
         logprobs = await client.prompt_logprobs(token_ids, 1, most, fresh_salt())
-        return bool(places(logprobs, token_ids[1:], most))
+        return bool(read_places(logprobs, token_ids[1:], most))
     except (ServerError, UnscorableError):
         return False
 
 
-def score_output(found: Sequence[Place], sampling: SamplingParameters) -> Score | None:
+def score_output(places: Sequence[ReportedPlace], sampling: SamplingParameters) -> OutputScore | None:
     """The score of an output from its reported places; None where the bounds lie too far apart."""
-    low, high = likeliest_probs(np.array([place.logprobs for place in found]), sampling)
-    hits = sum(place.is_likeliest for place in found)
+    low, high = likeliest_probs(np.array([place.logprobs for place in places]), sampling)
+    hits = sum(place.is_likeliest for place in places)
     total, error = hits - float((low + high).sum()) / 2.0, float((high - low).sum()) / 2.0
-    share = ratio(error, len(found))
-    return None if share is None or share > MAX_SCORE_ERROR else Score(total, len(found), error)
+    share = ratio(error, len(places))
+    return None if share is None or share > MAX_SCORE_ERROR else OutputScore(total, len(places), error)
 
 
-def places(logprobs: Sequence[Mapping[int, Any] | None], token_ids: Sequence[int], number: int) -> list[Place]:
+def read_places(
+    logprobs: Sequence[Mapping[int, Any] | None], token_ids: Sequence[int], number: int
+) -> list[ReportedPlace]:
     """The reported places of these tokens.
 
     Raises:
@@ -182,7 +181,7 @@ def places(logprobs: Sequence[Mapping[int, Any] | None], token_ids: Sequence[int
     return [_place(logprob, token_id, number) for logprob, token_id in zip(logprobs, token_ids, strict=True)]
 
 
-def _place(logprobs: Mapping[int, Any] | None, token_id: int, number: int) -> Place:
+def _place(logprobs: Mapping[int, Any] | None, token_id: int, number: int) -> ReportedPlace:
     """One place; the drawn token is reported beside the likeliest where it is not among them."""
     known = dict(logprobs or {})
     if token_id not in known or not all(map(_is_logprob, known.values())):
@@ -196,8 +195,8 @@ def _place(logprobs: Mapping[int, Any] | None, token_id: int, number: int) -> Pl
     falling = sorted(known.values(), reverse=True)
     if sum(map(math.exp, falling)) > MAX_SUM:
         raise UnscorableError("the reported values are not log probabilities: --logprobs-mode")
-    likeliest = min(token for token, each in known.items() if each == falling[0])
-    return Place(tuple(falling), likeliest == token_id)
+    likeliest = min(token for token, logprob in known.items() if logprob == falling[0])
+    return ReportedPlace(tuple(falling), likeliest == token_id)
 
 
 def _is_logprob(value: Any) -> bool:

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from shadowspec.errors import ConfigError
-from shadowspec.servers.dialects import Dialect
+from shadowspec.servers.engines import ServingEngine, engine_of
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import MAX_RETRY_WAIT_S, ServerSettings, Waits
 from shadowspec.servers.stream import DONE, Completion, ServerError, events
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 
 
-class Client:
+class ServerClient:
     """A client of one server while `open_client` lasts."""
 
     def __init__(
@@ -52,13 +52,14 @@ class Client:
         model: str,
         waits: Waits,
         max_attempts: int,
-        dialect: Dialect = Dialect.OPENAI,
+        engine: ServingEngine | None = None,
     ) -> None:
         """
         Args:
             name: of the server, for messages: its arm and host.
+            engine: whose API it speaks; None: not known yet.
         """
-        self.name, self.dialect = name, dialect
+        self.name, self.engine = name, engine or engine_of("")
         self._http, self._model, self._waits, self._max_attempts = http, model, waits, max_attempts
 
     async def look(self, path: str) -> str | None:
@@ -102,22 +103,22 @@ class Client:
             ServerError: no usable answer; the last attempt's reason.
         """
 
-        found: list[Any] = []
-        for part in self.dialect.scored_together(len(token_ids), start):
+        logprobs: list[Any] = []
+        for places in self.engine.scored_together(len(token_ids), start):
+            token_ids_so_far, first = token_ids[: places.stop], places.start
 
-            def ask(attempt: int, part: range = part) -> Awaitable[Mapping[str, Any]]:
-                ids = token_ids[: part.stop]
-                return self._ask(
-                    self.dialect.scoring_body_of(ids, part.start, number, self._model, f"{salt}-{attempt}")
-                )
+            def ask(
+                attempt: int, ids: Sequence[int] = token_ids_so_far, first: int = first
+            ) -> Awaitable[Mapping[str, Any]]:
+                return self._ask(self.engine.scoring_body_of(ids, first, number, self._model, f"{salt}-{attempt}"))
 
             answer, _ = await self._retry(ask)
-            found += self.dialect.prompt_logprobs_of(answer, token_ids[: part.stop], part.start)
-        return found
+            logprobs += self.engine.prompt_logprobs_of(answer, token_ids_so_far, first)
+        return logprobs
 
-    def speaking(self, dialect: Dialect) -> Client:
-        """The same client, in another dialect."""
-        return Client(self.name, self._http, self._model, self._waits, self._max_attempts, dialect)
+    def speaking_to(self, engine: ServingEngine) -> ServerClient:
+        """The same client, of an engine that is known."""
+        return ServerClient(self.name, self._http, self._model, self._waits, self._max_attempts, engine)
 
     async def _retry(self, attempted: Callable[[int], Awaitable[Answer]]) -> tuple[Answer, int]:
         """The first answer, and which attempt gave it."""
@@ -137,7 +138,7 @@ class Client:
         try:
             async with asyncio.timeout(self._waits.total_s):
                 async with self._http.stream(
-                    "POST", self.dialect.path, json=body, headers=self.dialect.headers
+                    "POST", self.engine.path, json=body, headers=self.engine.headers
                 ) as response:
                     self._check_status(response)
                     async for part in response.aiter_bytes():
@@ -163,16 +164,16 @@ class Client:
     async def _attempt(self, request: ServerRequest, salt: str) -> Completion:
         """One attempt.  Only tokens extend its time-out, not other events."""
         waits, loop = self._waits, asyncio.get_running_loop()
-        if (name := self.dialect.lacking(request)) is not None:
+        if (name := self.engine.lacking(request)) is not None:
             raise ServerError(self.name, f"unsupported_{name}", f"its engine has no {name}, or means it otherwise")
-        body = self.dialect.body_of(request, self._model, salt)
+        body = self.engine.body_of(request, self._model, salt)
         sent_s = time.perf_counter()
         end = loop.time() + waits.total_s
-        answer = self.dialect.answer(self.name, self._model, request, sent_s)
+        answer = self.engine.answer_type(self.name, self._model, request, sent_s)
         try:
             async with asyncio.timeout_at(min(end, loop.time() + waits.first_token_s)) as clock:
                 async with self._http.stream(
-                    "POST", self.dialect.path, json=body, headers=self.dialect.headers
+                    "POST", self.engine.path, json=body, headers=self.engine.headers
                 ) as response:
                     self._check_status(response)
                     received = events(self.name, response.aiter_bytes())
@@ -298,7 +299,7 @@ def bearer(variable: str | None, environment: Mapping[str, str] | None = None) -
 @asynccontextmanager
 async def open_client(
     arm: str, url: str, settings: ServerSettings, context: ssl.SSLContext, connections: int
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[ServerClient]:
     """A client of one server with at most this number of connections; it uses no proxy of the environment."""
     for name in ("httpx", "httpcore"):  # they log every request, and where a redirect points with its query
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -313,7 +314,7 @@ async def open_client(
         limits=limits,
         timeout=httpx.Timeout(None, connect=settings.waits.connect_s),
     ) as http:
-        yield Client(server_name(arm, url), http, settings.model, settings.waits, settings.max_attempts)
+        yield ServerClient(server_name(arm, url), http, settings.model, settings.waits, settings.max_attempts)
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:

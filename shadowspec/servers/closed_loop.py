@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shadowspec.servers.client import Client
+from shadowspec.servers.client import ServerClient
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import ArmTiming
@@ -15,13 +15,15 @@ from shadowspec.types import ArmTiming
 Outcome = Completion | ServerError
 
 
-async def run_arm(client: Client, requests: Sequence[ServerRequest], slots: int, salt: str) -> tuple[Outcome, ...]:
+async def run_arm(
+    client: ServerClient, requests: Sequence[ServerRequest], slots: int, salt: str
+) -> tuple[Outcome, ...]:
     """Every request's answer or fault, in the order given, none of which finds another in the server's prefix cache."""
     return await run_conversations(client, [[request] for request in requests], slots, salt)
 
 
 async def run_conversations(
-    client: Client,
+    client: ServerClient,
     conversations: Sequence[Sequence[ServerRequest]],
     slots: int,
     salt: str,
@@ -53,10 +55,10 @@ async def run_conversations(
 
 def concurrencies(outcomes: Sequence[Outcome]) -> Mapping[int, float]:
     """The mean number of answered requests in flight while each one was, itself included, by index."""
-    answered = {index: each for index, each in enumerate(outcomes) if isinstance(each, Completion)}
+    answered = {index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, Completion)}
     if not answered:
         return {}
-    begun, ended = np.array([[each.sent_s, each.last_token_s] for each in answered.values()]).T
+    begun, ended = np.array([[answer.sent_s, answer.last_token_s] for answer in answered.values()]).T
     shared = np.minimum(ended[:, None], ended) - np.maximum(begun[:, None], begun)  # [requests, requests], s
     lasted = np.maximum(ended - begun, np.finfo(np.float64).tiny)
     return dict(zip(answered, (np.clip(shared, 0.0, None).sum(1) / lasted).tolist(), strict=True))

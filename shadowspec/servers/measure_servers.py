@@ -24,24 +24,18 @@ from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
-from shadowspec.servers.acceptance_counts import (
-    Accepted,
-    UncountableError,
-    count_alone,
-    counts_of,
-    uncertain_tokens,
-)
 from shadowspec.servers.answer_parity import parity_of
-from shadowspec.servers.behaviour import Enforcement
-from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
+from shadowspec.servers.client import ServerClient, fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import Outcome, concurrencies, run_conversations, timing
-from shadowspec.servers.counters import CountsSource
-from shadowspec.servers.dialects import Dialect
-from shadowspec.servers.identity import Identity, fingerprint_server_config, identify
-from shadowspec.servers.kv_capacity import read_capacity, served_memory
+from shadowspec.servers.counter_pass import count_alone
+from shadowspec.servers.engines import ServerIdentity, engine_of
+from shadowspec.servers.identity import fingerprint_server_config, identify
+from shadowspec.servers.kv_capacity import served_memory
 from shadowspec.servers.probing import counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
+from shadowspec.servers.server_checks import Enforcement, read_capacity
 from shadowspec.servers.server_settings import ServerSettings
+from shadowspec.servers.step_counts import COUNTERS, Accepted, CountsSource, UncountableError
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import (
     Arm,
@@ -94,7 +88,7 @@ class ServerEngine:
         self,
         settings: ServerSettings,
         config: FingerprintedConfig,
-        identities: Mapping[Arm, Identity],
+        identities: Mapping[Arm, ServerIdentity],
         source: CountsSource,
         measuring: EngineSettings,
         scorer: Scorer | None = None,
@@ -105,6 +99,7 @@ class ServerEngine:
         Without an auditor no output is replayed.
         """
         self._settings, self._config, self._identities, self._source = settings, config, dict(identities), source
+        self._engines = {arm: engine_of(identity.engine, identity.version) for arm, identity in identities.items()}
         self._measuring, self._scorer, self._auditor = measuring, scorer or Scorer(), auditor
         self._context = trust(settings.ca_file)
         self._enforcement = Enforcement()
@@ -147,11 +142,8 @@ class ServerEngine:
             clients = {
                 arm: (
                     await stack.enter_async_context(open_client(arm, url, self._settings, self._context, slots))
-                ).speaking(Dialect.of(self._identities[arm].engine, self._identities[arm].version))
-                for arm, url in (
-                    (Arm.BASELINE, self._settings.baseline_url),
-                    (Arm.SPECULATIVE, self._settings.speculative_url),
-                )
+                ).speaking_to(self._engines[arm])
+                for arm, url in zip((Arm.BASELINE, Arm.SPECULATIVE), self._settings.roots, strict=True)
             }
             for arm, client in clients.items():
                 await self._await_server(arm, client)
@@ -176,8 +168,8 @@ class ServerEngine:
         if failed:
             log.warning("block %s: requests failed: %s", block.block_id, ", ".join(failed))
         engine = self._identities[Arm.SPECULATIVE].engine
-        found = served_memory(held[Arm.BASELINE], held[Arm.SPECULATIVE], engine)
-        memory = {} if found is None else {self._config.fingerprint: found}
+        served = served_memory(held[Arm.BASELINE], held[Arm.SPECULATIVE], engine)
+        memory = {} if served is None else {self._config.fingerprint: served}
         return BlockResult(block, started_at, runs, memory, audits=self._audits(block, arms, accepted))
 
     def _audits(self, block: Block, arms: _Arms, accepted: Mapping[int, Accepted | str]) -> tuple[AuditedRun, ...]:
@@ -193,17 +185,14 @@ class ServerEngine:
                     finish_reason=answer.finish_reason,
                     num_output_tokens=answer.num_output_tokens,
                 )
-                uncertain = uncertain_tokens(
-                    self._source,
-                    answer.finish_reason,
-                    config.num_speculative_tokens,
-                    drafts_always=config.drafts_in_every_step,
+                uncertain = self._engines[Arm.SPECULATIVE].uncertain_tokens(
+                    answer.finish_reason, config.num_speculative_tokens, drafts_always=config.drafts_in_every_step
                 )
                 served[prompt.key] = ServedOutput(response, known.counts.num_accepted_tokens, uncertain)
         return self._auditor.audit_served(self._config.fingerprint, block.requests, served)
 
     async def _run_arm(
-        self, client: Client, conversations: Sequence[Sequence[ServerRequest]], slots: int
+        self, client: ServerClient, conversations: Sequence[Sequence[ServerRequest]], slots: int
     ) -> tuple[Outcome, ...]:
         """A cold start: prompts that were sent before under another salt are not found."""
         shares_prefix = self._settings.measures_conversations
@@ -224,12 +213,12 @@ class ServerEngine:
         runs = [Run(prompt.key, self._config.fingerprint, block.block_id, failure=failure) for prompt in block.requests]
         return BlockResult(block, datetime.now(UTC), tuple(runs), memory={})
 
-    async def _await_server(self, arm: Arm, client: Client) -> None:
+    async def _await_server(self, arm: Arm, client: ServerClient) -> None:
         """Wait until the server is there, but not for ever, and see that it is the one that it was."""
         deadline, wait_s = time.monotonic() + self._settings.reachable_within_s, 0.5
         while True:
             try:
-                found = await identify(client, self._settings.model)
+                identity = await identify(client, self._settings.model)
                 break
             except ServerError as fault:
                 if not fault.is_retryable or time.monotonic() + wait_s > deadline:
@@ -238,14 +227,14 @@ class ServerEngine:
             await asyncio.sleep(wait_s)
             wait_s = min(2.0 * wait_s, 10.0)
         known = self._identities[arm]
-        if found != known:
+        if identity != known:
             raise ServiceUnavailableError(
-                f"{client.name}: it was {known.name} and is now {found.name}, or serves other weights or another "
+                f"{client.name}: it was {known.name} and is now {identity.name}, or serves other weights or another "
                 "length: its figures would be another config's; start again"
             )
 
     async def _warm_up(
-        self, clients: Mapping[Arm, Client], conversations: Sequence[Sequence[ServerRequest]], slots: int
+        self, clients: Mapping[Arm, ServerClient], conversations: Sequence[Sequence[ServerRequest]], slots: int
     ) -> None:
         """Open all connections; then, once for blocks of this size, send untimed blocks of the same prompts."""
         for client in clients.values():
@@ -253,32 +242,34 @@ class ServerEngine:
         if (slots, len(conversations)) in self._warm:
             return
         self._warm.add((slots, len(conversations)))
-        short = [[_shortened(each) for each in turns] for turns in conversations]
+        short = [[_shortened(request) for request in turns] for turns in conversations]
         for _ in range(self._measuring.warmup_blocks):
             for client in clients.values():
                 await self._run_arm(client, short, slots)
 
-    async def _count_accepted(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Accepted | str:
+    async def _count_accepted(
+        self, client: ServerClient, request: ServerRequest, arms: _Arms, index: int
+    ) -> Accepted | str:
         """The accepted tokens of a request that both arms answered; else the reason why they are unknown."""
         spec = arms.speculative[index]
         if not isinstance(spec, Completion) or not isinstance(arms.baseline[index], Completion):
             return "unanswered"
         width, length = self._config.config.num_speculative_tokens, len(request.prompt_token_ids)
         try:
-            if self._source is CountsSource.COUNTERS:
+            if self._source == COUNTERS:
                 return await count_alone(client, request, self._settings.model, width)
             if spec.speculation is None:
                 return "no_acceptance"
             # A mask removes the tokens that the grammar forbids from a draft, and may leave none.
             always = self._config.config.drafts_in_every_step and request.constraint is None
-            return counts_of(self._source, spec, length, width, drafts_always=always)
+            return client.engine.count(spec, length, width, drafts_always=always)
         except UncountableError as error:
             log.warning("%s: a request's acceptance is not known: %s", client.name, error)
             return "uncountable"
         except ServerError as fault:
             return fault.code
 
-    async def _parity(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Parity | None:
+    async def _parity(self, client: ServerClient, request: ServerRequest, arms: _Arms, index: int) -> Parity | None:
         base, spec = arms.baseline[index], arms.speculative[index]
         if not isinstance(base, Completion) or not isinstance(spec, Completion):
             return None
@@ -289,7 +280,7 @@ class ServerEngine:
         self, block: Block, arms: _Arms, accepted: Mapping[int, Accepted | str], parities: Mapping[int, Parity | None]
     ) -> tuple[Run, ...]:
         """One run per measured request; fillers are dropped here, and so are texts."""
-        loads = [concurrencies(item) for item in (arms.baseline, arms.speculative)]
+        loads = [concurrencies(outcomes) for outcomes in (arms.baseline, arms.speculative)]
         runs = []
         for index, prompt in enumerate(block.requests):
             base, spec, known = arms.baseline[index], arms.speculative[index], accepted[index]
@@ -314,7 +305,7 @@ class ServerEngine:
                     scores=scores | self._scorer.of_flags(flags),
                     flags=flags,
                     served=ServedRun(
-                        counts_source=self._source.value if known.is_sure else f"{self._source}{UNSURE}",
+                        counts_source=self._source.name if known.is_sure else f"{self._source.name}{UNSURE}",
                         baseline_cached_tokens=base.cached_tokens,
                         speculative_cached_tokens=spec.cached_tokens,
                         num_retries=base.num_attempts + spec.num_attempts - 2,
@@ -353,7 +344,7 @@ def connect(
     known = fingerprint_server_config(
         config, settings, identities, source, requests_per_slot, default_sampling, max_turns
     )
-    if new_auditor is not None and source is CountsSource.COUNTERS:
+    if new_auditor is not None and source == COUNTERS:
         raise ModelError(
             f"servers.audit_share: answers of {speculative.identity.name} do not report accepted tokens, and its "
             "counters count another answer; start it with per-request metrics (docs/servers.md), or remove the key"

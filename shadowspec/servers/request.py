@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from shadowspec.servers.grammars import guided_fields, structured_fields
 from shadowspec.types import OutputConstraint, SamplingParameters
+
+ANY_OBJECT: Final = '{"type": "object"}'  # the schema of any JSON object
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,12 @@ class ServerRequest:
         return self.sampling.is_penalised or self.constraint is not None
 
 
-def body_of(request: ServerRequest, model: str, salt: str, *, is_guided: bool = False) -> dict[str, Any]:
+def body_of(request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
     """The body of /v1/completions, streamed.
 
     A parameter that is left out would be the server's to choose (its generation_config), so that none is.  `salt` keeps
     a prompt apart from every other one in the server's prefix cache; servers that know no `cache_salt` ignore it.
-    `is_guided` says that the server is a vLLM that knows no `structured_outputs` yet.
+    A constraint is not among them: engines differ in it.
     """
     sampling = request.sampling
     body: dict[str, Any] = {
@@ -69,8 +71,6 @@ def body_of(request: ServerRequest, model: str, salt: str, *, is_guided: bool = 
         body |= {"logprobs": request.num_logprobs, "return_tokens_as_token_ids": True}
     if sampling.stop_token_ids:
         body["stop_token_ids"] = list(sampling.stop_token_ids)
-    if request.constraint is not None:
-        body |= guided_fields(request.constraint) if is_guided else structured_fields(request.constraint)
     return body
 
 
@@ -90,3 +90,8 @@ def scoring_body_of(token_ids: Sequence[int], num_logprobs: int, model: str, sal
         "n": 1,
         "stream": False,
     }
+
+
+def choice_rule(constraint: OutputConstraint) -> str:
+    """The rule of a grammar: one of these texts, quoted as JSON quotes them."""
+    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(constraint.text))

@@ -33,16 +33,16 @@ import numpy as np
 
 from shadowspec import metrics
 from shadowspec.errors import InputError, NoDataError
-from shadowspec.servers.acceptance_counts import UncountableError, counts_of, steps_counted
-from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
+from shadowspec.servers.client import ServerClient, fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import Outcome, run_arm
-from shadowspec.servers.counters import CountsSource
-from shadowspec.servers.dialects import Dialect
-from shadowspec.servers.identity import Identity, fingerprint_server_config, identify
+from shadowspec.servers.counter_pass import steps_counted
+from shadowspec.servers.engines import ServerIdentity, engine_of
+from shadowspec.servers.identity import fingerprint_server_config, identify
 from shadowspec.servers.measure_servers import SEEDS
 from shadowspec.servers.probing import counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
+from shadowspec.servers.step_counts import COUNTERS, CountsSource, UncountableError
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import BASELINE, Arm, FingerprintedConfig, SamplingParameters, SpeculationConfig, StepCost
 
@@ -105,7 +105,7 @@ class ServerProfile:
 
     @property
     def points(self) -> tuple[StepCost, ...]:
-        return tuple(each for place in self.places for each in (place.baseline, place.speculative))
+        return tuple(cost for place in self.places for cost in (place.baseline, place.speculative))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,9 @@ class _Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class ProfiledRun:
+    """One closed loop at a load: its requests' steps, and their outputs (None: without token ids)."""
+
     requests: tuple[ServedSteps, ...]
     outputs: tuple[tuple[int, ...] | None, ...]
 
@@ -166,7 +168,7 @@ def profile_servers(
     baseline, speculative = probe_both(settings)
     source = counts_source(config, baseline, speculative)
     lengths = (baseline.identity.max_model_len, speculative.identity.max_model_len, settings.max_model_len)
-    longest = min((each for each in lengths if each is not None), default=math.inf) - OUTPUT_TOKENS[1]
+    longest = min((length for length in lengths if length is not None), default=math.inf) - OUTPUT_TOKENS[1]
     if max(grid.contexts) > longest:
         raise InputError(f"a context of {max(grid.contexts)} tokens leaves no room: at most {longest:g} here")
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
@@ -182,19 +184,19 @@ def profile_servers(
 async def _profile(
     settings: ServerSettings,
     config: FingerprintedConfig,
-    identities: Mapping[Arm, Identity],
+    identities: Mapping[Arm, ServerIdentity],
     reading: _Reading,
     grid: ServerGrid,
     vocab_size: int,
     on_run: Callable[[], None],
 ) -> ServerProfile:
     context = trust(settings.ca_file)
-    runs: dict[tuple[int, int, Arm], list[_Run]] = {(*at, arm): [] for at in grid.places for arm in Arm}
+    runs: dict[tuple[int, int, Arm], list[ProfiledRun]] = {(*at, arm): [] for at in grid.places for arm in Arm}
     async with AsyncExitStack() as stack:
-        clients: Mapping[Arm, Client] = {
-            arm: (await stack.enter_async_context(open_client(arm, url, settings, context, max(grid.loads)))).speaking(
-                Dialect.of(identities[arm].engine)
-            )
+        clients: Mapping[Arm, ServerClient] = {
+            arm: (
+                await stack.enter_async_context(open_client(arm, url, settings, context, max(grid.loads)))
+            ).speaking_to(engine_of(identities[arm].engine, identities[arm].version))
             for arm, url in ((Arm.BASELINE, settings.baseline_url), (Arm.SPECULATIVE, settings.speculative_url))
         }
         for arm, client in clients.items():  # untimed: connections, allocation, choice of kernels
@@ -222,55 +224,57 @@ async def _profile(
     return ServerProfile(config, tuple(places), len(compared), sum(base == spec for base, spec in compared))
 
 
-async def _run(client: Client, requests: Sequence[ServerRequest], load: int, width: int, reading: _Reading) -> _Run:
+async def _run(
+    client: ServerClient, requests: Sequence[ServerRequest], load: int, width: int, reading: _Reading
+) -> ProfiledRun:
     """One closed loop, with every request's steps, of which each drafts `width` tokens."""
-    if width != BASELINE and reading.source is CountsSource.COUNTERS:
+    if width != BASELINE and reading.source == COUNTERS:
         outcomes, counted = await steps_counted(
             client, reading.model, len(requests), run_arm(client, requests, load, fresh_salt())
         )
         answers = _require_answers(outcomes)
-        steps = [(len(each.chunk_sizes) - 1, each.num_output_tokens - len(each.chunk_sizes)) for each in answers]
+        steps = [
+            (len(answer.chunk_sizes) - 1, answer.num_output_tokens - len(answer.chunk_sizes)) for answer in answers
+        ]
         if counted is None or counted.num_drafts != sum(number for number, _ in steps):
             raise NoDataError(
                 f"{client.name}: its steps cannot be counted, as chunks came together or it served others too; "
-                "start it with --per-request-spec-decode-metrics detailed"
+                f"it {client.engine.uncounted}"
             )
     else:
         answers = _require_answers(await run_arm(client, requests, load, fresh_salt()))
         steps = [
-            _steps(client, each, len(request.prompt_token_ids), width, reading.source)
-            for each, request in zip(answers, requests, strict=True)
+            _steps(client, answer, len(request.prompt_token_ids), width)
+            for answer, request in zip(answers, requests, strict=True)
         ]
-    found = []
+    served = []
     for answer, (num_steps, num_accepted) in zip(answers, steps, strict=True):
         queued_ms = (answer.queue_ms or 0.0) if reading.reports_queue else 0.0  # a cost excludes the wait
         prefill_ms = max(0.0, 1e3 * (answer.first_token_s - answer.sent_s) - queued_ms)
         decode_ms = 1e3 * (answer.last_token_s - answer.first_token_s)
-        others = sum(answer.first_token_s < each.sent_s < answer.last_token_s for each in answers)
-        found.append(ServedSteps(num_steps, num_accepted, others, decode_ms, prefill_ms))
-    return _Run(tuple(found), tuple(each.token_ids for each in answers))
+        others = sum(answer.first_token_s < other.sent_s < answer.last_token_s for other in answers)
+        served.append(ServedSteps(num_steps, num_accepted, others, decode_ms, prefill_ms))
+    return ProfiledRun(tuple(served), tuple(answer.token_ids for answer in answers))
 
 
-def _steps(
-    client: Client, answer: Completion, num_prompt_tokens: int, width: int, source: CountsSource
-) -> tuple[int, int]:
+def _steps(client: ServerClient, answer: Completion, num_prompt_tokens: int, width: int) -> tuple[int, int]:
     """Steps after the prefill, and the tokens accepted in them."""
     if width == BASELINE:
         return answer.num_output_tokens - 1, 0
     try:
-        found = counts_of(source, answer, num_prompt_tokens, width, drafts_always=True)
+        counts = client.engine.count(answer, num_prompt_tokens, width, drafts_always=True).counts
     except UncountableError as error:
         raise NoDataError(f"{client.name}: the steps of an answer cannot be counted: {error}") from error
-    return found.counts.num_drafts + found.counts.num_plain_steps, found.counts.num_accepted_tokens
+    return counts.num_drafts + counts.num_plain_steps, counts.num_accepted_tokens
 
 
 def _require_answers(outcomes: Sequence[Outcome]) -> list[Completion]:
     """The answers; a profile with a request that failed would be one of another load."""
     answers = []
-    for each in outcomes:
-        if isinstance(each, ServerError):
-            raise each
-        answers.append(each)
+    for outcome in outcomes:
+        if isinstance(outcome, ServerError):
+            raise outcome
+        answers.append(outcome)
     return answers
 
 
@@ -293,11 +297,13 @@ def _requests(
     ]
 
 
-def _place(runs: Mapping[tuple[int, int, Arm], Sequence[_Run]], at: tuple[int, int], depth: int) -> ProfiledPlace:
+def _place(
+    runs: Mapping[tuple[int, int, Arm], Sequence[ProfiledRun]], at: tuple[int, int], depth: int
+) -> ProfiledPlace:
     base, spec = (runs[*at, arm] for arm in Arm)
     every = [request for run in spec for request in run.requests]
     whole = fit(every)
-    steps, accepted = sum(each.num_steps for each in every), sum(each.num_accepted for each in every)
+    steps, accepted = sum(request.num_steps for request in every), sum(request.num_accepted for request in every)
     return ProfiledPlace(
         _cost(base, at, BASELINE),
         _cost(spec, at, depth),
@@ -307,14 +313,14 @@ def _place(runs: Mapping[tuple[int, int, Arm], Sequence[_Run]], at: tuple[int, i
     )
 
 
-def _cost(runs: Sequence[_Run], at: tuple[int, int], depth: int) -> StepCost:
+def _cost(runs: Sequence[ProfiledRun], at: tuple[int, int], depth: int) -> StepCost:
     """The medians over rounds, with standard errors; no server reports the drafting part of a step."""
     fits = [fit(run.requests) for run in runs]
     waits = [
-        float(np.mean([request.prefill_ms + request.num_prompts * each.stall_ms for request in run.requests]))
-        for run, each in zip(runs, fits, strict=True)
+        float(np.mean([request.prefill_ms + request.num_prompts * fitted.stall_ms for request in run.requests]))
+        for run, fitted in zip(runs, fits, strict=True)
     ]
-    steps = [each.step_ms for each in fits]
+    steps = [fitted.step_ms for fitted in fits]
     return StepCost(
         concurrency=at[0],
         num_speculative_tokens=depth,
@@ -344,14 +350,14 @@ def fit(requests: Sequence[ServedSteps]) -> StepFit:
         for name in ("num_steps", "num_prompts", "num_accepted")
     )
     columns = [steps, prompts] if prompts.any() else [steps]
-    found = _least_squares(columns, decode)[0]
-    if len(found) > 1 and found[1] < 0.0:
+    costs = _least_squares(columns, decode)[0]
+    if len(costs) > 1 and costs[1] < 0.0:
         columns = [steps]
-        found = _least_squares(columns, decode)[0]
+        costs = _least_squares(columns, decode)[0]
     values, error = _least_squares([*columns, accepted], decode) if accepted.any() else (None, None)
     return StepFit(
-        step_ms=float(found[0]),
-        stall_ms=float(found[1]) if len(found) > 1 else 0.0,
+        step_ms=float(costs[0]),
+        stall_ms=float(costs[1]) if len(costs) > 1 else 0.0,
         accepted_token_ms=None if values is None or error is None else float(values[-1]),
         accepted_token_error_ms=None if error is None else float(error[-1]),
     )
@@ -360,10 +366,10 @@ def fit(requests: Sequence[ServedSteps]) -> StepFit:
 def _least_squares(columns: Sequence[np.ndarray], wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Coefficients without an intercept, and their standard errors; None where there are too few rows, or no rank."""
     design = np.stack(columns, axis=1)  # [requests, columns]
-    found, _, rank, _ = np.linalg.lstsq(design, wanted, rcond=None)
+    coefficients, _, rank, _ = np.linalg.lstsq(design, wanted, rcond=None)
     spare = len(wanted) - len(columns)
     if spare < 1 or rank < len(columns):
-        return found, None
-    residual = wanted - design @ found
+        return coefficients, None
+    residual = wanted - design @ coefficients
     spread = float(residual @ residual) / spare
-    return found, np.sqrt(spread * np.diag(np.linalg.inv(design.T @ design)))
+    return coefficients, np.sqrt(spread * np.diag(np.linalg.inv(design.T @ design)))

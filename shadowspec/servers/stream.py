@@ -17,7 +17,8 @@ from shadowspec.servers.request import ServerRequest
 
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024  # an event of tens of thousands of token ids is far smaller
 DONE: Final = "[DONE]"
-FINISHED: Final = ("stop", "length")
+LENGTH: Final = "length"
+FINISHED: Final = ("stop", LENGTH)
 REFUSALS: Final = frozenset(range(400, 500)) - {408, 429}  # HTTP statuses of requests that no second try would serve
 
 
@@ -112,7 +113,7 @@ class StreamedAnswer:
         if ids is None:
             self._has_ids = self._has_ids and not text
             ids = []
-        elif not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
+        elif not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
             raise self._fault("garbage", "token_ids are not token ids")
         self._ids += ids
         self._texts.append(text)

@@ -74,7 +74,7 @@ class LiveCounts:
     def accepted_tokens(self) -> int | None:
         """Of one window: as counted, else the output tokens beyond those of prefill and of verification itself.
 
-        The latter holds where every step drafts, as SGLang's counters mean it; None where it contradicts itself.
+        The latter holds where every step drafts, as engines without such a count do; None where it contradicts itself.
         """
         if self.num_accepted_tokens is not None:
             return self.num_accepted_tokens

@@ -183,7 +183,7 @@ class Evaluation:
 class ServedRun:
     """Facts of a run that exist only where servers answered it.
 
-    `counts_source` names the source of the accepted tokens: "response" or, of SGLang, "meta_info", of the request that
+    `counts_source` names the source of the accepted tokens: "response" or "meta_info", of the request that
     was timed; or "counters", those of the server around the same request sent again by itself; "response_unsure" or
     "meta_info_unsure" where it is unknown how much of the last step was cut.  Cached tokens are those of the prompt
     that came from a server's prefix cache (None: not reported).  Attempts that were thrown away are counted over both

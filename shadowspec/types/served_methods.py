@@ -15,7 +15,7 @@ DRAFTING_ALWAYS: Final = frozenset(
         *("draft_simple", "draft_eagle3", "draft_dflash", "draft_dspark"),
     }
 )
-METHOD_KEYS: Final = ("method", "speculative_algorithm", "spec_type")  # vLLM's, SGLang's, llama.cpp's
+METHOD_KEYS: Final = ("method", "speculative_algorithm", "spec_type")  # as engines name them
 DEPTH_KEYS: Final = ("num_speculative_tokens", "speculative_num_steps", "spec_draft_n_max")
 DRAFT_KEYS: Final = ("model", "speculative_draft_model_path", "spec_draft_model")
 
@@ -23,7 +23,7 @@ DRAFT_KEYS: Final = ("model", "speculative_draft_model_path", "spec_draft_model"
 def plain_method(name: str) -> str:
     """A method's name as it is compared: "EAGLE3" is "eagle3", "p-eagle" is "p_eagle".
 
-    vLLM calls the multi-token prediction of any model `mtp` ("deepseek_mtp" too); SGLang calls NEXTN `EAGLE`.
+    The multi-token prediction of any model is `mtp` ("deepseek_mtp" too), and NEXTN is `eagle`.
     """
     plain = name.lower().replace("-", "_")
     if plain.endswith("_mtp"):
@@ -63,9 +63,9 @@ def setting(settings: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 def contradiction(settings: Mapping[str, Any], method: str, num_speculative_tokens: int) -> str | None:
     """The server setting that contradicts this method or depth; None without one."""
-    found = setting(settings, METHOD_KEYS)
-    if found is not None and not is_same_method(str(found), method):
-        return f"method is {method!r}, and {_name_of(settings, METHOD_KEYS)} {found!r}"
+    named = setting(settings, METHOD_KEYS)
+    if named is not None and not is_same_method(str(named), method):
+        return f"method is {method!r}, and {_name_of(settings, METHOD_KEYS)} {named!r}"
     depth = setting(settings, DEPTH_KEYS)
     if depth is not None and depth != num_speculative_tokens:
         return f"num_speculative_tokens is {num_speculative_tokens}, and {_name_of(settings, DEPTH_KEYS)} {depth!r}"

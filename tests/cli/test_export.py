@@ -253,4 +253,4 @@ def test_the_pool_behind_routes_gets_its_settings(enabled: Workspace) -> None:
 def test_routes_configure_no_server(enabled: Workspace) -> None:
     done = enabled.run("export", "--format", "envoy", "--routed")
     assert done.code == 2
-    assert "--routed goes with --format vllm, sglang, tensorrt-llm, llama.cpp" in done.err
+    assert "--routed goes with --format vllm, sglang, llama.cpp, tensorrt-llm" in done.err

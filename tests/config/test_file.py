@@ -28,7 +28,7 @@ from shadowspec.config import (
 from shadowspec.config.dashboard_settings import AccessSettings, Role
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.live.metric_names import LiveSource
+from shadowspec.live.live_source import LiveSource
 from shadowspec.scheduler.job_settings import LiveSettings, ScheduleSettings
 from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import Load, MatchRule

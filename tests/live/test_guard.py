@@ -14,7 +14,6 @@ import pytest
 
 from shadowspec.live.guard import (
     Promise,
-    difference,
     from_then,
     is_too_coarse,
     promise_of,
@@ -23,6 +22,7 @@ from shadowspec.live.guard import (
     window_between,
     windows_to_alarm,
 )
+from shadowspec.servers.metrics_page import counts_between
 from shadowspec.types import Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Verdict
 from shadowspec.types.settings import GuardPolicy
 from tests.store import examples
@@ -144,7 +144,7 @@ def test_a_rounded_counter_ends_a_window_only_where_rounding_is_small(before: in
 
 
 def test_what_is_unknown_in_either_stays_unknown() -> None:
-    found = difference(counts(160, 100), replace(counts(100, 70), num_drafts=None, latencies={}))
+    found = counts_between(counts(160, 100), replace(counts(100, 70), num_drafts=None, latencies={}))
     assert found is not None
     assert (found.num_drafts, found.num_draft_tokens, found.latencies) == (None, 120, {})
 

@@ -56,10 +56,10 @@ def test_every_function_and_file_that_the_page_names_exists() -> None:
             )
 
 
-def test_no_two_modules_share_a_name_but_adapters_of_the_same_engine() -> None:
+def test_no_two_modules_share_a_name() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in (ROOT / "shadowspec").rglob("*.py"):
         if not path.stem.startswith("__"):
             places[path.stem].append(path.parent.relative_to(ROOT / "shadowspec").as_posix())
     shared = {name: sorted(folders) for name, folders in places.items() if len(folders) > 1}
-    assert shared == {name: ["rollout/export", "servers"] for name in ("llamacpp", "sglang")}
+    assert shared == {}

@@ -13,8 +13,8 @@ from shadowspec.reports.frontiers import frontiers
 from shadowspec.reports.predictions import NOT_PROFILED_SERVER, prediction_summary, predictions
 from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
 from shadowspec.reports.report.terminal import terminal_tables, verdict_tables
+from shadowspec.servers.engines import with_engine_rules
 from shadowspec.types import SERVED_BACKEND, CostKey, FingerprintedConfig, ProfiledCosts
-from shadowspec.types.serving_engines import with_engine_rules
 from tests.reports.test_build import POLICY, judged, world
 from tests.reports.test_pages import Page
 from tests.reports.test_predictions import CODE, profiled

@@ -11,17 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec.engine.batch import Request, Row
-from shadowspec.servers.acceptance_counts import (
-    UncountableError,
-    from_counters,
-    from_meta_info,
-    from_steps,
-    uncertain_tokens,
-)
-from shadowspec.servers.counters import Counters, CountsSource, parse
-from shadowspec.servers.endings import Ending, VerifyStep, endings
+from shadowspec.servers.engines.llamacpp import LlamaCpp
+from shadowspec.servers.engines.sglang import Sglang
+from shadowspec.servers.engines.vllm import Vllm
+from shadowspec.servers.last_step import Ending, VerifyStep, possible_endings
+from shadowspec.servers.metrics_page import counts_between, parse
+from shadowspec.servers.step_counts import Accepted, UncountableError, from_counters
 from shadowspec.servers.stream import Completion
-from shadowspec.types import SamplingParameters, SpeculationCounts
+from shadowspec.types import LiveCounts, SamplingParameters, SpeculationCounts
 from tests.identities import check_identities
 
 WIDTH = 4
@@ -50,6 +47,14 @@ def said(steps: Steps) -> dict[str, Any]:
         "num_spec_steps": len(rows),
         **({"per_step_drafted": [d for d, _ in rows], "per_step_accepted": [a for _, a in rows]} if rows else {}),
     }
+
+
+def from_steps(metrics: dict[str, Any], answer: Completion, *lengths: int, drafts_always: bool) -> Accepted:
+    return Vllm().count(replace(answer, speculation=metrics), *lengths, drafts_always=drafts_always)
+
+
+def from_meta_info(meta: dict[str, Any], answer: Completion, *lengths: int) -> Accepted:
+    return Sglang().count(replace(answer, speculation=meta), *lengths, drafts_always=True)
 
 
 ALWAYS = st.lists(st.tuples(st.just(WIDTH), st.integers(0, WIDTH)), min_size=1, max_size=30)
@@ -122,19 +127,19 @@ def test_chunks_that_came_together_leave_only_the_last_step_unsure(
     assert counts.num_accepted_tokens_per_pos[0] == theirs.num_accepted_tokens_per_pos[0]
     assert found.is_early_rejection == early
     wrong = abs(counts.num_accepted_tokens - theirs.num_accepted_tokens)
-    assert wrong <= uncertain_tokens(CountsSource.RESPONSE, "length", WIDTH, drafts_always=False)
+    assert wrong <= Vllm().uncertain_tokens("length", WIDTH, drafts_always=False)
 
 
 def test_which_counts_may_be_wrong_is_known_before_a_draft() -> None:
     cases = [
-        (CountsSource.RESPONSE, "stop", True, 0),
-        (CountsSource.RESPONSE, "stop", False, WIDTH - 1),
-        (CountsSource.TIMINGS, "stop", True, 1),
-        (CountsSource.TIMINGS, "length", True, 0),
-        (CountsSource.META_INFO, "stop", True, 0),
+        (Vllm(), "stop", True, 0),
+        (Vllm(), "stop", False, WIDTH - 1),
+        (LlamaCpp(), "stop", True, 1),
+        (LlamaCpp(), "length", True, 0),
+        (Sglang(), "stop", True, 0),
     ]
-    for source, reason, always, expected in cases:
-        assert uncertain_tokens(source, reason, WIDTH, drafts_always=always) == expected
+    for engine, reason, always, expected in cases:
+        assert engine.uncertain_tokens(reason, WIDTH, drafts_always=always) == expected
 
 
 SHORT = st.lists(st.one_of(st.just(0), st.integers(1, 3)), min_size=1, max_size=5)  # 0: plain; else accepted + 1 of 2
@@ -161,7 +166,7 @@ def test_the_stories_are_all_that_there_are(emitted: list[int], most: int, data:
                 last = course[-1] if course else None
                 emits = number - ends[-2] if len(ends) > 1 else 0
                 fits.add(Ending(num_plain, None if last is None else VerifyStep(*last, emits)))
-    assert set(endings(rows, number, sizes)) == fits
+    assert set(possible_endings(rows, number, sizes)) == fits
 
 
 def test_a_stream_that_fits_two_stories_is_not_sure() -> None:
@@ -171,11 +176,11 @@ def test_a_stream_that_fits_two_stories_is_not_sure() -> None:
     assert from_steps(said([(1, 0)]), answer, 3, WIDTH, drafts_always=False).is_sure, "both are counted alike"
 
 
-def counted(steps: Steps, answer: Completion, **changes: int) -> Counters:
+def counted(steps: Steps, answer: Completion, **changes: int) -> LiveCounts:
     accepted = [took for _, took in steps]
     per_pos = tuple(sum(took > place for took in accepted) for place in range(WIDTH))
-    values = {"num_finished": 1, "num_generated": answer.num_output_tokens, "num_draft_tokens": WIDTH * len(steps)}
-    return Counters(num_drafts=len(steps), num_accepted_tokens=sum(accepted), num_accepted_tokens_per_pos=per_pos,
+    values = {"num_requests": 1, "num_output_tokens": answer.num_output_tokens, "num_draft_tokens": WIDTH * len(steps)}
+    return LiveCounts(num_drafts=len(steps), num_accepted_tokens=sum(accepted), num_accepted_tokens_per_pos=per_pos,
                     **values | changes)  # fmt: skip
 
 
@@ -254,8 +259,8 @@ def test_an_older_name_of_the_histogram_is_known() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"num_finished": 2}, "another request"),
-        ({"num_generated": 99}, "another request"),
+        ({"num_requests": 2}, "another request"),
+        ({"num_output_tokens": 99}, "another request"),
         ({"num_draft_tokens": 11}, "fewer tokens"),
     ],
 )
@@ -308,18 +313,25 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 """
 
 
+def counters_of(
+    drafts: int, drafted: int, accepted: int, per_pos: tuple[int, ...], requests: int, tokens: int
+) -> LiveCounts:
+    return LiveCounts(drafts, drafted, accepted, per_pos, num_requests=requests, num_output_tokens=tokens)
+
+
 def test_counters_are_summed_over_engines_and_of_one_model() -> None:
-    found = parse(PAGE, "m")
-    assert found.counters == Counters(10, 20, 9, (6, 3), 7, 61)
-    plain = parse("".join(line + "\n" for line in PAGE.splitlines() if "spec_decode" not in line), "m")
-    assert (plain.is_known, plain.counters) == (True, None)
-    assert not parse("# TYPE sglang:x counter\nsglang:x_total 1\n", "m").is_known
+    counters = Vllm().counters_on(PAGE, "m")
+    assert counters is not None
+    assert replace(counters, num_failed_requests=None) == counters_of(10, 20, 9, (6, 3), 7, 61)
+    plain = "".join(line + "\n" for line in PAGE.splitlines() if "spec_decode" not in line)
+    assert (parse(plain, Vllm.metrics, "m").is_known, Vllm().counters_on(plain, "m")) == (True, None)
+    assert not parse("# TYPE sglang:x counter\nsglang:x_total 1\n", Vllm.metrics, "m").is_known
     with pytest.raises(ValueError, match="<html>"):
-        parse("<html>\n", "m")
+        Vllm().counters_on("<html>\n", "m")
 
 
 def test_a_server_that_began_anew_is_noticed() -> None:
-    earlier, later = Counters(10, 20, 9, (6, 3), 7, 61), Counters(12, 24, 10, (7, 3), 8, 70)
-    assert later.since(earlier) == Counters(2, 4, 1, (1, 0), 1, 9)
-    assert earlier.since(later) is None
-    assert Counters(12, 24, 10, (7, 3, 0), 8, 70).since(earlier) is None
+    earlier, later = counters_of(10, 20, 9, (6, 3), 7, 61), counters_of(12, 24, 10, (7, 3), 8, 70)
+    assert counts_between(later, earlier) == counters_of(2, 4, 1, (1, 0), 1, 9)
+    assert counts_between(earlier, later) is None
+    assert counts_between(counters_of(12, 24, 10, (7, 3, 0), 8, 70), earlier) is None

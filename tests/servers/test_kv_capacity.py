@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from shadowspec.servers.kv_capacity import KvCapacity, of_sglang, of_vllm, served_memory
+from shadowspec.servers.engines.sglang import capacity_in
+from shadowspec.servers.engines.vllm import capacity_on
+from shadowspec.servers.kv_capacity import KvCapacity, served_memory
 from shadowspec.servers.probing import probe_both, remarks
 from shadowspec.types import ServedMemory
 from tests.servers.fake_server import FakeServer, running
@@ -26,7 +28,7 @@ def info(**labels: str) -> str:
 
 def test_a_recorded_page_of_vllm_says_what_the_cache_holds() -> None:
     sizing = (*SHARE, ("kv_cache_memory_bytes", "1073741824"))
-    found = of_vllm(RECORDED.read_text(), 1024)
+    found = capacity_on(RECORDED.read_text(), 1024)
     assert found == KvCapacity(48_768, 47.625, sizing)
     assert found.fixed_by == "kv_cache_memory_bytes"
 
@@ -50,15 +52,15 @@ def test_a_recorded_page_of_vllm_says_what_the_cache_holds() -> None:
 def test_versions_of_vllm_say_it_by_tokens_or_by_blocks(
     labels: dict[str, str], length: int | None, wanted: KvCapacity | None
 ) -> None:
-    assert of_vllm(info(**labels), length) == wanted
+    assert capacity_on(info(**labels), length) == wanted
 
 
 def test_engine_cores_add_up_and_one_that_does_not_say_leaves_all_unknown() -> None:
     first = info(engine="0", kv_cache_size_tokens="1000", kv_cache_max_concurrency="2.5")
     second = first.split("\n")[1].replace('engine="0"', 'engine="1"')
-    assert of_vllm(first + second + "\n", 400) == KvCapacity(2_000, 5.0)
-    assert of_vllm(first + second.replace("1000", "None") + "\n", 400) is None
-    assert of_vllm("# TYPE vllm:request_success_total counter\n", 400) is None
+    assert capacity_on(first + second + "\n", 400) == KvCapacity(2_000, 5.0)
+    assert capacity_on(first + second.replace("1000", "None") + "\n", 400) is None
+    assert capacity_on("# TYPE vllm:request_success_total counter\n", 400) is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_engine_cores_add_up_and_one_that_does_not_say_leaves_all_unknown() -> N
     ],
 )  # fmt: skip
 def test_sglang_says_it_for_each_rank(told: dict[str, Any], wanted: KvCapacity | None) -> None:
-    assert of_sglang(told, 8_000) == wanted
+    assert capacity_in(told, 8_000) == wanted
 
 
 def test_two_caches_that_may_take_other_shares_of_their_devices_are_not_compared() -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from shadowspec.errors import ConfigError
-from shadowspec.live.metric_names import ENGINES, LiveSource, replica_name
-from shadowspec.live.metrics_page import Page, parse
+from shadowspec.live.live_source import LiveSource, replica_name
 from shadowspec.live.scrape import MAX_PAGE_BYTES, scrape_all
 from shadowspec.servers.client import run_async
+from shadowspec.servers.engines import ENGINES
+from shadowspec.servers.metrics_page import MetricsPage, parse
 from shadowspec.types import COMPUTE, END_TO_END, LATENCIES, QUEUE, Buckets, FailedScrape, LiveCounts, LiveScrape
 from tests.servers.metric_server import Production, producing
 from tests.services import PATIENCE_S
@@ -81,12 +82,12 @@ def test_pages_are_read_within_a_running_loop_too(production: Production) -> Non
     assert isinstance(found, LiveScrape)
 
 
-def read_as(model: str, text: str) -> Page:
-    return parse(text, ENGINES["vllm"], model)
+def read_as(model: str, text: str) -> MetricsPage:
+    return parse(text, ENGINES["vllm"].metrics, model)
 
 
-def read(text: str, engine: str = "vllm") -> Page:
-    return parse(text, ENGINES[engine], "m")
+def read(text: str, engine: str = "vllm") -> MetricsPage:
+    return parse(text, ENGINES[engine].metrics, "m")
 
 
 def test_what_vllm_counts(production: Production) -> None:

@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
-from shadowspec.servers.endings import VerifyStep
+from shadowspec.servers.draft_trace import UntraceableError, read_steps
+from shadowspec.servers.engines.llamacpp import END_TOKEN, LlamaCpp, longest_draft
 from shadowspec.servers.identity import engine_name
 from shadowspec.servers.kv_capacity import KvCapacity
-from shadowspec.servers.llamacpp import body_of, lacking, longest_draft
-from shadowspec.servers.llamacpp_steps import UntraceableError, read_steps
+from shadowspec.servers.last_step import VerifyStep
 from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.servers.probing import probe_both, remarks, slot_remarks
 from shadowspec.servers.request import ServerRequest
@@ -147,9 +147,11 @@ def test_constraints_are_sent_as_llama_cpp_takes_them_or_refused(
     constraint: OutputConstraint, fields: dict[str, Any] | None
 ) -> None:
     request = ServerRequest((5, 6), SamplingParameters(max_tokens=4), 1, constraint=constraint)
-    assert lacking(request) == (None if fields else "constraint")
+    assert LlamaCpp().lacking(request) == (None if fields else "constraint")
     if fields:
-        assert body_of(request, "m") == body_of(replace(request, constraint=None), "m") | fields
+        assert LlamaCpp().body_of(request, "m", "") == (
+            LlamaCpp().body_of(replace(request, constraint=None), "m", "") | fields
+        )
 
 
 def test_sampled_outputs_are_scored_place_by_place_and_greedy_ones_that_part_have_their_gap(servers: Servers) -> None:
@@ -325,7 +327,7 @@ def test_the_longest_draft_is_what_a_server_shows_of_it(
 
 
 def traced(*progress: tuple[int, int, int], always: bool = True, ended: str = "limit") -> Any:
-    return read_steps({"progress": [list(each) for each in progress], "stop_type": ended}, 3, drafts_always=always)
+    return read_steps(progress, 3, drafts_always=always, is_by_end_token=ended == END_TOKEN)
 
 
 def test_steps_without_a_draft_are_told_from_those_with_one() -> None:

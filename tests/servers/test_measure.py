@@ -13,9 +13,9 @@ import pytest
 from msgspec import structs
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
-from shadowspec.servers.answer_parity import Place, places
+from shadowspec.servers.answer_parity import ReportedPlace, read_places
+from shadowspec.servers.engines.vllm import DETAILED
 from shadowspec.servers.measure_servers import ServerEngine, connect
-from shadowspec.servers.probing import DETAILED
 from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.types import (
     Arm,
@@ -343,11 +343,11 @@ def test_among_equally_likely_tokens_the_lowest_counts_whichever_was_drawn() -> 
     """Else those that draw either of two would score above zero."""
     tied = {4: math.log(0.4), 9: math.log(0.4), 2: math.log(0.1)}
     for drawn, is_likeliest in ((4, True), (9, False), (2, False)):
-        (place,) = places([tied], [drawn], 3 if drawn != 2 else 2)
+        (place,) = read_places([tied], [drawn], 3 if drawn != 2 else 2)
         assert place.is_likeliest is is_likeliest
     outside = {9: math.log(0.4), 4: math.log(0.4)}
-    (place,) = places([outside], [4], 1)
-    assert place == Place((math.log(0.4),), is_likeliest=False), (
+    (place,) = read_places([outside], [4], 1)
+    assert place == ReportedPlace((math.log(0.4),), is_likeliest=False), (
         "what was drawn stands beside the one that was asked for"
     )
 

@@ -11,9 +11,10 @@ import pytest
 from msgspec import structs
 
 from shadowspec.quality.custom_scores import load_scorer
-from shadowspec.servers.behaviour import TRIAL_WORD
-from shadowspec.servers.grammars import guided_fields, sglang_parameters, structured_fields
+from shadowspec.servers.engines.sglang import constraint_parameters
+from shadowspec.servers.engines.vllm import guided_fields, structured_fields
 from shadowspec.servers.measure_servers import connect
+from shadowspec.servers.server_checks import TRIAL_WORD
 from shadowspec.types import (
     ConstraintForm,
     ConstraintKind,
@@ -224,9 +225,9 @@ def test_the_fields_of_each_engine() -> None:
     assert guided_fields(JSON_SCHEMA) == {"guided_json": SCHEMA}
     assert guided_fields(choice) == {"guided_choice": ['a"b', "ü\n"]}
     assert guided_fields(anything) == {"response_format": {"type": "json_object"}}
-    assert sglang_parameters(JSON_SCHEMA) == {"json_schema": json.dumps(SCHEMA)}
-    assert sglang_parameters(anything) == {"json_schema": '{"type": "object"}'}
-    assert sglang_parameters(choice) == {"ebnf": 'root ::= "a\\"b" | "ü\\n"'}
+    assert constraint_parameters(JSON_SCHEMA) == {"json_schema": json.dumps(SCHEMA)}
+    assert constraint_parameters(anything) == {"json_schema": '{"type": "object"}'}
+    assert constraint_parameters(choice) == {"ebnf": 'root ::= "a\\"b" | "ü\\n"'}
 
 
 def test_a_named_call_is_its_arguments_by_vllm_and_an_array_by_sglang() -> None:
@@ -237,5 +238,5 @@ def test_a_named_call_is_its_arguments_by_vllm_and_an_array_by_sglang() -> None:
             (run,) = connected(pair).measure(asked(1, constraint=named, contract=contract, max_tokens=200)).runs
         assert (run.failure, run.flags.contract) == (None, Contract.TOOL_CALL)
         assert (run.flags.baseline_validity, run.flags.speculative_validity) == (Validity.VALID, Validity.VALID)
-    schema = json.loads(sglang_parameters(named)["json_schema"])
+    schema = json.loads(constraint_parameters(named)["json_schema"])
     assert (schema["type"], schema["items"]["properties"]["name"]["enum"]) == ("array", ["weather"])

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from shadowspec.servers.engines import ENGINES, rule_differences, with_engine_rules
+from shadowspec.servers.engines.rules import ENGINE_OPTIONS, rule_texts, used_rules
 from shadowspec.servers.identity import FROZEN_OPTIONS
 from shadowspec.types import (
     FIRST_OPTIONS,
@@ -17,14 +19,6 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
     fingerprint_config,
-)
-from shadowspec.types.serving_engines import (
-    ENGINE_OPTIONS,
-    ENGINE_RULES,
-    rule_differences,
-    rule_texts,
-    used_rules,
-    with_engine_rules,
 )
 
 EARLIEST, LATEST = NgramOccurrence.EARLIEST, NgramOccurrence.LATEST
@@ -143,7 +137,7 @@ def test_rules_are_said_as_the_configuration_writes_them() -> None:
 
 def test_there_is_no_difference_by_the_engines_own_rule_or_where_it_has_none() -> None:
     for config in (NGRAM, PAIR, SUFFIX, EAGLE):
-        for engine in ENGINE_RULES:
+        for engine in (*ENGINES, "transformers"):
             assert rule_differences(with_engine_rules(config, engine), engine) == ()
     assert rule_differences(NGRAM, "sglang") == ()
     assert rule_differences(NGRAM, None) == rule_differences(NGRAM, "unknown") == ()

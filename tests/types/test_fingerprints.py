@@ -24,9 +24,12 @@ from shadowspec.gate.run.recompute import explain
 from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.servers import identity as served
-from shadowspec.servers.counters import CountsSource
-from shadowspec.servers.identity import Identity
+from shadowspec.servers.engines import ServerIdentity
+from shadowspec.servers.engines.rules import ENGINE_OPTIONS
+from shadowspec.servers.engines.sglang import Sglang
+from shadowspec.servers.engines.vllm import Vllm
 from shadowspec.servers.server_settings import ServerSettings
+from shadowspec.servers.step_counts import COUNTERS
 from shadowspec.store import Store
 from shadowspec.types import (
     SUFFIX_OPTIONS,
@@ -38,7 +41,6 @@ from shadowspec.types import (
     VerifyRule,
     speculation,
 )
-from shadowspec.types.serving_engines import ENGINE_OPTIONS
 from tests.gate.feeding import Feed
 from tests.gate.run.test_trials import changing, with_fingerprint
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
@@ -47,14 +49,15 @@ from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 # whose digest changed would lose its standing ENABLE.  A case is never edited; new options add none.
 STORED = json.loads((Path(__file__).parents[1] / "data" / "fingerprints" / "version_0_1_0.json").read_text("utf-8"))
 LATER_OPTIONS = {"speculative_config", *ENGINE_OPTIONS}  # that version 0.1.0 did not have
+SOURCES = {source.name: source for source in (Vllm.counts_source, Sglang.counts_source, COUNTERS)}
 IDENTITIES = {
     "vllm": {
-        Arm.BASELINE: Identity("vllm", "0.32.0", "org/target", 4096),
-        Arm.SPECULATIVE: Identity("vllm", "0.32.0", "org/target", 4096),
+        Arm.BASELINE: ServerIdentity("vllm", "0.32.0", "org/target", 4096),
+        Arm.SPECULATIVE: ServerIdentity("vllm", "0.32.0", "org/target", 4096),
     },
     "sglang": {
-        Arm.BASELINE: Identity("sglang", "0.5.23", "/models/target", None),
-        Arm.SPECULATIVE: Identity("sglang", "0.5.23", "/models/target", 2048, (("speculative_num_steps", "4"),)),
+        Arm.BASELINE: ServerIdentity("sglang", "0.5.23", "/models/target", None),
+        Arm.SPECULATIVE: ServerIdentity("sglang", "0.5.23", "/models/target", 2048, (("speculative_num_steps", "4"),)),
     },
 }
 
@@ -77,7 +80,7 @@ def fingerprinted(
     if case["engine"] == "servers":
         settings = ServerSettings("http://a", "http://b", case["model"], case["device"], "bfloat16")
         slots = case["requests_per_slot"]
-        source = CountsSource(case["source"])
+        source = SOURCES[case["source"]]
         return served.fingerprint_server_config(
             config, settings, IDENTITIES[case["servers"]], source, slots, default_sampling
         )

@@ -9,8 +9,9 @@ from kernels.benchmarks.engines.ours import Ours
 from kernels.benchmarks.engines.ways import DEPTHS, SERVED, WAYS
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
+from shadowspec.servers.engines import rule_differences
+from shadowspec.servers.engines.rules import used_rules
 from shadowspec.types import VerifyRule
-from shadowspec.types.serving_engines import rule_differences, used_rules
 
 
 def test_every_deployment_has_a_candidate_with_the_engines_rules() -> None:

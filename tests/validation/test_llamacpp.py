@@ -16,8 +16,9 @@ from kernels.benchmarks.engines.llamacpp.comparing import as_llamacpp, equality,
 from kernels.benchmarks.engines.llamacpp.ours import Ours
 from kernels.benchmarks.engines.llamacpp.servers import SERVED_MODEL, Server
 from kernels.benchmarks.engines.llamacpp.ways import WAYS, Way
+from shadowspec.servers.engines import rule_differences
+from shadowspec.servers.engines.rules import used_rules
 from shadowspec.types import ExpectedCounts, SamplingParameters, SpeculationCounts, VerifyRule
-from shadowspec.types.serving_engines import rule_differences, used_rules
 from tests.servers.fake_llamacpp import FakeLlamaCpp
 from tests.servers.fake_server import running
 

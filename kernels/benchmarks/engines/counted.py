@@ -7,7 +7,7 @@ from typing import Any
 
 from kernels.benchmarks.engines.collecting import Answered
 from shadowspec.engine.decode import Decoded
-from shadowspec.servers.acceptance_counts import from_steps
+from shadowspec.servers.step_counts import from_steps
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SpeculationCounts
 
@@ -43,7 +43,7 @@ class Counted:
 
     @classmethod
     def of_server(cls, answer: Answered, num_prompt_tokens: int, depth: int, *, drafts_always: bool) -> Counted:
-        """As vLLM counted it, and what `servers.acceptance` makes of that."""
+        """As vLLM counted it, and what `servers.step_counts` makes of that."""
         completion = Completion(
             token_ids=answer.tokens,
             chunk_sizes=answer.chunk_sizes,
@@ -54,12 +54,9 @@ class Counted:
             first_token_s=0.0,
             last_token_s=0.0,
         )
-        steps = {
-            "num_spec_steps": len(answer.drafted),
-            "per_step_drafted": list(answer.drafted),
-            "per_step_accepted": list(answer.accepted),
-        }
-        accepted = from_steps(steps, completion, num_prompt_tokens, depth, drafts_always=drafts_always)
+        accepted = from_steps(
+            answer.drafted, answer.accepted, completion, num_prompt_tokens, depth, drafts_always=drafts_always
+        )
         uncut = Uncut(len(answer.drafted), sum(answer.drafted), sum(answer.accepted))
         return cls(answer.tokens, uncut, accepted.counts, accepted.is_sure)
 

@@ -21,8 +21,8 @@ from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.replay.replayer import Drafting, Replayer
 from shadowspec.errors import RecordError
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
+from shadowspec.servers.engines.rules import used_rules
 from shadowspec.types import ExpectedCounts
-from shadowspec.types.serving_engines import used_rules
 
 NEAR_TIE = NEAR_TIE_LOGIT["float32"]
 

@@ -21,7 +21,7 @@ from kernels.benchmarks.engines.tables import (
 )
 from kernels.benchmarks.harness import sections
 from shadowspec import metrics
-from shadowspec.types.serving_engines import rule_word
+from shadowspec.servers.engines.rules import rule_word
 
 SAMPLED = ("greedy_draft", "rejection", "ngram_sampled")
 PAGE, PICTURE = "validation.md", "images/validation.svg"

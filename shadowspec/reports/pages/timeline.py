@@ -15,10 +15,10 @@ from shadowspec.gate.verdict.effective_decisions import is_revoked
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.rollout.orders import scope_words
+from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.store import AdviceChange, VerdictChange
 from shadowspec.text import percent
 from shadowspec.types import FingerprintedConfig, OverrideRecord, ReasonCode, Rollout, Verdict
-from shadowspec.types.serving_engines import ENGINE_OPTIONS
 
 GATE, ROLLOUT, CLOCK = "the gate", "the rollout", "its expiry"
 SYSTEMS = (AUDITOR, GUARD)  # whose overrides are alarms

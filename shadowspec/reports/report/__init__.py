@@ -2,7 +2,7 @@
 
 In: committed rows and the latest decisions.
 Out: the report as HTML, Markdown, JSON and terminal tables.
-Imports: rollout, planning, gate, store, metrics, text, types, errors.
+Imports: rollout, planning, gate, servers, store, metrics, text, types, errors.
 """
 
 from shadowspec.reports.report.report_build import build_report

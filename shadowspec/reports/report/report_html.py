@@ -20,8 +20,8 @@ from shadowspec.reports.predictions import PREDICTION_HEAD, cost_note, predictio
 from shadowspec.reports.report import charts
 from shadowspec.reports.report.report_model import Distribution, EndpointReport, Hypothesis, Latency, Report
 from shadowspec.reports.shared_values import UNMATCHED, Funnel
+from shadowspec.servers.engines.rules import rule_texts
 from shadowspec.types import FunnelCounter, Verdict
-from shadowspec.types.serving_engines import rule_texts
 
 if TYPE_CHECKING:
     from jinja2 import Environment

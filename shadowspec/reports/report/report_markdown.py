@@ -21,6 +21,7 @@ from shadowspec.reports.rendering import markdown_table
 from shadowspec.reports.report.report_model import EndpointReport, Hypothesis, Report
 from shadowspec.reports.shared_values import UNMATCHED
 from shadowspec.reports.tally import ContextRow
+from shadowspec.servers.engines.rules import rule_texts
 from shadowspec.text import (
     DASH,
     age,
@@ -38,7 +39,6 @@ from shadowspec.text import (
 )
 from shadowspec.text import markdown_text as _text
 from shadowspec.types import Arm, SpeculationConfig
-from shadowspec.types.serving_engines import rule_texts
 
 
 def render_markdown(report: Report) -> str:

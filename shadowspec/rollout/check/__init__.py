@@ -2,5 +2,5 @@
 
 In: a question, current decisions, overrides, traffic and production's demand.
 Out: an answer as text, JSON, JUnit XML and GitHub annotations.
-Imports: planning, gate, store, text, types, errors.
+Imports: planning, gate, servers, store, text, types, errors.
 """

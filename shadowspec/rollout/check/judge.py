@@ -22,9 +22,9 @@ from shadowspec.planning.demand import endpoint_loads, governing_shares
 from shadowspec.rollout.check.answer import Answer, CheckInput, Finding, Question, Role
 from shadowspec.rollout.check.load_weights import find
 from shadowspec.rollout.check.outcome import Outcome
+from shadowspec.servers.engines import rule_differences
 from shadowspec.text import plain_text, plural, slice_title
 from shadowspec.types import Decision, FingerprintedConfig, Override, Verdict, parse_slice_key
-from shadowspec.types.serving_engines import rule_differences
 
 MAX_NAMED: Final = 20  # slices named in an error
 _BEST_FIRST: Final = (Outcome.ENABLE, Outcome.HOLD, Outcome.UNUSABLE, Outcome.DISABLE)

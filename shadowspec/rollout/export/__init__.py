@@ -1,6 +1,6 @@
-"""Serving configuration from current decisions, one module for each engine or format.
+"""Serving configuration from current decisions: the schedules behind it, and formats that are of no engine.
 
 In: current decisions, overrides and rollouts.
-Out: files for vLLM, SGLang, TensorRT-LLM, llama.cpp, ModelOpt and flagd.
-Imports: gate, metrics, text, types, errors.
+Out: files for serving engines, planners, flag systems and gateways.
+Imports: gate, servers, metrics, text, types, errors.
 """

@@ -100,20 +100,18 @@ def judge_decisions(
     latest = list(latest)
     stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in rollouts}
     measured = {name: config.config for name, config in configs.items()}
-    drafts = {
-        name: draft_key(config)
-        for name, config in (measured | {each.decision.fingerprint: each.decision.config for each in latest}).items()
-    }
+    measured |= {latest_decision.decision.fingerprint: latest_decision.decision.config for latest_decision in latest}
+    drafts = {name: draft_key(config) for name, config in measured.items()}
     served_decisions = []
-    for each in latest:
-        decision, evidence_at = each.decision, each.evidence_at
+    for latest_decision in latest:
+        decision, evidence_at = latest_decision.decision, latest_decision.evidence_at
         off = _off(decision)
         if off is None and is_stale(evidence_at, max_age, now):
             off = Off.STALE
         config = configs.get(decision.fingerprint)
         if off is None and expected.difference(decision.fingerprint, decision.engine, config) is not None:
             off = Off.OTHER_ENGINE
-        if off is None and not each.is_current:
+        if off is None and not latest_decision.is_current:
             off = Off.SUPERSEDED
         expires_at = now if evidence_at is None else evidence_at + max_age
         served_decisions.append(_rolled_out(ServedDecision(decision, expires_at, off), stages, drafts))
@@ -133,7 +131,7 @@ def describe(served_decisions: Sequence[ServedDecision]) -> list[str]:
 def describe_orders(overrides: Iterable[Override]) -> list[str]:
     """One line for each order in force on some slices, whether anything was decided there or not."""
     lines = []
-    for order in (each for each in overrides if each.slice_key):
+    for order in (override for override in overrides if override.slice_key):
         load = "every load" if order.concurrency is None else f"load {order.concurrency}"
         covered = f"{order.endpoint}, {slice_title(order.slice_key)}, {load}"
         lines.append(

@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import Schedule
+from shadowspec.servers.engines.export_parts import Document
 from shadowspec.types import OUTPUT_CONSTRAINT, UNCONSTRAINED, Override, parse_slice_key
 
 SCHEMA = "https://flagd.dev/schema/v0/flags.json"
@@ -50,17 +50,21 @@ def render(endpoints: Sequence[tuple[Schedule, Sequence[Schedule]]]) -> Document
 
 def _flags(whole: Schedule, slices: Sequence[Schedule]) -> dict[str, object]:
     ordered = [order.slice_key for order in whole.orders]
-    labels = sorted({name for key in (*(each.slice_key for each in slices), *ordered) for name in parse_slice_key(key)})
-    loads = sorted({each.decision.concurrency for schedule in (whole, *slices) for each in schedule.served_decisions})
+    labels = sorted(
+        {name for key in (*(schedule.slice_key for schedule in slices), *ordered) for name in parse_slice_key(key)}
+    )
+    loads = sorted(
+        {served.decision.concurrency for schedule in (whole, *slices) for served in schedule.served_decisions}
+    )
     rules = [_ordered_off(order, loads) for order in whole.orders if order.slice_key]
     rules += [
         rule
-        for each in slices
-        for rule in _rules(each, [*_is_slice(each.slice_key), *_is_unconstrained(each.slice_key, labels)])
+        for schedule in slices
+        for rule in _rules(schedule, [*_is_slice(schedule.slice_key), *_is_unconstrained(schedule.slice_key, labels)])
     ]
     rules += _rules(whole, _has_none(labels))
-    ids = sorted({number for each in (whole, *slices) for number in each.decision_ids})
-    engines = sorted({engine for each in (whole, *slices) for engine in each.engines})
+    ids = sorted({number for schedule in (whole, *slices) for number in schedule.decision_ids})
+    engines = sorted({engine for schedule in (whole, *slices) for engine in schedule.engines})
     metadata = {"endpoint": whole.endpoint, "decisions": ",".join(map(str, ids)), "engines": "; ".join(engines)}
     return {
         f"{whole.endpoint}.speculation": {
@@ -87,7 +91,7 @@ def _rules(schedule: Schedule, conditions: Sequence[Logic]) -> list[Rule]:
     shared = [{"<": [{"var": "$flagd.timestamp"}, math.floor(schedule.expires_at.timestamp())]}, *conditions]
     if schedule.share < 1.0:
         shared.append({"!!": [{"var": "targetingKey"}]})
-    ranges = [(each.first, each.last, each.num_speculative_tokens) for each in schedule.measured_ranges]
+    ranges = [(batches.first, batches.last, batches.num_speculative_tokens) for batches in schedule.measured_ranges]
     ranges.append((UNKNOWN, UNKNOWN, min(tokens for _, _, tokens in ranges)))
     return [
         Rule({"and": [*shared, {"<=": [first, {"var": ["concurrency", UNKNOWN]}, last]}]}, tokens, schedule.share)

@@ -17,20 +17,10 @@ from datetime import datetime
 from shadowspec.gate.verdict.effective_decisions import select_covering
 from shadowspec.gate.verdict.slice_rules import ANY_SHARE, bears_on_endpoint
 from shadowspec.rollout.export.endpoint_state import ServedDecision, is_disabled
-from shadowspec.rollout.export.export_document import Document
+from shadowspec.servers.engines import ServingEngine
+from shadowspec.servers.engines.export_parts import BatchRange, Document
 from shadowspec.types import Override, SpeculationConfig
-from shadowspec.types.serving_engines import rule_differences
 from shadowspec.types.speculation import draft_key
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRange:
-    """Batch sizes from `first` to `last` inclusive (None: without end); 0 tokens: no speculation there."""
-
-    first: int
-    last: int | None
-    num_speculative_tokens: int
-    decision_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +47,26 @@ class Schedule:
 
     @property
     def max_num_speculative_tokens(self) -> int:
-        return max(each.num_speculative_tokens for each in self.ranges)
+        return max(batches.num_speculative_tokens for batches in self.ranges)
 
     @property
     def decision_ids(self) -> tuple[int, ...]:
-        return tuple(sorted({number for each in self.ranges for number in each.decision_ids}))
+        return tuple(sorted({number for batches in self.ranges for number in batches.decision_ids}))
 
     def num_speculative_tokens(self, batch_size: int) -> int:
         """The depth at a batch size of 1 or more."""
-        return next(each.num_speculative_tokens for each in self.ranges if each.last is None or batch_size <= each.last)
+        return next(
+            batches.num_speculative_tokens
+            for batches in self.ranges
+            if batches.last is None or batch_size <= batches.last
+        )
 
     @property
     def engines(self) -> tuple[str, ...]:
         """The engines on which the latency of the decisions that are on was measured."""
         ids = set(self.decision_ids)
         return tuple(
-            sorted({each.decision.engine for each in self.served_decisions if each.decision.decision_id in ids})
+            sorted({served.decision.engine for served in self.served_decisions if served.decision.decision_id in ids})
         )
 
     @property
@@ -84,18 +78,23 @@ class Schedule:
         )
 
     @property
+    def largest_load_on(self) -> int:
+        """The largest load at which any decision is on, whether a range has it or not; 0 without one."""
+        return max((served.decision.concurrency for served in self.served_decisions if served.is_on), default=0)
+
+    @property
     def measured_ranges(self) -> tuple[BatchRange, ...]:
         """The ranges up to the largest measured load."""
-        largest = max((each.decision.concurrency for each in self.served_decisions), default=0)
-        return tuple(each for each in self.ranges if each.first <= largest)
+        largest = max((served.decision.concurrency for served in self.served_decisions), default=0)
+        return tuple(batches for batches in self.ranges if batches.first <= largest)
 
     def leading_ranges(self) -> tuple[BatchRange, ...]:
         """The ranges that are on without a gap from batch size 1."""
         leading = []
-        for each in self.ranges:
-            if each.num_speculative_tokens == 0:
+        for batches in self.ranges:
+            if batches.num_speculative_tokens == 0:
                 break
-            leading.append(each)
+            leading.append(batches)
         return tuple(leading)
 
 
@@ -114,11 +113,11 @@ def endpoint_schedule(
     turns its load and fingerprint off for all.  An override in force (`overrides`) on any slice does so too, and for
     every fingerprint, whether that slice was ever decided or seen or not.
     """
-    at_endpoint = [each for each in served_decisions if each.decision.endpoint == endpoint]
-    slices = [each for each in at_endpoint if each.decision.slice_key and is_disabled(each)]
-    forbidden = {_place(each) for each in slices if bears_on_endpoint(each.decision.traffic_share, ANY_SHARE)}
-    whole = [each for each in at_endpoint if not each.decision.slice_key]
-    wanted = {_place(each) for each in whole if depth in (None, each.num_speculative_tokens)}
+    at_endpoint = [served for served in served_decisions if served.decision.endpoint == endpoint]
+    slices = [served for served in at_endpoint if served.decision.slice_key and is_disabled(served)]
+    forbidden = {_place(served) for served in slices if bears_on_endpoint(served.decision.traffic_share, ANY_SHARE)}
+    whole = [served for served in at_endpoint if not served.decision.slice_key]
+    wanted = {_place(served) for served in whole if depth in (None, served.num_speculative_tokens)}
     orders = tuple(order for order in overrides if order.endpoint == endpoint)
     return _schedule(endpoint, "", whole, wanted - forbidden, orders)
 
@@ -128,52 +127,53 @@ def slice_schedules(
 ) -> list[Schedule]:
     """One schedule for each slice of the endpoint, only by its decisions and orders; sorted by slice."""
     by_slice: dict[str, list[ServedDecision]] = defaultdict(list)
-    for each in served_decisions:
-        if each.decision.endpoint == endpoint and each.decision.slice_key:
-            by_slice[each.decision.slice_key].append(each)
+    for served in served_decisions:
+        if served.decision.endpoint == endpoint and served.decision.slice_key:
+            by_slice[served.decision.slice_key].append(served)
     return [
         _schedule(
             endpoint,
             slice_key,
             served_decisions,
-            {_place(each) for each in served_decisions},
+            {_place(served) for served in served_decisions},
             tuple(select_covering(overrides, endpoint, slice_key)),
         )
         for slice_key, served_decisions in sorted(by_slice.items())
     ]
 
 
-def single_depth_schedule(
-    schedule: Schedule, served_decisions: Sequence[ServedDecision], *, overrides: Collection[Override] = ()
+def engine_schedule(
+    endpoint: str,
+    served_decisions: Sequence[ServedDecision],
+    engine: ServingEngine,
+    *,
+    overrides: Collection[Override] = (),
 ) -> Schedule:
-    """The schedule for an engine with one depth at every batch size: the depth that reaches the largest batch.
-
-    Args:
-        schedule: of the endpoint, by any number of depths.
-    """
-    depths = sorted({each.num_speculative_tokens for each in schedule.served_decisions if each.is_on})
-    schedules = [
-        endpoint_schedule(schedule.endpoint, served_decisions, depth=depth, overrides=overrides) for depth in depths
-    ]
+    """The schedule of a server of this engine; where it has one depth, the one that reaches the largest batch."""
+    schedule = endpoint_schedule(endpoint, served_decisions, overrides=overrides)
+    if schedule.config is None or not engine.has_one_depth(schedule.config):
+        return schedule
+    depths = sorted({served.num_speculative_tokens for served in schedule.served_decisions if served.is_on})
+    schedules = [endpoint_schedule(endpoint, served_decisions, depth=depth, overrides=overrides) for depth in depths]
     return max(schedules, key=_reach, default=schedule)
 
 
 def _reach(schedule: Schedule) -> tuple[int, float]:
     """The largest batch size that is reached from 1 without a gap; of equals, the best lower bound of the speedup."""
-    reach = max((each.last or 0 for each in schedule.leading_ranges()), default=0)
+    reach = max((batches.last or 0 for batches in schedule.leading_ranges()), default=0)
     depth = schedule.max_num_speculative_tokens
-    on = [each for each in schedule.served_decisions if each.is_on and each.decision.concurrency <= reach]
-    of_depth = [each for each in on if each.num_speculative_tokens == depth]
-    return reach, max((each.speedup_lower for each in of_depth), default=0.0)
+    on = [served for served in schedule.served_decisions if served.is_on and served.decision.concurrency <= reach]
+    of_depth = [served for served in on if served.num_speculative_tokens == depth]
+    return reach, max((served.speedup_lower for served in of_depth), default=0.0)
 
 
 def ranges_text(schedule: Schedule) -> str:
     """Where the schedule is on, as in `on up to batch size 8, off above`."""
     spans: list[tuple[int, int]] = []
-    for each in schedule.ranges:
-        if each.num_speculative_tokens and each.last is not None:
-            first = spans.pop()[0] if spans and spans[-1][1] + 1 == each.first else each.first
-            spans.append((first, each.last))
+    for batches in schedule.ranges:
+        if batches.num_speculative_tokens and batches.last is not None:
+            first = spans.pop()[0] if spans and spans[-1][1] + 1 == batches.first else batches.first
+            spans.append((first, batches.last))
     if not spans:
         return "off at every batch size"
     parts = [f"up to {last}" if first == 1 else f"from {first} to {last}" for first, last in spans]
@@ -203,15 +203,15 @@ def _schedule(
     orders: tuple[Override, ...],
 ) -> Schedule:
     ordered_off = {order.concurrency for order in orders}  # None: every load
-    decided = {each.decision.concurrency for each in served_decisions}
+    decided = {served.decision.concurrency for served in served_decisions}
     loads = sorted(decided | {load for load in ordered_off if load is not None})
     by_draft: dict[SpeculationConfig, dict[int, ServedDecision]] = defaultdict(dict)
-    for each in served_decisions:
-        if each.is_on and _place(each) in allowed and ordered_off.isdisjoint((None, each.decision.concurrency)):
-            chosen = by_draft[draft_key(each.decision.config)]
-            load = each.decision.concurrency
-            if load not in chosen or _merit(each) > _merit(chosen[load]):
-                chosen[load] = each
+    for served in served_decisions:
+        if served.is_on and _place(served) in allowed and ordered_off.isdisjoint((None, served.decision.concurrency)):
+            chosen = by_draft[draft_key(served.decision.config)]
+            load = served.decision.concurrency
+            if load not in chosen or _merit(served) > _merit(chosen[load]):
+                chosen[load] = served
     if not by_draft:
         return Schedule(endpoint, slice_key, None, (BatchRange(1, None, 0),), tuple(served_decisions), orders=orders)
     # The draft that is on at most loads; of several, the one with the best lower bounds.
@@ -222,8 +222,8 @@ def _schedule(
         best[min(best)].decision.config,
         tuple(_ranges(loads, best)),
         tuple(served_decisions),
-        expires_at=min(each.expires_at for each in best.values()),
-        share=min(each.share for each in best.values()),
+        expires_at=min(served.expires_at for served in best.values()),
+        share=min(served.share for served in best.values()),
         orders=orders,
     )
 
@@ -243,13 +243,13 @@ def _ranges(loads: Sequence[int], on: dict[int, ServedDecision]) -> Iterable[Bat
         ranges.append(BatchRange(load, load, tokens, ids))
     ranges.append(BatchRange(loads[-1] + 1, None, 0))
     joined: list[BatchRange] = []
-    for each in ranges:
+    for batches in ranges:
         last = joined[-1] if joined else None
-        if last is not None and last.num_speculative_tokens == each.num_speculative_tokens:
-            ids = tuple(sorted({*last.decision_ids, *each.decision_ids}))
-            joined[-1] = BatchRange(last.first, each.last, last.num_speculative_tokens, ids)
+        if last is not None and last.num_speculative_tokens == batches.num_speculative_tokens:
+            ids = tuple(sorted({*last.decision_ids, *batches.decision_ids}))
+            joined[-1] = BatchRange(last.first, batches.last, last.num_speculative_tokens, ids)
         else:
-            joined.append(each)
+            joined.append(batches)
     return joined
 
 
@@ -258,34 +258,10 @@ def _ids(served: ServedDecision) -> tuple[int, ...]:
 
 
 def _standing_of(on: Mapping[int, ServedDecision]) -> tuple[int, float]:
-    return len(on), math.fsum(each.speedup_lower for each in on.values())
+    return len(on), math.fsum(served.speedup_lower for served in on.values())
 
 
 def _merit(served: ServedDecision) -> tuple[float, int, str, str]:
     """The better lower bound; of equals the shallower, then by name, so that the choice is the same every time."""
     decision = served.decision
     return served.speedup_lower, -served.num_speculative_tokens, decision.config.name, decision.fingerprint
-
-
-def counterpart(config: SpeculationConfig | None, names: Mapping[str, str]) -> str | None:
-    """A peer's name for the measured drafting method; None where it has none, or nothing is on."""
-    return None if config is None or config.is_adaptive or config.is_served_method else names.get(config.proposer)
-
-
-def rule_remarks(peer: str, config: SpeculationConfig) -> list[str]:
-    """Remarks where the exported config drafted by another rule than the peer's, so that its acceptance may differ."""
-    return [difference.text for difference in rule_differences(config, peer)]
-
-
-def off_remarks(peer: str, schedule: Schedule, proposers: Collection[str]) -> list[str]:
-    """Why a peer that knows these proposers, and depths from batch size 1 on, gets nothing of the schedule."""
-    if schedule.config is not None and schedule.config.is_adaptive:
-        return [f"{peer} has no counterpart of the measured draft_confidence_threshold: exported as off"]
-    if schedule.config is not None and schedule.config.is_served_method:
-        measured = "; ".join(schedule.engines)
-        return [f"method {schedule.config.proposer} is that of the measured server ({measured}): exported as off"]
-    if schedule.config is not None and schedule.config.proposer not in proposers:
-        return [f"{peer} has no counterpart of the measured proposer {schedule.config.proposer}: exported as off"]
-    if schedule.is_on:
-        return ["speculation is off at batch size 1, which cannot be expressed: exported as off"]
-    return []

@@ -23,10 +23,10 @@ from shadowspec.metrics import (
     pool_counts,
 )
 from shadowspec.rollout.export.endpoint_state import Off, ServedDecision
-from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import Schedule
+from shadowspec.servers.engines.export_parts import Document
+from shadowspec.servers.engines.rules import used_rules
 from shadowspec.types import FingerprintedConfig, ReasonCode, SpeculationConfig, SpeculationCounts, Verdict
-from shadowspec.types.serving_engines import used_rules
 
 SCHEMA_VERSION = "1.0"
 TOLERANCE = 0.02  # ModelOpt's, of the mean's consistency with the rates
@@ -75,10 +75,10 @@ def _choose(schedule: Schedule) -> ServedDecision:
     if not schedule.served_decisions:
         raise NoDataError(f"nothing has been decided on endpoint {schedule.endpoint}: run `shadowspec gate` first")
     ids = set(schedule.decision_ids)
-    behind = [each for each in schedule.served_decisions if each.decision.decision_id in ids] or list(
+    behind = [served for served in schedule.served_decisions if served.decision.decision_id in ids] or list(
         schedule.served_decisions
     )
-    return max(behind, key=lambda each: (each.num_speculative_tokens, each.speedup_lower))
+    return max(behind, key=lambda served: (served.num_speculative_tokens, served.speedup_lower))
 
 
 def _is_reliable(schedule: Schedule, served: ServedDecision) -> bool:
@@ -180,7 +180,7 @@ def _conditions(
     decision = served.decision
     return {
         "dataset": f"mirrored traffic of endpoint {schedule.endpoint}",
-        "concurrency": sorted({each.decision.concurrency for each in schedule.served_decisions}),
+        "concurrency": sorted({served.decision.concurrency for served in schedule.served_decisions}),
         "engine": measured.engine,
         "device": measured.device,
         "dtype": measured.dtype,
@@ -191,8 +191,9 @@ def _conditions(
         "verdict": Verdict.ENABLE.value if schedule.is_on else (served.off or BLOCKED).upper(),
         "fingerprint": decision.fingerprint,
         "decisions": sorted(
-            each.decision.decision_id
-            for each in schedule.served_decisions
-            if each.decision.decision_id in schedule.decision_ids and each.decision.fingerprint == decision.fingerprint
+            served.decision.decision_id
+            for served in schedule.served_decisions
+            if served.decision.decision_id in schedule.decision_ids
+            and served.decision.fingerprint == decision.fingerprint
         ),
     }

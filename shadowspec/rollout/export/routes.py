@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from shadowspec.errors import UsageError
 from shadowspec.rollout.export.endpoint_state import ServedDecision
-from shadowspec.rollout.export.export_document import Document, comment_lines
-from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, endpoint_schedule, slice_schedules
+from shadowspec.rollout.export.load_schedule import Schedule, endpoint_schedule, slice_schedules
+from shadowspec.servers.engines.export_parts import BatchRange, Document, comment_lines
 from shadowspec.types import ENDPOINT_HEADER, SLICE_HEADER, Override, SpeculationConfig, slice_tag
 from shadowspec.types.settings import LAST_PORT
 from shadowspec.types.speculation import draft_key
@@ -32,14 +32,14 @@ DEFAULT_GROUP: Final = "default"  # LiteLLM's tag of deployments for requests wi
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ServerPool:
     """Where a pool's servers are reached."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str, option: str) -> Pool:
+    def parse(cls, text: str, option: str) -> ServerPool:
         """The pool at HOST:PORT.
 
         Raises:
@@ -55,8 +55,8 @@ class Pool:
 class Pools:
     """Both pools, and the name of the gateway that an HTTPRoute attaches to."""
 
-    speculative: Pool
-    plain: Pool
+    speculative: ServerPool
+    plain: ServerPool
     gateway: str = "gateway"
 
 
@@ -133,18 +133,18 @@ def choose_routes(
     Of equal shares the config with the better lower bounds counts, then the last by name.  An endpoint without decided
     slices has one route, by its whole verdict; an order on any part of it takes that off.
     """
-    at_endpoint = [each for each in served_decisions if each.decision.endpoint == endpoint]
-    subjects = [each for each in at_endpoint if each.decision.slice_key] or at_endpoint
-    shares = {each.decision.slice_key: each.decision.traffic_share or 0.0 for each in subjects}
+    at_endpoint = [served for served in served_decisions if served.decision.endpoint == endpoint]
+    subjects = [served for served in at_endpoint if served.decision.slice_key] or at_endpoint
+    shares = {served.decision.slice_key: served.decision.traffic_share or 0.0 for served in subjects}
     by_config: dict[tuple[SpeculationConfig, int], list[ServedDecision]] = defaultdict(list)
-    for each in subjects:
-        by_config[draft_key(each.decision.config), each.decision.config.num_speculative_tokens].append(each)
-    found = []
+    for served in subjects:
+        by_config[draft_key(served.decision.config), served.decision.config.num_speculative_tokens].append(served)
+    choices = []
     for decisions in by_config.values():
         schedules = slice_schedules(endpoint, decisions, overrides=overrides)
-        found.append(_routed(schedules or [endpoint_schedule(endpoint, decisions, overrides=overrides)]))
-    routed = max(found, key=lambda schedules: _merit(schedules, shares), default=[])
-    on = tuple(Route(endpoint, each.slice_key, each.share) for each in routed)
+        choices.append(_routed(schedules or [endpoint_schedule(endpoint, decisions, overrides=overrides)]))
+    routed = max(choices, key=lambda schedules: _merit(schedules, shares), default=[])
+    on = tuple(Route(endpoint, schedule.slice_key, schedule.share) for schedule in routed)
     keys = {route.slice_key for route in on}
     off = tuple(slice_tag(endpoint, key) for key in sorted(shares) if key not in keys)
     return Routes(endpoint, _pool_schedule(endpoint, routed), on, off)
@@ -153,28 +153,28 @@ def choose_routes(
 def _routed(schedules: Sequence[Schedule]) -> list[Schedule]:
     """Those that are on at every load that was measured, for some of the traffic at least."""
     return [
-        each
-        for each in schedules
-        if all(part.num_speculative_tokens for part in each.measured_ranges) and int(each.share * WEIGHTS)
+        schedule
+        for schedule in schedules
+        if all(part.num_speculative_tokens for part in schedule.measured_ranges) and int(schedule.share * WEIGHTS)
     ]
 
 
 def _merit(schedules: Sequence[Schedule], shares: Mapping[str, float]) -> tuple[float, float, str]:
-    share = sum(shares[each.slice_key] for each in schedules)
-    bounds = sum(min(served.speedup_lower for served in each.served_decisions) for each in schedules)
-    names = sorted(each.config.name for each in schedules if each.config is not None)
+    share = sum(shares[schedule.slice_key] for schedule in schedules)
+    bounds = sum(min(served.speedup_lower for served in schedule.served_decisions) for schedule in schedules)
+    names = sorted(schedule.config.name for schedule in schedules if schedule.config is not None)
     return share, bounds, names[0] if names else ""
 
 
 def _pool_schedule(endpoint: str, routed: Sequence[Schedule]) -> Schedule:
     """One depth up to the largest load at which all of the slices are on."""
-    behind = tuple(served for each in routed for served in each.served_decisions if served.is_on)
+    behind = tuple(served for schedule in routed for served in schedule.served_decisions if served.is_on)
     if not routed:
         return Schedule(endpoint, "", None, (BatchRange(1, None, 0),), behind)
-    last = min(each.measured_ranges[-1].last or 0 for each in routed)
-    ids = tuple(sorted({number for each in routed for number in each.decision_ids}))
+    last = min(schedule.measured_ranges[-1].last or 0 for schedule in routed)
+    ids = tuple(sorted({number for schedule in routed for number in schedule.decision_ids}))
     ranges = (BatchRange(1, last, routed[0].max_num_speculative_tokens, ids), BatchRange(last + 1, None, 0))
-    expires_at = min(each.expires_at for each in routed if each.expires_at is not None)
+    expires_at = min(schedule.expires_at for schedule in routed if schedule.expires_at is not None)
     return Schedule(endpoint, "", routed[0].config, ranges, behind, expires_at=expires_at)
 
 
@@ -286,7 +286,7 @@ def envoy(routes: Routes, pools: Pools) -> Document:
     return _commented(routes, document)
 
 
-def _cluster(name: str, pool: Pool) -> dict[str, Any]:
+def _cluster(name: str, pool: ServerPool) -> dict[str, Any]:
     address = {"socket_address": {"address": pool.host, "port_value": pool.port}}
     return {
         "name": name,

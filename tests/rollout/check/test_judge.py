@@ -19,10 +19,10 @@ from shadowspec.rollout.check.answer import Answer, CheckInput, Question, Role, 
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.rollout.check.plain_text import answer_lines
+from shadowspec.servers.engines import with_engine_rules
 from shadowspec.store import Traffic
 from shadowspec.text import parse_duration, parse_labels
 from shadowspec.types import Decision, EvidenceSummary, Override, Verdict
-from shadowspec.types.serving_engines import with_engine_rules
 from tests.rollout.check.worlds import (
     CHAT,
     CODE,

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from shadowspec.rollout.export import llamacpp, sglang, tensorrt_llm, vllm
-from shadowspec.rollout.export.export_document import Document
-from shadowspec.rollout.export.load_schedule import endpoint_schedule
+from shadowspec.rollout.export.load_schedule import endpoint_schedule, engine_schedule
+from shadowspec.servers.engines import vllm, with_engine_rules
+from shadowspec.servers.engines.export_parts import Document
+from shadowspec.servers.engines.llamacpp import LlamaCpp
+from shadowspec.servers.engines.sglang import Sglang
+from shadowspec.servers.engines.tensorrt_llm import TensorRtLlm
+from shadowspec.servers.engines.vllm import Vllm
 from shadowspec.types import (
     SERVED_BACKEND,
     SUFFIX_OPTIONS,
@@ -22,7 +26,6 @@ from shadowspec.types import (
     VerifyRule,
 )
 from shadowspec.types.served_methods import settings_text
-from shadowspec.types.serving_engines import with_engine_rules
 from tests.rollout.export.worlds import (
     config,
     decision,
@@ -45,23 +48,23 @@ ADAPTIVE = config(4, draft_confidence_threshold=0.4)
 
 
 def exported_vllm(decisions: list[Decision]) -> tuple[Any, Document]:
-    document = vllm.render(endpoint_schedule("chat", judged(decisions)))
+    document = Vllm().export(endpoint_schedule("chat", judged(decisions)), "")
     return json.loads(document.text), document
 
 
 def exported_sglang(decisions: list[Decision]) -> tuple[dict[str, Any], Any, Document]:
-    document = sglang.render(sglang.choose("chat", judged(decisions)), "/etc/adaptive.json")
-    beside = document.beside.get(sglang.ADAPTIVE_SUFFIX)
+    document = Sglang().export(engine_schedule("chat", judged(decisions), Sglang()), "/etc/adaptive.json")
+    beside = document.beside.get(Sglang.beside_suffix)
     return yaml.safe_load(document.text), None if beside is None else json.loads(beside), document
 
 
 def exported_tensorrt(decisions: list[Decision]) -> tuple[dict[str, Any], Document]:
-    document = tensorrt_llm.render(endpoint_schedule("chat", judged(decisions)))
+    document = TensorRtLlm().export(endpoint_schedule("chat", judged(decisions)), "")
     return yaml.safe_load(document.text), document
 
 
 def exported_llamacpp(decisions: list[Decision]) -> tuple[dict[str, str], Document]:
-    document = llamacpp.render(llamacpp.choose("chat", judged(decisions)))
+    document = LlamaCpp().export(engine_schedule("chat", judged(decisions), LlamaCpp()), "")
     return llamacpp_flags(document.text), document
 
 
@@ -479,5 +482,5 @@ def test_no_name_can_end_a_comment_or_a_value() -> None:
     assert exported_sglang([decision(of=of)])[0]["speculative-draft-model-path"] == nasty
     flags, document = exported_llamacpp([decision(of=replace(COMPARED, draft=nasty))])
     assert flags["--spec-draft-model"] == nasty
-    text = tensorrt_llm.render(endpoint_schedule("a\nb: c", [])).text
+    text = TensorRtLlm().export(endpoint_schedule("a\nb: c", []), "").text
     assert yaml.safe_load(text) == {"speculative_config": None}

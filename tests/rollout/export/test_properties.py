@@ -9,8 +9,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.rollout.export import flagd, llamacpp, sglang, tensorrt_llm, vllm
-from shadowspec.rollout.export.load_schedule import Schedule, endpoint_schedule, slice_schedules
+from shadowspec.rollout.export import flagd
+from shadowspec.rollout.export.load_schedule import Schedule, endpoint_schedule, engine_schedule, slice_schedules
+from shadowspec.servers.engines.llamacpp import LlamaCpp
+from shadowspec.servers.engines.sglang import Sglang
+from shadowspec.servers.engines.tensorrt_llm import TensorRtLlm
+from shadowspec.servers.engines.vllm import Vllm
 from shadowspec.types import Decision, SpeculationConfig, Verdict, VerifyRule
 from tests.rollout.export.worlds import (
     NOW,
@@ -113,18 +117,21 @@ def test_nothing_is_on_without_a_decision_that_stands(world: list[Decision]) -> 
     for schedule in slice_schedules("chat", standings):
         assert_allowed(depths_of(schedule), world, schedule.slice_key)
 
-    for_vllm = vllm.render(whole)
+    for_vllm = Vllm().export(whole, "")
     assert_allowed(vllm_depths(json.loads(for_vllm.text), LARGEST, for_vllm.remarks), world, "")
-    document = sglang.render(sglang.choose("chat", standings), "adaptive.json")
-    adaptive = document.beside.get(sglang.ADAPTIVE_SUFFIX)
+    document = Sglang().export(engine_schedule("chat", standings, Sglang()), "adaptive.json")
+    adaptive = document.beside.get(Sglang.beside_suffix)
     flags = yaml.safe_load(document.text)
     assert_allowed(sglang_depths(flags, json.loads(adaptive) if adaptive else None, LARGEST), world, "")
-    flags = llamacpp_flags(llamacpp.render(llamacpp.choose("chat", standings)).text)
+    flags = llamacpp_flags(LlamaCpp().export(engine_schedule("chat", standings, LlamaCpp()), "").text)
     assert_allowed(llamacpp_depths(flags, LARGEST), world, "")
     for keys_are_largest in (False, True):
         for floor in (0, 1):
             read = tensorrt_depths(
-                yaml.safe_load(tensorrt_llm.render(whole).text), LARGEST, keys_are_largest=keys_are_largest, floor=floor
+                yaml.safe_load(TensorRtLlm().export(whole, "").text),
+                LARGEST,
+                keys_are_largest=keys_are_largest,
+                floor=floor,
             )
             assert_allowed(read, world, "")
     text = flagd.render([(whole, slice_schedules("chat", standings))]).text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import UsageError
 from shadowspec.rollout.export import routes
-from shadowspec.rollout.export.routes import Pool, Pools, Routes, choose_routes
+from shadowspec.rollout.export.routes import Pools, Routes, ServerPool, choose_routes
 from shadowspec.servers.client import run_async
 from shadowspec.types import SLICE_HEADER, Decision, Override, Rollout, Stage, Verdict, slice_tag
 from tests.deploy import crds
@@ -22,7 +22,7 @@ from tests.rollout.export.worlds import NOW, config, decision, judged
 
 CODE, CHAT, MATHS = (f"prompt_class={name},sampling_regime=greedy" for name in ("code", "chat", "maths"))
 pytestmark = pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")  # of LiteLLM's types
-POOLS = Pools(Pool("spec.local", 8001), Pool("plain.local", 8002), "edge")
+POOLS = Pools(ServerPool("spec.local", 8001), ServerPool("plain.local", 8002), "edge")
 MIXED = [
     decision(Verdict.HOLD, load=4),
     decision(load=2, slice_key=CODE, number=21),
@@ -227,4 +227,4 @@ def test_routes_say_what_the_pool_runs_and_when_they_become_stale() -> None:
 @pytest.mark.parametrize("text", ["plain", "plain:", ":8000", "http://plain:8000", "plain:0", "plain:70000"])
 def test_a_pool_without_host_or_port_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
-        Pool.parse(text, "--plain")
+        ServerPool.parse(text, "--plain")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.rollout.export.export_document import Document
-from shadowspec.rollout.export.load_schedule import BatchRange, endpoint_schedule, slice_schedules, with_share
+from shadowspec.rollout.export.load_schedule import endpoint_schedule, slice_schedules, with_share
+from shadowspec.servers.engines.export_parts import BatchRange, Document
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
 from tests.rollout.export.worlds import NOW, config, decision, judged
 from tests.store.examples import in_traffic

@@ -13,11 +13,9 @@ from msgspec.structs import replace
 
 from kernels.benchmarks.engines.llamacpp.servers import SERVED_MODEL, SLOTS, Server
 from kernels.benchmarks.engines.pair import Prompt
-from shadowspec.servers import llamacpp
-from shadowspec.servers.acceptance_counts import from_progress
 from shadowspec.servers.client import fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import run_arm
-from shadowspec.servers.dialects import Dialect
+from shadowspec.servers.engines.llamacpp import LlamaCpp
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.servers.stream import Completion, ServerError
@@ -57,7 +55,7 @@ def ask(
     async def work() -> list[Completion]:
         settings = ServerSettings(server.url, server.url, SERVED_MODEL, "cpu", "float32", waits=WAITS)
         async with open_client("validated", server.url, settings, trust(None), SLOTS) as client:
-            outcomes = await run_arm(client.speaking(Dialect.LLAMACPP), requests, SLOTS, fresh_salt())
+            outcomes = await run_arm(client.speaking_to(LlamaCpp()), requests, SLOTS, fresh_salt())
         for each in outcomes:
             if isinstance(each, ServerError):
                 raise each
@@ -66,7 +64,7 @@ def ask(
     found = []
     for request, answer in zip(requests, run_async(work()), strict=True):
         said, length = answer.speculation or {}, len(request.prompt_token_ids)
-        accepted = from_progress(said, answer, length, max(depth, 1), drafts_always=drafts_always)
+        accepted = LlamaCpp().count(answer, length, max(depth, 1), drafts_always=drafts_always)
         tokens = answer.token_ids if answer.token_ids is not None else _whole(server, request)
         events = len(said["progress"]) - 1
         found.append(
@@ -77,7 +75,7 @@ def ask(
 
 def _whole(server: Server, request: ServerRequest) -> tuple[int, ...]:
     """The output's tokens, not streamed: then those within a character come too."""
-    body = llamacpp.body_of(request, SERVED_MODEL) | {"stream": False}
+    body = LlamaCpp().body_of(request, SERVED_MODEL, "") | {"stream": False}
     answer = httpx.post(f"{server.url}/completion", json=body, timeout=WAITS.total_s, trust_env=False)
     answer.raise_for_status()
     return tuple(answer.json()["tokens"])

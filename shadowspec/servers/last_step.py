@@ -51,7 +51,7 @@ class Ending:
         return self.num_plain, self.last.num_cut_draft, self.last.num_cut_accepted, self.last.is_cut
 
 
-def endings(steps: Sequence[tuple[int, int]], num_tokens: int, chunk_sizes: Sequence[int]) -> list[Ending]:
+def possible_endings(steps: Sequence[tuple[int, int]], num_tokens: int, chunk_sizes: Sequence[int]) -> list[Ending]:
     """Every story that fits; none where the steps accepted more than came.
 
     Args:
@@ -67,18 +67,18 @@ def endings(steps: Sequence[tuple[int, int]], num_tokens: int, chunk_sizes: Sequ
     soonest = 1
     for size in sizes[:-1]:
         soonest = _fit(soonest, size, borders) + size
-    found = []
+    endings = []
     after_last = _fit(soonest, sizes[-1], borders) + sizes[-1]
     if after_last < num_tokens:
-        found.append(Ending(num_tokens - 1 - sum(sizes), None))
+        endings.append(Ending(num_tokens - 1 - sum(sizes), None))
     drafted, accepted = steps[-1]
     for emitted in range(1, min(sizes[-1], chunk_sizes[-1]) + 1):
         if num_tokens - emitted >= soonest:
-            found.append(Ending(num_tokens - emitted - 1 - sum(sizes[:-1]), VerifyStep(drafted, accepted, emitted)))
-    return found
+            endings.append(Ending(num_tokens - emitted - 1 - sum(sizes[:-1]), VerifyStep(drafted, accepted, emitted)))
+    return endings
 
 
-def likeliest(found: Sequence[Ending], num_steps: int, num_chunks: int) -> Ending:
+def likeliest_ending(endings: Sequence[Ending], num_steps: int, num_chunks: int) -> Ending:
     """The story in which every chunk is one step; else the one that cuts the least.
 
     Among equals the one that leaves no drafted token out, which ends with a step without a draft.
@@ -88,7 +88,7 @@ def likeliest(found: Sequence[Ending], num_steps: int, num_chunks: int) -> Endin
         lost = 0 if ending.last is None else ending.last.accepted + 1 - ending.last.emitted
         return ending.num_plain != num_chunks - 1 - num_steps, lost, ending.last is not None
 
-    return min(found, key=key)
+    return min(endings, key=key)
 
 
 def _fit(start: int, size: int, borders: Sequence[int]) -> int:

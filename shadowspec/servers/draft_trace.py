@@ -1,4 +1,4 @@
-"""The steps of one answer of llama.cpp, from the progress of its drafts at each token.
+"""The steps of one answer, from the progress of its drafts at each token.
 
 Every event counts the tokens emitted, drafted and accepted so far.  A draft is cut to one token less than may still be
 emitted, so that a model drafts fewer at the end, and nothing for the last token of all.  A token that ends within a
@@ -7,17 +7,14 @@ character has no event, so that several steps may lie between two events.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
 
-from shadowspec.servers.endings import VerifyStep
-
-END_TOKEN: Final = "eos"  # noqa: S105 - why an answer ended
+from shadowspec.servers.last_step import VerifyStep
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class DraftTrace:
     """The steps of one request that had a draft, in their order.
 
     `num_plain` are steps without one, the prefill not among them; `ends_with_step`: the last token of all is the last
@@ -35,21 +32,22 @@ class UntraceableError(Exception):
     """The counts of the events contradict each other."""
 
 
-def read_steps(said: Mapping[str, Any], num_speculative_tokens: int, *, drafts_always: bool) -> Trace:
-    """The steps of an answer, from its events.
+def read_steps(
+    progress: Sequence[Sequence[int]], num_speculative_tokens: int, *, drafts_always: bool, is_by_end_token: bool
+) -> DraftTrace:
+    """The steps of an answer.
 
     A token belongs to the step that is open, until as many have come as it accepted and one more; else it is a step
     without a draft, or the first token of the next one, where more has been drafted since the event before.
 
     Args:
+        progress: the tokens emitted, drafted and accepted so far, at each event.
+        is_by_end_token: an end token ended the answer.
         drafts_always: the proposer has a draft in every step but the last, as models have, and lookup has not.
 
     Raises:
-        UntraceableError: the events are incomplete, or contradict each other.
+        UntraceableError: the events contradict each other.
     """
-    progress = said.get("progress")
-    if not progress:
-        raise UntraceableError("an event has no timings: llama.cpp is too old")
     steps: list[VerifyStep] = []
     num_plain, ends_with_step, is_sure, before = 0, False, True, (1, 0, 0)
     for number, drafted, accepted in progress:
@@ -67,10 +65,10 @@ def read_steps(said: Mapping[str, Any], num_speculative_tokens: int, *, drafts_a
         elif new:
             num_plain, ends_with_step = num_plain + new, False
         before = number, drafted, accepted
-    if ends_with_step and said.get("stop_type") == END_TOKEN:
+    if ends_with_step and is_by_end_token:
         last = steps[-1]
         is_sure &= last.is_cut or last.emitted >= last.drafted
-    return Trace(tuple(steps), num_plain, ends_with_step, is_sure)
+    return DraftTrace(tuple(steps), num_plain, ends_with_step, is_sure)
 
 
 def _opened(new: int, more: int, took: int, width: int) -> tuple[list[VerifyStep], int]:
@@ -87,7 +85,7 @@ def _opened(new: int, more: int, took: int, width: int) -> tuple[list[VerifyStep
         if not earlier or took - accepted > width:
             raise UntraceableError("more was accepted than the steps can have drafted")
         earlier[0] = VerifyStep(width, took - accepted, took - accepted + 1)
-    left = new - sum(each.emitted for each in earlier)
+    left = new - sum(step.emitted for step in earlier)
     if left < 1:
         raise UntraceableError("a step began without a token")
     emitted = min(left, accepted + 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shadowspec.engine.sampling import BatchSampling
-from shadowspec.servers.likeliest import likeliest_probs, num_needed
+from shadowspec.servers.top_token import likeliest_probs, num_needed
 from shadowspec.types import SamplingParameters
 
 VOCABULARY = 300

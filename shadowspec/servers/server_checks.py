@@ -1,4 +1,4 @@
-"""Servers' behaviour: whether they enforce constraints, and whether they find a prompt in their cache.
+"""Checks of a server: whether it enforces constraints, finds a prompt in its cache, and what its KV cache holds.
 
 A server that does not know a field ignores it, and would be measured without the constraint that production enforced.
 So each server must return one given word before the first block of constrained requests; without such requests there
@@ -12,7 +12,9 @@ import logging
 from typing import Final
 
 from shadowspec.errors import ModelError
-from shadowspec.servers.client import Client, fresh_salt
+from shadowspec.servers.client import ServerClient, fresh_salt
+from shadowspec.servers.engines import Lack, ServerIdentity, engine_of
+from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import ServerError
 from shadowspec.types import Arm, ConstraintForm, ConstraintKind, OutputConstraint, SamplingParameters
@@ -32,7 +34,7 @@ class Enforcement:
     def __init__(self) -> None:
         self._enforced: dict[Arm, bool] = {}
 
-    async def enforces(self, arm: Arm, client: Client) -> bool:
+    async def enforces(self, arm: Arm, client: ServerClient) -> bool:
         """Whether the arm's server restricts its answers.
 
         Raises:
@@ -41,19 +43,19 @@ class Enforcement:
         if arm in self._enforced:
             return self._enforced[arm]
         try:
-            found = (await client.complete(TRIAL, fresh_salt())).text.strip() == TRIAL_WORD
+            is_enforced = (await client.complete(TRIAL, fresh_salt())).text.strip() == TRIAL_WORD
         except ServerError as fault:
             if fault.is_retryable:
                 raise
-            found = False
-        if not found:
+            is_enforced = False
+        if not is_enforced:
             log.warning(
                 "%s does not restrict its answers to a grammar: requests that ask for it (response_format, a schema, "
-                "forced tools) fail here. vLLM and SGLang restrict them unless their grammar backend is switched off",
+                "forced tools) fail here. Its grammar backend may be switched off",
                 client.name,
             )
-        self._enforced[arm] = found
-        return found
+        self._enforced[arm] = is_enforced
+        return is_enforced
 
 
 # Caches hold whole pages of 1 to 256 tokens, and never the last token of a prompt.
@@ -61,7 +63,7 @@ PROBE_TOKENS: Final = 600
 SAMPLING: Final = SamplingParameters(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
-async def finds_its_prefix(client: Client, max_model_len: int | None) -> bool | None:
+async def finds_its_prefix(client: ServerClient, max_model_len: int | None) -> bool | None:
     """Whether a second turn finds the first; None where the server does not report its cached tokens.
 
     Raises:
@@ -76,14 +78,23 @@ async def finds_its_prefix(client: Client, max_model_len: int | None) -> bool | 
     return None if answer.cached_tokens is None else answer.cached_tokens > 0
 
 
-def require_prefix_cache(name: str, finds_prefix: bool | None) -> None:
+def require_prefix_cache(client: ServerClient, identity: ServerIdentity, finds_prefix: bool | None) -> None:
     """Raise ModelError where the baseline has no prefix cache, though conversations need one.
 
-    Args:
-        name: of the baseline server, for messages.  A speculative server may lose its hits: that is part of the result.
+    A speculative server may lose its hits: that is part of the result.
     """
     if finds_prefix is False:
+        remedy = engine_of(identity.engine).remedies.get(Lack.PREFIX_CACHE, "switch it on")
         raise ModelError(
-            f"{name} found nothing of a prompt that it had just answered: servers.prefix_cache is on and the "
-            "server's is off. Start vLLM with --enable-prefix-caching, SGLang without --disable-radix-cache"
+            f"{client.name} found nothing of a prompt that it had just answered: servers.prefix_cache is on and the "
+            f"server's is off. To have it, {remedy}"
         )
+
+
+async def read_capacity(client: ServerClient, identity: ServerIdentity) -> KvCapacity | None:
+    """The capacity of the server's cache; None where it is not reported, or the server cannot be reached now."""
+    try:
+        return await client.engine.capacity_of(client, identity)
+    except (ServerError, ValueError) as error:  # no reason to end a measurement
+        log.warning("%s: its KV cache capacity is unknown (%s)", client.name, type(error).__name__)
+        return None

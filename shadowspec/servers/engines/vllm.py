@@ -1,0 +1,375 @@
+"""vLLM: OpenAI's API with its fields, its metrics, and the JSON of `--speculative-config`.
+
+Names were tried on 0.32.0.  Its n-gram lookup copies from the earliest of several occurrences (`ngram_proposer.py`, and
+its GPU version), a draft's distribution follows only temperature (`llm_base_proposer.py`), and drafts go on beyond a
+request's limit of output tokens.
+
+Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json), and relied upon here:
+- the ranges of `num_speculative_tokens_per_batch_size` are inclusive, begin at 1 and do not overlap; a batch size
+  that none of them holds gets the depth of the range before it, so that every off is written out, the last
+  without end;
+- depths are cut to `num_speculative_tokens`;
+- with data parallelism the ranges are dropped with a warning and the full depth runs at every batch size;
+- the suffix method asserts that every step has the full depth and so ends the server at a range with another one
+  (vllm-project/vllm#46399): none is written for it, and it runs at every batch size that the server allows;
+- a draft model drafts as many tokens as it may, at any confidence;
+- an unknown key is refused, so that no decision id can be written;
+- a draft model of another vocabulary drafts the arg-max of the shared tokens (`use_heterogeneous_vocab`), no samples;
+- Medusa drafts the arg-max of every head that the checkpoint holds, for any sampling;
+- `mlp_speculator` passes the configuration, and the engine then does not start (vllm-project/vllm issue 47825).
+
+The config of a vLLM server that drafted by its `method` is written unchanged, with no ranges of batch sizes: not every
+method takes them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from shadowspec.servers.engines.engine import Lack, ReportedDrafts, ServerIdentity, ServerPages, ServingEngine
+from shadowspec.servers.engines.export_parts import (
+    BatchRange,
+    DepthSchedule,
+    Document,
+    MethodKeys,
+    left_out,
+)
+from shadowspec.servers.engines.rules import EngineRules
+from shadowspec.servers.kv_capacity import KvCapacity
+from shadowspec.servers.metrics_page import MetricNames, MetricsPage, parse
+from shadowspec.servers.request import ServerRequest
+from shadowspec.servers.step_counts import Accepted, CountsSource, UncountableError, from_steps, integers
+from shadowspec.servers.stream import Completion, ServerError
+from shadowspec.types import (
+    COMPUTE,
+    END_TO_END,
+    FIRST_TOKEN,
+    PER_TOKEN,
+    QUEUE,
+    ConstraintForm,
+    DraftSampling,
+    LiveCounts,
+    NgramOccurrence,
+    OutputConstraint,
+    SpeculationConfig,
+    VerifyRule,
+)
+
+STRUCTURED_SINCE: Final = (0, 11)  # the first version whose requests know `structured_outputs`; before: `guided_*`
+DETAILED: Final = "--per-request-spec-decode-metrics detailed"
+CACHE_CONFIG: Final = "vllm:cache_config_info"  # one sample for each engine core of a server
+SIZING: Final = ("gpu_memory_utilization", "num_gpu_blocks_override", "kv_cache_memory_bytes")
+MAX_BATCH_SIZE: Final = 2**31 - 1  # means a range without end
+DATA_PARALLEL: Final = (
+    "with --data-parallel-size above 1 vLLM drops the batch-size ranges and speculates at every batch size: "
+    "do not use this there"
+)
+SUFFIX: Final = (
+    "vLLM's cache of outputs counts requests and not tokens, and holds outputs that are still being written. Its "
+    "proposals may differ from those that were measured"
+)
+MEDUSA: Final = "vLLM drafts with every Medusa head of the checkpoint: let it hold num_speculative_tokens of them"
+MEDUSA_SAMPLED: Final = "vLLM's Medusa heads draft their arg-max, and rejection was measured: exported as off"
+HETEROGENEOUS: Final = "heterogeneous_draft_model"
+HETEROGENEOUS_SAMPLED: Final = (
+    "vLLM drafts the arg-max of shared tokens where vocabularies differ, and rejection was measured: exported as off"
+)
+SHARED_TOKENS: Final = (
+    "vLLM finds shared tokens by their spelling: of other kinds of tokenizers fewer may be shared than here"
+)
+PROPOSERS: Final = frozenset({"draft_model", HETEROGENEOUS, "ngram", "suffix", "medusa", "eagle3"})
+_STRUCTURED: Final[Mapping[ConstraintForm, str]] = {  # of vLLM's structured_outputs
+    ConstraintForm.JSON_OBJECT: "json_object",
+    ConstraintForm.JSON_SCHEMA: "json",
+    ConstraintForm.REGEX: "regex",
+    ConstraintForm.CHOICE: "choice",
+    ConstraintForm.GRAMMAR: "grammar",
+    ConstraintForm.STRUCTURAL_TAG: "structural_tag",
+}
+_METRICS: Final = MetricNames(
+    prefix="vllm:",
+    counters={
+        "num_drafts": "spec_decode_num_drafts_total",
+        "num_draft_tokens": "spec_decode_num_draft_tokens_total",
+        "num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
+        "num_output_tokens": "generation_tokens_total",
+        "num_requests": "request_success_total",
+        "num_prompt_tokens": "prefix_cache_queries_total",
+        "num_cached_tokens": "prefix_cache_hits_total",
+    },
+    latencies={
+        FIRST_TOKEN: "time_to_first_token_seconds",
+        PER_TOKEN: "request_time_per_output_token_seconds",
+        END_TO_END: "e2e_request_latency_seconds",
+        QUEUE: "request_queue_time_seconds",
+        COMPUTE: "request_inference_time_seconds",
+    },
+    running="num_requests_running",
+    position_label="position",
+    accepted_per_pos="spec_decode_num_accepted_tokens_per_pos_total",
+    failed=("request_success_total", "finished_reason", frozenset({"abort", "error"})),
+)
+
+
+class Vllm(ServingEngine):
+    """vLLM, and any server of OpenAI's API that names no engine that is known."""
+
+    name = "vllm"
+    title = "vLLM"
+    owner = "vllm"
+    metrics = _METRICS
+    rules = EngineRules(NgramOccurrence.EARLIEST, DraftSampling.TEMPERATURE, drafts_within_limit=False)
+    speculation_flags = "--speculative-config"
+    method_keys = MethodKeys("method", "num_speculative_tokens", "model")
+    counts_source = CountsSource("response", "each answer")
+    uncounted = f"does not report its accepted tokens; start vLLM with {DETAILED}"
+    remedies: ClassVar[Mapping[Lack, str]] = {
+        Lack.QUEUE_TIMES: "--enable-per-request-metrics",
+        Lack.CACHED_TOKENS: "--enable-prompt-tokens-details",
+        Lack.SCORES: "vLLM: --max-logprobs at least score_logprobs, --logprobs-mode not one of logits",
+        Lack.METHOD: "vLLM says it with VLLM_SERVER_DEV_MODE=1",
+        Lack.CAPACITY: "vLLM: /metrics",
+        Lack.PREFIX_CACHE: "start vLLM with --enable-prefix-caching",
+    }
+    reports_masked_places = True
+
+    def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
+        """The body of /v1/completions, with an output's constraint in the fields that the version knows."""
+        body = super().body_of(request, model, salt)
+        if request.constraint is None:
+            return body
+        numbers = re.match(r"(\d+)\.(\d+)", self.version)
+        is_old = numbers is not None and (int(numbers[1]), int(numbers[2])) < STRUCTURED_SINCE
+        return body | (guided_fields(request.constraint) if is_old else structured_fields(request.constraint))
+
+    async def drafts_of(
+        self, server: ServerPages, identity: ServerIdentity, answer: Completion, model: str
+    ) -> ReportedDrafts:
+        """By the answer's metrics, else by its counters, which a vLLM that speculates has from its start."""
+        text = await server.look("metrics")
+        try:
+            page = None if text is None else parse(text, self.metrics, model)
+        except ValueError as error:
+            raise ServerError(server.name, "garbage", "/metrics is not in Prometheus' text format") from error
+        counters = None if page is None else _counters(page)
+        reported = answer.speculation or {}
+        number = reported.get("num_spec_tokens")
+        if type(number) is not int:
+            number = None
+            if counters is not None:
+                number = len(counters.num_accepted_tokens_per_pos)
+            elif page is not None and page.is_known:
+                number = 0
+        return ReportedDrafts(
+            number,
+            counts_by_request=bool(number)
+            and bool(reported)
+            and ("per_step_accepted" in reported or not reported.get("num_spec_steps")),
+            has_counters=counters is not None,
+            has_metrics=page is not None and page.is_known,
+            settings=await self._drafting(server, identity),
+        )
+
+    async def _drafting(self, server: ServerPages, identity: ServerIdentity) -> tuple[tuple[str, str], ...]:
+        """How vLLM says that it drafts, which it does when started with VLLM_SERVER_DEV_MODE=1; else nothing."""
+        if identity.engine != self.owner:
+            return ()
+        try:
+            config: Any = json.loads(await server.look("server_info?config_format=json") or "{}")
+        except (ServerError, ValueError):  # it is nothing that a measurement needs
+            return ()
+        for name in ("vllm_config", "speculative_config"):
+            config = config.get(name) if isinstance(config, dict) else None
+        return tuple((str(key), str(value)) for key, value in config.items()) if isinstance(config, dict) else ()
+
+    async def capacity_of(self, server: ServerPages, identity: ServerIdentity) -> KvCapacity | None:
+        page = await server.look("metrics")
+        return None if page is None else capacity_on(page, identity.max_model_len)
+
+    def remarks_on(self, drafts: ReportedDrafts) -> list[str]:
+        passes = f"acceptance takes a second, untimed pass, which {DETAILED} would save"
+        remarks = [] if drafts.counts_by_request else [passes]
+        return remarks if drafts.has_metrics else [*remarks, "the speculative server shows no /metrics of vLLM's"]
+
+    def counters_on(self, page: str, model: str) -> LiveCounts | None:
+        return _counters(parse(page, self.metrics, model))
+
+    def count(
+        self, answer: Completion, num_prompt_tokens: int, num_speculative_tokens: int, *, drafts_always: bool
+    ) -> Accepted:
+        """From its `metrics.speculative_decoding`, at its level `detailed`."""
+        reported = answer.speculation or {}
+        accepted, drafted = (integers(reported.get(name)) for name in ("per_step_accepted", "per_step_drafted"))
+        if len(drafted) != len(accepted) or len(drafted) != reported.get("num_spec_steps"):
+            raise UncountableError("per_step_accepted and per_step_drafted are missing: the level is not detailed")
+        return from_steps(
+            drafted, accepted, answer, num_prompt_tokens, num_speculative_tokens, drafts_always=drafts_always
+        )
+
+    def export(self, schedule: DepthSchedule, beside: str) -> Document:
+        """The value of `--speculative-config`; `null` where nothing is on."""
+        config = schedule.config
+        if config is None:
+            return _nothing()
+        if config.is_served_method:
+            return self._served_method(schedule, config)
+        if config.is_adaptive or config.proposer not in PROPOSERS:
+            return self._off(schedule)
+        if config.proposer == "suffix":
+            return self._suffix(schedule, config, schedule.leading_ranges())
+        is_sampling = config.verify_rule is VerifyRule.REJECTION
+        if config.proposer == "medusa" and is_sampling:
+            return _nothing((MEDUSA_SAMPLED,))
+        if config.proposer == HETEROGENEOUS and is_sampling:
+            return _nothing((HETEROGENEOUS_SAMPLED,))
+        values: dict[str, object] = {
+            "num_speculative_tokens": max(batches.num_speculative_tokens for batches in schedule.ranges)
+        }
+        remarks = [DATA_PARALLEL, *self.rule_remarks(config)]
+        if config.proposer == "ngram":
+            values |= {"method": "ngram", "prompt_lookup_min": config.ngram_min, "prompt_lookup_max": config.ngram_max}
+        elif config.proposer == "medusa":
+            values |= {"method": "medusa", "model": config.draft}
+            remarks.append(MEDUSA)
+        elif config.proposer == HETEROGENEOUS:
+            values |= {"method": "draft_model", "model": config.draft, "use_heterogeneous_vocab": True}
+            remarks.append(SHARED_TOKENS)
+        else:
+            values |= {
+                "method": config.proposer,
+                "model": config.draft,
+                "draft_sample_method": "probabilistic" if is_sampling else "greedy",
+            }
+        values["num_speculative_tokens_per_batch_size"] = [
+            [batches.first, batches.last or MAX_BATCH_SIZE, batches.num_speculative_tokens]
+            for batches in schedule.ranges
+        ]
+        return Document(json.dumps(values) + "\n", tuple(remarks))
+
+    def _suffix(self, schedule: DepthSchedule, config: SpeculationConfig, leading: Sequence[BatchRange]) -> Document:
+        """One depth from batch size 1 on, and how far the server may go with it."""
+        if not leading:
+            return self._off(schedule)
+        last = leading[0].last
+        assert last is not None, "no schedule is on without end"
+        values: dict[str, object] = {
+            "num_speculative_tokens": leading[0].num_speculative_tokens,
+            "method": "suffix",
+            "suffix_decoding_max_tree_depth": config.suffix_decoding_max_tree_depth,
+            "suffix_decoding_max_spec_factor": config.suffix_decoding_max_spec_factor,
+            "suffix_decoding_min_token_prob": config.suffix_decoding_min_token_prob,
+        }
+        if config.suffix_memory_tokens == 0:
+            values["suffix_decoding_max_cached_requests"] = 0
+        remarks = [
+            f"vLLM's suffix method speculates at every batch size: run the server with --max-num-seqs {last}, "
+            "the largest that was measured",
+            SUFFIX,
+        ]
+        remarks += left_out(schedule, last)
+        return Document(json.dumps(values) + "\n", tuple(remarks))
+
+    def _served_method(self, schedule: DepthSchedule, config: SpeculationConfig) -> Document:
+        """The configuration as it went in, to be run up to the largest batch size that was measured."""
+        served = self.served_settings(schedule, config)
+        if served.values is None:
+            return _nothing(served.remarks)
+        limit = (
+            f"{config.proposer} speculates at every batch size: run the server with --max-num-seqs "
+            f"{served.max_batch_size}, the largest that was measured"
+        )
+        return Document(json.dumps(served.values) + "\n", (limit, *served.remarks))
+
+    def _off(self, schedule: DepthSchedule) -> Document:
+        return _nothing(tuple(self.off_remarks(schedule, PROPOSERS)))
+
+
+def _nothing(remarks: Sequence[str] = ()) -> Document:
+    without = "speculation is off: start vLLM without --speculative-config"
+    return Document("null\n", tuple(remarks), instead=without)  # vLLM reads it as no speculation
+
+
+def _counters(page: MetricsPage) -> LiveCounts | None:
+    """The counters of drafts, present where a server speculates; of requests and tokens there are none at first."""
+    counts = page.counts
+    if None in (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens):
+        return None
+    return replace(counts, num_requests=counts.num_requests or 0, num_output_tokens=counts.num_output_tokens or 0)
+
+
+def capacity_on(page: str, max_model_len: int | None) -> KvCapacity | None:
+    """From the labels of `vllm:cache_config_info` on a page of vLLM's /metrics.
+
+    vLLM says how many tokens and requests of full length its cache holds (0.32: `kv_cache_size_tokens`,
+    `kv_cache_max_concurrency`); older versions say blocks and their size, which is the same for a model whose layers
+    all attend to every token, and may be more where some do not.
+
+    Raises:
+        ValueError: the page is not in Prometheus' text format.
+    """
+    capacities = [
+        _of_labels(sample.labels, max_model_len)
+        for family in text_string_to_metric_families(page)
+        if family.name == CACHE_CONFIG
+        for sample in family.samples
+    ]
+    known = [capacity for capacity in capacities if capacity is not None]
+    if not known or len(known) < len(capacities):
+        return None
+    requests = [capacity.requests for capacity in known if capacity.requests is not None]
+    return KvCapacity(
+        sum(capacity.tokens for capacity in known),
+        math.fsum(requests) if len(requests) == len(known) else None,
+        known[0].sizing,
+    )
+
+
+def _of_labels(labels: Mapping[str, str], max_model_len: int | None) -> KvCapacity | None:
+    tokens, blocks, size = (
+        _positive(labels.get(name)) for name in ("kv_cache_size_tokens", "num_gpu_blocks", "block_size")
+    )
+    if tokens is None and blocks is not None and size is not None:
+        tokens = blocks * size
+    if tokens is None:
+        return None
+    requests = _positive(labels.get("kv_cache_max_concurrency")) or (tokens / max_model_len if max_model_len else None)
+    sizing = ((name, labels.get(name, "None")) for name in SIZING)
+    return KvCapacity(int(tokens), requests, tuple((name, value) for name, value in sizing if value != "None"))
+
+
+def _positive(text: str | None) -> float | None:
+    """A number above 0 of a label, which may be "None"."""
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if 0.0 < number < math.inf else None
+
+
+def structured_fields(constraint: OutputConstraint) -> dict[str, Any]:
+    """Additional fields of a body of vLLM's /v1/completions."""
+    return {"structured_outputs": {_STRUCTURED[constraint.form]: _value(constraint)}}
+
+
+def guided_fields(constraint: OutputConstraint) -> dict[str, Any]:
+    """Additional fields of a body of a vLLM before `STRUCTURED_SINCE`."""
+    if constraint.form is ConstraintForm.JSON_OBJECT:
+        return {"response_format": {"type": "json_object"}}
+    if constraint.form is ConstraintForm.STRUCTURAL_TAG:
+        return {"response_format": json.loads(constraint.text)}
+    return {f"guided_{_STRUCTURED[constraint.form]}": _value(constraint)}
+
+
+def _value(constraint: OutputConstraint) -> Any:
+    """As vLLM takes it: schemas and choices as values, the rest as text."""
+    if constraint.form is ConstraintForm.JSON_OBJECT:
+        return True
+    is_parsed = constraint.form in (ConstraintForm.JSON_SCHEMA, ConstraintForm.CHOICE)
+    return json.loads(constraint.text) if is_parsed else constraint.text
