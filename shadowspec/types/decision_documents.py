@@ -1,7 +1,8 @@
-"""Decisions and test results as JSON documents: the one place that knows the names of their fields.
+"""Decisions and test results as documents: what is stored beside the columns, and what the command line shows.
 
-A decision's document is flat, but for `graph`, `watch`, `mix_reference` and `frozen_parameters`, which are objects.
-Documents of the command line (schema 1) have them as JSON strings.
+The stored document of a decision or test holds the fields that have no column, as `shadowspec.types.codec` writes them,
+with its version.  Those of the command line (schema 1) are flat, by the names of their figures; `watch`, `graph`,
+`mix_reference` and `frozen_parameters`, which are objects, are JSON strings there.
 """
 
 from __future__ import annotations
@@ -10,32 +11,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, fields
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
-from shadowspec.types.codec import require_version
+from shadowspec.types.codec import from_builtins, require_version, to_document
 from shadowspec.types.verdicts import (
-    BettingFigures,
     Composition,
     Decision,
-    Dependence,
-    DetectorFigures,
-    DriftFigures,
     EvidenceSummary,
     Figure,
-    LevelGraph,
     MixChange,
-    RateChange,
-    SliceCounts,
-    SliceCover,
-    SliceState,
     Supersession,
     TestResult,
-    TestState,
-    Trial,
-    Verdict,
-    Watch,
-    WatchedMean,
-    WeightedBounds,
 )
 
 Document = Mapping[str, Any]
@@ -52,20 +38,27 @@ def _names_before(kind: type[Any], first: str) -> tuple[str, ...]:
     return tuple(names[: names.index(first)])
 
 
+def _parts_after(kind: type[Any], last: str, stop: str | None = None) -> dict[str, Any]:
+    """The types of the fields after `last`, up to, but without, `stop`, by name."""
+    names, hints = [field.name for field in fields(kind)], get_type_hints(kind)
+    end = len(names) if stop is None else names.index(stop)
+    return {name: hints[name] for name in names[names.index(last) + 1 : end]}
+
+
 # Fields that the store has in columns; those after them are in the document.
 DECISION_FIELDS: Final = _names_before(Decision, "engine")
 TEST_FIELDS: Final = _names_before(TestResult, "is_required")
 _COUNTS = tuple(
     field.name for field in fields(EvidenceSummary) if field.name.startswith("num_") or field.name == "span_s"
 )
-_SLICE_COUNTS = tuple(field.name for field in fields(SliceCounts))
-_TEST_NAMES = frozenset({"version", "is_required", "r1", "batch_agreement", "start_unit", "merged_units"})
-_BETTING_NAMES = _TEST_NAMES | {field.name for field in fields(BettingFigures)}
+_DECISION_PARTS: Final = _parts_after(Decision, "decision_id", "override")
+_TEST_PARTS: Final = _parts_after(TestResult, "units_needed")
+_WHAT: Final = "the document of a decision"
 
 
 def stored_details(decision: Decision) -> dict[str, Any]:
     """The stored part of a decision beside its columns."""
-    return {"version": VERSION, **decision_figures(decision)}
+    return to_document({name: getattr(decision, name) for name in _DECISION_PARTS}, VERSION)
 
 
 def shown_details(decision: Decision) -> dict[str, Figure]:
@@ -78,9 +71,9 @@ def shown_figure(value: Any) -> Figure:
     return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
 
 
-def stored_test_details(result: TestResult) -> dict[str, Figure]:
+def stored_test_details(result: TestResult) -> dict[str, Any]:
     """The stored part of a test beside its columns."""
-    return {"version": VERSION, **shown_test_details(result)}
+    return to_document({name: getattr(result, name) for name in _TEST_PARTS}, VERSION)
 
 
 def shown_test_details(result: TestResult) -> dict[str, Figure]:
@@ -107,95 +100,49 @@ def shown_test_details(result: TestResult) -> dict[str, Figure]:
     return {**found, **result.figures, "is_required": int(result.is_required)}
 
 
-def read_decision(columns: Document, details: Document) -> Decision:
+def read_decision(columns: Document, document: Document) -> Decision:
     """The decision of its `columns` (DECISION_FIELDS) and its stored document; parts that are never stored are None.
 
     Raises:
         InputError: another version wrote the document.
     """
-    document = _check_version(details)
-    return Decision(
-        **columns,
-        engine=str(document.get("engine") or "unknown"),
-        serving_engine=document.get("serving_engine"),
-        run=_read_run(document),
-        frozen_parameters=_object(document, "frozen_parameters"),
-        evidence=read_evidence(document),
-        verdict_since=read_iso(document.get("verdict_since")),
-        watch=_read_watch(document),
-        drift=_read_drift(document),
-        ends_run=bool(document.get("ends_run")),
-        supersession=read_supersession(document),
-        composition=_read_composition(document),
-        recording_only=bool(document.get("recording_only")),
-    )
+    return Decision(**columns, **_read_parts(document, _DECISION_PARTS))
 
 
-def read_test(columns: Document, details: Document) -> TestResult:
+def read_test(columns: Document, document: Document) -> TestResult:
     """The test result of its `columns` (TEST_FIELDS) and its document.
 
     Raises:
         InputError: another version wrote the document.
     """
-    document = _check_version(details)
-    state, betting, names = None, None, _TEST_NAMES
-    if "start_unit" in document:
-        state = TestState(document["start_unit"], document["merged_units"])
-    if "log10_capital_pass" in document:
-        names = _BETTING_NAMES
-        betting = BettingFigures(
-            mean=document["mean"],
-            observed_weight=document["observed_weight"],
-            log10_capital_pass=document["log10_capital_pass"],
-            log10_capital_fail=document["log10_capital_fail"],
-            fail_alpha=document["fail_alpha"],
-            num_missing=document["num_missing"],
-            is_undecidable=bool(document["is_undecidable"]),
-            unprovable=document.get("unprovable"),
-        )
-    return TestResult(
-        **columns,
-        is_required=bool(document.get("is_required", 1)),
-        dependence=Dependence(document.get("r1"), state, document.get("batch_agreement"))
-        if state is not None or "r1" in document
-        else None,
-        betting=betting,
-        figures={name: value for name, value in document.items() if name not in names},
-    )
+    return TestResult(**columns, **_read_parts(document, _TEST_PARTS))
 
 
-def read_evidence(details: Document) -> EvidenceSummary:
+def read_evidence(document: Document) -> EvidenceSummary:
     """How much evidence a decision rests on, of its document."""
-    document = _check_version(details)
-    return EvidenceSummary(
-        counts=SliceCounts(**{name: document[name] for name in _SLICE_COUNTS if name in document}),
-        **{name: document[name] for name in _COUNTS if name in document},
-        missing_share=document.get("missing_share"),
-        late_share=document.get("late_share"),
-        newest_evidence=read_iso(document.get("newest_evidence")),
-        newest_record=read_iso(document.get("newest_record")),
-        watermark_held_by=document.get("watermark_held_by"),
-    )
+    summary: EvidenceSummary = _read_part(document, "evidence")
+    return summary
 
 
-def read_supersession(details: Document) -> Supersession | None:
+def read_supersession(document: Document) -> Supersession | None:
     """The fingerprint that replaced a decision's, of its document; None without one."""
-    document = _check_version(details)
-    by = document.get("superseded_by")
-    return None if by is None else Supersession(by, Verdict(document["superseded_verdict"]))
+    supersession: Supersession | None = _read_part(document, "supersession")
+    return supersession
 
 
-def read_mix_change(details: Document) -> MixChange | None:
+def read_mix_change(document: Document) -> MixChange | None:
     """The change of an endpoint's traffic since its ENABLE, of its document; None where nothing is compared."""
-    document = _check_version(details)
-    if "mix_log10_evidence" not in document:
-        return None
-    rates = {
-        name: RateChange(document[f"mix_part_{name}"], document[f"within_part_{name}"], document[f"change_of_{name}"])
-        for name in MEANS
-        if f"mix_part_{name}" in document
-    }
-    return MixChange(document["mix_log10_evidence"], bool(document[HAS_SHIFTED]), rates)
+    composition: Composition | None = _read_part(document, "composition")
+    return None if composition is None else composition.mix_change
+
+
+def _read_part(document: Document, name: str) -> Any:
+    return _read_parts(document, {name: _DECISION_PARTS[name]})[name]
+
+
+def _read_parts(document: Document, parts: Mapping[str, Any]) -> dict[str, Any]:
+    require_version(document, VERSION, _WHAT)
+    return {name: from_builtins(document[name], kind, _WHAT) for name, kind in parts.items()}
 
 
 def decision_figures(decision: Decision) -> dict[str, Any]:
@@ -287,81 +234,6 @@ def _composition_details(composition: Composition) -> dict[str, Any]:
             found[f"within_part_{name}"] = rate.within_part
             found[f"change_of_{name}"] = rate.text
     return found
-
-
-def _check_version(details: Document) -> Document:
-    require_version(details, VERSION, "the document of a decision")
-    return details
-
-
-def _read_run(document: Document) -> Trial | None:
-    if document.get("share") is None:
-        return None
-    return Trial(
-        share=document["share"],
-        level=document["level"],
-        num_restarts=document["num_restarts"],
-        start_blocks=document["start_blocks"],
-        start_clusters=document["start_clusters"],
-        start_lost=document["start_lost"],
-        supersedes=document["supersedes"],
-        **_read_graph(document),
-    )
-
-
-def _read_graph(document: Document) -> dict[str, Any]:
-    found = document["graph"]
-    graph = LevelGraph(*(found[field.name] for field in fields(LevelGraph)))
-    return {"graph": graph, **{name: found[name] for name in ("num_before", "in_slot", "has_passed")}}
-
-
-def _read_watch(document: Document) -> Watch | None:
-    found = _object(document, "watch")
-    if found is None:
-        return None
-    promises = {name: WatchedMean(*pair) for name, pair in found["promises"].items()}
-    return Watch(found["num_blocks"], found["num_clusters"], promises)
-
-
-def _read_drift(document: Document) -> DriftFigures | None:
-    if ADVICE not in document:
-        return None
-    detectors = {
-        name: DetectorFigures(document[f"{key}_units"], document[f"{key}_log10"])
-        for name, key in DETECTORS.items()
-        if f"{key}_units" in document
-    }
-    return DriftFigures(document.get("drift_threshold_log10"), document[ADVICE], detectors)
-
-
-def _read_composition(document: Document) -> Composition | None:
-    if "is_named" not in document:
-        return None
-    covering, reference = document.get("covering_verdict"), _object(document, "mix_reference")
-    cover = None
-    if "traffic_share" in document:
-        verdict = None if covering is None else Verdict(covering)
-        cover = SliceCover(document["traffic_share"], bool(document["is_shown_under_parent"]), verdict)
-    bounds = {
-        name: WeightedBounds(
-            document[f"mix_{name}_lower"], document[f"mix_{name}_upper"], document[f"mix_{name}_known_share"]
-        )
-        for name in MEANS
-        if f"mix_{name}_lower" in document
-    }
-    return Composition(
-        is_named=bool(document["is_named"]),
-        cover=cover,
-        bounds=bounds,
-        mix_reference=None if reference is None else {key: SliceState(*sums) for key, sums in reference.items()},
-        mix_change=read_mix_change(document),
-    )
-
-
-def _object(document: Document, name: str) -> Mapping[str, Any] | None:
-    """A part that is a separate object."""
-    part: Mapping[str, Any] | None = document.get(name)
-    return part
 
 
 def read_iso(text: str | None) -> datetime | None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Integer, and_, case, cast, func, or_, select
 
 from shadowspec.store import table_definitions as tables
 from shadowspec.types import EvidenceSummary, MixChange, ReasonCode, Supersession, Verdict
-from shadowspec.types.decision_documents import ADVICE, HAS_SHIFTED, read_evidence, read_mix_change, read_supersession
+from shadowspec.types.decision_documents import read_evidence, read_mix_change, read_supersession
 
 _decisions, _before = tables.decisions.c, tables.decisions.alias("before_it").c
 _HYPOTHESIS = tuple(_decisions[name] for name in tables.HYPOTHESIS)
@@ -188,9 +188,10 @@ def _match(endpoint: str | None, since: datetime | None) -> list[ColumnElement[b
 
 def _select_advice(document: ColumnElement[Any]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
     """Advice, and 1 where the mix has shifted."""
+    has_shifted = document["composition", "mix_change", "has_shifted"].as_boolean()
     return (
-        document[ADVICE].as_string().label("advice"),
-        func.coalesce(document[HAS_SHIFTED].as_integer(), 0).label("shift"),
+        document["drift", "advice"].as_string().label("advice"),
+        func.coalesce(cast(has_shifted, Integer), 0).label("shift"),
     )
 
 

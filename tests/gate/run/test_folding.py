@@ -8,6 +8,7 @@ import random
 import re
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -463,12 +464,16 @@ def test_a_decision_that_was_tampered_with_is_told(store: Store) -> None:
     assert explain(store, 2).differences == ()
 
 
+def at_level(decision: Decision, level: float) -> dict[str, Any]:
+    """The stored document of a decision whose run has another level."""
+    document = stored_details(decision)
+    return document if decision.run is None else document | {"run": document["run"] | {"level": level}}
+
+
 @pytest.mark.representative("postgres")
 def test_a_level_that_its_share_does_not_give_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = "shadowspec.store.evidence.evidence_session.stored_details"
-    monkeypatch.setattr(
-        wrong, lambda item: stored_details(item) | {"level": 0.04, "frozen_parameters": {"z_clip": 0.1}}
-    )
+    monkeypatch.setattr(wrong, lambda decision: at_level(decision, 0.04) | {"frozen_parameters": {"z_clip": 0.1}})
     feed = Feed(store, World(30, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 30)
     assert gate(store, POLICY)[0].run is not None
@@ -483,7 +488,7 @@ def test_a_level_of_the_graph_that_the_tests_were_not_read_at_is_told(
 ) -> None:
     """What others have passed on is recomputed from their decisions."""
     wrong = "shadowspec.store.evidence.evidence_session.stored_details"
-    monkeypatch.setattr(wrong, lambda item: stored_details(item) | {"level": 0.04})
+    monkeypatch.setattr(wrong, lambda decision: at_level(decision, 0.04))
     feed = Feed(store, World(30, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 30)
     (decision, *_) = gate(store)
