@@ -18,6 +18,7 @@ PAGE, PICTURE = "simulation.md", "images/simulation.svg"
 OFTEN = 0.05  # a false ENABLE in more of the runs than the promise allows
 # Tables of the terminal that the results file holds world by world.
 OMITTED = "Share that other gates would have enabled"
+COLUMNS_LEFT_OUT = ("runs", "held as dependent")
 
 _TEXTS = sections("simulation.md")
 _NOTES = {
@@ -52,6 +53,13 @@ def naive_table(results: Mapping[str, WorldResult]) -> Table:
     return Table("Other gates where nothing may be enabled", heads, tuple(rows))
 
 
+def shown(table: Table) -> Table:
+    """The table without the columns that the page leaves out."""
+    columns = [column for column, head in enumerate(table.heads) if head not in COLUMNS_LEFT_OUT]
+    heads, *rows = (tuple(line[column] for column in columns) for line in (table.heads, *table.rows))
+    return Table(table.title, heads, tuple(rows))
+
+
 def page(path: Path) -> str:
     """The page in Markdown, from a file of results."""
     results = read_results(path)
@@ -62,7 +70,11 @@ def page(path: Path) -> str:
     for table in (*tables_of(results), naive_table(results)):
         if table.title.startswith(OMITTED):
             continue
-        parts.append(f"## {table.title}\n\n{markdown(table)}\n")
+        shown = [column for column, head in enumerate(table.heads) if head not in COLUMNS_LEFT_OUT]
+        heads, rows = (
+            [tuple(line[column] for column in shown) for line in lines] for lines in ([table.heads], table.rows)
+        )
+        parts.append(f"## {table.title}\n\n{markdown(Table(table.title, heads[0], tuple(rows)))}\n")
         if table.title in _NOTES:
             parts.append(_NOTES[table.title] + "\n")
     broken = broken_promises(results.values())

@@ -54,23 +54,6 @@ def exceptions_table(equality: Sequence[Row]) -> str:
     )
 
 
-def own_outputs_table(rows: Sequence[Row]) -> str:
-    """The speculative server's own outputs, replayed."""
-    return _table(
-        ("way", "K", "requests", "equal to replay", "unsure", "not the target's", "standard errors"),
-        (
-            (
-                *(row[name] for name in ("way", "K", "requests")),
-                row.get("equal", NOTHING),
-                row["unsure"],
-                row["impossible"],
-                f"{row['z']:+.1f}" if "z" in row else NOTHING,
-            )
-            for row in rows
-        ),
-    )
-
-
 def acceptance_table(cells: Sequence[Row]) -> str:
     """Rates of each way, all slices together."""
     return _table(
