@@ -1,8 +1,8 @@
-"""Use cases that several commands share: measuring files, replaying logged responses, backfills, distilling,
-trials, the worker process.
+"""Use cases that several commands share: measuring files, replaying logged responses, backfills, trials,
+the worker process.
 
 In: a configuration and an open store.
 Out: rows in the store, progress, and the values that commands print.
-Imports: config, worker, distill, backfill, reports, rollout, planning, gate, engine, servers, tap, store, quality,
+Imports: config, worker, backfill, reports, rollout, planning, gate, engine, servers, tap, store, quality,
     text, gc_control, types, errors.
 """

@@ -24,6 +24,7 @@ from shadowspec.servers.measure_servers import OutputAuditor, ServerEngine, conn
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.tap.reading import Tokenizer
 from shadowspec.tap.sources import is_rereadable, require_file
 from shadowspec.types import Contract, FingerprintedConfig
 
@@ -78,12 +79,13 @@ def require_records(config: Config, files: Sequence[str]) -> None:
         sample = read_sample(file)
         if sample.num_sampled < sample.num_lines:
             continue  # a later line may match
-        surveys, refused = survey_endpoints(sample, rules, _any_tokenizers(rules), load_hash_secret(config))
+        surveys, refused = survey_endpoints(sample, rules, any_tokenizers(rules), load_hash_secret(config))
         if not surveys and not refused.keys() - {""}:
             raise NoDataError(f"{file}: no record is of a configured endpoint ({refusals(refused[''])}); {NO_ENDPOINT}")
 
 
-def _any_tokenizers(rules: Sequence[EndpointRule]) -> dict[str, _AnyTokenizer]:
+def any_tokenizers(rules: Sequence[EndpointRule]) -> Mapping[str, Tokenizer]:
+    """A stand-in for each endpoint's tokenizer where no tokens are needed: every prompt is one token."""
     return {rule.name: _AnyTokenizer() for rule in rules}
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from shadowspec.errors import InputError
+from shadowspec.tap.sources import RawRecord, read_records
 
 SCHEMA_VERSION = 1
 STANDARD_OUTPUT = "-"
@@ -106,3 +107,16 @@ def progress_bar() -> Iterator[Progress]:
         disable=not notes.is_terminal,
     ) as bar:
         yield bar
+
+
+def track_records(path: str, bar: Progress, verb: str, detail: Callable[[], str]) -> Iterator[RawRecord]:
+    """The records of a file, with their number shown as they are taken; standard input's (-) is not known before."""
+    records: Iterable[RawRecord] = read_records(path)
+    total = None
+    if path != "-":
+        records = list(records)  # held once, in order to know its length
+        total = len(records)
+    task = bar.add_task(f"{verb} {path}", total=total, detail="")
+    for number, raw in enumerate(records, start=1):
+        yield raw
+        bar.update(task, completed=number, detail=detail())

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-
-from rich.progress import Progress
 
 from shadowspec.engine.replay.response_tokens import Response, logged_response
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import RecordError
 from shadowspec.tap.responses import LoggedCall, ResponseReader
-from shadowspec.tap.sources import RawRecord, read_records
+from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, FunnelKey, RecordKey
 
 
@@ -44,19 +42,6 @@ def logged_responses(
     for raw in raws:
         yield from _read_responses(reader.read(raw), endpoints)
     yield from _read_responses(reader.drain(), endpoints)
-
-
-def track_records(path: str, bar: Progress, verb: str, detail: Callable[[], str]) -> Iterator[RawRecord]:
-    """The records of a file, with their number shown as they are taken; standard input's (-) is not known before."""
-    records: Iterable[RawRecord] = read_records(path)
-    total = None
-    if path != "-":
-        records = list(records)  # held once, in order to know its length
-        total = len(records)
-    task = bar.add_task(f"{verb} {path}", total=total, detail="")
-    for number, raw in enumerate(records, start=1):
-        yield raw
-        bar.update(task, completed=number, detail=detail())
 
 
 def _read_responses(

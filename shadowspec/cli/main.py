@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "produce": ("Measure", "produce.produce"),
     "replay": ("Measure", "replay.replay"),
     "backfill": ("Measure", "backfill.backfill"),
-    "distill": ("Measure", "distill.distill"),
+    "export-training": ("Measure", "export_training.export_training_data"),
     "evaluate": ("Measure", "evaluate.evaluate"),
     "profile-device": ("Measure", "profile_device.profile_device"),
     "profile-server": ("Measure", "profile_server.profile_server"),

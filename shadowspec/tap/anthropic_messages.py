@@ -7,6 +7,7 @@ refused by name: blocks that are not text, tools that the provider runs, and red
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -231,6 +232,24 @@ def answer_text(response: ResponseBody) -> str | None:
         return None
     text = blocks[0].get("text") if blocks[0].get("type") == "text" else None
     return text if isinstance(text, str) else None
+
+
+def answer_messages(response: ResponseBody) -> list[dict[str, Any]]:
+    """The messages that the blocks of an answer are in a chat; a streamed tool's input is read from its parts.
+
+    Raises:
+        RecordError: malformed, or unsupported: a block has no place in a chat.
+    """
+    place = "response.content"
+    blocks = []
+    for block in _blocks(response.content, place):
+        if isinstance(text := block.get("partial_json"), str) and text:
+            try:
+                block = {**block, "input": json.loads(text)}
+            except (ValueError, RecursionError):
+                raise malformed_error(f"invalid:{place}.input") from None  # its message would quote the answer
+        blocks.append(block)
+    return list(_turn("assistant", blocks, place))
 
 
 def is_event(chunk: Mapping[str, Any]) -> bool:

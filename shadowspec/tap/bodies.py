@@ -135,19 +135,30 @@ class UsageBody(Body, gc=False):
 
     completion_tokens: Count | None = None
     output_tokens: Count | None = None
+    prompt_tokens: Any = None
+    input_tokens: Any = None  # in Responses and Messages
     prompt_tokens_details: Any = None
     input_tokens_details: Any = None  # in Responses
     cache_read_input_tokens: Any = None  # in Messages
+
+    @property
+    def num_prompt_tokens(self) -> int | None:
+        """Tokens of the prompt; None where the server does not say.  Those that Messages read from a cache count."""
+        given = [number for number in (self.prompt_tokens, self.input_tokens) if _is_count(number)]
+        cached = self.cache_read_input_tokens
+        return given[0] + (cached if _is_count(cached) else 0) if given else None
 
     @property
     def num_cached_tokens(self) -> int | None:
         """Tokens of the prompt that production found in its prefix cache; None where it does not say."""
         details = (self.prompt_tokens_details, self.input_tokens_details)
         said = [each.get("cached_tokens") for each in details if isinstance(each, dict)]
-        numbers = [
-            each for each in (*said, self.cache_read_input_tokens) if type(each) is int and 0 <= each < MAX_COUNT
-        ]
+        numbers = [number for number in (*said, self.cache_read_input_tokens) if _is_count(number)]
         return numbers[0] if numbers else None
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number < MAX_COUNT
 
 
 class ResponseBody(Body, gc=False):

@@ -21,6 +21,7 @@ MAX_RECORDS_PER_MESSAGE = 10_000  # a hundred times a logger's batch; bounds the
 DATA: Final = "data:"
 DONE: Final = "[DONE]"
 MAX_CHOICES = 128  # OpenAI's limit on n
+MAX_TOOL_CALLS = 1_024  # of one answer; bounds what an index can make of a stream
 _ONCE: Final = ("id", "model", "created", "usage", "prompt_token_ids", "error")  # the last that is not null counts
 
 
@@ -94,8 +95,9 @@ def _why_refused(value: bytes | str) -> str:
 def assemble_answer(text: str) -> dict[str, Any] | None:
     """The answer that the stream's chunks make, or None if the text is not a stream.
 
-    It joins each choice's text, token ids, log probabilities and finish reason.  Streams of the Responses and the
-    Messages API, recognised by the types of their events, become answers of these.
+    It joins each choice's text, token ids, log probabilities and finish reason, and where there are some its tool calls
+    and reasoning, as a message.  Streams of the Responses and the Messages API, recognised by the types of their
+    events, become answers of these.
 
     Raises:
         RecordError: malformed ("invalid:stream"); a chunk is not a JSON object, or the stream has no chunk.
@@ -114,6 +116,9 @@ def assemble_answer(text: str) -> dict[str, Any] | None:
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         _add_chunk(answer, choices, chunk)
+    for choice in choices.values():
+        if (message := choice.get("message")) is not None:
+            message["content"] = choice.pop("text", None)
     answer["choices"] = [choices[index] for index in sorted(choices)]
     return answer
 
@@ -153,3 +158,27 @@ def _add_part(choice: dict[str, Any], part: dict[str, Any]) -> None:
     text = delta.get("content") if isinstance(delta, dict) else part.get("text")
     if isinstance(text, str):
         choice["text"] = choice.get("text", "") + text
+    if isinstance(delta, dict):
+        _add_to_message(choice, delta)
+
+
+def _add_to_message(choice: dict[str, Any], delta: dict[str, Any]) -> None:
+    """Add a delta's reasoning and parts of tool calls, which are no text of the answer."""
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+    if isinstance(reasoning, str):
+        message = choice.setdefault("message", {"role": "assistant"})
+        message["reasoning_content"] = message.get("reasoning_content", "") + reasoning
+    given = delta.get("tool_calls")
+    for call_part in given if isinstance(given, list) else ():
+        index = call_part.get("index", 0) if isinstance(call_part, dict) else None
+        if not isinstance(index, int) or not 0 <= index < MAX_TOOL_CALLS:
+            raise malformed_error("invalid:stream")
+        calls = choice.setdefault("message", {"role": "assistant"}).setdefault("tool_calls", [])
+        calls += [{"type": "function", "function": {}} for _ in range(len(calls), index + 1)]
+        function_part = call_part.get("function")
+        if isinstance(call_part.get("id"), str):
+            calls[index]["id"] = call_part["id"]
+        for name in ("name", "arguments"):
+            added = function_part.get(name) if isinstance(function_part, dict) else None
+            if isinstance(added, str):
+                calls[index]["function"][name] = calls[index]["function"].get(name, "") + added

@@ -212,6 +212,20 @@ def answer_text(response: ResponseBody) -> str | None:
     return "".join(texts)
 
 
+def answer_messages(response: ResponseBody) -> list[dict[str, Any]]:
+    """The messages that the items of an answer are in a chat.
+
+    Raises:
+        RecordError: malformed, or unsupported: an item has no place in a chat.
+    """
+    messages: list[dict[str, Any]] = []
+    for place, item in enumerate(response.output):
+        if not isinstance(item, Mapping):
+            raise malformed_error(f"invalid:response.output.{place}")
+        _add_item(messages, item, f"response.output.{place}")
+    return messages
+
+
 def is_event(chunk: Mapping[str, Any]) -> bool:
     """Whether the first chunk of a stream begins an answer of this API."""
     return isinstance(kind := chunk.get("type"), str) and kind.startswith("response.")

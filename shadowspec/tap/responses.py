@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from shadowspec.tap import anthropic_messages, openai_responses
-from shadowspec.tap.bodies import ResponseBody
+from shadowspec.tap.bodies import ChoiceBody, MessageBody, ResponseBody, convert_or_refuse
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.formats import MessageFormat, Opened, open_message
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
-from shadowspec.tap.openai import intervention_of, response_of
+from shadowspec.tap.openai import ParsedRequest, intervention_of, response_of
+from shadowspec.tap.parameters import unsupported_error
 from shadowspec.tap.reading import Reader, Reading, Tokenizer
 from shadowspec.tap.routing import NO_HINTS
 from shadowspec.tap.sources import RawRecord
@@ -26,8 +27,22 @@ from shadowspec.types import FunnelCounter, FunnelKey, Intervention, RecordKey, 
 
 # Beside its content a message may hold generated tokens that are not in it.
 _OTHER_CONTENT: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal", "audio")
+_NO_PLACE_IN_A_CHAT: Final = ("function_call", "refusal", "audio")
 # The logged text is then not the model's.
 _NOT_THE_MODELS: Final = (Intervention.REWRITTEN, Intervention.REJECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A chat with its answer, as a chat template takes it: text content, arguments of tools as values.
+
+    `num_prompt_tokens` is the server's count, without the answer; None where the record does not say.
+    """
+
+    messages: Sequence[Mapping[str, Any]] = field(repr=False)
+    answer: Mapping[str, Any] = field(repr=False)
+    tools: Sequence[Mapping[str, Any]] | None = field(repr=False)
+    num_prompt_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +53,29 @@ class LoggedCall:
     slice_key: str
     unit_key: str  # the session, or its substitute
     text: str | None = field(repr=False)  # the whole text of the response, if the record has all of it as text
+    request: ParsedRequest
+    body: ResponseBody | None = field(repr=False)
+
+    def conversation(self) -> Conversation:
+        """The chat and its answer.
+
+        Raises:
+            RecordError: unsupported; no chat, or an answer that was cut off or is no message of an assistant.
+        """
+        if not self.request.messages:
+            raise unsupported_error("not_a_chat")
+        body, logged = self.body, self.prompt.response
+        assert body is not None, "a response was logged"
+        if logged is not None and logged.finish_reason == "length":
+            raise unsupported_error("cut_off")
+        given_ids = self.request.prompt_token_ids
+        counted = body.usage.num_prompt_tokens if body.usage is not None else None
+        return Conversation(
+            self.request.messages,
+            answer_message(body),
+            self.request.tools,
+            counted if given_ids is None else len(given_ids),
+        )
 
 
 class ResponseReader:
@@ -91,7 +129,37 @@ def _call(reading: Reading) -> LoggedCall:
         reading.key, reading.rule.name, event_time, reading.labels, reading.prompt_token_ids, reading.sampling,
         reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
     )  # fmt: skip
-    return LoggedCall(prompt, slice_key, reading.unit_key, response_text(response_of(reading.record)))
+    body = response_of(reading.record)
+    return LoggedCall(prompt, slice_key, reading.unit_key, response_text(body), reading.request, body)
+
+
+def answer_message(body: ResponseBody) -> Mapping[str, Any]:
+    """The answer's only choice as the assistant's message of a chat: content, reasoning and tool calls.
+
+    Raises:
+        RecordError: malformed, or unsupported ("answer_not_a_message"): something else was generated, or nothing.
+    """
+    if openai_responses.is_answer(body):
+        messages = openai_responses.answer_messages(body)
+    elif anthropic_messages.is_answer(body):
+        messages = anthropic_messages.answer_messages(body)
+    else:
+        messages = [_chosen_message(choice) for choice in body.choices or ()]
+    if len(messages) != 1 or messages[0].get("role") != "assistant":
+        raise unsupported_error("answer_not_a_message")
+    (message,) = messages
+    answer = convert_or_refuse(message, MessageBody, "response.message").plain()
+    if not answer["content"] and not answer.get("tool_calls"):
+        raise unsupported_error("answer_not_a_message")
+    return answer
+
+
+def _chosen_message(choice: ChoiceBody) -> dict[str, Any]:
+    message = {"role": "assistant", "content": choice.text} if choice.message is None else choice.message
+    if not isinstance(message, dict) or any(message.get(name) for name in _NO_PLACE_IN_A_CHAT):
+        raise unsupported_error("answer_not_a_message")
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    return {"role": "assistant", **message, "reasoning_content": reasoning or None}
 
 
 def response_text(body: ResponseBody | None) -> str | None:

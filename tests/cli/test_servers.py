@@ -363,8 +363,6 @@ def test_the_default_budget_of_memory_is_judged_and_a_method_goes_out_as_it_came
     [
         (("replay", "traffic.jsonl", "--no-store"), 2, "a server drafts it by its method draft_model, which cannot"),
         (("profile-device",), 4, "by its method draft_model: profile it with `shadowspec profile-server`"),
-        (("distill", "traffic.jsonl", "--endpoint", "letters", "--out", "new", "--consent", "given"), 2,
-         "only a candidate with proposer = 'draft_model' can be distilled"),
     ],
 )  # fmt: skip
 def test_what_needs_the_draft_itself_says_that_a_server_drafts(

@@ -39,6 +39,7 @@ WITHOUT_TORCH: dict[str, tuple[list[str], set[int]]] = {
     "schedule": (["--once"], {0}),
     "dashboard": (["--port", "{taken_port}"], {2}),
     "export": (["--format", "flagd"], {0}),
+    "export-training": (["--endpoint", "letters", "--traffic", "traffic.jsonl", "--out", "data"], {4}),
     "db upgrade": ([], {0}),
     "db current": ([], {0}),
     "db check": ([], {0}),
@@ -65,7 +66,6 @@ WITH_TORCH: dict[str, list[str]] = {
     "classify": ["traffic.jsonl"],
     "profile-device": [],
     "profile-server": [],
-    "distill": ["traffic.jsonl", "--endpoint", "letters", "--consent", "a test", "--out", "trained"],
     "backfill": ["traffic.jsonl"],
 }
 NAMED_BEFORE = ("demo", "doctor", "run")  # they say what they load before they load it

@@ -67,7 +67,7 @@ NOT_RUN = {
     "classify --listen": "serves until it is stopped: tests/cli/test_classify.py",
     "dashboard": "serves until it is stopped: tests/cli/test_dashboard.py",
     "demo": "takes minutes: tests/demo",
-    "distill training.jsonl": "the public model and traffic of kernels/benchmarks/engines/real_model",
+    "export-training": "chats with answers: tests/cli/test_export_training.py",
     "evaluate": "a harness and two servers: tests/cli/test_evaluate.py",
     "profile-device": "half a minute for its grid: tests/cli/test_profile_device.py",
     "profile-server": "a benchmark of two servers: tests/cli/test_profile_server.py",
@@ -77,9 +77,9 @@ WORKER_PAGE = "docs/tutorials/mirror-to-ci.md"  # where the worker is run, of al
 # `make test-all` alone runs these: each takes a second or more.  What they show of the commands is shown by others too.
 LONG_PAGES = {
     WORKER_PAGE,
-    *(f"docs/{name}.md" for name in ("capture", "distill", "planning", "replay", "routes", "try")),
+    *(f"docs/{name}.md" for name in ("capture", "planning", "replay", "routes", "try")),
 }
-NUM_RECORDS = 120  # `distill` parts their sessions by chance
+NUM_RECORDS = 120
 
 
 def _text(command: Command) -> str:

@@ -86,6 +86,8 @@ class UsageModel(Model):
 
     completion_tokens: Count | None = None
     output_tokens: Count | None = None
+    prompt_tokens: Any = None
+    input_tokens: Any = None
     prompt_tokens_details: Any = None
     input_tokens_details: Any = None
     cache_read_input_tokens: Any = None
