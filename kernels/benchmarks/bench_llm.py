@@ -40,7 +40,7 @@ from kernels.benchmarks.engines.real_model.engines import (
     MAX_HYPOTHESES,
     RUNS,
     VLLM,
-    Way,
+    MeasuredWay,
     llama_servers,
     vllm_servers,
     write_config,
@@ -128,7 +128,7 @@ def time_left(bench: Bench) -> str:
     return f"{number} of {len(folders)} runs are left{left}"
 
 
-def every_run() -> list[tuple[str, tuple[Way, ...]]]:
+def every_run() -> list[tuple[str, tuple[MeasuredWay, ...]]]:
     """Engine and candidates of every run."""
     return [(engine, ways) for engine, runs in RUNS.items() for ways in runs]
 
@@ -156,7 +156,7 @@ def replay(bench: Bench) -> None:
             shadowspec(*arguments, out=done)
 
 
-def replay_of(bench: Bench, ways: Sequence[Way]) -> Path:
+def replay_of(bench: Bench, ways: Sequence[MeasuredWay]) -> Path:
     """Where replay's figures of these candidates are, once they are done."""
     return bench.folder / f"replay-{'-'.join(way.name for way in ways)}.json"
 
@@ -174,12 +174,12 @@ def report_of(folder: Path) -> Path:
     return folder / "report.json"
 
 
-def run_folder(bench: Bench, engine: str, ways: Sequence[Way]) -> Path:
+def run_folder(bench: Bench, engine: str, ways: Sequence[MeasuredWay]) -> Path:
     """Of one run."""
     return bench.folder / "runs" / "-".join([engine, *(way.name for way in ways)])
 
 
-def waiting(bench: Bench, engine: str) -> Iterator[tuple[tuple[Way, ...], Path]]:
+def waiting(bench: Bench, engine: str) -> Iterator[tuple[tuple[MeasuredWay, ...], Path]]:
     """The runs of an engine that are to be made, with their folders; those that lack their draft are named."""
     for ways in RUNS[engine]:
         folder = run_folder(bench, engine, ways)

@@ -272,7 +272,7 @@ def candidate_sessions(
     return candidates, known
 
 
-class Answered(NamedTuple):
+class AnsweredPrompt(NamedTuple):
     """One request with its answer."""
 
     prompt: Prompt
@@ -294,10 +294,10 @@ class TrafficMaker:
         self._held_out, self._seed = [document for document in documents if document.held_out], seed
         self._training = TrainingText(document for document in documents if not document.held_out)
 
-    def endpoint(self, endpoint: Endpoint) -> tuple[list[list[Answered]], dict[str, int]]:
+    def endpoint(self, endpoint: Endpoint) -> tuple[list[list[AnsweredPrompt]], dict[str, int]]:
         """Answer candidates round by round until the endpoint has its sessions; and what was checked and dropped."""
         candidates, known = candidate_sessions(endpoint, self._held_out, self._training, self._count, self._seed)
-        remaining, sessions = iter(candidates), list[list[Answered]]()
+        remaining, sessions = iter(candidates), list[list[AnsweredPrompt]]()
         counts = {"prompt_texts_checked": len(known), "prompt_texts_dropped": sum(known.values())}
         counts |= {"answers_checked": 0, "answers_dropped": 0}
         while missing := endpoint.num_sessions - len(sessions):
@@ -324,14 +324,14 @@ class TrafficMaker:
             return tuple(self._tokenizer(prompt)["input_ids"])
         return tuple(self._tokenizer.apply_chat_template(messages_of(prompt), add_generation_prompt=True)["input_ids"])
 
-    def _answer(self, endpoint: Endpoint, sessions: Sequence[Sequence[Prompt]]) -> list[list[Answered]]:
+    def _answer(self, endpoint: Endpoint, sessions: Sequence[Sequence[Prompt]]) -> list[list[AnsweredPrompt]]:
         sampling = SamplingParameters(**endpoint.parameters)
         prompts = [(prompt, self.token_ids(prompt)) for session in sessions for prompt in session]
         # The seed is the prompt's own, so that an answer does not depend on which round asked for it.
         requests = [Request(ids, sampling, digest(self._seed, endpoint.name, *ids) >> 1) for _, ids in prompts]
         decoded = respond(self._target, requests)
         texts = [self._tokenizer.decode(list(one.output), skip_special_tokens=True) for one in decoded]
-        answers = iter(Answered(*row, one, text) for row, one, text in zip(prompts, decoded, texts, strict=True))
+        answers = iter(AnsweredPrompt(*row, one, text) for row, one, text in zip(prompts, decoded, texts, strict=True))
         return [list(islice(answers, len(session))) for session in sessions]
 
 
@@ -389,7 +389,7 @@ class Arrivals:
 
 
 def record(
-    endpoint: Endpoint, answered: Answered, time: datetime, names: Mapping[str, str], tier: str
+    endpoint: Endpoint, answered: AnsweredPrompt, time: datetime, names: Mapping[str, str], tier: str
 ) -> dict[str, Any]:
     """One mirrored record as vLLM serves it: it reports a chat's prompt tokens beside its choices, else within."""
     prompt, ids, output = answered.prompt, list(answered.token_ids), list(answered.decoded.output)
@@ -446,7 +446,7 @@ def bad_line(good: dict[str, Any], kind: str) -> str:
 
 
 def timed_records(
-    endpoint: Endpoint, sessions: Sequence[Sequence[Answered]], arrivals: Arrivals, rng: random.Random
+    endpoint: Endpoint, sessions: Sequence[Sequence[AnsweredPrompt]], arrivals: Arrivals, rng: random.Random
 ) -> list[dict[str, Any]]:
     """The endpoint's records with times, sessions and users."""
     tiers = ["pro" if rng.random() < 0.25 else "free" for _ in range(max(1, round(len(sessions) / 1.5)))]
@@ -461,7 +461,9 @@ def timed_records(
     return records
 
 
-def summary(endpoint: Endpoint, sessions: Sequence[Sequence[Answered]], counts: Mapping[str, int]) -> dict[str, Any]:
+def summary(
+    endpoint: Endpoint, sessions: Sequence[Sequence[AnsweredPrompt]], counts: Mapping[str, int]
+) -> dict[str, Any]:
     """What an endpoint's traffic is."""
     answers = [answered for session in sessions for answered in session]
     lengths = [len(answered.token_ids) for answered in answers]

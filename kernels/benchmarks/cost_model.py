@@ -38,7 +38,7 @@ SHALLOW = ((3, 3), (6, 3), (10, 3), (12, 3))  # the same of heads, which are fou
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DraftingWay:
     """A way of drafting for the bundled target, and where it is profiled and measured."""
 
     draft: str | None
@@ -49,11 +49,11 @@ class Way:
 
 
 WAYS = {
-    "draft_model": Way(str(demo.DRAFT), VerifyRule.REJECTION, (1, 2, 4, 8), (64, 256, 512), HELD_OUT),
-    "medusa": Way(str(demo.HEADS / "medusa"), VerifyRule.REJECTION, (1, 2, 4), (64, 256), SHALLOW),
-    "eagle3": Way(str(demo.HEADS / "eagle3"), VerifyRule.REJECTION, (1, 2, 4), (64, 256), SHALLOW),
-    "ngram": Way(None, VerifyRule.GREEDY_DRAFT, (1, 2, 4), (64, 256), SHALLOW),
-    "suffix": Way(None, VerifyRule.GREEDY_DRAFT, (1, 2, 4), (64, 256), SHALLOW),
+    "draft_model": DraftingWay(str(demo.DRAFT), VerifyRule.REJECTION, (1, 2, 4, 8), (64, 256, 512), HELD_OUT),
+    "medusa": DraftingWay(str(demo.HEADS / "medusa"), VerifyRule.REJECTION, (1, 2, 4), (64, 256), SHALLOW),
+    "eagle3": DraftingWay(str(demo.HEADS / "eagle3"), VerifyRule.REJECTION, (1, 2, 4), (64, 256), SHALLOW),
+    "ngram": DraftingWay(None, VerifyRule.GREEDY_DRAFT, (1, 2, 4), (64, 256), SHALLOW),
+    "suffix": DraftingWay(None, VerifyRule.GREEDY_DRAFT, (1, 2, 4), (64, 256), SHALLOW),
 }
 LOOKUPS = ("ngram", "suffix")
 OUTPUT_TOKENS = 48
@@ -70,7 +70,7 @@ def batch(target: LoadedModel, candidate: Candidate, requests: list[Request], de
     ).decoded  # fmt: skip
 
 
-class Cell:
+class LoadCell:
     """One load and depth: blocks of the bundled traffic's prompts through both arms, some at a time."""
 
     def __init__(
@@ -141,11 +141,17 @@ class Cell:
 
 
 def measured(
-    target: LoadedModel, candidate: Candidate, texts: list[tuple[int, ...]], blocks: int, way: Way, *, is_greedy: bool
+    target: LoadedModel,
+    candidate: Candidate,
+    texts: list[tuple[int, ...]],
+    blocks: int,
+    way: DraftingWay,
+    *,
+    is_greedy: bool,
 ) -> list[dict[str, Any]]:
     """Profile, and after each round of the profile some blocks of every cell: a machine's slow minutes hit both."""
     grid = Grid(LOADS, way.depths, way.contexts, is_greedy)
-    cells = [Cell((target, candidate), texts, load, depth, is_greedy=is_greedy) for load, depth in way.held_out]
+    cells = [LoadCell((target, candidate), texts, load, depth, is_greedy=is_greedy) for load, depth in way.held_out]
     with Progress() as progress:
         task = progress.add_task("greedy" if is_greedy else "sampled", total=grid.num_runs)
 

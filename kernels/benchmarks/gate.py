@@ -111,17 +111,17 @@ def measure(url: str, num_runs: int, num_slices: int, fold: int, note: Callable[
 
 
 @dataclass(frozen=True)
-class Seconds:
+class GateSeconds:
     """By the clock, and of the processor in this process (or in the one that it started)."""
 
     wall_s: float
     cpu_s: float
 
 
-def _timed(call: Callable[[], object]) -> Seconds:
+def _timed(call: Callable[[], object]) -> GateSeconds:
     started, used = time.perf_counter(), _cpu_s()
     call()
-    return Seconds(time.perf_counter() - started, _cpu_s() - used)
+    return GateSeconds(time.perf_counter() - started, _cpu_s() - used)
 
 
 def _cpu_s() -> float:
@@ -129,7 +129,7 @@ def _cpu_s() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _summed(name: str, each: Sequence[Seconds]) -> dict[str, float]:
+def _summed(name: str, each: Sequence[GateSeconds]) -> dict[str, float]:
     """The medians, and the quickest by the clock."""
     return {
         f"{name}_s": round(statistics.median(one.wall_s for one in each), 3),
@@ -148,7 +148,7 @@ def endpoint_table(name: str) -> str:
     )
 
 
-def _commands(url: str, num_slices: int, *arguments: str) -> list[Seconds]:
+def _commands(url: str, num_slices: int, *arguments: str) -> list[GateSeconds]:
     """A command in a process of its own, after one that has warmed the files up."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shadowspec.toml"

@@ -62,7 +62,7 @@ COPIED_BYTES = 2**31  # by which the bandwidth is measured
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class LoopSizes:
     """What is run.  Widths of models are (layers, hidden, intermediate, heads, heads of keys and values)."""
 
     vocabulary: int
@@ -74,14 +74,14 @@ class Sizes:
     assisted: int  # of these, what transformers' assisted generation is given, one after the other
 
 
-FULL = Sizes(128_256, (16, 2_048, 8_192, 32, 8), (6, 640, 2_560, 10, 2), 128, 64, 16, 1)
-SMALL = Sizes(512, (2, 64, 128, 4, 2), (1, 32, 64, 2, 1), 8, 12, 2, 1)
+FULL = LoopSizes(128_256, (16, 2_048, 8_192, 32, 8), (6, 640, 2_560, 10, 2), 128, 64, 16, 1)
+SMALL = LoopSizes(512, (2, 64, 128, 4, 2), (1, 32, 64, 2, 1), 8, 12, 2, 1)
 
 
 SAMPLED = {"temperature 0.7": 1.0, "temperature 0.7, top-p 0.9": 0.9}  # top-p
 
 
-class Way:
+class RunningWay:
     """A way of running a pair: with passes recorded or launched anew, with kernels or without."""
 
     def __init__(self, name: str, target: DirectLlama, draft: DirectLlama) -> None:
@@ -165,7 +165,9 @@ class Contestant:
             self.longest.append(max(result.decoded, key=num_steps))
 
 
-def contestants(ways: list[Way], theirs: tuple[Any, Any], requests: list[Request], sizes: Sizes) -> list[Contestant]:
+def contestants(
+    ways: list[RunningWay], theirs: tuple[Any, Any], requests: list[Request], sizes: LoopSizes
+) -> list[Contestant]:
     """Transformers, and both arms each way, at all requests at once and at one."""
     return [
         Contestant("transformers assisted, one by one", lambda: theirs_assisted(*theirs, requests[: sizes.assisted])),
@@ -175,7 +177,7 @@ def contestants(ways: list[Way], theirs: tuple[Any, Any], requests: list[Request
     ]
 
 
-def arms(ways: list[Way], requests: list[Request], **labels: str) -> list[Contestant]:
+def arms(ways: list[RunningWay], requests: list[Request], **labels: str) -> list[Contestant]:
     """Both arms each way, at all requests at once and at one."""
     return [
         Contestant(
@@ -218,7 +220,7 @@ def rates(raced: list[Contestant]) -> list[dict[str, Any]]:
     ]
 
 
-def bandwidth(device: torch.device, sizes: Sizes) -> float:
+def bandwidth(device: torch.device, sizes: LoopSizes) -> float:
     """Bytes per second that a copy reads and writes on the device, the best of many."""
     count = COPIED_BYTES if sizes is FULL else 2**22
     source = torch.ones(count, dtype=torch.uint8, device=device)
@@ -243,7 +245,7 @@ def steps(raced: list[Contestant], floor_ms: float) -> list[dict[str, Any]]:
     return rows
 
 
-def waits_per_step(way: Way, requests: list[Request], *, speculates: bool) -> float | None:
+def waits_per_step(way: RunningWay, requests: list[Request], *, speculates: bool) -> float | None:
     """How often the host waits for the device in a step; None on a CPU, where it never does."""
     if way.target.device.type != "cuda":
         return None
@@ -259,7 +261,7 @@ def waits_per_step(way: Way, requests: list[Request], *, speculates: bool) -> fl
     return (counted[1] - counted[0]) / (made[1] - made[0])
 
 
-def equal_outputs(names: Sequence[str], sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
+def equal_outputs(names: Sequence[str], sizes: LoopSizes, device: torch.device) -> list[dict[str, Any]]:
     """How many requests of the bundled pair have, each way and in each arm, the greedy tokens of transformers."""
     requests = [Request(prompt, greedy(sizes.output), 0) for prompt in code_prompts(sizes.requests)]
     rows = []
@@ -270,7 +272,7 @@ def equal_outputs(names: Sequence[str], sizes: Sizes, device: torch.device) -> l
         expected = [theirs_outputs(theirs, [request])[0].tolist() for request in requests]
         pair = DirectLlama(target), DirectLlama(draft)
         for name in names:
-            way = Way(name, *pair)
+            way = RunningWay(name, *pair)
             for arm in ("baseline", "speculative"):
                 decoded = way.decode(requests, speculates=arm == "speculative").decoded
                 equal = sum(list(ours.output) == tokens for ours, tokens in zip(decoded, expected, strict=True))
@@ -317,7 +319,7 @@ def main() -> None:
         DirectLlama(random_model(width, sizes.vocabulary, device, seed)) for seed, width in enumerate(widths)
     )
     names = ("launched", "recorded", "recorded, triton")
-    ways = [Way(name, target, draft) for name in names]
+    ways = [RunningWay(name, target, draft) for name in names]
     generator = torch.Generator().manual_seed(3)
     prompts = torch.randint(1, sizes.vocabulary, (sizes.requests, sizes.prompt), generator=generator).tolist()
     requests = [Request(tuple(prompt), greedy(sizes.output), seed) for seed, prompt in enumerate(prompts)]

@@ -33,7 +33,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class KernelSizes:
     """What is run."""
 
     rows: int
@@ -45,11 +45,11 @@ class Sizes:
     scored_vocabularies: tuple[int, ...]
 
 
-FULL = Sizes(32, 4, 151_936, 20, 2_048, 2_048, (16_384, 32_768, 65_536, 151_936))
-SMALL = Sizes(2, 1, 40, 1, 3, 8, (20, 40))
+FULL = KernelSizes(32, 4, 151_936, 20, 2_048, 2_048, (16_384, 32_768, 65_536, 151_936))
+SMALL = KernelSizes(2, 1, 40, 1, 3, 8, (20, 40))
 
 
-def a_step(rule: Any, has_draft_probs: bool, dtype: torch.dtype, sizes: Sizes, device: torch.device) -> Any:
+def a_step(rule: Any, has_draft_probs: bool, dtype: torch.dtype, sizes: KernelSizes, device: torch.device) -> Any:
     """A step of sampled rows whose drafts are accepted now and then."""
     from shadowspec_kernels.step import Step
 
@@ -101,7 +101,7 @@ def replayed(call: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def verification_costs(sizes: Sizes, rounds: int, device: torch.device) -> list[dict[str, Any]]:
+def verification_costs(sizes: KernelSizes, rounds: int, device: torch.device) -> list[dict[str, Any]]:
     """Twin and kernels in turn, for each rule and dtype."""
     from shadowspec_kernels import reference, verification
 
@@ -150,7 +150,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated() - held
 
 
-def scoring_costs(sizes: Sizes, rounds: int, device: torch.device) -> list[dict[str, Any]]:
+def scoring_costs(sizes: KernelSizes, rounds: int, device: torch.device) -> list[dict[str, Any]]:
     """Peak memory and time of twin and kernel by vocabulary."""
     from shadowspec_kernels import reference, scoring
 

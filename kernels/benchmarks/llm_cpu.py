@@ -44,7 +44,7 @@ from rich.console import Console
 from rich.progress import track
 
 from kernels.benchmarks.engines import servers as vllm_servers
-from kernels.benchmarks.engines.llamacpp.servers import Binary, Server, running
+from kernels.benchmarks.engines.llamacpp.servers import Binary, LlamaServer, running
 from kernels.benchmarks.gpu_decode import random_model
 from kernels.benchmarks.harness import engine_machine, options, show, write
 from kernels.benchmarks.validate_llamacpp import gguf_of
@@ -107,7 +107,7 @@ def our_rate(model: DirectLlama, count: int, output: int) -> float:
     return rate((decoded.timing.decode_ms for decoded in result.decoded), count, output)
 
 
-def their_rate(server: Server, count: int, output: int) -> float:
+def their_rate(server: LlamaServer, count: int, output: int) -> float:
     """Likewise of llama.cpp, by its own clock."""
 
     def ask(request: Request) -> float:
@@ -237,7 +237,7 @@ def memory_of(shape: str, engine: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedRates:
     """What is measured."""
 
     rounds: int
@@ -246,7 +246,9 @@ class Asked:
     by_processor_time: bool
 
 
-def measure(shape: str, server: Server | None, vllm: vllm_servers.Server | None, asked: Asked) -> dict[str, Any]:
+def measure(
+    shape: str, server: LlamaServer | None, vllm: vllm_servers.Server | None, asked: AskedRates
+) -> dict[str, Any]:
     """All contests of one shape."""
     models = {engine: direct(shape, engine) for engine in ENGINES}
     clock = time.thread_time if asked.by_processor_time else time.perf_counter
@@ -385,7 +387,7 @@ def main() -> None:
                     version = binary.version()
                     log = arguments.folder / f"{shape}.log"
                     server = of_shape.enter_context(running(binary, ["--spec-type", "none"], log))
-                asked = Asked(arguments.rounds, arguments.output, arguments.threads, arguments.processor_time)
+                asked = AskedRates(arguments.rounds, arguments.output, arguments.threads, arguments.processor_time)
                 results.append(measure(shape, server, vllm, asked))
             show(f"{shape}: medians", [{"what": name, "": value} for name, value in results[-1]["medians"].items()])
             show(f"{shape}: ratios", [{"what": name, "": value} for name, value in results[-1]["ratios"].items()])

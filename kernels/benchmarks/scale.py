@@ -179,7 +179,7 @@ def board(url: str, endpoints: Sequence[Traffic], visits: int = 5) -> dict[str, 
 
 def write(url: str, seed: int, seconds: float, stop: Event | None = None) -> list[Batch]:
     """Write batches of new runs as fast as it goes, for so long or until `stop`."""
-    traffic = store_writer.Traffic(seed, WRITTEN.endpoint)
+    traffic = store_writer.WrittenTraffic(seed, WRITTEN.endpoint)
     batches = deque(traffic.batch(BATCH_SIZE) for _ in range(20))
     written = []
     with Store.open(url) as store:

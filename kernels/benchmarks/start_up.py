@@ -64,7 +64,7 @@ COMMANDS = (
 
 
 @dataclass(frozen=True)
-class Seconds:
+class CommandSeconds:
     """From the start of a process."""
 
     first: float
@@ -72,7 +72,7 @@ class Seconds:
     cpu: float  # of the processor, up to its end
 
 
-def measure(command: Command, checkout: Path, folder: Path, variables: Mapping[str, str]) -> Seconds:
+def measure(command: Command, checkout: Path, folder: Path, variables: Mapping[str, str]) -> CommandSeconds:
     """Run a command of a checkout in a folder.
 
     Raises:
@@ -101,7 +101,7 @@ def measure(command: Command, checkout: Path, folder: Path, variables: Mapping[s
     if not said or (code not in CODES and not command.is_ended_at_once):
         raise RuntimeError(f"{command.name} ended with {code}: {said.decode()[-500:]}")
     end = None if command.is_ended_at_once else time.perf_counter() - started
-    return Seconds(first, end, _cpu_s() - used)
+    return CommandSeconds(first, end, _cpu_s() - used)
 
 
 def _cpu_s() -> float:
@@ -124,7 +124,7 @@ def measure_all(
     """Medians of every command, by checkout; the checkouts take turns."""
     found = []
     for command in COMMANDS:
-        times: dict[str, list[Seconds]] = {name: [] for name in checkouts}
+        times: dict[str, list[CommandSeconds]] = {name: [] for name in checkouts}
         for turn in range(rounds + is_warmed):
             for name, checkout in checkouts.items():
                 with tempfile.TemporaryDirectory() as parent:
@@ -137,7 +137,7 @@ def measure_all(
     return found
 
 
-def _medians(times: Mapping[str, Sequence[Seconds]]) -> dict[str, Any]:
+def _medians(times: Mapping[str, Sequence[CommandSeconds]]) -> dict[str, Any]:
     medians: dict[str, Any] = {}
     for name, each in times.items():
         ends = [seconds.end for seconds in each if seconds.end is not None]

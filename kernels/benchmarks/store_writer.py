@@ -62,7 +62,7 @@ BATCH_SIZES = (400, 2000, 5000)  # runs in a batch: a flush a second of a slow, 
 START = datetime.now(UTC) - timedelta(hours=1)
 
 
-class Traffic:
+class WrittenTraffic:
     """Endless measured blocks with growing offsets, drawn from a seed."""
 
     def __init__(self, seed: int, endpoint: str = "chat") -> None:
@@ -161,7 +161,7 @@ def server(url: str | None) -> Iterator[str]:
         yield bench_server.url
 
 
-def measure(store: Store, traffic: Traffic, batch_size: int, num_runs: int) -> dict[str, Any]:
+def measure(store: Store, traffic: WrittenTraffic, batch_size: int, num_runs: int) -> dict[str, Any]:
     """Write batches of one size; seconds and rate.  Every run must really have been new."""
     batches = [traffic.batch(batch_size) for _ in range(max(3, num_runs // batch_size))]
     store.save_batch(batches[0], "benchmark")  # connection, statements and the month's partition are made here
@@ -199,7 +199,9 @@ def main() -> None:
         upgrade(url)
         with Store.open(url) as store:
             store.save_fingerprints([CONFIG])
-            found = [measure(store, Traffic(seed), size, arguments.runs) for seed, size in enumerate(BATCH_SIZES)]
+            found = [
+                measure(store, WrittenTraffic(seed), size, arguments.runs) for seed, size in enumerate(BATCH_SIZES)
+            ]
         results = {"machine": machine(url), "results": found}
     table = Table(*found[0])
     for row in found:

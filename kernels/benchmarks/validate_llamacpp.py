@@ -32,12 +32,12 @@ from rich.console import Console
 
 from kernels.benchmarks.engines.comparing import LEVEL
 from kernels.benchmarks.engines.documents import REAL_MODEL, add_pair_options, finish, pair_of
-from kernels.benchmarks.engines.llamacpp.asking import Answered, Prompt, ask, keep, kept, limited
+from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer, Prompt, ask, keep, kept, limited
 from kernels.benchmarks.engines.llamacpp.comparing import acceptance_cell, equality, own_outputs
-from kernels.benchmarks.engines.llamacpp.ours import Ours
+from kernels.benchmarks.engines.llamacpp.ours import LlamaCppOurs
 from kernels.benchmarks.engines.llamacpp.page import write_page
 from kernels.benchmarks.engines.llamacpp.servers import Binary, running
-from kernels.benchmarks.engines.llamacpp.ways import BASELINE, DEPTHS, DRAFT, GREEDY, SAMPLED, WAYS, Way
+from kernels.benchmarks.engines.llamacpp.ways import BASELINE, DEPTHS, DRAFT, GREEDY, SAMPLED, WAYS, LlamaWay
 from kernels.benchmarks.engines.pair import BUNDLED
 from kernels.benchmarks.engines.real_model.prompts import tokenised
 from kernels.benchmarks.harness import DOCS, engine_machine, options, traffic_prompts
@@ -61,7 +61,7 @@ def gguf_of(folder: Path, source: Path, python: str, raw: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedRequests:
     """What is sent: as many greedy requests as are compared one by one, and sampled ones for rates."""
 
     greedy: Sequence[tuple[str, Prompt]]
@@ -80,7 +80,7 @@ class Asked:
         return found | {name: [row for row, (text, _) in enumerate(asked) if text == name] for name, _ in asked}
 
 
-def collect(binary: Binary, raw: Path, asked: Asked, ways: Sequence[Way]) -> None:
+def collect(binary: Binary, raw: Path, asked: AskedRequests, ways: Sequence[LlamaWay]) -> None:
     """Ask every deployment for what is not in the folder yet."""
     for is_greedy in sorted({way.is_greedy for way in ways}, reverse=True):
         if (file := baseline_file(raw, is_greedy)).exists() or not asked.has_baseline:
@@ -106,12 +106,14 @@ def baseline_file(raw: Path, is_greedy: bool) -> Path:
     return raw / f"{BASELINE}-{'greedy' if is_greedy else 'sampled'}.json"
 
 
-def served_file(raw: Path, way: Way, depth: int) -> Path:
+def served_file(raw: Path, way: LlamaWay, depth: int) -> Path:
     """Where a deployment's answers are."""
     return raw / f"{way.name}-k{depth}.json"
 
 
-def looped(raw: Path, ours: Ours, way: Way, prompts: Sequence[Prompt], max_tokens: int, depth: int) -> list[Answered]:
+def looped(
+    raw: Path, ours: LlamaCppOurs, way: LlamaWay, prompts: Sequence[Prompt], max_tokens: int, depth: int
+) -> list[LlamaAnswer]:
     """Our loop on the prompts, run once and kept."""
     file = raw / f"loop-{way.name}-k{depth}.json"
     found = kept(file)
@@ -122,7 +124,9 @@ def looped(raw: Path, ours: Ours, way: Way, prompts: Sequence[Prompt], max_token
     return found
 
 
-def arms(ours: Ours, way: Way, prompts: Sequence[Prompt], base: list[Answered], spec: list[Answered]) -> dict[str, Any]:
+def arms(
+    ours: LlamaCppOurs, way: LlamaWay, prompts: Sequence[Prompt], base: list[LlamaAnswer], spec: list[LlamaAnswer]
+) -> dict[str, Any]:
     """Of how many requests both of llama.cpp's own arms emitted the same tokens, and how near a tie the others part."""
     parted = [
         (row, place)
@@ -133,7 +137,7 @@ def arms(ours: Ours, way: Way, prompts: Sequence[Prompt], base: list[Answered], 
     return {"requests": len(base), "equal": len(base) - len(parted), "largest_gap": max(gaps, default=None)}
 
 
-def results(raw: Path, ours: Ours, asked: Asked, ways: Sequence[Way]) -> dict[str, Any]:
+def results(raw: Path, ours: LlamaCppOurs, asked: AskedRequests, ways: Sequence[LlamaWay]) -> dict[str, Any]:
     """Equality and rates of these ways and every K."""
     equalities, cells, both, audits = [], [], [], []
     for way in ways:
@@ -190,11 +194,11 @@ def main() -> None:
         prompts = traffic_prompts(arguments.requests), traffic_prompts(arguments.sampled)
     else:
         prompts = tokenised(arguments.prompts, arguments.requests, pair.target), []
-    asked = Asked(*prompts, arguments.tokens, arguments.depths, has_baseline=pair is None)
+    asked = AskedRequests(*prompts, arguments.tokens, arguments.depths, has_baseline=pair is None)
     possible = [way for way in WAYS if pair is None or way.is_greedy]
     ways = [way for way in possible if arguments.ways is None or way.name in arguments.ways]
     collect(binary, raw, asked, ways)
-    ours = Ours(models)
+    ours = LlamaCppOurs(models)
     if arguments.ways is not None and pair is None:
         for way in ways:
             for depth in asked.depths:

@@ -11,11 +11,11 @@ import pytest
 
 from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
 from kernels.benchmarks.engines.llamacpp import page
-from kernels.benchmarks.engines.llamacpp.asking import Answered, ask, keep, kept, limited
+from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer, ask, keep, kept, limited
 from kernels.benchmarks.engines.llamacpp.comparing import as_llamacpp, equality, own_outputs
-from kernels.benchmarks.engines.llamacpp.ours import Ours
-from kernels.benchmarks.engines.llamacpp.servers import SERVED_MODEL, Server
-from kernels.benchmarks.engines.llamacpp.ways import WAYS, Way
+from kernels.benchmarks.engines.llamacpp.ours import LlamaCppOurs
+from kernels.benchmarks.engines.llamacpp.servers import SERVED_MODEL, LlamaServer
+from kernels.benchmarks.engines.llamacpp.ways import WAYS, LlamaWay
 from shadowspec.servers.engines import rule_differences
 from shadowspec.servers.engines.rules import used_rules
 from shadowspec.types import ExpectedCounts, SamplingParameters, SpeculationCounts, VerifyRule
@@ -28,10 +28,10 @@ DOCS = Path(__file__).parents[2] / "docs" / "research"
 GREEDY, LOOKED_UP = WAYS[0], WAYS[2]
 
 
-def asked(server: FakeLlamaCpp) -> list[Answered]:
+def asked(server: FakeLlamaCpp) -> list[LlamaAnswer]:
     sampling = limited(SamplingParameters(temperature=0.0, ignore_eos=True), 12)
     with running(server):
-        return ask(Server(server.url), PROMPTS, sampling, server.num_speculative_tokens, drafts_always=True)
+        return ask(LlamaServer(server.url), PROMPTS, sampling, server.num_speculative_tokens, drafts_always=True)
 
 
 def test_every_request_is_asked_once_with_its_counts_and_tokens(tmp_path: Path) -> None:
@@ -57,11 +57,13 @@ def test_tokens_without_an_event_are_asked_for_once_more() -> None:
     assert [each.num_hidden for each in found] == [2] * len(PROMPTS)
 
 
-def counted(accepted: int, *, drafted: int = 12, cut_draft: int = 0, cut_accepted: int = 0, cut: int = 0) -> Answered:
+def counted(
+    accepted: int, *, drafted: int = 12, cut_draft: int = 0, cut_accepted: int = 0, cut: int = 0
+) -> LlamaAnswer:
     """Four steps of three drafted tokens."""
     counts = SpeculationCounts(4, drafted - cut_draft, accepted, (4, 1, 1), (0, 3, 0, 1), 1 + 4 + accepted - cut, 5, 0,
                                cut, cut_draft, cut_accepted)  # fmt: skip
-    return Answered((7,) * counts.num_output_tokens, "stop", counts)
+    return LlamaAnswer((7,) * counts.num_output_tokens, "stop", counts)
 
 
 def test_a_drafted_end_token_counts_as_llama_cpp_counts_it() -> None:
@@ -114,12 +116,12 @@ def test_an_output_says_what_was_accepted_where_its_end_is_sure() -> None:
 
 
 @pytest.fixture(scope="module")
-def ours() -> Ours:
-    return Ours()
+def ours() -> LlamaCppOurs:
+    return LlamaCppOurs()
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way.name))
-def test_our_side_drafts_by_the_rules_of_an_endpoint_that_llama_cpp_serves(way: Way, ours: Ours) -> None:
+def test_our_side_drafts_by_the_rules_of_an_endpoint_that_llama_cpp_serves(way: LlamaWay, ours: LlamaCppOurs) -> None:
     config = ours.candidate(way, 4).config.config
     assert rule_differences(config, "llama.cpp") == ()
     assert used_rules(config)["drafts_within_limit"] is True

@@ -74,7 +74,7 @@ def next_of(prompts: Sequence[Prompt], count: int, number: int) -> tuple[Prompt,
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ServerTurn:
     """Of a server, in a portion."""
 
     place: int  # among the turns on these queues
@@ -159,13 +159,13 @@ def _portion(
         for turn, depth in enumerate((*servers, 0)):
             others = [server for other, server in servers.items() if other != depth]
             used, began = [server.processor_s() for server in others], time.perf_counter()
-            rows += _through(servers[depth], way, queues, Turn(turn, depth, number), max_tokens)
+            rows += _through(servers[depth], way, queues, ServerTurn(turn, depth, number), max_tokens)
             spent = sum(server.processor_s() - before for server, before in zip(others, used, strict=True))
             idle = max(idle, spent / (time.perf_counter() - began))
     return rows, idle
 
 
-def _through(server: Server, way: Way, queues: Sequence[Queue], turn: Turn, max_tokens: int) -> list[TimedBlock]:
+def _through(server: Server, way: Way, queues: Sequence[Queue], turn: ServerTurn, max_tokens: int) -> list[TimedBlock]:
     """Queues through one server, after a few untimed tokens."""
     server.resume()
     try:

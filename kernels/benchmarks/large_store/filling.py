@@ -16,8 +16,8 @@ from sqlalchemy import text
 from kernels.benchmarks.large_store.columns import set_next_number, write
 from kernels.benchmarks.large_store.looks import History, history
 from kernels.benchmarks.large_store.production import SPAN, newest_enabling, windows
-from kernels.benchmarks.large_store.traffic import Cell, Hours, is_measured, rollups
-from kernels.benchmarks.large_store.units import SOURCE, Measured
+from kernels.benchmarks.large_store.traffic import Hours, TrafficCell, is_measured, rollups
+from kernels.benchmarks.large_store.units import SOURCE, MeasuredUnit
 from kernels.benchmarks.large_store.world import SyntheticEndpoint, World, make_world
 from shadowspec.errors import UsageError
 from shadowspec.store import Store, session
@@ -126,10 +126,10 @@ def _write_rollups(url: str, world: World, hours: Hours, size: Size) -> tuple[di
     return requests, {"num_runs": num_runs, "num_rollups": num_rollups, "num_bins": num_bins}
 
 
-def _cells(world: World, hours: Hours) -> Iterator[tuple[SyntheticEndpoint, Cell, float]]:
+def _cells(world: World, hours: Hours) -> Iterator[tuple[SyntheticEndpoint, TrafficCell, float]]:
     """Every stretch of rollups, with its share of all runs."""
     cells = [
-        (endpoint, Cell(endpoint, synthetic, load, versions, config), synthetic.weight / len(endpoint.loads))
+        (endpoint, TrafficCell(endpoint, synthetic, load, versions, config), synthetic.weight / len(endpoint.loads))
         for endpoint in world.endpoints
         for synthetic in endpoint.slices
         for load in endpoint.loads
@@ -165,7 +165,7 @@ def _write_rows(
     return num_runs
 
 
-def _result(measured: Measured) -> BlockResult:
+def _result(measured: MeasuredUnit) -> BlockResult:
     stored_block = measured.block
     block = Block(
         stored_block.block_id,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.benchmarks.large_store.units import SOURCE, BlockMaker, Measured
+from kernels.benchmarks.large_store.units import SOURCE, BlockMaker, MeasuredUnit
 from kernels.benchmarks.large_store.world import LATE_DAY, SyntheticEndpoint
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
@@ -46,7 +46,7 @@ class History:
     endpoint: str
     looks: tuple[LookResult, ...]
     evidence: tuple[StoredEvidence, ...]
-    last_blocks: tuple[Measured, ...]
+    last_blocks: tuple[MeasuredUnit, ...]
     next_offset: int
     num_runs: int
 
@@ -61,7 +61,7 @@ def history(
     rollouts: dict[int, Rollout] = {}  # by load
     step = timedelta(days=days) / num_looks
     looks: list[LookResult] = []
-    last: list[Measured] = []
+    last: list[MeasuredUnit] = []
     num_runs = 0
     for number in range(num_looks):
         begins = start + step * number
@@ -91,7 +91,7 @@ def _blocks(
     start: datetime,
     days: int,
     draw: np.random.Generator,
-) -> list[Measured]:
+) -> list[MeasuredUnit]:
     """The blocks between two looks, in event order."""
     share = (begins - start) / timedelta(days=days)
     is_over = endpoint.is_stale and begins + step > start + timedelta(days=days - 5)

@@ -44,7 +44,7 @@ WEEKEND = 0.45  # of a working day's requests
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TrafficCell:
     """What one stretch of rollups is of: they differ in the hour alone."""
 
     endpoint: SyntheticEndpoint
@@ -84,7 +84,9 @@ def is_measured(endpoint: SyntheticEndpoint, hours: Hours) -> NDArray[np.bool_]:
     return (shares >= first) & (shares < last)
 
 
-def rollups(cell: Cell, hours: Hours, mean_runs: float, first_id: int, draw: np.random.Generator) -> Iterator[Columns]:
+def rollups(
+    cell: TrafficCell, hours: Hours, mean_runs: float, first_id: int, draw: np.random.Generator
+) -> Iterator[Columns]:
     """The cell's rollups, positions, histograms and failures, numbered from `first_id`; `mean_runs` is of an hour.
 
     The first of what comes are the rollups themselves, one for each hour in which something was measured.
@@ -232,7 +234,7 @@ class _Drawn:
 
 
 def _draw_runs(
-    cell: Cell, acceptance: Floats, means: Floats, hour_of: Ints, depth: int, draw: np.random.Generator
+    cell: TrafficCell, acceptance: Floats, means: Floats, hour_of: Ints, depth: int, draw: np.random.Generator
 ) -> _Drawn:
     number = len(hour_of)
     outputs = np.maximum(np.rint(draw.lognormal(math.log(MEAN_OUTPUT_TOKENS), 0.5, number)), 4).astype(np.int64)

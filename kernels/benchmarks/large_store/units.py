@@ -49,7 +49,7 @@ STEPS = (25, 45)  # of a request, from and up to
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredUnit:
     """One block with its requests' records in event order, and their runs with each config."""
 
     block: StoredBlock
@@ -72,7 +72,7 @@ class BlockMaker:
         at: datetime,
         share: float,
         configs: Sequence[tuple[FingerprintedConfig, int]],
-    ) -> Measured:
+    ) -> MeasuredUnit:
         """A full block begun at `at`, `share` through the days; each config with its name's number of versions."""
         draw = self._draw
         keys = [self._key(at + timedelta(seconds=20 * place)) for place in range(load)]
@@ -99,7 +99,7 @@ class BlockMaker:
                 _run(key, name, config.fingerprint, synthetic, baseline, acceptance, depth, mean, draw)
                 for key, baseline in zip(keys, baselines, strict=True)
             ]
-        return Measured(block, tuple(self._record(synthetic, key) for key in keys), tuple(runs))
+        return MeasuredUnit(block, tuple(self._record(synthetic, key) for key in keys), tuple(runs))
 
     def _record(self, synthetic: SyntheticSlice, key: RecordKey) -> StoredRecord:
         num_prompt_tokens = int(self._draw.lognormal(math.log(MEAN_PROMPT_TOKENS), 0.8))

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
-from kernels.benchmarks.engines.llamacpp.servers import SERVED_MODEL, SLOTS, Server
+from kernels.benchmarks.engines.llamacpp.servers import SERVED_MODEL, SLOTS, LlamaServer
 from kernels.benchmarks.engines.pair import Prompt
 from shadowspec.servers.client import fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import run_arm
@@ -25,7 +25,7 @@ WAITS = Waits(first_token_s=600.0, token_s=300.0, total_s=1_200.0)  # the machin
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class LlamaAnswer:
     """One request's output and counters; `num_hidden` tokens came without an event, and were asked for once more."""
 
     tokens: tuple[int, ...]
@@ -35,15 +35,15 @@ class Answered:
     num_hidden: int = 0
 
     @classmethod
-    def read(cls, values: dict[str, Any]) -> Answered:
+    def read(cls, values: dict[str, Any]) -> LlamaAnswer:
         """As it was kept."""
         counts = {name: tuple(each) if isinstance(each, list) else each for name, each in values["counts"].items()}
         return cls(**values | {"tokens": tuple(values["tokens"]), "counts": SpeculationCounts(**counts)})
 
 
 def ask(
-    server: Server, prompts: Sequence[Prompt], sampling: SamplingParameters, depth: int, *, drafts_always: bool
-) -> list[Answered]:
+    server: LlamaServer, prompts: Sequence[Prompt], sampling: SamplingParameters, depth: int, *, drafts_always: bool
+) -> list[LlamaAnswer]:
     """All answers of a server, as many at a time as it has slots, each from a seed that is its place's.
 
     Raises:
@@ -68,12 +68,14 @@ def ask(
         tokens = answer.token_ids if answer.token_ids is not None else _whole(server, request)
         events = len(said["progress"]) - 1
         found.append(
-            Answered(tokens, answer.finish_reason, accepted.counts, accepted.is_sure, answer.num_output_tokens - events)
+            LlamaAnswer(
+                tokens, answer.finish_reason, accepted.counts, accepted.is_sure, answer.num_output_tokens - events
+            )
         )
     return found
 
 
-def _whole(server: Server, request: ServerRequest) -> tuple[int, ...]:
+def _whole(server: LlamaServer, request: ServerRequest) -> tuple[int, ...]:
     """The output's tokens, not streamed: then those within a character come too."""
     body = LlamaCpp().body_of(request, SERVED_MODEL, "") | {"stream": False}
     answer = httpx.post(f"{server.url}/completion", json=body, timeout=WAITS.total_s, trust_env=False)
@@ -81,14 +83,14 @@ def _whole(server: Server, request: ServerRequest) -> tuple[int, ...]:
     return tuple(answer.json()["tokens"])
 
 
-def kept(path: Path) -> list[Answered] | None:
+def kept(path: Path) -> list[LlamaAnswer] | None:
     """What was collected, in the order of the prompts; None: nothing yet."""
     if not path.exists():
         return None
-    return [Answered.read(each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    return [LlamaAnswer.read(each) for each in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def keep(path: Path, answers: Sequence[Answered]) -> None:
+def keep(path: Path, answers: Sequence[LlamaAnswer]) -> None:
     """Whole or not at all: what is there is not asked for again."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps([asdict(each) for each in answers]) + "\n", encoding="utf-8")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, EXACT, FAULT, NEAR_TIE, Rate, half_width
-from kernels.benchmarks.engines.llamacpp.asking import Answered, Prompt
-from kernels.benchmarks.engines.llamacpp.ours import Ours
-from kernels.benchmarks.engines.llamacpp.ways import DRAFT, Way
+from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer, Prompt
+from kernels.benchmarks.engines.llamacpp.ours import LlamaCppOurs
+from kernels.benchmarks.engines.llamacpp.ways import DRAFT, LlamaWay
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
 from shadowspec.quality.outputs import first_divergence
 from shadowspec.types import ExpectedCounts
@@ -17,7 +17,7 @@ NEAR_TIE_GAP = NEAR_TIE_LOGIT["float32"]
 STEPS, PLAIN, DRAFTED, ACCEPTED = "num_drafts", "num_plain_steps", "num_draft_tokens", "num_accepted_tokens"
 
 
-def as_llamacpp(answered: Answered, *, is_ours: bool) -> dict[str, int]:
+def as_llamacpp(answered: LlamaAnswer, *, is_ours: bool) -> dict[str, int]:
     """Steps with and without a draft, drafted and accepted tokens as llama.cpp counts them: the last step in full.
 
     A drafted end token that is emitted counts as not accepted there, unless it is the draft's last one: ours counts it.
@@ -35,7 +35,11 @@ def as_llamacpp(answered: Answered, *, is_ours: bool) -> dict[str, int]:
 
 
 def equality(
-    way: Way, ours: Ours, prompts: Sequence[Prompt], theirs: Sequence[Answered], loop: Sequence[Answered]
+    way: LlamaWay,
+    ours: LlamaCppOurs,
+    prompts: Sequence[Prompt],
+    theirs: Sequence[LlamaAnswer],
+    loop: Sequence[LlamaAnswer],
 ) -> dict[str, Any]:
     """How many requests are equal in tokens and in llama.cpp's counts, and what the others are.
 
@@ -73,7 +77,7 @@ def equality(
     }
 
 
-def own_outputs(theirs: Sequence[Answered], expected: Sequence[ExpectedCounts]) -> dict[str, Any]:
+def own_outputs(theirs: Sequence[LlamaAnswer], expected: Sequence[ExpectedCounts]) -> dict[str, Any]:
     """Of how many requests llama.cpp counted exactly what its own output says was accepted, by our counters.
 
     Not of the unsure ones, whose end token may have been drafted, which the counts do not say.
@@ -90,7 +94,7 @@ def own_outputs(theirs: Sequence[Answered], expected: Sequence[ExpectedCounts]) 
     return {"requests": len(sure), "unsure": len(theirs) - len(sure), "equal": sum(equal)}
 
 
-def acceptance_cell(theirs: Sequence[Answered], loop: Sequence[Answered]) -> Mapping[str, Any] | None:
+def acceptance_cell(theirs: Sequence[LlamaAnswer], loop: Sequence[LlamaAnswer]) -> Mapping[str, Any] | None:
     """Accepted over drafted tokens of both sides on the same requests, as llama.cpp counts; None: nothing was drafted.
 
     `difference_half_width` is that of the difference, request by request.

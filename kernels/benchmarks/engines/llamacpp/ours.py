@@ -9,29 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernels.benchmarks.engines.candidates import candidates_of
-from kernels.benchmarks.engines.llamacpp.asking import Answered, Prompt, limited
-from kernels.benchmarks.engines.llamacpp.ways import SERVING_ENGINE, Way
+from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer, Prompt, limited
+from kernels.benchmarks.engines.llamacpp.ways import SERVING_ENGINE, LlamaWay
 from kernels.benchmarks.engines.pair import BUNDLED, LoadedPair, Pair, responses
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.types import ExpectedCounts
 
 
-class Ours(LoadedPair):
+class LlamaCppOurs(LoadedPair):
     """The pair in this process, with the candidates of an endpoint that llama.cpp serves."""
 
     def __init__(self, pair: Pair = BUNDLED) -> None:
         super().__init__(pair)
         self._pair = pair
 
-    def loop(self, way: Way, prompts: Sequence[Prompt], max_tokens: int, depth: int) -> list[Answered]:
+    def loop(self, way: LlamaWay, prompts: Sequence[Prompt], max_tokens: int, depth: int) -> list[LlamaAnswer]:
         """Every prompt decoded by our loop."""
         sampling = limited(way.sampling, max_tokens)
         decoded = self.decoded(self.candidate(way, depth), prompts, sampling, 1_000_000 * depth)
-        return [Answered(each.output, each.finish_reason, each.counts) for each in decoded]
+        return [LlamaAnswer(each.output, each.finish_reason, each.counts) for each in decoded]
 
     def replayed(
-        self, way: Way, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]], max_tokens: int, depth: int
+        self, way: LlamaWay, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]], max_tokens: int, depth: int
     ) -> list[ExpectedCounts]:
         """What the product's replay expects outputs to have accepted: these rules determine it."""
         candidate = self.candidate(way, depth)
@@ -40,7 +40,7 @@ class Ours(LoadedPair):
         logged = responses(prompts, outputs, limited(way.sampling, max_tokens))
         return [each.counts[0][0] for each in replayer.replay(logged) if isinstance(each, Replayed)]
 
-    def candidate(self, way: Way, depth: int) -> Candidate:
+    def candidate(self, way: LlamaWay, depth: int) -> Candidate:
         """The product's candidate for this way, as an endpoint that llama.cpp serves has it."""
         deployments = {way.proposer: way.candidate_of(self._pair)}
         (config,) = candidates_of(SERVING_ENGINE, self._pair, deployments, [depth]).values()

@@ -9,7 +9,7 @@ from typing import Any
 from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
 from kernels.benchmarks.engines.documents import REAL_MODEL
 from kernels.benchmarks.engines.llamacpp.comparing import ACCEPTED, DRAFTED, NEAR_TIE_GAP, PLAIN, STEPS
-from kernels.benchmarks.engines.llamacpp.ways import NGRAM, WAYS, Way
+from kernels.benchmarks.engines.llamacpp.ways import NGRAM, WAYS, LlamaWay
 from kernels.benchmarks.engines.tables import ALL
 from kernels.benchmarks.harness import sections
 
@@ -65,7 +65,7 @@ def _equality(equality: Sequence[Row]) -> list[str]:
     return parts
 
 
-def _of(way: Way, rows: Sequence[Row]) -> list[Row]:
+def _of(way: LlamaWay, rows: Sequence[Row]) -> list[Row]:
     return [each for each in rows if each["way"] == way.name]
 
 

@@ -41,14 +41,14 @@ class Binary:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class LlamaServer:
     """A server that answers."""
 
     url: str
 
 
 @contextmanager
-def running(binary: Binary, arguments: Sequence[str], log: Path) -> Iterator[Server]:
+def running(binary: Binary, arguments: Sequence[str], log: Path) -> Iterator[LlamaServer]:
     """A server with these arguments about speculation, which ends with the block; what it prints goes to `log`.
 
     Raises:
@@ -65,7 +65,7 @@ def running(binary: Binary, arguments: Sequence[str], log: Path) -> Iterator[Ser
         process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)  # noqa: S603
     try:
         _await_ready(process, url, log)
-        yield Server(url)
+        yield LlamaServer(url)
     finally:
         process.terminate()
         try:

@@ -19,7 +19,7 @@ DRAFT, LOOKUP = "draft_model", "ngram"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LlamaWay:
     """Requests of one kind to one deployment."""
 
     name: str
@@ -53,8 +53,8 @@ class Way:
 
 
 WAYS = (
-    Way("greedy", DRAFT, GREEDY),
-    Way("exact_match", DRAFT, SAMPLED),
-    Way("ngram", LOOKUP, GREEDY),
-    Way("ngram_sampled", LOOKUP, SAMPLED),
+    LlamaWay("greedy", DRAFT, GREEDY),
+    LlamaWay("exact_match", DRAFT, SAMPLED),
+    LlamaWay("ngram", LOOKUP, GREEDY),
+    LlamaWay("ngram_sampled", LOOKUP, SAMPLED),
 )

@@ -54,7 +54,7 @@ total_timeout_s = 1200.0
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MeasuredWay:
     """A candidate: what drafts, and how much."""
 
     name: str
@@ -89,7 +89,11 @@ class Way:
         return json.dumps(found | {"num_speculative_tokens": self.depth})
 
 
-NGRAM, SUFFIX, DRAFT = Way("ngram-k4", "ngram", 4), Way("suffix-k4", "suffix", 4), Way("draft-k3", "draft_model", 3)
+NGRAM, SUFFIX, DRAFT = (
+    MeasuredWay("ngram-k4", "ngram", 4),
+    MeasuredWay("suffix-k4", "suffix", 4),
+    MeasuredWay("draft-k3", "draft_model", 3),
+)
 WAYS: Final = (NGRAM, SUFFIX, DRAFT)
 # The candidates that are measured together.  In process those without a model need not wait for the draft; a server
 # has one.
@@ -101,7 +105,7 @@ RUNS: Final = {
 
 
 def write_config(
-    folder: Path, engine: str, pair: Pair, ways: tuple[Way, ...], max_tokens: int, servers: str = ""
+    folder: Path, engine: str, pair: Pair, ways: tuple[MeasuredWay, ...], max_tokens: int, servers: str = ""
 ) -> Path:
     """The configuration of one run, in its folder.
 
@@ -125,7 +129,7 @@ def served_section(baseline_url: str, speculative_url: str, model: str) -> str:
 
 
 @contextmanager
-def vllm_servers(environment: Environment, pair: Pair, way: Way, folder: Path) -> Iterator[str]:
+def vllm_servers(environment: Environment, pair: Pair, way: MeasuredWay, folder: Path) -> Iterator[str]:
     """Two of vLLM's servers, without and with this candidate; gives the section that names them."""
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -138,7 +142,7 @@ def vllm_servers(environment: Environment, pair: Pair, way: Way, folder: Path) -
 
 
 @contextmanager
-def llama_servers(binary: Binary, way: Way, folder: Path) -> Iterator[str]:
+def llama_servers(binary: Binary, way: MeasuredWay, folder: Path) -> Iterator[str]:
     """Two of llama.cpp's servers, likewise."""
     folder.mkdir(parents=True, exist_ok=True)
     slots = ["--parallel", "1", "--ctx-size", str(CONTEXT)]

@@ -28,7 +28,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ResultCell:
     """A candidate on an engine in a class ("": all of them)."""
 
     engine: str
@@ -60,7 +60,7 @@ select runs.slice_key, runs.fingerprint, num_drafts, num_draft_tokens, num_accep
 from runs where failure is null"""
 
 
-def cells(engine: str, folder: Path, report: dict[str, Any]) -> Iterator[Cell]:
+def cells(engine: str, folder: Path, report: dict[str, Any]) -> Iterator[ResultCell]:
     """Every candidate and class of one run, from its report and the rows of its store."""
     with sqlite3.connect(folder / "shadow.db") as connection:
         connection.row_factory = sqlite3.Row
@@ -75,7 +75,7 @@ def cells(engine: str, folder: Path, report: dict[str, Any]) -> Iterator[Cell]:
         yield _cell(engine, name, found, mine)
 
 
-def _cell(engine: str, name: str, found: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Cell:
+def _cell(engine: str, name: str, found: dict[str, Any], rows: Sequence[dict[str, Any]]) -> ResultCell:
     def column(key: str) -> list[float]:
         return [float(row[key]) for row in rows]
 
@@ -86,7 +86,7 @@ def _cell(engine: str, name: str, found: dict[str, Any], rows: Sequence[dict[str
     every_step = steps + total("num_plain_steps")
     decision, parity = found["decision"] or {}, found["parity"] or {}
     gate = next((test for test in decision.get("tests", []) if test["name"] == TEST), None)
-    return Cell(
+    return ResultCell(
         engine=engine,
         candidate=found["config"],
         prompt_class=name,
