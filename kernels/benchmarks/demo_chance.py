@@ -22,7 +22,7 @@ import msgspec
 
 from shadowspec.config.file import load_config
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.store import Store
 from shadowspec.types import ArmTiming, EndpointRows, RecordKey, Run, Watermark
@@ -99,7 +99,7 @@ def decide(policy: GatePolicy, rows: EndpointRows, random_: random.Random) -> st
     store = MemoryStore(rows.endpoint, place, rows.fingerprints.values())
     store.add([msgspec.structs.replace(record, key=keys[record.key]) for record in records], rows.blocks, runs)
     store.finish(len(records), Watermark(rows.watermark.time, is_ended=True))
-    decisions = run_gate(store, {rows.endpoint: policy}, now=datetime.now(UTC))
+    decisions = run_endpoint_gate(store, rows.endpoint, policy, now=datetime.now(UTC)).decisions
     return str(next(each.verdict for each in decisions if not each.slice_key))
 
 

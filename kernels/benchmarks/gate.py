@@ -43,7 +43,7 @@ from kernels.benchmarks.gate_rows import (
 )
 from kernels.benchmarks.harness import options
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store, upgrade
 from shadowspec.types import Decision
@@ -77,7 +77,7 @@ def measure(url: str, num_runs: int, num_slices: int, fold: int, note: Callable[
         note("folding")
 
         def gate() -> list[Decision]:
-            return run_endpoint_gate(store, traffic.endpoint, policy, RolloutPolicy()).decisions
+            return run_endpoint(store, traffic.endpoint, policy, RolloutPolicy()).decisions
 
         decisions: list[Decision] = []
         first = _timed(lambda: decisions.extend(gate()))

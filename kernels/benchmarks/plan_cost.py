@@ -26,7 +26,7 @@ from shadowspec.metrics import ratio
 from shadowspec.planning.block_costs import session_costs
 from shadowspec.planning.plans import plan_stored
 from shadowspec.planning.sizing import MAX_BLOCKS
-from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.store import Store, upgrade
 from shadowspec.types import (
     Advance,
@@ -61,7 +61,7 @@ class Story:
         with Store.open(f"sqlite:///{path}") as store:
             store.save_fingerprints(list(self._configs.values()))
             store.save_batch(self._cut(number), "plan_cost")
-            run = run_endpoint_gate(store, self.name, self._own.policy, self._own.rollout, input_ended=True)
+            run = run_endpoint(store, self.name, self._own.policy, self._own.rollout, input_ended=True)
             yield store, run.decisions
 
     def _cut(self, number: int) -> WriteBatch:

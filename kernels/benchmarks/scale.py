@@ -52,7 +52,7 @@ from kernels.benchmarks.gate_rows import (
 )
 from kernels.benchmarks.harness import options
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store, upgrade
 
@@ -140,7 +140,7 @@ def gate(store: Store, traffic: Traffic) -> float:
     """Run the product's gate over one endpoint; seconds."""
     policy = GatePolicy(max_hypotheses=traffic.num_slices + 1)
     started = time.perf_counter()
-    run_endpoint_gate(store, traffic.endpoint, policy, RolloutPolicy())
+    run_endpoint(store, traffic.endpoint, policy, RolloutPolicy())
     return time.perf_counter() - started
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shadowspec.config import Config
-from shadowspec.rollout.endpoint_run import run_endpoint_gate, unfinished_trials
+from shadowspec.rollout.endpoint_run import run_endpoint, unfinished_trials
 from shadowspec.store import Store
 from shadowspec.types import Decision
 from shadowspec.worker.files import Progress
@@ -44,7 +44,7 @@ def rehearsed(config: Config, store: Store, endpoints: Iterable[str]) -> Iterato
         return
     with store.rehearsal(trials[0]) as undone:
         for name in trials:
-            run_endpoint_gate(undone, name, chosen[name].policy, chosen[name].rollout, input_ended=True)
+            run_endpoint(undone, name, chosen[name].policy, chosen[name].rollout, input_ended=True)
         yield undone
 
 
@@ -106,6 +106,6 @@ class Rehearsals:
         found: list[Decision] = []
         for name, endpoint in self._config.endpoints.items():
             with self._store.rehearsal(name) as undone:
-                run = run_endpoint_gate(undone, name, endpoint.policy, endpoint.rollout, input_ended=True)
+                run = run_endpoint(undone, name, endpoint.policy, endpoint.rollout, input_ended=True)
             found.extend(run.decisions)
         return found

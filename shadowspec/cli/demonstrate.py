@@ -20,7 +20,7 @@ from shadowspec.config import load_config, load_hash_secret
 from shadowspec.errors import InputError
 from shadowspec.reports.rendering import decision_document
 from shadowspec.reports.report import build_report, render_html, terminal_tables
-from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.tap.sources import read_records
 
 DEFAULT_OUT = Path("shadowspec-demo")
@@ -65,7 +65,7 @@ def demo(
         progress = measured.progress[0]
         with notes.status("deciding"):
             runs = [
-                run_endpoint_gate(opened, name, settings.policy, settings.rollout, input_ended=True)
+                run_endpoint(opened, name, settings.policy, settings.rollout, input_ended=True)
                 for name, settings in config.endpoints.items()
             ]
             decisions = [decision for run in runs for decision in run.decisions]

@@ -27,10 +27,10 @@ from shadowspec.reports.rendering import audit_document, decision_document
 from shadowspec.reports.replay_rows import AuditRow, audit_rows
 from shadowspec.reports.report.terminal import tables_of_tests, verdict_tables
 from shadowspec.rollout.endpoint_run import (
-    EndpointGateRun,
+    EndpointRun,
     GatePolicies,
-    run_endpoint_gate,
-    run_gates,
+    run_endpoint,
+    run_endpoints,
     unfinished_trials,
 )
 from shadowspec.rollout.stages import RolloutStep
@@ -69,7 +69,7 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
             {name: policy for name, policy in chosen.items() if name not in trials},
             {name: settings.rollout for name, settings in config.endpoints.items()},
         )
-        runs, errors = run_gates(store, policies, input_ended=input_ended)
+        runs, errors = run_endpoints(store, policies, input_ended=input_ended)
         if errors:
             raise next(iter(errors.values()))
         found = [_gather(store, runs, policies.gate), *(_rehearse(config, store, name, True) for name in trials)]
@@ -89,7 +89,7 @@ def _rehearse(config: Config, store: Store, name: str, input_ended: bool | None)
     """One endpoint's results; no rollout moves."""
     settings = config.endpoints[name]
     with store.rehearsal(name) as undone:
-        run = run_endpoint_gate(undone, name, settings.policy, settings.rollout, input_ended=input_ended)
+        run = run_endpoint(undone, name, settings.policy, settings.rollout, input_ended=input_ended)
         return replace(_gather(undone, {name: run}, {name: settings.policy}), steps=[])
 
 
@@ -111,7 +111,7 @@ def _together(found: Sequence[GateRun], store: Store, endpoints: Collection[str]
     return run
 
 
-def _gather(store: Store, runs: Mapping[str, EndpointGateRun], policies: Mapping[str, GatePolicy]) -> GateRun:
+def _gather(store: Store, runs: Mapping[str, EndpointRun], policies: Mapping[str, GatePolicy]) -> GateRun:
     """The results of these endpoints' runs, with the audits and overrides after them."""
     now = datetime.now(UTC)
     decisions = [decision for run in runs.values() for decision in run.decisions]

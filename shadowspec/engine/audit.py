@@ -2,7 +2,7 @@
 
 Given an output, replay computes the expected accepted tokens.  If the engine in this process generated the output, the
 difference has mean exactly zero, unless engine or replay is wrong.  If a server generated it, rounding moves the mean:
-server and replay compute in other kernels.  `shadowspec.gate.audit.difference` bets on the difference.
+server and replay compute in other kernels.  `shadowspec.gate.run.audit_difference` bets on the difference.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shadowspec import metrics
-from shadowspec.gate.audit.audit_run import stored_audits
-from shadowspec.gate.audit.difference import AuditState
+from shadowspec.gate.run.audit_difference import AuditState
+from shadowspec.gate.run.audit_run import stored_audits
 from shadowspec.store import Store
 from shadowspec.text import number, plural
 from shadowspec.types import AcceptanceSums, FingerprintedConfig, LoopSpan, StoredAudit

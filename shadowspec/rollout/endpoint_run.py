@@ -1,4 +1,4 @@
-"""An endpoint's gate run: audits, fold, decisions, rollouts, in this order, and nowhere else; every change is kept."""
+"""An endpoint's gate run and the rollouts that follow it, under one lock; every change is stored."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
-from shadowspec.gate.audit.audit_run import CellAudit, run_audits
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import gate_endpoint
+from shadowspec.gate.run.audit_run import CellAudit
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, read_endpoint_decisions
 from shadowspec.rollout.control import Control, compare_pools
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -28,15 +28,15 @@ class GatePolicies:
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointGateRun:
+class EndpointRun:
     """The decisions that one endpoint's gate run appended, and the states of its audits and rollouts after it."""
 
-    audits: list[CellAudit]
+    audits: Sequence[CellAudit]
     decisions: list[Decision]
     steps: list[RolloutStep]
 
 
-def run_endpoint_gate(
+def run_endpoint(
     store: Store,
     endpoint: str,
     gate_policy: GatePolicy,
@@ -44,42 +44,35 @@ def run_endpoint_gate(
     *,
     input_ended: bool | None = None,
     now: datetime | None = None,
-) -> EndpointGateRun:
-    """Audit the endpoint's new runs, fold its new rows, decide its hypotheses, and move its rollouts.
-
-    `input_ended`: no more records of the same sessions may come (None: the ledger says whether); `now` is the moment of
-    all steps (None: each reads the clock).
+) -> EndpointRun:
+    """Run the endpoint's gate, and move its rollouts after the decisions; the lock is taken once for both.
 
     Raises:
-        InputError: rows contradict each other, or rows that must be folded again are gone.
+        InputError: as `run_endpoint_gate`.
     """
     with store.locked(endpoint) as held:
-        # The audits come first: an alarm holds even if a later step fails.
-        audits = run_audits(held, endpoint, now or datetime.now(UTC))
-        gate = gate_endpoint(held, endpoint, gate_policy, input_ended=input_ended, now=now)
+        gate = run_endpoint_gate(held, endpoint, gate_policy, input_ended=input_ended, now=now)
         steps = (
             []  # a trial rolls nothing out
             if gate_policy.recording_only
             else advance_rollouts(held, endpoint, gate_policy, policy, now or datetime.now(UTC), gate.latest)
         )
-    return EndpointGateRun(audits, gate.decisions, steps)
+    return EndpointRun(gate.audits, gate.decisions, steps)
 
 
-def run_gates(
+def run_endpoints(
     store: Store, policies: GatePolicies, *, input_ended: bool | None = None
-) -> tuple[dict[str, EndpointGateRun], dict[str, ShadowSpecError]]:
+) -> tuple[dict[str, EndpointRun], dict[str, ShadowSpecError]]:
     """The gate runs of these endpoints, and the errors of those that failed: one that fails holds up no other.
 
     Raises:
         ServiceUnavailableError: the database cannot be reached.
     """
-    runs: dict[str, EndpointGateRun] = {}
+    runs: dict[str, EndpointRun] = {}
     errors: dict[str, ShadowSpecError] = {}
     for endpoint, policy in policies.gate.items():
         try:
-            runs[endpoint] = run_endpoint_gate(
-                store, endpoint, policy, policies.rollout[endpoint], input_ended=input_ended
-            )
+            runs[endpoint] = run_endpoint(store, endpoint, policy, policies.rollout[endpoint], input_ended=input_ended)
         except ServiceUnavailableError:
             raise
         except ShadowSpecError as error:

@@ -24,7 +24,7 @@ from shadowspec.live.scrape import scrape_all
 from shadowspec.live.watch import Taken, Watched, alarm_words, take_scrapes, watch
 from shadowspec.reports.period.period_changes import events_within
 from shadowspec.reports.period.period_model import GATE_DONE
-from shadowspec.rollout.endpoint_run import GatePolicies, run_gates
+from shadowspec.rollout.endpoint_run import GatePolicies, run_endpoints
 from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.job_settings import EmailSettings, JobSettings, LiveSettings, ScheduleSettings
 from shadowspec.store import Store
@@ -146,7 +146,7 @@ def run_measured_gates(store: Store, policies: GatePolicies) -> str:
     """
     measured = set(store.endpoints())
     measured_policies = {endpoint: policy for endpoint, policy in policies.gate.items() if endpoint in measured}
-    _, errors = run_gates(store, replace(policies, gate=measured_policies))
+    _, errors = run_endpoints(store, replace(policies, gate=measured_policies))
     for endpoint, error in errors.items():
         _log.warning("gate of endpoint %s failed: %s", endpoint, error)
     return "; ".join(f"{endpoint}: {type(error).__name__}" for endpoint, error in errors.items()) or GATE_DONE

@@ -17,8 +17,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shadowspec.errors import ConfigError
-from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
 from shadowspec.gate.verdict.effective_decisions import active
 from shadowspec.live.watch import AUTHOR as GUARD

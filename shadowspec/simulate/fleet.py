@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.simulate.effects import Outcomes, draw_outcomes
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, is_verdict
 from shadowspec.simulate.rows import CONFIG, Rows, rows_of
@@ -149,7 +149,7 @@ def _funnel(records: Sequence[StoredRecord]) -> dict[FunnelKey, int]:
 
 def _look(store: Store, world: FleetWorld, *, input_ended: bool) -> Decision:
     """The gate's current verdict on the whole endpoint, the only hypothesis with a level in such a world."""
-    decisions = run_gate(store, {ENDPOINT: world.policy}, input_ended=input_ended, now=START)
+    decisions = run_endpoint_gate(store, ENDPOINT, world.policy, input_ended=input_ended, now=START).decisions
     return next(decision for decision in decisions if not decision.slice_key)
 
 

@@ -1,10 +1,11 @@
 """Continuous peeking: the production gate over simulated rows, run whenever its verdict could change.
 
-`run_gate` folds and decides, from a store in memory.  Running it at every look would take minutes, so an accelerator
-excludes looks.  The gate's capitals as paths over all looks (`paths`), of the units of one production fold of the whole
-input, show at which looks a verdict other than HOLD is possible, a test may restart, a detector may alarm, or a fault
-or memory may revoke.  The gate runs only there, and its decisions are the outcome.  Where it decides what the
-accelerator excluded, the repetition fails.  A test compares this with running the gate at every look.
+`run_endpoint_gate` folds and decides, from a store in memory.  Running it at every look would take minutes, so an
+accelerator excludes looks.  The gate's capitals as paths over all looks (`paths`), of the units of one production
+fold of the whole input, show at which looks a verdict other than HOLD is possible, a test may restart, a detector may
+alarm, or a fault or memory may revoke.  The gate runs only there, and its decisions are the outcome.  Where it
+decides what the accelerator excluded, the repetition fails.  A test compares this with running the gate at every
+look.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.run.folding import LOST, Completed
-from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, Part, run_gate
+from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGateRun, Part, run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.gate.run.state import Units, clustering_id
 from shadowspec.gate.stats.betting import Floats
@@ -148,7 +149,7 @@ def watch(
             decisions = gate.decisions
         else:
             store.finish(*moments.known_at(look))
-            decisions = run_gate(store, {ENDPOINT: policy}, now=START)
+            decisions = run_endpoint_gate(store, ENDPOINT, policy, now=START).decisions
         said = look, {hypothesis_id(each): each for each in decisions}
         waiting = [(course, after) for course, _ in waiting if (after := _advance(course, said)) is not None]
     return [outcome for outcomes in found for outcome in outcomes]
@@ -165,9 +166,9 @@ def _fill_store(rows: Rows, configs: Sequence[FingerprintedConfig]) -> MemorySto
     return store
 
 
-def _fold_all(store: MemoryStore, policy: GatePolicy) -> tuple[EndpointGate, Part]:
+def _fold_all(store: MemoryStore, policy: GatePolicy) -> tuple[EndpointGateRun, Part]:
     """A gate run over the whole input that has folded it and not decided."""
-    gate = EndpointGate(ENDPOINT, policy, None, START)
+    gate = EndpointGateRun(ENDPOINT, policy, None, START)
     while True:
         try:
             with store.evidence_session(ENDPOINT) as session:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.gate.verdict.lifecycle import decided_slices
 from shadowspec.gate.verdict.trial_levels import hypothesis_id
@@ -50,7 +50,8 @@ def watch_steered(world: SteeredWorld, seed: np.random.SeedSequence) -> list[Hyp
     phases = list(world.phases[1:])
     while traffic.store.num_records < world.num_sessions:
         traffic.measure(world.look_every)
-        for decision in run_gate(traffic.store, {ENDPOINT: world.policy}, now=event_time(traffic.at_us)):
+        run = run_endpoint_gate(traffic.store, ENDPOINT, world.policy, now=event_time(traffic.at_us))
+        for decision in run.decisions:
             standing[hypothesis_id(decision)] = decision.verdict, decision.reason_code
             _note(outcomes, decision)
             if not decision.slice_key and phases and decision.reason_code == phases[0].begins_at:

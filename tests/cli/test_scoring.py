@@ -19,7 +19,7 @@ from shadowspec import demo
 from shadowspec.engine import Engine, Models
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.quality.custom_scores import Scorer, is_json, load_scorer
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
@@ -254,7 +254,7 @@ def measured(store: Store, engine: FakeEngine, contract: OutputContract | None =
 
 def results_of(store: Store, margin: float) -> dict[str, TestResult]:
     policy = GatePolicy(max_hypotheses=1, min_span_s=0.0, entry_clusters=2, validity_margin=margin, score_margin=0.5)
-    decisions = run_gate(store, {"chat": policy}, input_ended=True)
+    decisions = run_endpoint_gate(store, "chat", policy, input_ended=True).decisions
     return {test.name: test for decision in decisions if not decision.slice_key for test in decision.tests}
 
 

@@ -12,8 +12,8 @@ import streamlit as st
 from sqlalchemy import Engine, event
 from streamlit.testing.v1 import AppTest
 
-from shadowspec.gate.audit.audit_run import fold_units, run_audits
-from shadowspec.gate.audit.difference import AuditState
+from shadowspec.gate.run.audit_difference import AuditState
+from shadowspec.gate.run.audit_run import fold_units, run_audits
 from shadowspec.store import Store
 from shadowspec.types import AuditedRun, AuditedUnit, Decision, ExpectedCounts, RecordKey, ReplayedRecord, StoredAudit
 from tests.dashboards.pages import said

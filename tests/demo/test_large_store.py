@@ -19,7 +19,7 @@ from kernels.benchmarks.large_store.traffic import bins_of
 from kernels.benchmarks.large_store.world import make_world
 from shadowspec.config import load_config
 from shadowspec.errors import UsageError
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.metrics import mean_acceptance_length, speedup
 from shadowspec.reports.pages.before_after import enablings
 from shadowspec.reports.pages.live_production import around
@@ -131,7 +131,7 @@ def test_the_gate_goes_on_where_the_history_ends(filled: tuple[str, Filled]) -> 
         verdicts = {
             (decision.slice_key, decision.concurrency, decision.fingerprint): decision.verdict for decision in before
         }
-        after = run_gate(store, {name: world.policy}, now=NOW)
+        after = run_endpoint_gate(store, name, world.policy, now=NOW).decisions
     assert {decision.verdict for decision in before} >= {Verdict.ENABLE, Verdict.HOLD}
     assert {
         (decision.slice_key, decision.concurrency, decision.fingerprint): decision.verdict for decision in after

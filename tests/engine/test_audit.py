@@ -20,7 +20,7 @@ from shadowspec.engine import Candidate, Engine, LoadedModel, Models, arms
 from shadowspec.engine.audit import Auditor
 from shadowspec.engine.batch import Request
 from shadowspec.engine.replay.replayer import Replayer
-from shadowspec.gate.audit.difference import AuditState
+from shadowspec.gate.run.audit_difference import AuditState
 from shadowspec.types import (
     Arm,
     AuditedRun,

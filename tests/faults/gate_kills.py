@@ -27,7 +27,7 @@ from sqlalchemy import create_engine, make_url, text
 from shadowspec.gate.evidence import codec
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.recompute import compare, explain
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
@@ -50,7 +50,7 @@ def one_gate(url: str, started: Any) -> None:
     spans.next_plan.__defaults__ = (OFFSETS_AT_ONCE,)  # type: ignore[attr-defined]
     with Store.open(url) as store:
         started.set()
-        run_gate(store, {ENDPOINT: POLICY}, input_ended=False, now=START)
+        run_endpoint_gate(store, ENDPOINT, POLICY, input_ended=False, now=START)
 
 
 def attempt(url: str, kill_after_s: float) -> int | None:
@@ -80,7 +80,7 @@ def run(disturbed: str, undisturbed: str, num_kills: int, seed: int) -> dict[str
             for feed in feeds:
                 feed.write_blocks(look * BLOCKS_A_LOOK, (look + 1) * BLOCKS_A_LOOK)
             started = time.monotonic()
-            run_gate(other, {ENDPOINT: POLICY}, input_ended=False, now=START)
+            run_endpoint_gate(other, ENDPOINT, POLICY, input_ended=False, now=START)
             longest_s = 2.0 * (time.monotonic() - started)  # a process of its own is slower
             before = counted(disturbed, "folds")
             wanted = exits["killed"] + (num_kills - exits["killed"]) // (num_looks - look)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from shadowspec.engine.replay.law import StepChances, step_law
 from shadowspec.errors import InputError
-from shadowspec.gate.audit import difference as audit
-from shadowspec.gate.audit.difference import FAMILY_LEVEL, AuditState, bet_ratios
+from shadowspec.gate.run import audit_difference as audit
+from shadowspec.gate.run.audit_difference import FAMILY_LEVEL, AuditState, bet_ratios
 from shadowspec.types import AUDIT_TOLERANCE, AuditedRun, RecordKey
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

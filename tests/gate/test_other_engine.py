@@ -10,7 +10,7 @@ import pytest
 from shadowspec.gate.evidence.hypothesis import watch_states
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import Look
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.effective_decisions import for_what_serves
@@ -219,7 +219,9 @@ def test_it_is_kept_with_the_decision_and_explained_to_the_last_figure(store: St
     decided = []
     for number, policy in enumerate(policies):
         feed.write_blocks(100 + 20 * (number - 1) if number else 0, 100 + 20 * number)
-        decided += run_gate(store, {ENDPOINT: policy}, input_ended=None, now=START + timedelta(hours=number))
+        decided += run_endpoint_gate(
+            store, ENDPOINT, policy, input_ended=None, now=START + timedelta(hours=number)
+        ).decisions
     whole = [decision for decision in decided if not decision.slice_key]
     assert [word(decision) for decision in whole] == [
         (Verdict.ENABLE, "all_tests_pass"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shadowspec import store as stores
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.reports.notes import decision_notes
 from shadowspec.reports.report import Report, build_report, render_json, render_markdown
 from shadowspec.store import Store
@@ -207,7 +207,7 @@ def test_the_store_gives_the_same_report_as_a_source_in_memory(sqlite_store: Sto
         records = [record for record in source.records("editor") if record.key in run_keys]
         save_block(sqlite_store, BlockResult(block, stored.started_at, runs, stored.memory), records)
     save_records(sqlite_store, list(source.records("editor")))
-    source.decisions = run_gate(sqlite_store, {"editor": POLICY}, input_ended=True, now=NOW)
+    source.decisions = run_endpoint_gate(sqlite_store, "editor", POLICY, input_ended=True, now=NOW).decisions
     source.folded = {"editor": sqlite_store.folds("editor")}
     assert render_json(report_of(sqlite_store)) == render_json(report_of(source))
 

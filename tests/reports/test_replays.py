@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.gate.audit.difference import AuditState
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.audit_difference import AuditState
 from shadowspec.reports.pages.timeline import override_changes
 from shadowspec.reports.replay_rows import ReplayRow, audit_rows, replay_rows
 from shadowspec.reports.report import build_report, render_html, render_json, render_markdown

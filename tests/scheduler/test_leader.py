@@ -19,7 +19,7 @@ import sqlalchemy
 
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import EndpointGate
+from shadowspec.gate.run.gate_run import EndpointGateRun
 from shadowspec.rollout import endpoint_run as app_gate
 from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -180,13 +180,13 @@ def test_an_endpoint_whose_gate_fails_holds_up_neither_the_others_nor_the_report
 ) -> None:
     url, decided = new_database("sqlite"), []
 
-    def gate(_store: Store, endpoint: str, policy: GatePolicy, **_: object) -> EndpointGate:
+    def gate(_store: Store, endpoint: str, policy: GatePolicy, **_: object) -> EndpointGateRun:
         if endpoint == "bad":
             raise InputError("rows contradict each other")
         decided.append(endpoint)
-        return EndpointGate(endpoint, policy, None, datetime.now(UTC))
+        return EndpointGateRun(endpoint, policy, None, datetime.now(UTC))
 
-    monkeypatch.setattr(app_gate, "gate_endpoint", gate)
+    monkeypatch.setattr(app_gate, "run_endpoint_gate", gate)
     names = ("bad", "chat", "unseen")
     policies = GatePolicies(dict.fromkeys(names, GatePolicy()), dict.fromkeys(names, RolloutPolicy()))
     with Store.open(url) as store:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from shadowspec.gate.evidence.units import Cluster
 from shadowspec.gate.run.endpoint_look import Decided, EndpointLook
-from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, run_gate
+from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGateRun, run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.simulate import gate_under_test
 from shadowspec.simulate.gate_under_test import AcceleratorError, HypothesisOutcome, is_verdict, watch
@@ -44,7 +44,7 @@ def moments(drawn: Draw, world: World) -> tuple[Moments, Sequence[Cluster]]:
     """By a fold of the whole input."""
     store = stored(drawn)
     store.finish(len(drawn.rows.records), Watermark(START, is_ended=True))
-    gate = EndpointGate(ENDPOINT, world.policy, None, START)
+    gate = EndpointGateRun(ENDPOINT, world.policy, None, START)
     (clusters,) = gate.fold(store).completed.entered.values()
     return moments_of(drawn.requests, clusters), clusters
 
@@ -90,7 +90,7 @@ def at_every_look(world: World, drawn: Draw) -> list[HypothesisOutcome]:
     was_dependent = set()
     for look in range(len(found.looks)):
         store.finish(*found.known_at(look))
-        for decision in run_gate(store, {ENDPOINT: world.policy}, now=START):
+        for decision in run_endpoint_gate(store, ENDPOINT, world.policy, now=START).decisions:
             trial = decision.run
             if trial is None or (decision.slice_key and world.arrivals.num_slices == 1):
                 continue  # a slice that is its whole endpoint: the same hypothesis
@@ -164,7 +164,7 @@ def test_a_key_that_dominates_is_cut_at_every_look_and_here() -> None:
     (outcome,) = watched(drawn, world)
     store = stored(drawn)
     store.finish(len(busy), Watermark(START, is_ended=True))
-    decision = run_gate(store, {ENDPOINT: world.policy}, now=START)[0]
+    decision = run_endpoint_gate(store, ENDPOINT, world.policy, now=START).decisions[0]
     assert decision.evidence.counts.num_dominant_keys == 1
     assert (outcome.num_blocks, outcome.num_clusters) == (decision.num_blocks, decision.num_clusters)
 

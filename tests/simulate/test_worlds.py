@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.simulate.effects import CLIP, PARITY_TOKENS, Effects, Outcomes, draw_outcomes, location
 from shadowspec.simulate.repetition import draw, draw_truth, fixed_sample_size, seed_of
@@ -159,7 +159,7 @@ def test_rows_are_what_the_store_would_hold() -> None:
     store = MemoryStore(ENDPOINT, PLACE, [CONFIG])
     store.add(rows.records, rows.blocks, rows.runs)
     store.finish(len(rows.records), Watermark(START, is_ended=True))
-    decision = run_gate(store, {ENDPOINT: WORLDS["session_length"].policy}, now=START)[0]
+    decision = run_endpoint_gate(store, ENDPOINT, WORLDS["session_length"].policy, now=START).decisions[0]
     assert (decision.evidence.counts.num_late, decision.evidence.counts.num_members) == (0, len(rows.records))
 
 

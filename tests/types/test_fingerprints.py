@@ -19,7 +19,7 @@ from shadowspec.engine import candidate
 from shadowspec.engine.heads.loading import LoadedHeads
 from shadowspec.engine.models import LoadedModel
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import gate_endpoint, run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -185,21 +185,21 @@ def test_another_fingerprint_ends_verdict_and_rollout_of_the_one_before(store: S
     policy, rollout = GatePolicy(max_hypotheses=3, min_span_s=0.0), RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
     feed.write_blocks(0, 100)
     now = START + timedelta(days=1)
-    enabled = run_gate(store, {ENDPOINT: policy}, input_ended=True, now=now)[0]
+    enabled = run_endpoint_gate(store, ENDPOINT, policy, input_ended=True, now=now).decisions[0]
     assert enabled.verdict is Verdict.ENABLE
     (step,) = advance_rollouts(store, ENDPOINT, policy, rollout, now)
     assert (step.rollout.stage, step.rollout.fingerprint) == (Stage.PARTIAL, CONFIG.fingerprint)
 
     feed.write_blocks(100, 110)
     later = now + timedelta(hours=1)
-    gate = gate_endpoint(store, ENDPOINT, policy, input_ended=True, now=later)
+    gate = run_endpoint_gate(store, ENDPOINT, policy, input_ended=True, now=later)
     assert gate.latest == store.latest_decisions(ENDPOINT), "the replaced fingerprint's included"
     found = {each.fingerprint: each for each in gate.decisions}
     for decision in found.values():
         assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "changed_fingerprint")
         assert decision.decision_id is not None
         assert explain(store, decision.decision_id).differences == ()
-    again = gate_endpoint(store, ENDPOINT, policy, input_ended=True, now=later + timedelta(hours=1))
+    again = run_endpoint_gate(store, ENDPOINT, policy, input_ended=True, now=later + timedelta(hours=1))
     stored = store.latest_decisions(ENDPOINT)
     assert [(each.decision_id, each) for each in again.latest] == [(each.decision_id, each) for each in stored]
     assert len(again.latest) > len(again.decisions), "what replaced the fingerprint is not decided again"

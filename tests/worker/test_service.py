@@ -13,7 +13,7 @@ import pytest
 
 from shadowspec.errors import FencedError, ServiceUnavailableError, StoreError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.tap.admission import Admission
@@ -350,5 +350,5 @@ def test_a_partition_that_was_only_taken_up_begins_where_its_group_does(store: S
 
 def decisions(store: Store) -> list[Decision]:
     """What a gate says of the whole endpoint."""
-    found = run_gate(store, {"chat": GatePolicy(min_span_s=0.0)})
+    found = run_endpoint_gate(store, "chat", GatePolicy(min_span_s=0.0)).decisions
     return [decision for decision in found if not decision.slice_key]

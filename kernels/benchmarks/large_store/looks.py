@@ -1,7 +1,7 @@
 """An endpoint's history before the gate: blocks come day by day, and the gate is run at each look.
 
-The gate is production's (`run_gate`), over rows in memory.  They are a thinned share of the runs in the rollups: a
-decision needs hundreds of blocks, not hundreds of thousands.
+The gate is production's (`run_endpoint_gate`), over rows in memory.  They are a thinned share of the runs in the
+rollups: a decision needs hundreds of blocks, not hundreds of thousands.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from kernels.benchmarks.large_store.units import SOURCE, BlockMaker, MeasuredUnit
 from kernels.benchmarks.large_store.world import LATE_DAY, SyntheticEndpoint
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.rollout.endpoint_run import next_steps
@@ -75,7 +75,7 @@ def history(
             store.add(records, [each.block for each in blocks], runs)
             # Every session is over: no cluster waits for more at the end of a look.
             store.finish(store.num_records, Watermark(now, is_ended=True))
-            decisions = tuple(run_gate(store, {endpoint.name: policy}, now=now))
+            decisions = tuple(run_endpoint_gate(store, endpoint.name, policy, now=now).decisions)
             changed = _changed_rollouts(endpoint.name, store, rollouts, now)
             assert store.progress is not None, "the gate was run"
             looks.append(LookResult(now, decisions, changed, store.progress.document, len(records), len(runs)))

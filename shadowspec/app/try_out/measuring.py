@@ -18,7 +18,7 @@ from shadowspec.config import EndpointConfig, load_config, load_hash_secret
 from shadowspec.engine import Engine
 from shadowspec.planning.sizing import stored_costs
 from shadowspec.reports.report import Report, build_report
-from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.store import Store
 from shadowspec.types import Decision
 from shadowspec.worker.files import Progress
@@ -136,7 +136,7 @@ class LoadedTrial:
 
     def _decide(self, store: Store) -> Sequence[Decision]:
         name, endpoint = self.trial.inputs.endpoint, self._endpoint
-        return run_endpoint_gate(store, name, endpoint.policy, endpoint.rollout, input_ended=True).decisions
+        return run_endpoint(store, name, endpoint.policy, endpoint.rollout, input_ended=True).decisions
 
     def _report(self, store: Store) -> Report:
         policies = {self.trial.inputs.endpoint: self._endpoint.policy}

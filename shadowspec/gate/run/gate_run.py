@@ -1,4 +1,4 @@
-"""From committed rows to decisions, endpoint by endpoint: folds new rows, decides and appends, under a lock.
+"""An endpoint's gate run: audits, then the fold of new rows, then the decisions, under its lock.
 
 Every transaction moves the cursors, the evidence and (the last one) the decisions together.  A gate that is killed
 leaves only whole folds, and the next one continues from there.
@@ -13,10 +13,11 @@ from typing import Any
 
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.audit_run import CellAudit, run_audits
 from shadowspec.gate.run.endpoint_look import EndpointLook
 from shadowspec.gate.run.fold_spans import Plan, merge_spans, next_plan
 from shadowspec.gate.run.folding import NEVER, Completed, Folding, Rules
-from shadowspec.gate.run.gate_store import EvidenceStore, GateSession
+from shadowspec.gate.run.gate_store import GateSession, GateStore
 from shadowspec.gate.run.state import (
     FOLD_VERSION,
     EndpointState,
@@ -37,44 +38,33 @@ from shadowspec.gc_control import gc_paused
 from shadowspec.types import Decision, Fold, Span, StoredEvidence, Watermark
 
 
-def run_gate(
-    store: EvidenceStore,
-    policy_by_endpoint: Mapping[str, GatePolicy],
+def run_endpoint_gate(
+    store: GateStore,
+    endpoint: str,
+    policy: GatePolicy,
     *,
     input_ended: bool | None = None,
     now: datetime | None = None,
-) -> list[Decision]:
-    """Fold new rows, decide every endpoint of `policy_by_endpoint` and append the decisions.
+) -> EndpointGateRun:
+    """Audit the endpoint's new runs, fold its new rows, decide its hypotheses and append the decisions.
 
-    `input_ended`: no more records of the same sessions may come (None: the ledger says whether).
-    Each unit enters the evidence once, however many gates run at a time: each endpoint is folded under its lock.
+    `input_ended`: no more records of the same sessions may come (None: the ledger says whether); `now` is the moment of
+    all steps (None: each reads the clock).  Each unit enters the evidence once, however many gates run at a time.
 
     Raises:
         InputError: rows contradict each other, or rows that must be folded again are gone.
     """
-    decisions: list[Decision] = []
-    for endpoint, policy in policy_by_endpoint.items():
-        decisions += gate_endpoint(store, endpoint, policy, input_ended=input_ended, now=now).decisions
-    return decisions
-
-
-def gate_endpoint(
-    store: EvidenceStore, endpoint: str, policy: GatePolicy, *, input_ended: bool | None, now: datetime | None
-) -> EndpointGate:
-    """Fold and decide one endpoint as `run_gate` does, under its lock; the finished run.
-
-    Raises:
-        InputError: as `run_gate`.
-    """
     with store.endpoint_lock(endpoint):  # read within it, the clock orders decisions as they are committed
-        gate = EndpointGate(endpoint, policy, input_ended, now or datetime.now(UTC))
-        while not gate.has_decided:
+        # The audits come first: an alarm holds even if a later step fails.
+        audits = run_audits(store, endpoint, now or datetime.now(UTC))
+        run = EndpointGateRun(endpoint, policy, input_ended, now or datetime.now(UTC), audits)
+        while not run.has_decided:
             try:
                 with gc_paused(), store.evidence_session(endpoint) as session:
-                    gate.step(session)
+                    run.step(session)
             except BeginsAnewError as error:  # nothing of this fold was kept
-                gate.begins = error.begins
-    return gate
+                run.begins = error.begins
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +80,19 @@ class Part:
     completed: Completed
 
 
-class EndpointGate:
+class EndpointGateRun:
     """One gate run at one endpoint.  Its transactions run under the endpoint's lock; its results remain."""
 
-    def __init__(self, endpoint: str, policy: GatePolicy, input_ended: bool | None, now: datetime) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        policy: GatePolicy,
+        input_ended: bool | None,
+        now: datetime,
+        audits: Sequence[CellAudit] = (),
+    ) -> None:
         self.endpoint, self._policy, self._input_ended, self._now = endpoint, policy, input_ended, now
+        self.audits = audits  # the endpoint's, after its new runs
         self.decisions: list[Decision] = []
         self.latest: list[Decision] = []  # the last decision on every hypothesis, as the store then returns them
         self.has_decided = False

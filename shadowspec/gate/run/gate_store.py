@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from shadowspec.gate.evidence.clusters import KeyTable
+from shadowspec.gate.run.audit_run import AuditStore
 from shadowspec.types import (
     Decision,
     EndpointProgress,
@@ -119,11 +120,8 @@ class GateSession(Rows, OpenUnits, Offsets, Protocol):
         """Append decisions; their ids."""
 
 
-class EvidenceStore(Protocol):
+class GateStore(AuditStore, Protocol):
     """The gate's part of a store."""
 
     def evidence_session(self, endpoint: str) -> AbstractContextManager[GateSession]:
         """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
-
-    def endpoint_lock(self, endpoint: str) -> AbstractContextManager[object]:
-        """Held by one gate at a time."""

@@ -19,6 +19,7 @@ from shadowspec.gate.evidence.clusters import KeyTable, is_over
 from shadowspec.gate.run.gate_store import Place
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.types import (
+    AuditedUnit,
     Decision,
     EndpointProgress,
     Evaluation,
@@ -27,10 +28,13 @@ from shadowspec.types import (
     FunnelCounter,
     OpenBlock,
     OpenKey,
+    Override,
+    OverrideRecord,
     RecordKey,
     Run,
     SliceKey,
     Span,
+    StoredAudit,
     StoredBlock,
     StoredEvidence,
     StoredRecord,
@@ -155,7 +159,8 @@ class MemoryRows:
 
 
 class MemoryStore(MemoryRows):
-    """One endpoint with one partition, its evidence and decisions: satisfies `EvidenceStore` and `GateSession`.
+    """One endpoint with one partition, its evidence and decisions: satisfies `GateStore`, `GateSession` and
+    `AuditTransaction`.
 
     Record i of those that were added has offset i.  A gate sees the records of which `finish` says that they are
     finished, with the watermark that it states.
@@ -197,6 +202,26 @@ class MemoryStore(MemoryRows):
     def endpoint_lock(self, endpoint: str) -> AbstractContextManager[object]:
         """Nothing: one gate runs at a time."""
         return nullcontext()
+
+    @contextmanager
+    def audit_session(self, endpoint: str) -> Iterator[MemoryStore]:
+        """The store itself: a world has no audited runs."""
+        yield self
+
+    def take(self) -> list[AuditedUnit]:
+        return []
+
+    def states(self) -> list[StoredAudit]:
+        return []
+
+    def save(self, changed: Sequence[StoredAudit]) -> None:
+        assert not changed, "without audited runs no audit changes"
+
+    def overrides(self, endpoint: str | None = None) -> list[OverrideRecord]:
+        return []
+
+    def add_override(self, override: Override) -> int:
+        raise NotImplementedError("only an audit's alarm sets an override")
 
     # Rows.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
+from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.effective_decisions import is_revoked
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.shared_values import Change, ChangeKind

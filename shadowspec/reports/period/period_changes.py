@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
+from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.effective_decisions import is_revoked, order_words
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.live.watch import AUTHOR as GUARD

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryRows
 from shadowspec.gate.run.unit_curves import DRAWN_TESTS, Curves, endpoint_curves
 from shadowspec.gate.verdict.trial_levels import is_superseded
@@ -29,7 +29,7 @@ WHOLE = ("", 4, CONFIG.fingerprint)
 
 
 def gate(store: Store, policy: GatePolicy = POLICY, *, hours: int = 0, ended: bool | None = None) -> list[Decision]:
-    return run_gate(store, {ENDPOINT: policy}, input_ended=ended, now=START + timedelta(hours=hours))
+    return run_endpoint_gate(store, ENDPOINT, policy, input_ended=ended, now=START + timedelta(hours=hours)).decisions
 
 
 def curves_of(store: Store) -> Curves:

@@ -16,10 +16,10 @@ from sqlalchemy import Engine, event
 
 from shadowspec.errors import InputError, ServiceUnavailableError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import EndpointGate, gate_endpoint, run_gate
+from shadowspec.gate.run.gate_run import EndpointGateRun, run_endpoint_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.rollout import endpoint_run
-from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store, locks
 from shadowspec.store.admin import schema
@@ -197,12 +197,12 @@ def save(store: Store, evidence: EndpointEvidence) -> None:
 def test_the_gate_over_a_store_decides_what_it_decides_over_rows(store: Store) -> None:
     evidence = World(80, slices=SLICES, make_run=noisy_run()).evidence()
     save(store, evidence)
-    gate = gate_endpoint(store, ENDPOINT, POLICY, input_ended=True, now=START)
+    gate = run_endpoint_gate(store, ENDPOINT, POLICY, input_ended=True, now=START)
     decisions = gate.decisions
     evidence = replace(evidence, watermark=store.watermark(ENDPOINT).time)
     assert decisions == list(decided(evidence).values())
     assert store.latest_decisions(ENDPOINT) == gate.latest == sorted(decisions, key=lambda d: d.slice_key)
-    again = run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START + timedelta(hours=1))
+    again = run_endpoint_gate(store, ENDPOINT, POLICY, input_ended=True, now=START + timedelta(hours=1)).decisions
     assert [(d.verdict, d.verdict_since) for d in again] == [(d.verdict, d.verdict_since) for d in decisions]
     assert [d.tests for d in again] == [d.tests for d in decisions]
 
@@ -226,7 +226,7 @@ def test_an_endpoints_gate_run_holds_its_lock_throughout_and_reads_its_decisions
     for day in range(2):
         at = START + timedelta(days=day)
         policy = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
-        run = run_endpoint_gate(store, ENDPOINT, POLICY, policy, input_ended=True, now=at)
+        run = run_endpoint(store, ENDPOINT, POLICY, policy, input_ended=True, now=at)
         assert locked == [ENDPOINT] * (day + 1)
         assert len(reads) == day + 1
         assert [step.rollout.stage for step in run.steps] == [Stage.PARTIAL]
@@ -238,17 +238,17 @@ def test_no_rollout_moves_after_the_endpoints_lock_was_lost(
 ) -> None:
     """Another gate may have decided since."""
 
-    def gate_and_lose_lock(*arguments: Any, **options: Any) -> EndpointGate:
-        gate = gate_endpoint(*arguments, **options)
+    def gate_and_lose_lock(*arguments: Any, **options: Any) -> EndpointGateRun:
+        gate = run_endpoint_gate(*arguments, **options)
         lose_locks(store)
         return gate
 
-    monkeypatch.setattr(endpoint_run, "gate_endpoint", gate_and_lose_lock)
+    monkeypatch.setattr(endpoint_run, "run_endpoint_gate", gate_and_lose_lock)
     policy = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
     with Store.open(new_database("postgres")) as store:
         save(store, World(80, make_run=noisy_run()).evidence())
         with pytest.raises(ServiceUnavailableError):
-            run_endpoint_gate(store, ENDPOINT, POLICY, policy, input_ended=True, now=START)
+            run_endpoint(store, ENDPOINT, POLICY, policy, input_ended=True, now=START)
         assert {each.verdict for each in store.latest_decisions(ENDPOINT)} == {Verdict.ENABLE}
         assert store.rollouts(ENDPOINT) == []
 
@@ -262,7 +262,7 @@ def test_scores_of_both_arms_go_through_the_store_to_their_guardrail(
     runs = [replace(run, scores={"score": PairedScore(0.5, 0.5 + change)}) for run in world.runs]
     save(store, replace(world, runs=runs))
     policy = replace(POLICY, score_margin=0.1)
-    whole = run_gate(store, {ENDPOINT: policy}, input_ended=True, now=START)[0]
+    whole = run_endpoint_gate(store, ENDPOINT, policy, input_ended=True, now=START).decisions[0]
     assert (whole.verdict, whole.reason_code == "guardrail") == (verdict, verdict is Verdict.HOLD)
     score = next(test for test in whole.tests if test.name == "score")
     assert score.estimate == pytest.approx(change)
@@ -279,7 +279,7 @@ def test_a_task_set_is_a_guardrail_of_the_endpoint_and_of_every_slice(store: Sto
     policy = replace(POLICY, task_margin=0.05)
 
     def gate(day: int) -> list[Decision]:
-        return run_gate(store, {ENDPOINT: policy}, input_ended=True, now=START + timedelta(days=day))
+        return run_endpoint_gate(store, ENDPOINT, policy, input_ended=True, now=START + timedelta(days=day)).decisions
 
     # 1. Without a task set nothing passes, and another config's says nothing.
     store.save_fingerprints([other := replace(CONFIG, fingerprint="another")])
@@ -311,10 +311,16 @@ def test_a_task_set_that_speculation_answers_worse_fails_its_guardrail(store: St
     save(store, World(100, make_run=noisy_run()).evidence())
     store.append_evaluations([evaluation(100, 0.5)])
     policy = replace(POLICY, task_margin=0.05)
-    (whole,) = (each for each in run_gate(store, {ENDPOINT: policy}, input_ended=True, now=START) if not each.slice_key)
+    (whole,) = (
+        each
+        for each in run_endpoint_gate(store, ENDPOINT, policy, input_ended=True, now=START).decisions
+        if not each.slice_key
+    )
     assert (whole.verdict, whole.reason_code) == (Verdict.HOLD, "guardrail")
     assert whole.reason.startswith("task_score -0.5")
-    assert (replaced := run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START)[0]).verdict is Verdict.ENABLE
+    assert (
+        replaced := run_endpoint_gate(store, ENDPOINT, POLICY, input_ended=True, now=START).decisions[0]
+    ).verdict is Verdict.ENABLE
     assert "task_score" not in {test.name for test in replaced.tests}
 
 
@@ -323,7 +329,7 @@ def test_two_gates_at_once_give_the_evidence_of_one(store: Store) -> None:
     results: list[list[Decision]] = []
 
     def gate() -> None:
-        results.append(run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START))
+        results.append(run_endpoint_gate(store, ENDPOINT, POLICY, input_ended=True, now=START).decisions)
 
     threads = [threading.Thread(target=gate) for _ in range(2)]
     for thread in threads:

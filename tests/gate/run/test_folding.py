@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, event, text
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
-from shadowspec.gate.run.gate_run import EndpointGate, run_gate
+from shadowspec.gate.run.gate_run import EndpointGateRun, run_endpoint_gate
 from shadowspec.gate.run.gate_store import GateSession
 from shadowspec.gate.run.recompute import explain, policy_of
 from shadowspec.gate.run.state import new_progress, new_state
@@ -36,7 +36,7 @@ SLICES = ("prompt_class=code", "prompt_class=sql")
 
 
 def gate(store: Store, policy: GatePolicy = POLICY, *, hours: int = 0, ended: bool | None = None) -> list[Decision]:
-    return run_gate(store, {ENDPOINT: policy}, input_ended=ended, now=START + timedelta(hours=hours))
+    return run_endpoint_gate(store, ENDPOINT, policy, input_ended=ended, now=START + timedelta(hours=hours)).decisions
 
 
 class AtOnce:
@@ -253,13 +253,13 @@ def test_keys_that_dominate_are_cut_where_their_slice_enters_in_the_first_fold_o
     feed = Feed(store, world)
     feed.write_blocks(0, 40)
     feed.write(bot, set())
-    num_steps, step = itertools.count(1), EndpointGate.step
+    num_steps, step = itertools.count(1), EndpointGateRun.step
 
-    def counted(endpoint_gate: EndpointGate, session: GateSession) -> None:
+    def counted(endpoint_gate: EndpointGateRun, session: GateSession) -> None:
         assert next(num_steps) <= 3, "the same fold again and again"
         step(endpoint_gate, session)
 
-    monkeypatch.setattr(EndpointGate, "step", counted)
+    monkeypatch.setattr(EndpointGateRun, "step", counted)
     assert gate(store)[0].evidence.counts.num_dominant_keys == 1
 
 

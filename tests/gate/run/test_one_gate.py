@@ -31,7 +31,7 @@ from shadowspec.reports.pages.board_values import board_values
 from shadowspec.reports.pages.evidence_page import TestPath
 from shadowspec.reports.pages.what_if import what_if
 from shadowspec.reports.report import build_report
-from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.leader import LeaderTerm
 from shadowspec.simulate.repetition import repeat, seed_of
@@ -67,7 +67,7 @@ class Measured:
             self.run_gate()
 
     def run_gate(self) -> None:
-        run_endpoint_gate(self.store, ENDPOINT, POLICY, RolloutPolicy(), input_ended=True, now=NOW)
+        run_endpoint(self.store, ENDPOINT, POLICY, RolloutPolicy(), input_ended=True, now=NOW)
 
 
 def write(store: Store) -> None:

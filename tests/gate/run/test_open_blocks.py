@@ -11,7 +11,7 @@ from msgspec import structs
 
 from shadowspec.gate.evidence.units import take_blocks
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.store import Store
 from shadowspec.types import (
@@ -84,7 +84,7 @@ class Fleet:
 
     def num_blocks(self, *, ended: bool = False) -> int:
         """Blocks in evidence after another look; all rows at once, and the decision's replay, have the same ones."""
-        decided = run_gate(self.store, {ENDPOINT: POLICY}, input_ended=ended)[0]
+        decided = run_endpoint_gate(self.store, ENDPOINT, POLICY, input_ended=ended).decisions[0]
         configs = {CONFIG.fingerprint: CONFIG}
         rows = replace(self.rows, watermark=self.store.watermark(ENDPOINT).time)
         at_once = decide_endpoint(
@@ -118,11 +118,11 @@ def test_a_retired_consumer_is_named_and_can_be_forgotten(store: Store) -> None:
     fleet.write(1, 0, is_behind=True, consumer="retired")
     fleet.write(5, 1, is_behind=False)
     assert fleet.num_blocks() == 1
-    held_by = run_gate(store, {ENDPOINT: POLICY})[0].evidence.watermark_held_by
+    held_by = run_endpoint_gate(store, ENDPOINT, POLICY).decisions[0].evidence.watermark_held_by
     assert str(held_by).startswith("consumer 'retired' in topic[0] is at ")
     assert store.forget_consumer("retired", is_forced=True) == 1
     assert fleet.num_blocks() == 2
-    assert run_gate(store, {ENDPOINT: POLICY})[0].evidence.watermark_held_by is None
+    assert run_endpoint_gate(store, ENDPOINT, POLICY).decisions[0].evidence.watermark_held_by is None
 
 
 def test_blocks_enter_in_the_order_of_their_newest_events_whatever_they_take() -> None:

@@ -11,9 +11,9 @@ import sqlalchemy
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.planning.plans import plan_endpoint, plan_stored
-from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store
 from shadowspec.store.table_definitions import metadata
@@ -40,7 +40,7 @@ def everything(url: str) -> dict[str, int]:
 
 def rehearse(store: Store, policy: GatePolicy, now: datetime) -> list[Decision]:
     with store.rehearsal(ENDPOINT) as undone:
-        return run_endpoint_gate(undone, ENDPOINT, policy, RolloutPolicy(), now=now).decisions
+        return run_endpoint(undone, ENDPOINT, policy, RolloutPolicy(), now=now).decisions
 
 
 @pytest.mark.representative("sqlite")
@@ -50,7 +50,7 @@ def test_a_rehearsal_decides_the_same_and_keeps_nothing(
     """Of new rows that take several folds, on evidence that was folded before."""
     feed = Feed(store, World(60, slices=SLICES, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 20)
-    run_gate(store, {ENDPOINT: POLICY}, now=START)
+    run_endpoint_gate(store, ENDPOINT, POLICY, now=START)
     feed.write_blocks(20, 60)
     monkeypatch.setattr(spans.next_plan, "__defaults__", (100,))
     before = everything(database_url)
@@ -59,7 +59,7 @@ def test_a_rehearsal_decides_the_same_and_keeps_nothing(
     assert everything(database_url) == before
     again = rehearse(store, POLICY, now)
     assert_same_decisions(again, rehearsed)
-    assert_same_decisions(run_gate(store, {ENDPOINT: POLICY}, now=now), rehearsed)
+    assert_same_decisions(run_endpoint_gate(store, ENDPOINT, POLICY, now=now).decisions, rehearsed)
     assert everything(database_url) != before
 
 
@@ -67,7 +67,7 @@ def test_a_policy_is_tried_before_it_is_in_force(store: Store, database_url: str
     """Also one that makes other clusters, for which everything is folded anew."""
     feed = Feed(store, World(60, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 60, is_last=True)
-    first = run_gate(store, {ENDPOINT: replace(POLICY, entry_clusters=10_000)}, now=START)
+    first = run_endpoint_gate(store, ENDPOINT, replace(POLICY, entry_clusters=10_000), now=START).decisions
     before = everything(database_url)
     tried = rehearse(store, replace(POLICY, max_requests_per_cluster=2), START)
     assert everything(database_url) == before
@@ -82,7 +82,7 @@ def test_a_plan_of_what_was_folded_is_that_of_all_rows(store: Store) -> None:
     feed = Feed(store, World(30, slices=SLICES, make_run=noisy_run()).evidence())
     for start in (0, 10, 20):
         feed.write_blocks(start, start + 10)
-        decisions = run_gate(store, {ENDPOINT: POLICY}, now=START)
+        decisions = run_endpoint_gate(store, ENDPOINT, POLICY, now=START).decisions
     looks = endpoint_looks(feed.so_far(), POLICY, {CONFIG.fingerprint: CONFIG}, [4], decisions, input_ended=False)
     expected = plan_endpoint(ENDPOINT, looks, POLICY, sample_rate=1.0, capacity_per_s=0.01)
     found = plan_stored(store, ENDPOINT, POLICY, sample_rate=1.0, capacity_per_s=0.01)

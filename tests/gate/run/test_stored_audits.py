@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec import structs
 
-from shadowspec.gate.audit.audit_run import AUTHOR, CellAudit, fold_units, run_audits
-from shadowspec.gate.audit.difference import AuditState
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import EndpointGate
+from shadowspec.gate.run.audit_difference import AuditState
+from shadowspec.gate.run.audit_run import AUTHOR, CellAudit, fold_units, run_audits
+from shadowspec.gate.run.gate_run import EndpointGateRun
+from shadowspec.gate.run.gate_store import GateSession
 from shadowspec.gate.verdict.effective_decisions import effective_decisions
 from shadowspec.reports.period.period_model import GATE_DONE
 from shadowspec.rollout import endpoint_run as app_gate
@@ -41,10 +42,9 @@ def measured(store: Store) -> Store:
     return store
 
 
-def decide_nothing(store: Store, endpoint: str, *_: object, **__: object) -> EndpointGate:
-    gate = EndpointGate(endpoint, GatePolicy(), None, examples.NOON)
-    gate.latest = store.latest_decisions(endpoint)
-    return gate
+def decide_nothing(run: EndpointGateRun, session: GateSession) -> None:
+    """The step of a gate run that folds nothing."""
+    run.latest, run.has_decided = session.latest_decisions(), True
 
 
 def cells(audits: list[CellAudit]) -> dict[str, AuditState]:
@@ -115,7 +115,7 @@ def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monke
     save(measured, 0, 60, 2.0, "")
     measured.append_decisions([replace(examples.decision(Verdict.ENABLE), decided_at=datetime.now(UTC))])
     measured.append_rollouts([examples.rollout()])
-    monkeypatch.setattr(app_gate, "gate_endpoint", decide_nothing)
+    monkeypatch.setattr(EndpointGateRun, "step", decide_nothing)
     policies = app_gate.GatePolicies({"chat": GatePolicy()}, {"chat": RolloutPolicy()})
     assert jobs.run_measured_gates(measured, policies) == GATE_DONE
     assert [record.override.author for record in measured.overrides()] == [AUTHOR]
@@ -128,9 +128,9 @@ def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monke
 def test_a_rehearsed_gate_audits_and_keeps_nothing(measured: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an alarm would hold is held in the rehearsal, and only there."""
     save(measured, 0, 60, 2.0, "")
-    monkeypatch.setattr(app_gate, "gate_endpoint", decide_nothing)
+    monkeypatch.setattr(EndpointGateRun, "step", decide_nothing)
     with measured.rehearsal("chat") as undone:
-        run = app_gate.run_endpoint_gate(undone, "chat", GatePolicy(), RolloutPolicy(), now=examples.NOON)
+        run = app_gate.run_endpoint(undone, "chat", GatePolicy(), RolloutPolicy(), now=examples.NOON)
         assert [record.override.author for record in undone.overrides()] == [AUTHOR]
     assert any(audit.state.has_alarmed for audit in run.audits)
     assert (measured.overrides(), measured.audit_states(["chat"])["chat"]) == ([], [])

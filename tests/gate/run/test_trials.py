@@ -14,7 +14,7 @@ from msgspec import structs
 from sqlalchemy import create_engine, text
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.run.traffic_counts import TrafficCounts
 from shadowspec.gate.verdict.trial_levels import current_configs
@@ -289,7 +289,7 @@ def test_folding_what_is_new_decides_what_all_rows_decide(tmp_path: Path, kind: 
             earlier = rows
             wanted = gate.look(num_blocks)
             now = next(iter(wanted.values())).decided_at
-            found = run_gate(store, {gate.whole.endpoint: POLICY}, input_ended=True, now=now)
+            found = run_endpoint_gate(store, gate.whole.endpoint, POLICY, input_ended=True, now=now).decisions
             assert {(decision.slice_key, decision.fingerprint) for decision in found} == set(wanted)
             for decision in found:
                 same = wanted[decision.slice_key, decision.fingerprint]
@@ -377,7 +377,7 @@ def test_clusters_beyond_the_cap_count_in_no_later_run(store: Store) -> None:
     def look(start: int, stop: int, own_policy: GatePolicy = policy) -> Decision:
         if stop > start:
             feed.write_blocks(start, stop)
-        found = run_gate(store, {ENDPOINT: own_policy}, input_ended=True)
+        found = run_endpoint_gate(store, ENDPOINT, own_policy, input_ended=True).decisions
         return next(d for d in found if d.fingerprint == CONFIG.fingerprint and d.slice_key == "")
 
     first = look(0, 40)

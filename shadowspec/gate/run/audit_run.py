@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Protocol
 
-from shadowspec.gate.audit.difference import AuditState
+from shadowspec.gate.run.audit_difference import AuditState
 from shadowspec.text import slice_title
 from shadowspec.types import AuditedRun, AuditedUnit, Override, OverrideRecord, StoredAudit, Verdict
 
