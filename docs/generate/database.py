@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Column
 from sqlalchemy.dialects import postgresql
 
-from docs.generate.markdown import code, table
+from docs.generate.markdown import code, listing
 from shadowspec.store.table_definitions import metadata
 
 # By table: what a row is, and what its number of rows grows with.
@@ -69,27 +69,31 @@ _SHORT = {"timestamp with time zone": "timestamptz", "double precision": "float8
 
 def tables() -> str:
     """Every table: what a row is, and what makes it grow."""
-    rows = [(f"[`{each.name}`](tables.md#{each.name})", *ROWS[each.name]) for each in metadata.tables.values()]
-    return table(("table", "row", "grows with"), rows)
+    rows = ((name, *ROWS[name]) for name in metadata.tables)
+    return listing((f"[`{name}`](tables.md#{name})", grows_with, row) for name, row, grows_with in rows)
 
 
 def columns() -> str:
-    """Every column of every table: the primary key, then the others."""
+    """Every column of every table by its type: those of the primary key in bold."""
     parts = []
-    for each in metadata.tables.values():
-        parts.append(f"## {each.name}\n\n")
-        keys = [column for column in each.columns if column.primary_key]
-        others = [column for column in each.columns if not column.primary_key]
-        parts.append(f"Primary key: {', '.join(map(_described, keys))}.\n\n")
-        if others:
-            parts.append(f"{', '.join(map(_described, others))}.\n\n")
+    for owner in metadata.tables.values():
+        by_type: dict[str, list[str]] = {}
+        for column in owner.columns:
+            by_type.setdefault(_type(column), []).append(_name(column))
+        lists = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_type.items())
+        parts.append(f"## {owner.name}\n\n{lists}.\n\n")
     return "".join(parts)
 
 
-def _described(column: Column) -> str:
-    """Name, type as Postgres has it, and the table that a foreign key refers to."""
+def _name(column: Column) -> str:
+    """Its name, that it may be NULL, and the table that a foreign key refers to."""
+    name = f"**{code(column.name)}**" if column.primary_key else code(column.name) + "?" * bool(column.nullable)
+    return name + "".join(f" of `{key.column.table.name}`" for key in column.foreign_keys)
+
+
+def _type(column: Column) -> str:
+    """As Postgres has it."""
     kind = column.type.compile(dialect=postgresql.dialect()).lower()
     for long, short in _SHORT.items():
         kind = kind.replace(long, short)
-    refers = "".join(f" of `{key.column.table.name}`" for key in column.foreign_keys)
-    return f"{code(column.name)} {kind}{'?' * bool(column.nullable)}{refers}"
+    return kind
