@@ -19,7 +19,7 @@ from scipy.stats import binomtest
 from kernels.benchmarks import harness
 from kernels.benchmarks.harness import options, sections, write
 from kernels.benchmarks.pools import INTERVALS_PER_DAY, WORLDS, PoolOutcome, PoolWorld, run_world
-from shadowspec.app.console import notes, progress_bar
+from shadowspec.app.progress_bar import notes, progress_bar
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 
 RESULTS = harness.RESULTS / "control.json"

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final
 
 from shadowspec.app.before_loading import load_tokenizers, require_endpoints
-from shadowspec.app.console import notes, progress_bar
 from shadowspec.app.measure_files import (
     FileMeasurement,
     build_engines,
@@ -22,6 +21,7 @@ from shadowspec.app.measure_files import (
     show_progress,
     unreadable_in,
 )
+from shadowspec.app.progress_bar import notes, progress_bar
 from shadowspec.backfill.cluster import ActorPool, Actors, call_remotely
 from shadowspec.backfill.connection import Resources
 from shadowspec.backfill.logs import read_log

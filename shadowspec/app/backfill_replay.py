@@ -24,7 +24,7 @@ from shadowspec.app.backfill_judge import (
     fingerprints,
     read_file,
 )
-from shadowspec.app.console import notes, progress_bar
+from shadowspec.app.progress_bar import notes, progress_bar
 from shadowspec.app.replay_records import WINDOW
 from shadowspec.app.replayers import Asked
 from shadowspec.backfill.cluster import Actors, call_remotely, judge_rows

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shadowspec.app.console import notes
+from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.model_folders import download_remedy
 from shadowspec.app.try_out.sample import read_sample
 from shadowspec.app.try_out.survey import NO_ENDPOINT, refusals, survey_endpoints

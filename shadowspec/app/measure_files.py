@@ -20,7 +20,7 @@ from shadowspec.app.before_loading import (
     require_endpoints,
     with_endpoint_context,
 )
-from shadowspec.app.console import notes, progress_bar
+from shadowspec.app.progress_bar import notes, progress_bar
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.audit import Auditor

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.app.before_loading import require_endpoints
-from shadowspec.app.console import progress_bar
+from shadowspec.app.progress_bar import progress_bar
 from shadowspec.config import Config
 from shadowspec.engine import Models
 from shadowspec.engine.candidate import Candidate

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from shadowspec.config import Config
-from shadowspec.rollout.endpoint_run import run_endpoint, unfinished_trials
+from shadowspec.config import Config, EndpointConfig
+from shadowspec.rollout.endpoint_run import EndpointRun, run_endpoint, unfinished_trials
 from shadowspec.store import Store
 from shadowspec.types import Decision
 from shadowspec.worker.files import Progress
@@ -46,6 +46,15 @@ def rehearsed(config: Config, store: Store, endpoints: Iterable[str]) -> Iterato
         for name in trials:
             run_endpoint(undone, name, chosen[name].policy, chosen[name].rollout, input_ended=True)
         yield undone
+
+
+@contextmanager
+def rehearsed_run(
+    store: Store, name: str, endpoint: EndpointConfig, *, input_ended: bool | None
+) -> Iterator[tuple[Store, EndpointRun]]:
+    """The store after an endpoint's gate run, and the run; it is undone at the end."""
+    with store.rehearsal(name) as undone:
+        yield undone, run_endpoint(undone, name, endpoint.policy, endpoint.rollout, input_ended=input_ended)
 
 
 class Rehearsals:
@@ -103,9 +112,8 @@ class Rehearsals:
 
     def _rehearse(self) -> list[Decision]:
         """What the gate would decide if the input ended here; nothing of it is kept."""
-        found: list[Decision] = []
+        decisions: list[Decision] = []
         for name, endpoint in self._config.endpoints.items():
-            with self._store.rehearsal(name) as undone:
-                run = run_endpoint(undone, name, endpoint.policy, endpoint.rollout, input_ended=True)
-            found.extend(run.decisions)
-        return found
+            with rehearsed_run(self._store, name, endpoint, input_ended=True) as (_, run):
+                decisions.extend(run.decisions)
+        return decisions

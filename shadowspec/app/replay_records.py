@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from shadowspec.app.before_loading import load_tokenizers
-from shadowspec.app.console import notes, progress_bar, track_records
 from shadowspec.app.logged_responses import Ended, logged_responses
+from shadowspec.app.progress_bar import notes, progress_bar, track_records
 from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint, replayed_record
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.engine import Models

@@ -14,8 +14,8 @@ from typing import Final
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.app.before_loading import require_endpoints
-from shadowspec.app.console import notes
 from shadowspec.app.logged_responses import EndpointTexts
+from shadowspec.app.progress_bar import notes
 from shadowspec.config import Config, EndpointConfig
 from shadowspec.engine import Models
 from shadowspec.engine.candidate import fingerprint_candidate

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from shadowspec.app.before_loading import any_tokenizers
-from shadowspec.app.console import progress_bar, track_records
+from shadowspec.app.progress_bar import progress_bar, track_records
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.config.sections import BUILT_IN_LABELS
 from shadowspec.errors import InputError, NoDataError, RecordError, UsageError

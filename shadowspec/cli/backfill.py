@@ -15,7 +15,8 @@ from rich.table import Table
 
 from shadowspec import metrics
 from shadowspec.app.before_loading import require_inputs
-from shadowspec.app.console import is_verbose, notes, print_json, results
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import is_verbose, print_json, results
 from shadowspec.cli.options import (
     ConfigOption,
     DepthsOption,

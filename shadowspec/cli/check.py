@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.app.console import notes, print_json, results, write_file
+from shadowspec.app.progress_bar import notes
 from shadowspec.app.stored_evidence import no_decision
+from shadowspec.cli.console import print_json, results, write_file
 from shadowspec.cli.options import (
     MAX_AGE_HELP,
     ConfigOption,

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from shadowspec.app.before_loading import load_tokenizers, require_inputs
-from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.progress_bar import notes
 from shadowspec.app.serve_classifier import ClassifierApp, listening_socket
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.config import Config, find_config, load_config, load_hash_secret
 from shadowspec.errors import ConfigError, UsageError

@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.app.console import notes, results
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import results
 from shadowspec.cli.options import ConfigOption
 from shadowspec.config import CONFIG_VARIABLE, find_config, load_config
 from shadowspec.config.dashboard_settings import LOOPBACK, require_auth_file

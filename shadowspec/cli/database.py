@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from shadowspec import store
-from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ExitCode

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.before_loading import require_mirror
-from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption, MaxMessagesOption
 from shadowspec.cli.produce import flush_patiently
 from shadowspec.config import find_config, load_config

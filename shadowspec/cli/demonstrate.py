@@ -12,8 +12,9 @@ import typer
 from shadowspec import demo as bundled
 from shadowspec import store
 from shadowspec.app.before_loading import name_loads
-from shadowspec.app.console import notes, print_json, results, write_file
+from shadowspec.app.progress_bar import notes
 from shadowspec.app.rehearsals import Rehearsals
+from shadowspec.cli.console import print_json, results, write_file
 from shadowspec.cli.measuring_view import MeasuringView
 from shadowspec.cli.options import JsonOption
 from shadowspec.config import load_config, load_hash_secret

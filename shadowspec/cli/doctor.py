@@ -14,9 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.before_loading import load_scorers, load_tokenizers, name_loads, require_inputs
-from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.sample import read_sample
 from shadowspec.app.try_out.survey import Survey, refusals, remedy_for, survey_endpoints
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.live import live_jobs
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.config import Config, EndpointConfig, find_config, load_config, load_hash_secret

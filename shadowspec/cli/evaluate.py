@@ -9,8 +9,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import notes, print_json, results
 from shadowspec.app.evaluate_tasks import Evaluated, TaskSet, evaluate_tasks
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption, OneEndpointOption
 from shadowspec.config import find_config, load_config
 from shadowspec.metrics import ratio

@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from shadowspec.app.console import notes, print_json, require_folder_of, write_file
-from shadowspec.app.stored_evidence import no_decision
+from shadowspec.app.exports import WantedExport, beside, export_decisions
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import print_json, require_folder_of, write_file
 from shadowspec.cli.options import MAX_AGE_HELP, ConfigOption, ExpectEngineOption
-from shadowspec.config import Config, find_config, load_config
-from shadowspec.errors import UsageError
-from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions, require_promotable
-from shadowspec.metrics import pool_counts
-from shadowspec.rollout.export import flagd, modelopt, routes
-from shadowspec.rollout.export.endpoint_state import ServedDecision, describe, describe_orders, judge_decisions
-from shadowspec.rollout.export.formats import FORMATS, ExportFormat, require_engine
-from shadowspec.rollout.export.load_schedule import (
-    endpoint_schedule,
-    engine_schedule,
-    ranges_text,
-    slice_schedules,
-    with_share,
-)
-from shadowspec.rollout.export.routes import Pools, ServerPool, choose_routes
-from shadowspec.servers.engines import ENGINES
-from shadowspec.servers.engines.export_parts import Document
-from shadowspec.store import Store
+from shadowspec.config import find_config, load_config
+from shadowspec.rollout.export.endpoint_state import ServedDecision, describe, describe_orders
+from shadowspec.rollout.export.formats import FORMATS
+from shadowspec.rollout.export.routes import Pools, ServerPool
 from shadowspec.text import parse_duration
-from shadowspec.types import Override, SpeculationCounts
+from shadowspec.types import Override
 
 DEFAULT_MAX_AGE = "7d"  # one cycle of the traffic
-ROUTES = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.ENVOY)
-BESIDE_WITHOUT_FILE = "speculation"  # named where nothing says where the export will lie
-
-
-@dataclass(frozen=True, slots=True)
-class ServedDecisions:
-    """What every decision exports as, and the operator's overrides that are in force."""
-
-    decisions: tuple[ServedDecision, ...]
-    orders: tuple[Override, ...]
 
 
 def _known_format(text: str) -> str:
@@ -96,20 +68,17 @@ def export(
     standard error. The command refuses verdicts for another engine (exit code 2): their latency was measured elsewhere.
     """
     require_folder_of(out)
-    pools = Pools(ServerPool.parse(speculative, "--speculative"), ServerPool.parse(plain, "--plain"), gateway)
-    if routed and form not in ENGINES:
-        raise UsageError(f"--routed goes with --format {', '.join(ENGINES)}: {form} configures no server")
-    age = parse_duration(max_age)
-    config = load_config(find_config(config_path))
-    names = _endpoints(form, endpoint, config)
-    with Store.open(config.database_url) as store:
-        served = _load_served(store, {name: config.endpoints[name].policy for name in names}, age, expect_engine)
-        if form in ROUTES:
-            models = config.endpoints[names[0]].rule.served_models
-            document = _render_routes(form, names[0], served, pools, models, accept_other_engine=accept_other_engine)
-        else:
-            document = _render(form, names, served, store, out, routed=routed, accept_other_engine=accept_other_engine)
-
+    wanted = WantedExport(
+        form,
+        endpoint,
+        parse_duration(max_age),
+        expect_engine,
+        Pools(ServerPool.parse(speculative, "--speculative"), ServerPool.parse(plain, "--plain"), gateway),
+        routed,
+        accept_other_engine,
+        out,
+    )
+    document, served = export_decisions(load_config(find_config(config_path)), wanted)
     if as_json:
         print_json({
             "format": form,
@@ -126,121 +95,10 @@ def export(
     for line in (*describe(served.decisions), *describe_orders(served.orders), *document.remarks):
         notes.print(line, markup=False, highlight=False, soft_wrap=True)
     if out is not None:
-        for path, text in ((out, document.text), *((_beside(out, end), each) for end, each in document.beside.items())):
+        others = {beside(out, end): text for end, text in document.beside.items()}
+        for path, text in {out: document.text, **others}.items():
             write_file(path, text)
             notes.print(f"written: {path}", markup=False, highlight=False)
-
-
-def _endpoints(form: str, endpoint: str | None, config: Config) -> list[str]:
-    found = list(config.chosen(endpoint))
-    if form != ExportFormat.FLAGD and len(found) != 1:
-        raise UsageError(
-            f"--endpoint NAME is needed: {form} configures one server (configured: {', '.join(found) or 'none'})"
-        )
-    return found
-
-
-def _load_served(
-    store: Store, policies: Mapping[str, GatePolicy], max_age: timedelta, engine: str | None
-) -> ServedDecisions:
-    """The current decisions on these endpoints.
-
-    Raises:
-        NoDataError: nothing has been decided on any of them, or by a trial policy on one.
-    """
-    now = datetime.now(UTC)
-    configs = store.fingerprints()
-    served: list[ServedDecision] = []
-    orders: list[Override] = []
-    for name, policy in policies.items():
-        found = read_endpoint_decisions(store, name, policy, now)
-        require_promotable(name, found)
-        orders += found.overrides
-        served += judge_decisions(
-            found.latest,
-            now=now,
-            max_age=max_age,
-            configs=configs,
-            expected=Expectation(engine=engine),
-            rollouts=store.rollouts(name),
-        )
-    if not served:
-        raise no_decision(store, policies)
-    return ServedDecisions(tuple(served), tuple(orders))
-
-
-def _render(
-    form: str,
-    names: Sequence[str],
-    served: ServedDecisions,
-    store: Store,
-    out: Path | None,
-    *,
-    routed: bool,
-    accept_other_engine: bool,
-) -> Document:
-    decisions, orders = served.decisions, served.orders
-    if form == ExportFormat.FLAGD:
-        endpoints = [
-            (endpoint_schedule(n, decisions, overrides=orders), slice_schedules(n, decisions, overrides=orders))
-            for n in names
-        ]
-        schedules = [each for whole, slices in endpoints for each in (whole, *slices)]
-        accepted = require_engine(form, schedules, is_accepted=accept_other_engine)
-        document = flagd.render(endpoints)
-        loads = [f"{whole.endpoint}, by the verdicts: {ranges_text(whole)}" for whole, _ in endpoints]
-        return replace(document, remarks=(*accepted, *loads, *document.remarks))
-    schedule = endpoint_schedule(names[0], decisions, overrides=orders)
-    if routed:
-        schedule = choose_routes(names[0], decisions, overrides=orders).pool_schedule
-    if form in ENGINES:
-        engine = ENGINES[form]()
-        if not routed:
-            schedule = engine_schedule(names[0], decisions, engine, overrides=orders)
-        beside = _beside(out, engine.beside_suffix) if out else Path(BESIDE_WITHOUT_FILE + engine.beside_suffix)
-        document = engine.export(schedule, str(beside))
-    else:
-        document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
-    accepted = require_engine(form, [schedule], is_accepted=accept_other_engine)
-    document = with_share(document, schedule)
-    return replace(document, remarks=(*accepted, f"by the verdicts: {ranges_text(schedule)}", *document.remarks))
-
-
-def _render_routes(
-    form: str,
-    endpoint: str,
-    served: ServedDecisions,
-    pools: Pools,
-    served_models: Sequence[str],
-    *,
-    accept_other_engine: bool,
-) -> Document:
-    found = routes.choose_routes(endpoint, served.decisions, overrides=served.orders)
-    accepted = require_engine(form, [found.pool_schedule], is_accepted=accept_other_engine)
-    match form:
-        case ExportFormat.LITELLM:
-            document = routes.litellm(found, pools, served_models)
-        case ExportFormat.HTTPROUTE:
-            document = routes.httproute(found, pools)
-        case _:
-            document = routes.envoy(found, pools)
-    return replace(document, remarks=(*accepted, *document.remarks))
-
-
-def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCounts]]:
-    """Everything measured at an endpoint, pooled by fingerprint and slice."""
-    rows: dict[str, dict[str, list[SpeculationCounts]]] = defaultdict(lambda: defaultdict(list))
-    for rollup in store.rollups(endpoint):
-        rows[rollup.key.fingerprint][rollup.key.slice_key].append(rollup.counts)
-    sums = {fingerprint: {key: pool_counts(counts) for key, counts in row.items()} for fingerprint, row in rows.items()}
-    return {
-        fingerprint: {key: counts for key, counts in by_slice.items() if counts is not None}
-        for fingerprint, by_slice in sums.items()
-    }
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.stem + suffix)
 
 
 def _order(order: Override) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.before_loading import require_endpoints
-from shadowspec.app.console import print_json, results
 from shadowspec.app.training_export import TrainingExport, export_training
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption, OneEndpointOption, SliceOption
 from shadowspec.cli.run import funnel_document, print_funnel
 from shadowspec.config import find_config, load_config

@@ -2,141 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import notes, print_json, results
-from shadowspec.app.stored_evidence import no_decision, require_measured
+from shadowspec.app.gate_runs import GateResults, decide, explain_decision, rehearse
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import Config, find_config, load_config
-from shadowspec.errors import InputError, NoDataError
-from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.recompute import Explanation, explain
-from shadowspec.gate.verdict.effective_decisions import effective_decisions
-from shadowspec.planning.demand import EndpointLoads, endpoint_loads, read_demand
+from shadowspec.errors import NoDataError
+from shadowspec.gate.run.recompute import Explanation
 from shadowspec.reports.next_steps import best_decision, next_step
 from shadowspec.reports.notes import REHEARSAL_NOTE
 from shadowspec.reports.rendering import audit_document, decision_document
-from shadowspec.reports.replay_rows import AuditRow, audit_rows
 from shadowspec.reports.report.terminal import tables_of_tests, verdict_tables
-from shadowspec.rollout.endpoint_run import (
-    EndpointRun,
-    GatePolicies,
-    run_endpoint,
-    run_endpoints,
-    unfinished_trials,
-)
 from shadowspec.rollout.stages import RolloutStep
-from shadowspec.store import Store
 from shadowspec.text import plural, slice_title
-from shadowspec.types import Decision
 
 MAX_SHOWN = 20  # figures that differ; --json has all of them
-
-
-@dataclass(frozen=True, slots=True)
-class GateRun:
-    """The results of one gate run over its endpoints; `standing` has the decisions after overrides.
-
-    `loads` are those decisions by load, under production's demand where it is measured.  With `is_rehearsal`, trials
-    whose recording is not read to its end are among them.
-    """
-
-    decisions: list[Decision]
-    standing: list[Decision]
-    audits: dict[str, tuple[AuditRow, ...]]  # by endpoint
-    steps: list[RolloutStep]
-    loads: list[EndpointLoads]
-    is_rehearsal: bool = False
-
-
-def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
-    """Decide the configured endpoints (or one of them), audit the engine, and move the rollouts.
-
-    A trial whose recording is not read to its end is rehearsed, unless `input_ended` says what comes.
-    """
-    chosen = _policies(config, endpoint)
-    with _measured_store(config) as store:
-        trials = unfinished_trials(store, chosen) if input_ended is None else []
-        policies = GatePolicies(
-            {name: policy for name, policy in chosen.items() if name not in trials},
-            {name: settings.rollout for name, settings in config.endpoints.items()},
-        )
-        runs, errors = run_endpoints(store, policies, input_ended=input_ended)
-        if errors:
-            raise next(iter(errors.values()))
-        found = [_gather(store, runs, policies.gate), *(_rehearse(config, store, name, True) for name in trials)]
-        return _together(found, store, chosen, is_rehearsal=bool(trials))
-
-
-def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
-    """The results that `decide` would have, by the same steps; all of it is undone."""
-    chosen = _policies(config, endpoint)
-    with _measured_store(config) as store:
-        trials = unfinished_trials(store, chosen) if input_ended is None else []
-        found = [_rehearse(config, store, name, name in trials or input_ended) for name in chosen]
-        return _together(found, store, chosen, is_rehearsal=bool(trials))
-
-
-def _rehearse(config: Config, store: Store, name: str, input_ended: bool | None) -> GateRun:
-    """One endpoint's results; no rollout moves."""
-    settings = config.endpoints[name]
-    with store.rehearsal(name) as undone:
-        run = run_endpoint(undone, name, settings.policy, settings.rollout, input_ended=input_ended)
-        return replace(_gather(undone, {name: run}, {name: settings.policy}), steps=[])
-
-
-def _together(found: Sequence[GateRun], store: Store, endpoints: Collection[str], *, is_rehearsal: bool) -> GateRun:
-    """
-    Raises:
-        NoDataError: there is no decision; the message says why.
-    """
-    run = GateRun(
-        [decision for run in found for decision in run.decisions],
-        [decision for run in found for decision in run.standing],
-        {name: rows for run in found for name, rows in run.audits.items()},
-        [step for run in found for step in run.steps],
-        [loads for run in found for loads in run.loads],
-        is_rehearsal,
-    )
-    if not run.decisions:
-        raise no_decision(store, endpoints)
-    return run
-
-
-def _gather(store: Store, runs: Mapping[str, EndpointRun], policies: Mapping[str, GatePolicy]) -> GateRun:
-    """The results of these endpoints' runs, with the audits and overrides after them."""
-    now = datetime.now(UTC)
-    decisions = [decision for run in runs.values() for decision in run.decisions]
-    standing = effective_decisions(decisions, store.overrides(), now)
-    loads = [
-        endpoint_loads(
-            [each for each in standing if each.endpoint == name],
-            read_demand(store, name, now, policies[name].mix_window_s),
-        )
-        for name in runs
-    ]
-    steps = [step for run in runs.values() for step in run.steps]
-    known = [each for each in loads if each is not None]
-    return GateRun(decisions, standing, audit_rows(store, runs), steps, known)
-
-
-def _policies(config: Config, endpoint: str | None) -> dict[str, GatePolicy]:
-    return {name: settings.policy for name, settings in config.chosen(endpoint).items()}
-
-
-@contextmanager
-def _measured_store(config: Config) -> Iterator[Store]:
-    with Store.open(config.database_url) as store:
-        require_measured(store)
-        yield store
 
 
 def gate(
@@ -213,11 +100,11 @@ def gate(
         notes.print("dry run: nothing was stored")
 
 
-def _audit_documents(run: GateRun) -> list[dict[str, Any]]:
+def _audit_documents(run: GateResults) -> list[dict[str, Any]]:
     return [{"endpoint": name, **audit_document(row)} for name, rows in run.audits.items() for row in rows]
 
 
-def _print_audits(run: GateRun, *, with_all: bool) -> None:
+def _print_audits(run: GateResults, *, with_all: bool) -> None:
     """The audits that alarm; all of them where tests are shown too."""
     for name, rows in run.audits.items():
         for row in rows:
@@ -228,12 +115,7 @@ def _print_audits(run: GateRun, *, with_all: bool) -> None:
 
 
 def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
-    with Store.open(config.database_url) as store:
-        try:
-            explanation = explain(store, decision_id)
-        except InputError:
-            require_measured(store)  # an empty database has no decision
-            raise
+    explanation = explain_decision(config, decision_id)
     if as_json:
         print_json({"explanation": explanation_document(explanation)})
     else:

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from shadowspec import store
-from shadowspec.app.console import notes, write_file
+from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.configuration import DATABASE, DEFAULT_LOAD, SECRET, starting_config, write_secret
 from shadowspec.app.try_out.preparation import infer_inputs, survey_inputs
+from shadowspec.cli.console import write_file
 from shadowspec.cli.options import ServedNamesOption
 from shadowspec.cli.serving_engine import choose_serving_engine, verdicts_for
 from shadowspec.config import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template

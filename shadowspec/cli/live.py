@@ -9,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import print_json, results
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import ConfigError, ServiceUnavailableError

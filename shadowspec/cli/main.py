@@ -20,7 +20,8 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from shadowspec.app.console import notes, set_up_logging
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import set_up_logging
 from shadowspec.errors import ExitCode, ShadowSpecError
 
 VERBOSE: Final = ("--verbose", "-v")

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shadowspec.app.console import SECONDS_BETWEEN_LINES, notes
+from shadowspec.app.progress_bar import SECONDS_BETWEEN_LINES, notes
 from shadowspec.app.rehearsals import MeasuringProgress
 from shadowspec.reports.definitions import find_test, interval_text
 from shadowspec.text import DASH, distinct_slices, percent, plural, slice_title, span_text, times

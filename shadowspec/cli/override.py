@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption, LoadOption, OneEndpointOption, SliceOption
 from shadowspec.config import find_config, load_config
 from shadowspec.rollout import orders

@@ -10,9 +10,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import print_json, progress_bar, results
+from shadowspec.app.progress_bar import progress_bar
 from shadowspec.app.rehearsals import rehearsed
 from shadowspec.app.stored_evidence import no_decision, require_measured
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import UsageError

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.app.console import print_json, progress_bar, results
+from shadowspec.app.progress_bar import progress_bar
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxMessagesOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError

@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.before_loading import require_inputs
-from shadowspec.app.console import SCHEMA_VERSION, notes, print_json, require_folder_of, results, write_file
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import SCHEMA_VERSION, print_json, require_folder_of, results, write_file
 from shadowspec.cli.options import (
     ConfigOption,
     ContextsOption,

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from shadowspec.app.console import notes, progress_bar, require_folder_of, results
+from shadowspec.app.progress_bar import notes, progress_bar
+from shadowspec.cli.console import require_folder_of, results
 from shadowspec.cli.options import (
     ConfigOption,
     ContextsOption,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from shadowspec import metrics
 from shadowspec.app.before_loading import require_inputs
-from shadowspec.app.console import print_json, require_folder_of, results
+from shadowspec.cli.console import print_json, require_folder_of, results
 from shadowspec.cli.options import (
     ConfigOption,
     DepthsOption,

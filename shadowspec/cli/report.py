@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.app.console import STANDARD_OUTPUT, notes, require_folder_of, results, write_file
+from shadowspec.app.progress_bar import notes
 from shadowspec.app.rehearsals import rehearsed
 from shadowspec.app.stored_evidence import require_measured
+from shadowspec.cli.console import STANDARD_OUTPUT, require_folder_of, results, write_file
 from shadowspec.cli.options import ConfigOption
 from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import UsageError

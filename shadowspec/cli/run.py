@@ -9,8 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.before_loading import name_loads, require_database, require_inputs, require_records
-from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.survey import NO_ENDPOINT
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxRequestsOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import NoDataError

@@ -12,7 +12,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.progress_bar import notes
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.live import live_jobs
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.cli.report import period_settings

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from shadowspec.app.console import notes, print_json, progress_bar, require_folder_of, results
+from shadowspec.app.progress_bar import notes, progress_bar
+from shadowspec.cli.console import print_json, require_folder_of, results
 from shadowspec.cli.options import JsonOption
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.simulate.run_worlds import environment, run_worlds

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shadowspec.app.console import notes, print_json, results, write_file
+from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.configuration import DEFAULT_LOAD
 from shadowspec.app.try_out.preparation import Trial, prepare
 from shadowspec.app.try_out.survey import refusals
+from shadowspec.cli.console import print_json, results, write_file
 from shadowspec.cli.measuring_view import MeasuringView, shown_decisions
 from shadowspec.cli.options import JsonOption, ServedNamesOption
 from shadowspec.cli.serving_engine import choose_serving_engine, is_in_process, verdicts_for

@@ -8,7 +8,7 @@ from types import FrameType
 import typer
 
 from shadowspec.app.before_loading import load_tokenizers, require_inputs, require_mirror
-from shadowspec.app.console import notes
+from shadowspec.app.progress_bar import notes
 from shadowspec.app.serve_worker import ConfiguredEngines, serving
 from shadowspec.cli.options import ConfigOption
 from shadowspec.config import find_config, load_config

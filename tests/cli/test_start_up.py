@@ -120,7 +120,7 @@ class Refusing(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Refusing())
 from shadowspec.cli import main
-from shadowspec.app import console
+from shadowspec.cli import console
 found = []
 for command in commands:
     wanted.clear()

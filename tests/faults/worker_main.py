@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shadowspec.app.console import set_up_logging
 from shadowspec.app.serve_worker import serving
+from shadowspec.cli.console import set_up_logging
 from shadowspec.cli.worker import run_until_stopped
 from shadowspec.config import load_config
 from shadowspec.errors import ShadowSpecError

@@ -18,8 +18,8 @@ import pytest
 from kernels.benchmarks.large_store.looks import history
 from kernels.benchmarks.large_store.world import make_world
 from shadowspec import demo
+from shadowspec.app import gate_runs
 from shadowspec.app import measure_files as pipeline
-from shadowspec.cli import gate as cli_gate
 from shadowspec.cli.demonstrate import demo as run_demo
 from shadowspec.config import CONFIG_VARIABLE, DATABASE_VARIABLE, Config, load_config
 from shadowspec.errors import NoDataError
@@ -78,11 +78,11 @@ def write(store: Store) -> None:
 
 
 def command(measured: Measured) -> None:
-    assert cli_gate.decide(measured.config, ENDPOINT, input_ended=True).decisions
+    assert gate_runs.decide(measured.config, ENDPOINT, input_ended=True).decisions
 
 
 def dry_run(measured: Measured) -> None:
-    assert cli_gate.rehearse(measured.config, ENDPOINT, input_ended=True).decisions
+    assert gate_runs.rehearse(measured.config, ENDPOINT, input_ended=True).decisions
 
 
 def explanation(measured: Measured) -> None:

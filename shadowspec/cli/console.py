@@ -1,4 +1,4 @@
-"""Output of every command: where results, files, progress and logs go."""
+"""Output of every command: where results, files and logs go."""
 
 from __future__ import annotations
 
@@ -6,27 +6,21 @@ import json
 import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from shadowspec.errors import InputError
-from shadowspec.tap.sources import RawRecord, read_records
 
 SCHEMA_VERSION = 1
 STANDARD_OUTPUT = "-"
 
-SECONDS_BETWEEN_LINES = 15.0  # of progress, where there is no terminal to draw a bar on
 WIDTH_OF_NO_TERMINAL = 120  # columns, where stdout is a file or a pipe
 
 # stdout: what was asked for
 results = Console(width=None if sys.stdout.isatty() else WIDTH_OF_NO_TERMINAL)
-notes = Console(stderr=True)  # progress and logs
 
 
 def is_verbose() -> bool:
@@ -74,49 +68,3 @@ def set_up_logging(verbose: bool) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     if verbose:
         logging.getLogger("shadowspec").setLevel(logging.DEBUG)
-
-
-class _Bar(Progress):
-    """A progress bar; where stderr is no terminal, a line now and then."""
-
-    _next_line = 0.0
-
-    def update(self, task_id: TaskID, **changes: Any) -> None:
-        super().update(task_id, **changes)
-        now = time.monotonic()
-        if self.disable and now >= self._next_line:
-            self._next_line = now + SECONDS_BETWEEN_LINES
-            task = self._tasks[task_id]
-            total = "" if task.total is None else f"/{task.total:.0f}"
-            line = f"{task.description}: {task.completed:.0f}{total} {task.fields.get('detail', '')}".rstrip()
-            notes.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A progress bar on stderr, gone when done; lines where stderr is no terminal."""
-    with _Bar(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[detail]}"),
-        console=notes,
-        transient=True,
-        disable=not notes.is_terminal,
-    ) as bar:
-        yield bar
-
-
-def track_records(path: str, bar: Progress, verb: str, detail: Callable[[], str]) -> Iterator[RawRecord]:
-    """The records of a file, with their number shown as they are taken; standard input's (-) is not known before."""
-    records: Iterable[RawRecord] = read_records(path)
-    total = None
-    if path != "-":
-        records = list(records)  # held once, in order to know its length
-        total = len(records)
-    task = bar.add_task(f"{verb} {path}", total=total, detail="")
-    for number, raw in enumerate(records, start=1):
-        yield raw
-        bar.update(task, completed=number, detail=detail())

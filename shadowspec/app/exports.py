@@ -1,0 +1,178 @@
+"""Exports: current decisions as the configuration of a serving engine, of routes, or of a flag system."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from shadowspec.app.stored_evidence import no_decision
+from shadowspec.config import Config
+from shadowspec.errors import UsageError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions, require_promotable
+from shadowspec.metrics import pool_counts
+from shadowspec.rollout.export import flagd, modelopt, routes
+from shadowspec.rollout.export.endpoint_state import ServedDecision, judge_decisions
+from shadowspec.rollout.export.formats import ExportFormat, require_engine
+from shadowspec.rollout.export.load_schedule import (
+    endpoint_schedule,
+    engine_schedule,
+    ranges_text,
+    slice_schedules,
+    with_share,
+)
+from shadowspec.rollout.export.routes import Pools, choose_routes
+from shadowspec.servers.engines import ENGINES
+from shadowspec.servers.engines.export_parts import Document
+from shadowspec.store import Store
+from shadowspec.types import Override, SpeculationCounts
+
+ROUTES = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.ENVOY)
+BESIDE_WITHOUT_FILE = "speculation"  # named where nothing says where the export will lie
+
+
+@dataclass(frozen=True, slots=True)
+class WantedExport:
+    """What to export, of verdicts at most `max_age` old; `out` is the file that will hold it, if any.
+
+    `endpoint`: None is the only one, and all of them for flagd.  `pools` are those that routes choose between.
+    """
+
+    form: str  # one of FORMATS
+    endpoint: str | None
+    max_age: timedelta
+    engine: str | None
+    pools: Pools
+    is_routed: bool
+    accepts_other_engine: bool
+    out: Path | None
+
+    def __post_init__(self) -> None:
+        if self.is_routed and self.form not in ENGINES:
+            raise UsageError(f"--routed goes with --format {', '.join(ENGINES)}: {self.form} configures no server")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDecisions:
+    """What every decision exports as, and the operator's overrides that are in force."""
+
+    decisions: tuple[ServedDecision, ...]
+    orders: tuple[Override, ...]
+
+
+def export_decisions(config: Config, wanted: WantedExport) -> tuple[Document, ServedDecisions]:
+    """The export, and the decisions and overrides that it rests on.
+
+    Raises:
+        UsageError: one endpoint must be named, or the verdicts are for another engine.
+        NoDataError: nothing has been decided, or by a trial policy.
+    """
+    names = _endpoints(wanted.form, wanted.endpoint, config)
+    policies = {name: config.endpoints[name].policy for name in names}
+    with Store.open(config.database_url) as store:
+        served = _load_served(store, policies, wanted.max_age, wanted.engine)
+        if wanted.form in ROUTES:
+            return _render_routes(names[0], served, wanted, config.endpoints[names[0]].rule.served_models), served
+        return _render(names, served, store, wanted), served
+
+
+def _endpoints(form: str, endpoint: str | None, config: Config) -> list[str]:
+    names = list(config.chosen(endpoint))
+    if form != ExportFormat.FLAGD and len(names) != 1:
+        raise UsageError(
+            f"--endpoint NAME is needed: {form} configures one server (configured: {', '.join(names) or 'none'})"
+        )
+    return names
+
+
+def _load_served(
+    store: Store, policies: Mapping[str, GatePolicy], max_age: timedelta, engine: str | None
+) -> ServedDecisions:
+    """The current decisions on these endpoints.
+
+    Raises:
+        NoDataError: nothing has been decided on any of them, or by a trial policy on one.
+    """
+    now = datetime.now(UTC)
+    configs = store.fingerprints()
+    served: list[ServedDecision] = []
+    orders: list[Override] = []
+    for name, policy in policies.items():
+        current = read_endpoint_decisions(store, name, policy, now)
+        require_promotable(name, current)
+        orders += current.overrides
+        served += judge_decisions(
+            current.latest,
+            now=now,
+            max_age=max_age,
+            configs=configs,
+            expected=Expectation(engine=engine),
+            rollouts=store.rollouts(name),
+        )
+    if not served:
+        raise no_decision(store, policies)
+    return ServedDecisions(tuple(served), tuple(orders))
+
+
+def _render(names: Sequence[str], served: ServedDecisions, store: Store, wanted: WantedExport) -> Document:
+    form, decisions, orders = wanted.form, served.decisions, served.orders
+    if form == ExportFormat.FLAGD:
+        endpoints = [
+            (endpoint_schedule(name, decisions, overrides=orders), slice_schedules(name, decisions, overrides=orders))
+            for name in names
+        ]
+        schedules = [schedule for whole, slices in endpoints for schedule in (whole, *slices)]
+        accepted = require_engine(form, schedules, is_accepted=wanted.accepts_other_engine)
+        document = flagd.render(endpoints)
+        loads = [f"{whole.endpoint}, by the verdicts: {ranges_text(whole)}" for whole, _ in endpoints]
+        return replace(document, remarks=(*accepted, *loads, *document.remarks))
+    schedule = endpoint_schedule(names[0], decisions, overrides=orders)
+    if wanted.is_routed:
+        schedule = choose_routes(names[0], decisions, overrides=orders).pool_schedule
+    if form in ENGINES:
+        engine = ENGINES[form]()
+        if not wanted.is_routed:
+            schedule = engine_schedule(names[0], decisions, engine, overrides=orders)
+        suffix = engine.beside_suffix
+        path = beside(wanted.out, suffix) if wanted.out else Path(BESIDE_WITHOUT_FILE + suffix)
+        document = engine.export(schedule, str(path))
+    else:
+        document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
+    accepted = require_engine(form, [schedule], is_accepted=wanted.accepts_other_engine)
+    document = with_share(document, schedule)
+    return replace(document, remarks=(*accepted, f"by the verdicts: {ranges_text(schedule)}", *document.remarks))
+
+
+def _render_routes(
+    endpoint: str, served: ServedDecisions, wanted: WantedExport, served_models: Sequence[str]
+) -> Document:
+    chosen = routes.choose_routes(endpoint, served.decisions, overrides=served.orders)
+    accepted = require_engine(wanted.form, [chosen.pool_schedule], is_accepted=wanted.accepts_other_engine)
+    match wanted.form:
+        case ExportFormat.LITELLM:
+            document = routes.litellm(chosen, wanted.pools, served_models)
+        case ExportFormat.HTTPROUTE:
+            document = routes.httproute(chosen, wanted.pools)
+        case _:
+            document = routes.envoy(chosen, wanted.pools)
+    return replace(document, remarks=(*accepted, *document.remarks))
+
+
+def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCounts]]:
+    """Everything measured at an endpoint, pooled by fingerprint and slice."""
+    rows: dict[str, dict[str, list[SpeculationCounts]]] = defaultdict(lambda: defaultdict(list))
+    for rollup in store.rollups(endpoint):
+        rows[rollup.key.fingerprint][rollup.key.slice_key].append(rollup.counts)
+    sums = {fingerprint: {key: pool_counts(counts) for key, counts in row.items()} for fingerprint, row in rows.items()}
+    return {
+        fingerprint: {key: counts for key, counts in by_slice.items() if counts is not None}
+        for fingerprint, by_slice in sums.items()
+    }
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """Where a file beside an export lies."""
+    return path.with_name(path.stem + suffix)

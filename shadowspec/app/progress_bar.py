@@ -1,0 +1,63 @@
+"""Progress on stderr: notes, and a bar where there is a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from shadowspec.tap.sources import RawRecord, read_records
+
+SECONDS_BETWEEN_LINES = 15.0  # of progress, where there is no terminal to draw a bar on
+
+notes = Console(stderr=True)  # progress and logs
+
+
+class _Bar(Progress):
+    """A progress bar; where stderr is no terminal, a line now and then."""
+
+    _next_line = 0.0
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        now = time.monotonic()
+        if self.disable and now >= self._next_line:
+            self._next_line = now + SECONDS_BETWEEN_LINES
+            task = self._tasks[task_id]
+            total = "" if task.total is None else f"/{task.total:.0f}"
+            line = f"{task.description}: {task.completed:.0f}{total} {task.fields.get('detail', '')}".rstrip()
+            notes.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A progress bar on stderr, gone when done; lines where stderr is no terminal."""
+    with _Bar(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[detail]}"),
+        console=notes,
+        transient=True,
+        disable=not notes.is_terminal,
+    ) as bar:
+        yield bar
+
+
+def track_records(path: str, bar: Progress, verb: str, detail: Callable[[], str]) -> Iterator[RawRecord]:
+    """The records of a file, with their number shown as they are taken; standard input's (-) is not known before."""
+    records: Iterable[RawRecord] = read_records(path)
+    total = None
+    if path != "-":
+        records = list(records)  # held once, in order to know its length
+        total = len(records)
+    task = bar.add_task(f"{verb} {path}", total=total, detail="")
+    for number, raw in enumerate(records, start=1):
+        yield raw
+        bar.update(task, completed=number, detail=detail())
