@@ -92,7 +92,7 @@ def lint(vale: str, paths: list[str]) -> list[Finding]:
 
 
 def lint_messages(vale: str, places: list[str]) -> list[Finding]:
-    """Errors in the strings and templates of the packages, at the lines of their source."""
+    """Errors in the strings of the packages, at the lines of their source."""
     origins: dict[str, list[int]] = {}
     for source in sorted([*(ROOT / "shadowspec").rglob("*.py"), *(ROOT / "dashboards").rglob("*.py")]):
         name = str(source.relative_to(ROOT))
@@ -101,11 +101,6 @@ def lint_messages(vale: str, places: list[str]) -> list[Finding]:
         texts = list(messages(source))
         if texts:
             origins[write(f"{name}.md", "\n".join(f"- {text}" for _, text in texts))] = [line for line, _ in texts]
-    for template in sorted((ROOT / "shadowspec").rglob("*.html.j2")):
-        name = str(template.relative_to(ROOT))
-        if not places or name in places:
-            text = re.sub(r"{{.*?}}", "N", template.read_text(encoding="utf-8"))
-            origins[write(f"{name}.html", re.sub(r"{[%#].*?[%#]}", "", text))] = []
     findings = []
     for finding in lint(vale, list(origins)):
         lines = origins[finding.path]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache, lru_cache, wraps
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,7 +18,7 @@ import streamlit.components.v2 as components
 
 from shadowspec.types import Arm
 
-from .formats import in_zone, viewer_zone
+from .formats import in_zone
 
 # Okabe and Ito; readable on white and on near-black.
 BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY = (
@@ -37,7 +37,7 @@ SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY)
 # they take from.
 _LEGEND = {"layout": {"bottom": {"anchor": "start", "direction": "vertical"}}, "padding": 2, "offset": 8}
 _altair = Lock()  # what is enabled in it is enabled in every thread
-NUM_KEPT = 128  # drawings of each chart; some tens of kB each
+CONFIG = {"view": {"strokeWidth": 0}, "legend": _LEGEND}
 Rows = Sequence[dict[str, Any]]
 
 
@@ -94,7 +94,7 @@ def specification(chart: Any, height: int) -> dict[str, Any]:
     return found | {
         "datasets": rows,
         "height": height,
-        "config": {**found.get("config", {}), "view": {"strokeWidth": 0}, "legend": _LEGEND},
+        "config": {**found.get("config", {}), **CONFIG},
     }
 
 
@@ -103,37 +103,19 @@ def _layer(found: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in ("$schema", "config", "datasets")}
 
 
-def _named_rows(data: Any, **options: Any) -> dict[str, str]:
-    """Write rows to the option `found`, once each, and name them; Altair's method takes most of the time."""
-    found: dict[str, bytes] = options["found"]
+def named_rows(data: pd.DataFrame, written: dict[str, bytes]) -> dict[str, str]:
+    """Write rows as Arrow's bytes to `written`, once each, and name them; Altair's method takes most of the time."""
     table = pa.Table.from_pandas(data, preserve_index=False)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     pybytes = sink.getvalue().to_pybytes()
-    name = next((name for name, known in found.items() if known == pybytes), f"rows_{len(found)}")
-    found[name] = pybytes
+    name = next((name for name, known in written.items() if known == pybytes), f"rows_{len(written)}")
+    written[name] = pybytes
     return {"name": name}
 
 
-alt.data_transformers.register("named_rows", _named_rows)
-
-
-def keep_drawn(draw: Callable[..., Any]) -> Callable[..., Drawn]:
-    """Draw a chart of the same values once for each zone: Altair takes some 20 ms for one.
-
-    The values must be hashable; a chart that is kept has the usual height, unless it is shown with another.
-    """
-
-    @lru_cache(maxsize=NUM_KEPT)
-    def draw_in_zone(_zone: str, *values: Any) -> Drawn:
-        return Drawn(specification(draw(*values), HEIGHT))
-
-    @wraps(draw)
-    def draw_cached(*values: Any) -> Drawn:
-        return draw_in_zone(str(viewer_zone()), *values)
-
-    return draw_cached
+alt.data_transformers.register("named_rows", lambda data, **options: named_rows(data, options["found"]))
 
 
 def pixel_place(channel: Any, pixels: float) -> Any:

@@ -6,10 +6,12 @@ from datetime import timedelta
 
 import streamlit as st
 
+from shadowspec.reports.content.tables import contexts_table
 from shadowspec.reports.pages.board import BoardRow
-from shadowspec.text import DASH, byte_size, number, percent, plural, times
+from shadowspec.text import plural
 
-from . import charts, formats, queries, source
+from . import formats, queries, source
+from .tables import show_grid
 
 
 def draw(row: BoardRow, window: timedelta | None) -> None:
@@ -24,30 +26,5 @@ def draw(row: BoardRow, window: timedelta | None) -> None:
     if not found:
         st.caption("No single request of this window is stored. Choose a longer window, or measure more traffic.")
         return
-    st.dataframe(
-        charts.frame(
-            [
-                {
-                    "Prompt tokens": each.name,
-                    "Requests": each.num_requests,
-                    "Tokens per step": number(each.mean_acceptance_length),
-                    "1st position": percent(each.first_position_acceptance_rate),
-                    "Ratio of total times": times(each.ratio_of_total_times),
-                    "Cache, baseline": _bytes(each.baseline_cache_bytes),
-                    "Cache, speculative": _bytes(each.speculative_cache_bytes),
-                }
-                for each in found
-            ]
-        ),
-        hide_index=True,
-        column_config={
-            "Tokens per step": st.column_config.TextColumn(help=formats.definition("mean-length")),
-            "1st position": st.column_config.TextColumn(help=formats.definition("first-position")),
-            "Ratio of total times": st.column_config.TextColumn(help=formats.definition("total-times")),
-        },
-    )
+    show_grid(contexts_table(found))
     st.caption(f"The newest {plural(num_runs, 'run')} of the window. Cache: the KV cache of one request at its end.")
-
-
-def _bytes(value: float | None) -> str:
-    return DASH if value is None else byte_size(int(value))

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import altair as alt
 import streamlit as st
 
-from shadowspec.planning.frontier import Gain
 from shadowspec.reports.cells import MeasuredCell, cells_of_groups
+from shadowspec.reports.content.charts import gains
+from shadowspec.reports.content.tables import predictions_table
 from shadowspec.reports.frontiers import SliceFrontier, frontier_lines, frontiers
 from shadowspec.reports.pages.pool_what_if import POOL_HEAD, pool_what_if
-from shadowspec.reports.predictions import (
-    PREDICTION_HEAD,
-    Prediction,
-    cost_note,
-    prediction_cells,
-    prediction_summary,
-    predictions,
-)
+from shadowspec.reports.predictions import cost_note, prediction_summary, predictions
 from shadowspec.text import plain_text, slice_title
 
 from . import charts, formats, queries, source, states
-
-_TERMS = {
-    "Tokens per step": "mean-length",
-    "Pays from": "pays-from",
-    "Predicted": "predicted",
-    "Measured": "total-times",
-    "Passes saved": "passes-saved",
-}
+from .tables import show_grid
+from .vega import specification
 
 
 def draw_predictions(endpoint: str, slice_key: str) -> None:
@@ -53,7 +39,9 @@ def draw_predictions(endpoint: str, slice_key: str) -> None:
     )
     st.caption(prediction_summary(found))
     if found:
-        _table(found, _price(endpoint))
+        price = _price(endpoint)
+        show_grid(predictions_table(found, price))
+        st.caption(cost_note(price))
         _pools(cells)
     drawn = frontiers(cells, queries.configs(), costs, queries.list_replayed_lengths(endpoint))
     for first in range(0, len(drawn), 2):
@@ -91,27 +79,11 @@ def _price(endpoint: str) -> float | None:
     return config.dashboard.price_per_gpu_hour or policy.device_price_per_hour
 
 
-def _table(found: Sequence[Prediction], price_per_hour: float | None) -> None:
-    st.dataframe(
-        charts.frame(
-            [
-                dict(zip(PREDICTION_HEAD, map(plain_text, prediction_cells(prediction, price_per_hour)), strict=True))
-                for prediction in found
-            ]
-        ),
-        hide_index=True,
-        column_config={
-            name: st.column_config.TextColumn(help=formats.definition(term)) for name, term in _TERMS.items()
-        },
-    )
-    st.caption(cost_note(price_per_hour))
-
-
 def _frontier(endpoint: str, frontier: SliceFrontier) -> None:
     title = plain_text(slice_title(frontier.slice_key))
-    rows = [_row(each, is_best=each is choice.best) for choice in frontier.choices for each in choice.gains]
+    chart = gains(frontier)
     charts.show(
-        _chart(rows),
+        specification(chart),
         f"Predicted speedup by load (\u00d7), {title}, on {plain_text(frontier.engine)}",
         key=f"frontier-{frontier.slice_key}",
         alt_text=f"Predicted speedup at each profiled load of {endpoint}, {title}, for every number of tokens drafted",
@@ -120,41 +92,3 @@ def _frontier(endpoint: str, frontier: SliceFrontier) -> None:
     )
     lines = "".join(f"<li>{formats.text(line)}</li>" for line in frontier_lines(frontier))
     st.html(f'<ul class="ss-notes">{lines}</ul>')
-
-
-def _row(each: Gain, *, is_best: bool) -> dict[str, Any]:
-    drafting = each.drafting
-    return {
-        "load": each.concurrency,
-        "config": f"K {drafting.num_speculative_tokens} \u00b7 {plain_text(drafting.name)}",
-        "speedup": each.speedup,
-        "lower": each.least,
-        "upper": each.most,
-        "best": is_best,
-        "pays from": each.break_even_length,
-        "length": drafting.length.estimate,
-    }
-
-
-def _chart(rows: charts.Rows) -> charts.Layers:
-    base = alt.Chart(charts.frame(rows)).encode(
-        x=alt.X(
-            "load:Q",
-            title="load (concurrent requests)",
-            scale=alt.Scale(type="log", base=2, nice=False),
-            axis=alt.Axis(values=sorted({row["load"] for row in rows}), grid=False),
-        ),
-        color=alt.Color("config:N", title="config", legend=charts.BELOW, scale=alt.Scale(range=list(charts.SERIES))),
-        tooltip=[
-            alt.Tooltip("config:N", title="config"),
-            alt.Tooltip("load:Q", title="load"),
-            alt.Tooltip("speedup:Q", title="predicted speedup", format=".2f"),
-            alt.Tooltip("length:Q", title="tokens per step", format=".2f"),
-            alt.Tooltip("pays from:Q", title="pays from", format=".2f"),
-        ],
-    )
-    y = alt.Y("speedup:Q", title="predicted speedup (\u00d7)", scale=alt.Scale(zero=False))
-    band = base.mark_area(opacity=0.15).encode(y=alt.Y("lower:Q"), y2=alt.Y2("upper:Q"))
-    lines = base.mark_line(strokeWidth=2).encode(y=y)
-    best = base.mark_point(filled=True, size=110, opacity=1, shape="diamond").encode(y=y).transform_filter("datum.best")
-    return charts.layer(band, lines, best, *charts.threshold(1.0, "as fast as the baseline", is_below=True))

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import streamlit as st
 
-from shadowspec.reports.definitions import AUDIT_NOTE, REPLAY_NOTE
+from shadowspec import metrics
+from shadowspec.reports.content import charts as content
+from shadowspec.reports.content import tables
+from shadowspec.reports.content.blocks import Cell
+from shadowspec.reports.definitions import AUDIT_NOTE, REPLAY_NOTE, find_test
 from shadowspec.reports.failure_rows import Failures
 from shadowspec.reports.pages.board import PARITY_TESTS, BoardRow
-from shadowspec.reports.pages.evidence_page import DRAWN, RollupFigures
+from shadowspec.reports.pages.evidence_page import DRAWN, MEASURES, BinnedDistribution, RollupFigures, TimeParts
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
-from shadowspec.text import moment, percent, plural, times
-from shadowspec.types import TestResult
+from shadowspec.text import DASH, milliseconds, moment, number, percent, plural, times
+from shadowspec.types import Arm, TestResult
 
-from . import charts, evidence_charts, formats, queries, states
-from .evidence_tables import audits_table, failures_table, latency_table, replays_table, tests_table
+from . import charts, formats, queries, states
+from .tables import table_html
+from .vega import specification
+
+TERMS = {"end_to_end_ms": "end-to-end", "prefill_ms": "ttft", "time_per_output_token_ms": "tpot"}
 
 
 def acceptance(found: RollupFigures) -> None:
@@ -25,21 +32,26 @@ def acceptance(found: RollupFigures) -> None:
         return
     st.markdown("## Acceptance", help=formats.definition("pooled"))
     left, right = st.columns(2)
-    steps = plural(found.counts.num_drafts, "step")
+    counts = found.counts
+    steps = plural(counts.num_drafts, "step")
+    positions = content.positions(
+        metrics.marginal_acceptance_rates(counts), metrics.conditional_acceptance_rates(counts)
+    )
+    accepted = content.steps([metrics.ratio(number, counts.num_drafts) for number in counts.acceptance_histogram])
     with left:
         charts.show(
-            evidence_charts.positions(found.counts),
+            specification(positions),
             "Acceptance by position (share of steps)",
             key="positions",
-            alt_text="Marginal and conditional acceptance rate at each drafted position, pooled",
+            alt_text=positions.said,
             help_text=f"{formats.definition('marginal')} {formats.definition('conditional')} Pooled over {steps}.",
         )
     with right:
         charts.show(
-            evidence_charts.steps(found.counts),
+            specification(accepted),
             "Accepted tokens per step (share of steps)",
             key="steps",
-            alt_text="Histogram of accepted tokens per propose-and-verify step, pooled",
+            alt_text=accepted.said,
             help_text=f"{formats.definition('histogram')} Pooled over {steps}.",
         )
 
@@ -53,39 +65,74 @@ def latency(found: RollupFigures, row: BoardRow) -> None:
         help=f"The same requests in both arms. Rollups: figures to within \u00b1{percent(MAX_RELATIVE_ERROR)}.",
     )
     for column, measure in zip(st.columns(len(DRAWN)), DRAWN, strict=True):
-        binned = tuple(each for each in found.distributions if each.measure == measure)
-        if binned:
+        chart = content.latency(DRAWN[measure], [_curve(of) for of in found.distributions if of.measure == measure])
+        if chart is not None:
             with column:
-                name = {"end_to_end_ms": "end-to-end", "prefill_ms": "ttft", "time_per_output_token_ms": "tpot"}[
-                    measure
-                ]
                 charts.show(
-                    evidence_charts.latency(binned),
+                    specification(chart),
                     f"{DRAWN[measure]} (ms)",
                     key=f"latency-{measure}",
-                    alt_text=f"Cumulative distribution of {DRAWN[measure]} in both arms; quantiles are in the table",
-                    help_text=f"{formats.definition(name)} Dots: p50, p95, p99.",
+                    alt_text=chart.said,
+                    help_text=f"{formats.definition(TERMS[measure])} Dots: p50, p95, p99.",
                 )
-    st.html(latency_table(found.distributions, found.parts))
+    resolution = f" Known to within a bin: \u00b1{percent(MAX_RELATIVE_ERROR)}."
+    st.html(table_html(tables.latency_table(map(_latency_row, found.distributions), resolution)))
+    st.html(table_html(tables.arm_means_table(_means(found))))
     left, right = st.columns(2)
     with left:
+        parts = content.time_parts([(of.arm.value, _parts(of)) for of in found.parts])
         charts.show(
-            evidence_charts.parts(found.parts),
+            specification(parts),
             "Where a request's time goes (mean ms)",
             key="parts",
-            alt_text="Mean compute time of a request by part, for both arms",
+            alt_text=parts.said,
             help_text="The queue is a part of the prefill; the table above shows it separately.",
         )
     with right:
-        test = next((each for each in _tests_of(row) if each.name == "speedup"), None)
+        test = find_test(row.standing.measured, "speedup")
+        histogram = content.speedups(found.speedups, None if test is None else test.threshold)
         median = dict(found.speedup_quantiles).get(0.5)
-        charts.show(
-            evidence_charts.differences(found.speedups, None if test is None else test.threshold),
-            "Paired differences: speedup of each request (\u00d7)",
-            key="differences",
-            alt_text=f"Histogram of the speedup of each request; median {times(median.estimate if median else None)}",
-            help_text=formats.definition("request-speedup"),
-        )
+        if histogram is not None:
+            charts.show(
+                specification(histogram),
+                "Paired differences: speedup of each request (\u00d7)",
+                key="differences",
+                alt_text=f"{histogram.said}; median {times(median.estimate if median else None)}",
+                help_text=formats.definition("request-speedup"),
+            )
+
+
+def _curve(binned: BinnedDistribution) -> content.LatencyCurve:
+    quantiles = tuple((share, quantile.estimate) for share, quantile in binned.quantiles)
+    return content.LatencyCurve(binned.arm, binned.cumulative, quantiles, binned.num_runs)
+
+
+def _latency_row(binned: BinnedDistribution) -> tables.LatencyRow:
+    known = dict(binned.quantiles)
+    quantiles = tuple(
+        Cell(milliseconds(known[share].estimate) if share in known else DASH) for share in tables.LATENCY_SHARES
+    )
+    return tables.LatencyRow(MEASURES[binned.measure], binned.arm, quantiles, binned.num_runs)
+
+
+def _means(found: RollupFigures) -> Iterator[tuple[Cell, Arm, str]]:
+    queue = Cell("Queue, mean", ("a part of TTFT: in a server, and failed attempts",))
+    progress = Cell("Requests in progress, mean", hover=formats.definition("realised-concurrency"))
+    cached = Cell("Prompt tokens cached", hover=formats.definition("prefix-cache"))
+    for of in found.parts:
+        yield queue, of.arm, milliseconds(of.queue_ms)
+    for of in found.parts:
+        if of.concurrency is not None:
+            yield progress, of.arm, number(of.concurrency)
+    for of in found.parts:
+        if of.cached_share is not None:
+            yield cached, of.arm, percent(of.cached_share)
+
+
+def _parts(of: TimeParts) -> list[tuple[str, float]]:
+    """What an arm's time goes to, in the order in which it happens."""
+    names = ("prefill", "decode") if of.arm is Arm.BASELINE else ("prefill", "draft", "verify", "other")
+    return [(name, getattr(of, f"{name}_ms")) for name in names]
 
 
 def failures(found: Failures) -> None:
@@ -97,7 +144,7 @@ def failures(found: Failures) -> None:
         )
     for note in found.notes:
         st.caption(note)
-    st.html(failures_table(found.rows))
+    st.html(table_html(tables.failures_table(found.rows)))
     intervention = found.intervened
     if intervention.num_intervened:
         st.caption(
@@ -119,11 +166,11 @@ def tests(row: BoardRow) -> None:
     parity = [test for test in every if test.name in PARITY_TESTS]
     st.markdown("## Parity", help=f"{formats.definition('divergence')} {formats.definition('z')}")
     if parity:
-        st.html(tests_table(parity))
+        st.html(table_html(tables.tests_table(parity)))
     else:
         st.caption("No outputs were compared yet: parity tests need requests that ran in both arms.")
     st.markdown("## All other tests", help=formats.definition("units"))
-    st.html(tests_table([test for test in every if test.name not in PARITY_TESTS]))
+    st.html(table_html(tables.tests_table(test for test in every if test.name not in PARITY_TESTS)))
     decision = row.standing.measured
     if decision is not None:
         decided = decision.decided_at
@@ -149,7 +196,7 @@ def replays(row: BoardRow) -> None:
     ]
     if rows:
         st.markdown("## Replay beside the engine", help=REPLAY_NOTE)
-        st.html(replays_table(rows))
+        st.html(table_html(tables.replays_table(rows)))
         st.caption("Expected counts, computed from logged responses by `shadowspec replay`. No test uses them.")
     audits = [
         (row.endpoint, each)
@@ -158,4 +205,4 @@ def replays(row: BoardRow) -> None:
     ]
     if audits:
         st.markdown("## Audit of the engine", help=AUDIT_NOTE)
-        st.html(audits_table(audits))
+        st.html(table_html(tables.audits_table(audits)))

@@ -9,12 +9,13 @@ from datetime import timedelta
 import altair as alt
 import streamlit as st
 
+from shadowspec.reports.content.tables import audits_table
 from shadowspec.reports.pages.timeline import KINDS
 from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.text import DASH, moment, plain_text, plural, slice_title
 
 from ..parts import charts, formats, links, queries, states
-from ..parts.evidence_tables import audits_table
+from ..parts.tables import table_html
 
 WINDOWS: Mapping[str, int | None] = {"1 day": 1, "7 days": 7, "30 days": 30, "90 days": 90, "all": None}
 EVERYWHERE = "all endpoints"
@@ -92,7 +93,8 @@ def _audits(endpoints: tuple[str, ...]) -> None:
         )
     if rows:
         with st.expander(f"Audits of the engine ({len(rows)})", expanded=bool(alarms)):
-            st.html(audits_table([*alarms, *(pair for pair in rows if not pair[1].state.has_alarmed)]))
+            others = (pair for pair in rows if not pair[1].state.has_alarmed)
+            st.html(table_html(audits_table([*alarms, *others])))
 
 
 def _draw(shown: Sequence[Change]) -> None:

@@ -7,10 +7,12 @@ from datetime import timedelta
 
 import streamlit as st
 
-from shadowspec.reports.definitions import acceptance_title, shown_as, title_of_test, total_time_text
+from shadowspec.reports.content import charts as content
+from shadowspec.reports.content.chart_values import Chart
+from shadowspec.reports.definitions import acceptance_title, title_of_test, total_time_text
 from shadowspec.reports.notes import decision_notes
 from shadowspec.reports.pages.board import Board, BoardRow
-from shadowspec.reports.pages.evidence_page import TestPath
+from shadowspec.reports.pages.evidence_page import PATH_TESTS, TestPath
 from shadowspec.store import Pulse
 from shadowspec.text import DASH, moment, percent, plural, slice_title, times
 from shadowspec.types import Verdict
@@ -18,7 +20,6 @@ from shadowspec.types import Verdict
 from ..parts import (
     charts,
     context_section,
-    evidence_charts,
     evidence_sections,
     formats,
     links,
@@ -26,7 +27,8 @@ from ..parts import (
     states,
     why_section,
 )
-from ..parts.board_table import PARITY_WORD
+from ..parts.board_table import PARITY_WORD, speedup_range
+from ..parts.vega import specification
 
 WINDOWS = {"7 days": timedelta(days=7), "28 days": timedelta(days=28), "all": None}
 DEFAULT_WINDOW = "7 days"
@@ -35,12 +37,6 @@ DEVICE_TIME = (
     "Per output token compared with the baseline, over the last 7 days of traffic. A request at load b uses 1/b of the "
     "device."
 )
-AXIS_TITLE = {
-    "speedup": "speedup (\u00d7)",
-    "acceptance": "acceptance",
-    "tail": "slowed requests",
-    "parity_sampled": "teacher-forced z",
-}
 
 
 def page() -> None:
@@ -197,16 +193,16 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
     st.markdown("## Confidence sequences", help=formats.definition("sequence"))
     by_unit = _by_unit(pulse, row, paths)
     drawn = by_unit or paths
-    shown = [name for name in AXIS_TITLE if name in drawn]
+    shown = [name for name in PATH_TESTS if name in drawn]
     for first in range(0, len(shown), 2):
         for column, name in zip(st.columns(2), shown[first : first + 2], strict=False):
-            test_path = drawn[name]
+            chart = _path(drawn[name])
             with column:
                 charts.show(
-                    evidence_charts.path(test_path, AXIS_TITLE[name]),
+                    specification(chart),
                     f"{title_of_test(name)}, with bounds",
                     key=f"path-{name}",
-                    alt_text=_said(name, test_path),
+                    alt_text=chart.said,
                     help_text=formats.definition("bounds"),
                 )
     looks = plural(max(len(path.points) for path in paths.values()), "look")
@@ -233,11 +229,21 @@ def _by_unit(pulse: Pulse, row: BoardRow, paths: dict[str, TestPath]) -> dict[st
     return source.unit_paths(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint, paths)
 
 
-def _said(name: str, path: TestPath) -> str:
-    last, shown = path.points[-1], shown_as(name)
-    return (
-        f"{title_of_test(name)}: {shown(last.estimate)}, bounds {shown(last.lower)} to {shown(last.upper)}, "
-        f"threshold {shown(path.threshold)}, {plural(len(path.points), 'point')}"
+def _path(test_path: TestPath) -> Chart:
+    """By the looks of the gate on the reader's clock, or by units where no look is known."""
+    moments = [formats.in_zone(point.at) for point in test_path.points if point.at is not None]
+    has_moments = len(moments) == len(test_path.points)
+    changes = [
+        (formats.in_zone(point.at), formats.mark_verdict(point.verdict))
+        for point in test_path.changes[1:]  # the first is no change: it is the first look
+        if point.at is not None and point.verdict is not None
+    ]
+    return content.path(
+        test_path.name,
+        test_path.points,
+        test_path.threshold,
+        moments=moments if has_moments else (),
+        changes=changes if has_moments else (),
     )
 
 
@@ -257,22 +263,45 @@ def _forest(board: Board, row: BoardRow) -> None:
     note = f" The {len(shown)} with most traffic of {len(known)}." if left else ""
     st.markdown("## Slices side by side", help=f"Every slice at this load and with this config.{note}")
     height = 80 + 26 * len(shown)
-    by = formats.markdown(", ".join(evidence_charts.label_names(shown)) or "slice")
+    names = _label_names(shown)
+    by = formats.markdown(", ".join(names) or "slice")
+    axis = speedup_range(shown)
     for column, figure, title in zip(
         st.columns(2),
         ("speedup", "acceptance"),
-        (f"Speedup (\u00d7) by {by}", f"{acceptance_title(each.acceptance for each in shown)} by {by}"),
+        (f"Speedup (\u00d7) by {by}", f"{acceptance_title(of.acceptance for of in shown)} by {by}"),
         strict=True,
     ):
+        chart = content.forest(
+            [_forest_row(of, figure, names) for of in shown if _has(of, figure)], axis if figure == "speedup" else None
+        )
         with column:
             charts.show(
-                evidence_charts.forest(shown, figure),
+                specification(chart),
                 title,
                 key=f"forest-{figure}",
-                alt_text=f"Forest plot of {figure} with bounds for {plural(len(shown), 'slice')}",
+                alt_text=chart.said,
                 help_text=formats.definition("bounds"),
                 height=height,
             )
+
+
+def _has(row: BoardRow, figure: str) -> bool:
+    test = getattr(row, figure)
+    return test is not None and test.estimate is not None
+
+
+def _forest_row(row: BoardRow, figure: str, names: Sequence[str]) -> content.ForestRow:
+    """A slice, named by the values of its labels where the chart's title has their names: an axis has no room."""
+    full = slice_title(row.slice_key)
+    label = ", ".join(row.labels.values()) if names and row.slice_key else full
+    return content.ForestRow(label, full, getattr(row, figure), formats.mark_verdict(row.verdict))
+
+
+def _label_names(rows: Sequence[BoardRow]) -> tuple[str, ...]:
+    """The labels that name the slices of these rows; empty where slices have different ones."""
+    names = {tuple(row.labels) for row in rows if row.slice_key}
+    return names.pop() if len(names) == 1 else ()
 
 
 def _window() -> timedelta | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from shadowspec.reports.svg import Scale, element, svg, tooltip
+from shadowspec.reports.render.svg import Scale, element, svg, tooltip
 from shadowspec.simulate.naive import NAIVE_GATES, NaiveGate
 from shadowspec.simulate.summary import Summary
 

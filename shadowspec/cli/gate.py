@@ -19,7 +19,7 @@ from shadowspec.gate.run.recompute import Explanation
 from shadowspec.reports.next_steps import best_decision, next_step
 from shadowspec.reports.notes import REHEARSAL_NOTE
 from shadowspec.reports.rendering import audit_document, decision_document
-from shadowspec.reports.report.terminal import tables_of_tests, verdict_tables
+from shadowspec.reports.report import tables_of_tests, verdict_tables
 from shadowspec.rollout.stages import RolloutStep
 from shadowspec.text import plural, slice_title
 

@@ -17,7 +17,7 @@ from shadowspec.cli.options import ConfigOption
 from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import UsageError
 from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
-from shadowspec.reports.period.period_formats import RENDERERS
+from shadowspec.reports.period.period_content import RENDERERS
 from shadowspec.reports.period.period_model import NAMED, last_whole, moment_of
 from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
 from shadowspec.simulate.policies import simulated_rates

@@ -55,8 +55,6 @@ AUDIT_NOTE = (
     "slice until an operator clears it."
 )
 
-MEASURE_TITLE = {"end_to_end_ms": "End to end", "ttft_ms": "TTFT", "tpot_ms": "TPOT", "queue_ms": "Queue"}
-
 # (short name, sentence): each is one hover or one footnote away from every use of the word in a report
 DEFINITIONS = {
     "verdict": (

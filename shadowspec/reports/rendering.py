@@ -1,10 +1,10 @@
-"""What the formats of every report share: JSON values and Markdown tables."""
+"""What the JSON documents of every report share."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 
@@ -119,9 +119,3 @@ def funnel_document(funnel: Funnel) -> dict[str, Json]:
         "counters": {row.counter.value: row.num_records for row in funnel.rows},
         "reasons": {row.counter.value: dict[str, Json](row.reasons) for row in funnel.rows if row.reasons},
     }
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; its cells are Markdown already."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

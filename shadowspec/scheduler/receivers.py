@@ -25,7 +25,7 @@ from email.utils import format_datetime
 from typing import Any
 
 from shadowspec.errors import ConfigError, ExitCode, ServiceUnavailableError, ShadowSpecError
-from shadowspec.reports.period.period_formats import (
+from shadowspec.reports.period.period_content import (
     RENDERERS,
     render_period_html,
     render_period_markdown,

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import altair as alt
 import pyarrow as pa
 import pytest
 
 from dashboards.parts import charts
+from dashboards.parts.vega import specification
+from shadowspec.reports.content.chart_values import Axis, Chart, Limit, Mark, Point, Shape
+from tests.reports.test_content import SHAPES
 
 
-def test_a_kept_chart_is_drawn_once_for_each_value_and_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
+def chart_of(value: float) -> Chart:
+    mark = Mark(Shape.LINE, (Point(1.0, value, text=f"at {value}"), Point(2.0, value)), "speculative", "a name")
+    return Chart("said", Axis("x"), Axis("y"), (mark,), (Limit(2.0, "limit 2"),))
 
-    @charts.keep_drawn
-    def line(height: int) -> Any:
-        calls.append(height)
-        return alt.Chart(charts.frame([{"x": 1, "y": height}])).mark_line().encode(x="x:Q", y="y:Q")
 
-    first = line(3)
-    assert line(3) is first
-    assert line(4) is not first
-    monkeypatch.setattr(charts, "viewer_zone", lambda: "Europe/Berlin")
-    assert line(3) is not first
-    assert calls == [3, 4, 3]
+def test_a_chart_is_specified_once_for_each_value() -> None:
+    first = specification(chart_of(3.0))
+    assert specification(chart_of(3.0)) is first
+    assert specification(chart_of(4.0)) is not first
     assert first.spec["height"] == charts.HEIGHT
+
+
+@pytest.mark.parametrize("shape", list(Shape))
+def test_every_shape_has_its_layer_with_its_words(shape: Shape) -> None:
+    x, point = SHAPES[shape]
+    y = Axis("", names=("row",)) if point.y == "row" else Axis("y")
+    mark = Mark(shape, (Point(point.x, point.y, point.x2, point.y2, "hovered"), point), "speculative", "a name")
+    found = specification(Chart("said", x, y, (mark,), (Limit(1.0, "limit 1", is_of_x=not x.names),)))
+    rows = [
+        row for written in found.spec["datasets"].values() for row in pa.ipc.open_stream(written).read_all().to_pylist()
+    ]
+    assert {"hovered", "limit 1"} <= {row["text"] for row in rows}
+    assert len(found.spec["layer"]) == 3, "the mark, the line of the limit and its words"
+    assert {"x", "y"} <= set(found.spec["layer"][0]["encoding"])
 
 
 def test_a_chart_carries_its_words() -> None:

@@ -128,7 +128,7 @@ def test_the_realised_concurrency_of_both_arms_stands_below_their_latency(
 ) -> None:
     configured(filled_url)
     rows = html_of(opened(open_page, decision)).split("Requests in progress, mean")[1:]
-    shown = [float(row.split('data-label="mean"')[1].partition(">")[2].partition("<")[0]) for row in rows]
+    shown = [float(row.split('data-label="Value"')[1].partition(">")[2].partition("<")[0]) for row in rows]
     assert shown == pytest.approx([0.97 * decision.concurrency, 0.95 * decision.concurrency], abs=0.006)
 
 
@@ -147,7 +147,7 @@ def test_the_share_of_prompts_that_servers_had_cached_is_below_the_latency(
     engine.dispose()
     configured(f"sqlite:///{copy}")
     rows = html_of(opened(open_page, decision)).split("Prompt tokens cached")[1:]
-    assert [row.split('data-label="share"')[1].partition(">")[2].partition("<")[0] for row in rows] == [
+    assert [row.split('data-label="Value"')[1].partition(">")[2].partition("<")[0] for row in rows] == [
         "60.0%",
         "15.0%",
     ]

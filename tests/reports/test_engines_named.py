@@ -11,8 +11,14 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.effective_decisions import for_what_serves
 from shadowspec.reports.frontiers import frontiers
 from shadowspec.reports.predictions import NOT_PROFILED_SERVER, prediction_summary, predictions
-from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
-from shadowspec.reports.report.terminal import terminal_tables, verdict_tables
+from shadowspec.reports.report import (
+    build_report,
+    render_html,
+    render_json,
+    render_markdown,
+    terminal_tables,
+    verdict_tables,
+)
 from shadowspec.servers.engines import with_engine_rules
 from shadowspec.types import SERVED_BACKEND, CostKey, FingerprintedConfig, ProfiledCosts
 from tests.reports.test_build import POLICY, judged, world
@@ -49,7 +55,7 @@ def test_every_form_names_the_engine_of_each_hypothesis() -> None:
     assert render_markdown(report).replace("\\", "").count(f"latency measured on {ENGINE}") == len(report.hypotheses)
     said = "shadowspec-torch, which measured: the endpoint names no serving_engine"
     num_decided = sum(h.decision is not None for h in report.hypotheses)
-    assert Page(render_html(report)).text.count(f"verdict for {said}") == num_decided
+    assert Page(render_html(report)).text.count(f"the verdict is for {said}") == num_decided
     assert render_markdown(report).replace("\\", "").count(f"the verdict is for {said}") == num_decided
     (endpoint,) = json.loads(render_json(report))["endpoints"]
     assert {each["verdict_engine"] for each in endpoint["hypotheses"]} == {"shadowspec-torch"}

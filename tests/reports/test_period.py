@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shadowspec.errors import UsageError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
-from shadowspec.reports.period.period_formats import RENDERERS
+from shadowspec.reports.period.period_content import RENDERERS
 from shadowspec.reports.period.period_model import PeriodReport, SimulatedRate, last_whole, moment_of
 from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.simulate.policies import rate_of
@@ -181,7 +181,7 @@ def test_every_format_tells_all_of_it(form: str, history: Store) -> None:
     assert {row.engine for row in report.board} == {"unknown"}, "the made-up decisions keep none"
     reported = {
         "html": "latency measured on unknown; for unknown",
-        "md": ", 4, unknown, for unknown",
+        "md": "latency measured on unknown; for unknown",
         "json": '"engine": "unknown",',
     }
     assert reported[form] in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -15,9 +16,17 @@ from rich.console import Console
 
 from shadowspec.reports.definitions import acceptance_title, title_of
 from shadowspec.reports.notes import alerts, detector_lines, order_note
-from shadowspec.reports.report import Report, build_report, render_html, render_json, render_markdown
+from shadowspec.reports.report import (
+    Report,
+    build_report,
+    render_html,
+    render_json,
+    render_markdown,
+    tables_of_tests,
+    terminal_tables,
+    verdict_tables,
+)
 from shadowspec.reports.report.report_model import Hypothesis
-from shadowspec.reports.report.terminal import tables_of_tests, terminal_tables, verdict_tables
 from shadowspec.text import DASH
 from shadowspec.types import (
     Clearing,
@@ -105,8 +114,8 @@ def test_every_format_says_the_verdict_the_order_and_what_was_measured() -> None
         assert "Measured verdict: ENABLE (" in text
         assert f"Override 7 by ada|x: it writes <b>. DISABLE on prompt_class=code, every load, {TERM}." in text
     markdown = render_markdown(ordered)
-    assert "| **DISABLE** (override) |" in markdown
-    assert "override 7 by ada\\|x: it writes &lt;b&gt; The override is in force since 2026-03-02 09:00 UTC" in markdown
+    assert "| **DISABLE \\(override\\)** |" in markdown
+    assert "override 7 by ada\\|x: it writes &lt;b&gt;; The override is in force since 2026-03-02 09:00 UTC" in markdown
     assert "Measured verdict: ENABLE \\(" in markdown
     document = json.loads(render_json(ordered))["endpoints"][0]
     (hypothesis,) = (
@@ -268,7 +277,7 @@ def test_the_table_of_verdicts_shows_total_times_beside_the_geometric_mean() -> 
     )
     text = printed(verdict_tables([replace(decided(Verdict.ENABLE), tests=tests)]))
     assert "geometric mean" in text
-    assert "total times 1.28\u00d7 [1.10\u00d7, 1.50\u00d7]" in text
+    assert re.search(r"total times 1.28\u00d7.*\n.*\[1.10\u00d7, 1.50\u00d7\]", text)
     few = replace(tests[1], estimate=None, lower=0.0, upper=None)
     text = printed(verdict_tables([replace(decided(Verdict.ENABLE), tests=(tests[0], few))]))
     assert "total times" not in text

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from shadowspec.reports.svg import Scale, element, svg, ticks, tooltip
+from shadowspec.reports.render.svg import Scale, element, svg, ticks, tooltip
 
 WIDTH, HEIGHT = 960, 500
 TOP, BOTTOM = 70, 440

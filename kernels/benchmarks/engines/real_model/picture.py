@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from shadowspec.reports.svg import Scale, element, svg, ticks, tooltip
+from shadowspec.reports.render.svg import Scale, element, svg, ticks, tooltip
 
 WIDTH: Final = 960
 TOP, ROW, GAP, FOOT = 76, 18, 26, 50

@@ -1,0 +1,123 @@
+"""Each renderer shows every text of the content; charts are drawn from what they describe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from shadowspec.reports.content.blocks import (
+    Block,
+    Cell,
+    Document,
+    Facts,
+    Figure,
+    Heading,
+    Lines,
+    Note,
+    Section,
+    Table,
+    Tally,
+)
+from shadowspec.reports.content.chart_values import Axis, Chart, Form, Limit, Mark, Point, Shape
+from shadowspec.reports.render.html import render_html
+from shadowspec.reports.render.markdown import render_markdown
+from shadowspec.reports.render.svg import chart_svg
+from shadowspec.reports.render.terminal import render_terminal
+from shadowspec.reports.report.report_content import report_content
+from shadowspec.text import markdown_text
+from tests.reports.test_pages import STATES, Page, evil_report, reports
+
+
+def texts_of(blocks: Iterable[Block]) -> Iterator[str]:
+    """Every text that a reader of these blocks must find."""
+    for block in blocks:
+        match block:
+            case Section():
+                yield from (block.title, *block.facts)
+                yield from texts_of(block.blocks)
+            case Table():
+                yield from (cell for row in block.rows for part in row for cell in (part.text, *part.notes))
+                yield from [column.title for column in block.columns] if block.rows else [block.empty]
+            case Note():
+                yield from (block.lead, block.text)
+            case Lines():
+                yield from block.lines
+            case Tally():
+                yield from (text for number, word, _ in block.numbers for text in (number, word))
+            case Heading():
+                yield block.title
+            case Figure():
+                yield from (block.title, block.note, *block.lines)
+            case Facts():
+                yield from (text for name, value, _ in block.pairs for text in (name, value))
+
+
+def squeezed(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+@pytest.fixture(params=["evil", *STATES])
+def document(request: pytest.FixtureRequest) -> Document:
+    return report_content(evil_report() if request.param == "evil" else reports()[request.param])
+
+
+def test_every_renderer_shows_every_text(document: Document) -> None:
+    page, markdown = squeezed(Page(render_html(document)).text), squeezed(render_markdown(document))
+    console = Console(file=StringIO(), width=4_000, color_system=None)
+    for drawn in render_terminal(document.blocks):
+        console.print(drawn)
+    assert isinstance(console.file, StringIO)
+    printed = squeezed(console.file.getvalue())
+    for text in filter(None, texts_of(document.blocks)):
+        assert squeezed(text) in page
+        assert squeezed(markdown_text(text)) in markdown
+        for line in text.replace(" [", "\n[").split("\n"):  # a terminal sets the lines of a row's cells side by side
+            assert squeezed(line) in printed
+
+
+def test_every_chart_is_said_in_words(document: Document) -> None:
+    def figures(blocks: Iterable[Block]) -> Iterator[Figure]:
+        for block in blocks:
+            if isinstance(block, Figure):
+                yield block
+            elif isinstance(block, Section):
+                yield from figures(block.blocks)
+
+    markdown = squeezed(render_markdown(document))
+    for figure in figures(document.blocks):
+        assert squeezed(markdown_text(figure.chart.said)) in markdown
+
+
+SHAPES = {
+    Shape.LINE: (Axis("x"), Point(1.0, 2.0)),
+    Shape.STEPS: (Axis("x"), Point(1.0, 2.0)),
+    Shape.BAND: (Axis("x"), Point(1.0, None, y2=3.0)),
+    Shape.BARS: (Axis("x", names=("a", "b")), Point("a", 2.0)),
+    Shape.BOXES: (Axis("x", is_log=True), Point(1.0, 2.0, x2=2.0)),
+    Shape.SPANS: (Axis("x"), Point(None, "row", x2=2.0)),
+    Shape.STRIPS: (Axis("x"), Point(0.0, "row", x2=2.0)),
+    Shape.DOTS: (Axis("x"), Point(datetime(2026, 1, 1, tzinfo=UTC), 2.0)),
+}
+
+
+@pytest.mark.parametrize("shape", list(Shape))
+def test_every_shape_is_drawn_with_its_hover_and_limit(shape: Shape) -> None:
+    x, point = SHAPES[shape]
+    point = Point(point.x, point.y, point.x2, point.y2, "hovered <&>")
+    y = Axis("", names=("row",)) if point.y == "row" else Axis("y", Form.SHARE, low=0.0, high=4.0)
+    mark = Mark(shape, (point, point), "speculative", "series")
+    limits = () if y.names else (Limit(1.0, "limit 1"),)
+    drawn = str(chart_svg(Chart("what it shows", x, y, (mark,), limits)))
+    assert 'aria-label="what it shows"' in drawn
+    assert "hovered &lt;&amp;&gt;" in drawn
+    assert ("limit 1" in drawn) is bool(limits)
+    assert "nan" not in drawn
+
+
+def test_a_cell_in_one_line() -> None:
+    assert Cell("a", ("b", "c")).line == "a; b; c"
