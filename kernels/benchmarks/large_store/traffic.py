@@ -164,6 +164,10 @@ def rollups(
             "num_with_concurrency": timed,
             "baseline_concurrency": 0.97 * cell.load * timed,  # nearly what it is labelled with
             "speculative_concurrency": 0.95 * cell.load * timed,
+            # The in-process engine has no prefix cache.
+            **dict.fromkeys(
+                ("num_cached_prompt_tokens", "baseline_cached_tokens", "speculative_cached_tokens"), 0 * timed
+            ),
         },
     )
     yield Columns(
