@@ -37,10 +37,11 @@ def table_html(table: Table) -> str:
 
 def show_grid(table: Table) -> None:
     """The table as a grid that sorts and can be copied."""
-    rows = [
-        {column.title: plain_text(cell.line) for column, cell in zip(table.columns, row, strict=True)}
-        for row in table.rows
-    ]
+    columns = {
+        column.title: [plain_text(row[place].line) for row in table.rows] for place, column in enumerate(table.columns)
+    }
+    values = {title: _whole_numbers(texts) or texts for title, texts in columns.items()}
+    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     helped = {column.title: _meaning(column) for column in table.columns}
     settings = {title: st.column_config.TextColumn(help=text) for title, text in helped.items() if text}
     st.dataframe(charts.frame(rows), hide_index=True, column_config=settings)
@@ -57,3 +58,9 @@ def _cell(cell: Cell) -> str:
     if cell.hover:
         text = f'<span title="{escape(cell.hover)}">{text}</span>'
     return text + "".join(f"<small>{escape(plain_text(note))}</small>" for note in cell.notes)
+
+
+def _whole_numbers(texts: list[str]) -> list[int] | None:
+    """A column of whole numbers as such, so that it sorts by value; None where one is written otherwise."""
+    digits = [text.replace(",", "") for text in texts]
+    return [int(text) for text in digits] if all(text.isdecimal() for text in digits) else None
