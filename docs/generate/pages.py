@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import codes, database, licences, metrics, settings, support
+from docs.generate import codes, database, licences, metrics, schemas, settings, support
 
 DOCS = Path(__file__).parents[1]
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "configuration.md": {"configuration": settings.configuration},
     "policy.md": {"policy": settings.policy},
+    "json.md": {"documents": schemas.documents},
     "formats.md": {"funnel": codes.funnel},
     "reading-a-hold.md": {"hold": codes.hold, "other verdicts": codes.other_verdicts},
     "metrics.md": {"metrics": metrics.metrics, "verdicts": metrics.verdicts},

@@ -15,7 +15,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions, require_promotable
 from shadowspec.metrics import pool_counts
 from shadowspec.rollout.export import flagd, modelopt, routes
-from shadowspec.rollout.export.endpoint_state import ServedDecision, judge_decisions
+from shadowspec.rollout.export.endpoint_state import Off, ServedDecision, judge_decisions
 from shadowspec.rollout.export.formats import ExportFormat, require_engine
 from shadowspec.rollout.export.load_schedule import (
     endpoint_schedule,
@@ -28,7 +28,8 @@ from shadowspec.rollout.export.routes import Pools, choose_routes
 from shadowspec.servers.engines import ENGINES
 from shadowspec.servers.engines.export_parts import Document
 from shadowspec.store import Store
-from shadowspec.types import Override, SpeculationCounts
+from shadowspec.types import Override, SpeculationCounts, Verdict
+from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, at_load
 
 ROUTES = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.ENVOY)
 BESIDE_WITHOUT_FILE = "speculation"  # named where nothing says where the export will lie
@@ -61,6 +62,85 @@ class ServedDecisions:
 
     decisions: tuple[ServedDecision, ...]
     orders: tuple[Override, ...]
+
+
+class ExportedDecision(PublicValue, frozen=True, kw_only=True):
+    """A decision, and what it exports as; `off_because` is null where speculation is on."""
+
+    endpoint: str
+    slice: Labels
+    load: AtLoad
+    candidate: str
+    fingerprint: str
+    engine: str
+    verdict_engine: str
+    decision_id: int | None
+    verdict: Verdict
+    is_on: bool
+    off_because: Off | None
+    num_speculative_tokens: int | None
+    expires_at: datetime
+
+
+class ExportedOverride(PublicValue, frozen=True, kw_only=True):
+    """An override in force; a load that is null is every load."""
+
+    override_id: int
+    endpoint: str
+    slice: Labels
+    load: AtLoad | None
+    verdict: Verdict
+
+
+class ExportDocument(PublicDocument, frozen=True, kw_only=True):
+    """The export of `export --json`, and its reasons; `beside` has further files' texts by the ends of their names."""
+
+    format: str
+    text: str
+    beside: Mapping[str, str]
+    remarks: Sequence[str]
+    decisions: Sequence[ExportedDecision]
+    overrides: Sequence[ExportedOverride]
+
+
+def export_document(form: str, document: Document, served: ServedDecisions) -> ExportDocument:
+    """The export with its reasons."""
+    return ExportDocument(
+        format=form,
+        text=document.text,
+        beside=document.beside,
+        remarks=document.remarks,
+        decisions=[_exported(decision) for decision in served.decisions],
+        overrides=[
+            ExportedOverride(
+                override_id=order.override_id,
+                endpoint=order.endpoint,
+                slice=order.slice_labels,
+                load=at_load(order.concurrency),
+                verdict=order.verdict,
+            )
+            for order in served.orders
+        ],
+    )
+
+
+def _exported(served: ServedDecision) -> ExportedDecision:
+    decision = served.decision
+    return ExportedDecision(
+        endpoint=decision.endpoint,
+        slice=decision.slice_labels,
+        load=AtLoad(concurrency=decision.concurrency),
+        candidate=decision.config.name,
+        fingerprint=decision.fingerprint,
+        engine=decision.engine,
+        verdict_engine=decision.verdict_engine,
+        decision_id=decision.decision_id,
+        verdict=decision.verdict,
+        is_on=served.is_on,
+        off_because=served.off,
+        num_speculative_tokens=served.num_speculative_tokens,
+        expires_at=served.expires_at,
+    )
 
 
 def export_decisions(config: Config, wanted: WantedExport) -> tuple[Document, ServedDecisions]:

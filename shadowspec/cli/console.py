@@ -13,8 +13,10 @@ from typing import Any
 from rich.console import Console
 
 from shadowspec.errors import InputError
+from shadowspec.types.codec import to_builtins
+from shadowspec.types.public_documents import PublicDocument
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = "schema_version"
 STANDARD_OUTPUT = "-"
 
 WIDTH_OF_NO_TERMINAL = 120  # columns, where stdout is a file or a pipe
@@ -28,9 +30,10 @@ def is_verbose() -> bool:
     return logging.getLogger("shadowspec").isEnabledFor(logging.DEBUG)
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(document: PublicDocument | Mapping[str, Any]) -> None:
     """One JSON document on stdout."""
-    sys.stdout.write(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2, ensure_ascii=False) + "\n")
+    tree = to_builtins(document) if isinstance(document, PublicDocument) else {SCHEMA_VERSION: 1, **document}
+    sys.stdout.write(json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
 
 
 def require_folder_of(path: Path | None) -> None:

@@ -13,13 +13,13 @@ from shadowspec import demo as bundled
 from shadowspec import store
 from shadowspec.app.before_loading import name_loads
 from shadowspec.app.progress_bar import notes
+from shadowspec.app.public_decisions import DemoDocument, public_decision
 from shadowspec.app.rehearsals import Rehearsals
 from shadowspec.cli.console import print_json, results, write_file
 from shadowspec.cli.measuring_view import MeasuringView
 from shadowspec.cli.options import JsonOption
 from shadowspec.config import load_config, load_hash_secret
 from shadowspec.errors import InputError
-from shadowspec.reports.rendering import decision_document
 from shadowspec.reports.report import build_report, render_html, terminal_tables
 from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.tap.sources import read_records
@@ -75,13 +75,13 @@ def demo(
     seconds = time.monotonic() - started
     if as_json:
         print_json(
-            {
-                "decisions": [decision_document(decision) for decision in decisions],
-                "requests_measured": progress.requests_measured,
-                "requests_found": progress.requests_found,
-                "report": str(report_path),
-                "seconds": round(seconds, 1),
-            }
+            DemoDocument(
+                decisions=[public_decision(decision) for decision in decisions],
+                requests_measured=progress.requests_measured,
+                requests_found=progress.requests_found,
+                report=str(report_path),
+                seconds=round(seconds, 1),
+            )
         )
         return
     for table in terminal_tables(report):

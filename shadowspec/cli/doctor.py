@@ -34,6 +34,7 @@ from shadowspec.store import Store, head
 from shadowspec.tap.sources import require_file
 from shadowspec.text import plural, span_text
 from shadowspec.types import LiveScrape
+from shadowspec.types.public_documents import PublicDocument, PublicValue
 from shadowspec.types.serving_engines import IN_PROCESS, verdict_engine
 
 
@@ -45,6 +46,20 @@ class Finding:
     is_ok: bool
     found: str
     exit_code: int = 0
+
+
+class CheckedDocument(PublicValue, frozen=True, kw_only=True):
+    """The result of one check."""
+
+    check: str
+    ok: bool
+    found: str
+
+
+class DoctorDocument(PublicDocument, frozen=True, kw_only=True):
+    """The checks of `doctor --json`."""
+
+    checks: list[CheckedDocument]
 
 
 def doctor(
@@ -66,7 +81,9 @@ def doctor(
     """
     findings = examine(config_path, traffic)
     if as_json:
-        print_json({"checks": [{"check": f.check, "ok": f.is_ok, "found": f.found} for f in findings]})
+        print_json(
+            DoctorDocument(checks=[CheckedDocument(check=one.check, ok=one.is_ok, found=one.found) for one in findings])
+        )
     else:
         table = Table("check", "", "found", box=None)
         for finding in findings:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from shadowspec.app.exports import WantedExport, beside, export_decisions
+from shadowspec.app.exports import WantedExport, beside, export_decisions, export_document
 from shadowspec.app.progress_bar import notes
 from shadowspec.cli.console import print_json, require_folder_of, write_file
 from shadowspec.cli.options import MAX_AGE_HELP, ConfigOption, ExpectEngineOption
 from shadowspec.config import find_config, load_config
-from shadowspec.rollout.export.endpoint_state import ServedDecision, describe, describe_orders
+from shadowspec.rollout.export.endpoint_state import describe, describe_orders
 from shadowspec.rollout.export.formats import FORMATS
 from shadowspec.rollout.export.routes import Pools, ServerPool
 from shadowspec.text import parse_duration
-from shadowspec.types import Override
 
 DEFAULT_MAX_AGE = "7d"  # one cycle of the traffic
 
@@ -80,14 +79,7 @@ def export(
     )
     document, served = export_decisions(load_config(find_config(config_path)), wanted)
     if as_json:
-        print_json({
-            "format": form,
-            "text": document.text,
-            "beside": dict(document.beside),
-            "remarks": list(document.remarks),
-            "decisions": [_entry(served_decision) for served_decision in served.decisions],
-            "overrides": [_order(order) for order in served.orders],
-        })  # fmt: skip
+        print_json(export_document(form, document, served))
     elif out is None and document.instead is None:
         typer.echo(document.text, nl=False)
     if document.instead is not None:
@@ -99,32 +91,3 @@ def export(
         for path, text in {out: document.text, **others}.items():
             write_file(path, text)
             notes.print(f"written: {path}", markup=False, highlight=False)
-
-
-def _order(order: Override) -> dict[str, Any]:
-    return {
-        "override_id": order.override_id,
-        "endpoint": order.endpoint,
-        "slice": order.slice_labels,
-        "load": None if order.concurrency is None else {"concurrency": order.concurrency},
-        "verdict": order.verdict.value,
-    }
-
-
-def _entry(served_decision: ServedDecision) -> dict[str, Any]:
-    decision = served_decision.decision
-    return {
-        "endpoint": decision.endpoint,
-        "slice": decision.slice_labels,
-        "load": {"concurrency": decision.concurrency},
-        "candidate": decision.config.name,
-        "fingerprint": decision.fingerprint,
-        "engine": decision.engine,
-        "verdict_engine": decision.verdict_engine,
-        "decision_id": decision.decision_id,
-        "verdict": decision.verdict.value,
-        "is_on": served_decision.is_on,
-        "off_because": served_decision.off,
-        "num_speculative_tokens": served_decision.num_speculative_tokens,
-        "expires_at": served_decision.expires_at.isoformat(),
-    }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from shadowspec.app.gate_runs import GateResults, decide, explain_decision, rehearse
 from shadowspec.app.progress_bar import notes
+from shadowspec.app.public_decisions import explain_document, gate_document
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import Config, find_config, load_config
@@ -18,7 +19,6 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.run.recompute import Explanation
 from shadowspec.reports.next_steps import best_decision, next_step
 from shadowspec.reports.notes import REHEARSAL_NOTE
-from shadowspec.reports.rendering import audit_document, decision_document
 from shadowspec.reports.report import tables_of_tests, verdict_tables
 from shadowspec.rollout.stages import RolloutStep
 from shadowspec.text import plural, slice_title
@@ -63,28 +63,13 @@ def gate(
         return
     input_ended = False if input_continues else None
     run = (rehearse if dry_run else decide)(config, endpoint, input_ended=input_ended)
-    decisions, standing, steps = run.decisions, run.standing, run.steps
+    standing, steps = run.standing, run.steps
     if as_json:
-        document: dict[str, Any] = {
-            "decisions": [
-                {**decision_document(decision), "standing_verdict": each.verdict.value}
-                for decision, each in zip(decisions, standing, strict=True)
-            ],
-            "loads": [each.document() for each in run.loads],
-        }
-        if run.is_rehearsal:
-            document["rehearsal"] = True
-        if dry_run:
-            document["dry_run"] = True
-        else:
-            document["rollouts"] = [rollout_document(step) for step in steps]
-            document["audits"] = _audit_documents(run)
-        print_json(document)
+        print_json(gate_document(run, dry_run=dry_run))
         return
-
     for table in (*verdict_tables(standing), *(tables_of_tests(standing) if tests else ())):
         results.print(table)
-    trial = (config.dashboard.data_note or "",) if any(each.recording_only for each in standing) else ()
+    trial = (config.dashboard.data_note or "",) if any(decision.recording_only for decision in standing) else ()
     for note in filter(None, (*trial, REHEARSAL_NOTE if run.is_rehearsal else "")):
         results.print(note, markup=False, highlight=False, soft_wrap=True)
     if steps:
@@ -93,15 +78,11 @@ def gate(
     for loads in run.loads:
         for line in loads.lines():
             results.print(f"loads of {loads.endpoint}: {line}", markup=False, highlight=False, soft_wrap=True)
-    for endpoint_name in dict.fromkeys(each.endpoint for each in standing):
-        if best := best_decision(each for each in standing if each.endpoint == endpoint_name):
+    for endpoint_name in dict.fromkeys(decision.endpoint for decision in standing):
+        if best := best_decision(decision for decision in standing if decision.endpoint == endpoint_name):
             results.print(f"next: {next_step(best)}", markup=False, highlight=False, soft_wrap=True)
     if dry_run:
         notes.print("dry run: nothing was stored")
-
-
-def _audit_documents(run: GateResults) -> list[dict[str, Any]]:
-    return [{"endpoint": name, **audit_document(row)} for name, rows in run.audits.items() for row in rows]
 
 
 def _print_audits(run: GateResults, *, with_all: bool) -> None:
@@ -117,7 +98,7 @@ def _print_audits(run: GateResults, *, with_all: bool) -> None:
 def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
     explanation = explain_decision(config, decision_id)
     if as_json:
-        print_json({"explanation": explanation_document(explanation)})
+        print_json(explain_document(explanation))
     else:
         _print_explanation(explanation)
     if explanation.differences:
@@ -125,21 +106,6 @@ def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
             f"decision {decision_id} cannot be trusted: {len(explanation.differences)} of "
             f"{explanation.num_figures} figures differ from the recomputed ones"
         )
-
-
-def explanation_document(explanation: Explanation) -> Mapping[str, Any]:
-    """The explanation as a document: the decision as stored, and every figure that came out otherwise."""
-    return {
-        "decision": decision_document(explanation.stored),
-        "num_folds": explanation.num_folds,
-        "num_records": explanation.num_records,
-        "num_runs": explanation.num_runs,
-        "num_figures": explanation.num_figures,
-        "differences": [
-            {"name": each.name, "stored": each.stored, "recomputed": each.recomputed}
-            for each in explanation.differences
-        ],
-    }
 
 
 def _print_explanation(explanation: Explanation) -> None:
@@ -153,26 +119,9 @@ def _print_explanation(explanation: Explanation) -> None:
     if not explanation.differences:
         results.print(f"All {explanation.num_figures} figures are the same.", markup=False)
         return
-    for each in explanation.differences[:MAX_SHOWN]:
-        results.print(f"{each.name}: stored {each.stored}, recomputed {each.recomputed}", markup=False)
-
-
-def rollout_document(step: RolloutStep) -> dict[str, Any]:
-    """One endpoint at one load, as --json shows it."""
-    rollout = step.rollout
-    return {
-        "endpoint": rollout.endpoint,
-        "load": {"concurrency": rollout.concurrency},
-        "stage": rollout.stage.value,
-        "share": rollout.share,
-        "fingerprint": rollout.fingerprint,
-        "max_num_speculative_tokens": dict(rollout.depth_caps),
-        "since": rollout.since.isoformat(),
-        "reason_code": rollout.reason_code,
-        "reason": rollout.reason,
-        "alarms": list(rollout.alarms),
-        "waits_for": step.waits_for,
-    }
+    for difference in explanation.differences[:MAX_SHOWN]:
+        words = f"{difference.name}: stored {difference.stored}, recomputed {difference.recomputed}"
+        results.print(words, markup=False)
 
 
 def rollout_table(steps: Sequence[RolloutStep]) -> Table:

@@ -9,12 +9,13 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from shadowspec.app.live_documents import live_document, scrape_outcome
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import ConfigError, ServiceUnavailableError
-from shadowspec.live.guard import Guarded, windows_to_alarm
-from shadowspec.live.watch import Taken, alarm_words
+from shadowspec.live.guard import Guarded
+from shadowspec.live.watch import alarm_words
 from shadowspec.reports.pages.live_production import live_period
 from shadowspec.rollout.control import Control
 from shadowspec.rollout.endpoint_run import read_endpoint_controls
@@ -23,7 +24,7 @@ from shadowspec.scheduler.jobs import LiveRun, run_live
 from shadowspec.store import Store
 from shadowspec.store.evidence.live_rows import hour_of_window
 from shadowspec.text import DASH, percent
-from shadowspec.types import COUNTS, FailedScrape, LiveWindow, Pool
+from shadowspec.types import FailedScrape, Pool
 
 
 def live(
@@ -50,7 +51,7 @@ def live(
             for name in jobs
         }
     if as_json:
-        print_json({"endpoints": [_live_document(run, controls[run.endpoint]) for run in runs]})
+        print_json(live_document(runs, controls))
     else:
         _print(runs, controls)
     failed = [failure.message for run in runs for failure in run.failed]
@@ -67,105 +68,6 @@ def live_jobs(config: Config, endpoint: str | None = None) -> dict[str, LiveSett
     return {name: found.live for name, found in config.chosen(endpoint).items() if found.live is not None}
 
 
-def _live_document(run: LiveRun, controls: Mapping[int, Control]) -> dict[str, Any]:
-    """One endpoint's reading, as --json shows it."""
-    guard, watched = run.settings.guard, run.watched
-    promise = watched.promise
-    guards = {replica.replica: replica for replica in watched.replicas}
-    return {
-        "endpoint": run.endpoint,
-        "engine": run.settings.source.engine,
-        "metric": guard.metric,
-        "promise": None
-        if promise is None
-        else {
-            "rate": promise.rate,
-            "since": promise.since.isoformat(),
-            "configs": list(promise.config_names),
-            "windows_to_alarm": {
-                "at_half_of_it": windows_to_alarm(promise.rate, promise.rate / 2.0, guard),
-                "at_zero": windows_to_alarm(promise.rate, 0.0, guard),
-            },
-        },
-        "threshold_log10": math.log10(guard.threshold),
-        "override_id": watched.ordered,
-        "controls": [_control_document(concurrency, control) for concurrency, control in controls.items()],
-        "replicas": [_replica_document(each, guards.get(each.replica.replica)) for each in run.taken],
-    }
-
-
-def _control_document(concurrency: int, control: Control) -> dict[str, Any]:
-    return {
-        "load": {"concurrency": concurrency},
-        "verdict": control.verdict.value,
-        "reason": control.reason,
-        "promised_speedup": control.promised,
-        "num_intervals_with_few_requests": control.num_small,
-        "num_intervals_with_unlike_loads": control.num_unlike,
-        "num_intervals_with_plain_drafts": control.num_drafted,
-        "comparisons": [
-            {
-                "name": each.name,
-                "num_intervals": each.num_intervals,
-                "estimate": each.estimate,
-                "lower": each.lower,
-                "upper": each.upper,
-                "tolerated": each.tolerated,
-                "has_alarmed": each.has_alarmed,
-            }
-            for each in control.comparisons
-        ],
-    }
-
-
-def _replica_document(taken: Taken, guarded: Guarded | None) -> dict[str, Any]:
-    scraped = taken.scraped
-    return {
-        "replica": scraped.replica,
-        "pool": taken.pool.value,
-        "scraped_at": scraped.scraped_at.isoformat(),
-        "outcome": outcome(taken),
-        "error": scraped.message if isinstance(scraped, FailedScrape) else None,
-        "num_failed": taken.replica.num_failed,
-        "window": None if taken.window is None else _window_document(taken.window),
-        "since_enable": None
-        if guarded is None
-        else {
-            "num_windows": guarded.detector.num_units,
-            "num_accepted": guarded.num_accepted,
-            "num_drafted": guarded.num_drafted,
-            "rate": guarded.rate,
-            "newest_rate": guarded.newest_rate,
-            "log10_peak": guarded.log10_peak,
-            "alarmed_at": None if guarded.alarmed_at is None else guarded.alarmed_at.isoformat(),
-        },
-    }
-
-
-def outcome(taken: Taken) -> str:
-    """The outcome of a scrape: `window`, `reset`, `first` (where counting begins), or the code of its failure."""
-    if isinstance(taken.scraped, FailedScrape):
-        return taken.scraped.code
-    if taken.window is None:
-        return "first"
-    return "reset" if taken.window.is_reset else "window"
-
-
-def _window_document(window: LiveWindow) -> dict[str, Any]:
-    period = live_period([hour_of_window(window)])
-    return {
-        "began_at": window.began_at.isoformat(),
-        "ended_at": window.ended_at.isoformat(),
-        "series": window.series,
-        "num_failed_scrapes": window.num_failed_scrapes,
-        **{name: getattr(window.counts, name) for name in COUNTS},
-        "num_accepted_tokens_per_pos": list(window.counts.num_accepted_tokens_per_pos),
-        "first_position_acceptance_rate": period.first_position_acceptance_rate,
-        "draft_acceptance_rate": period.draft_acceptance_rate,
-        "mean_acceptance_length": period.mean_acceptance_length,
-    }
-
-
 def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -> None:
     table = Table("endpoint", "replica", "read", "seconds", "drafts", "accepted", "promised", "since ENABLE", box=None)
     for run in runs:
@@ -178,7 +80,7 @@ def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -
             cells = (
                 run.endpoint,
                 each.replica.replica + (", plain" if each.pool is Pool.PLAIN else ""),
-                outcome(each),
+                scrape_outcome(each),
                 DASH if window is None else f"{window.seconds:.0f}",
                 DASH if drafts is None else f"{drafts:,}",
                 percent(accepted),

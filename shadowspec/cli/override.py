@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from shadowspec.rollout import orders
 from shadowspec.store import Store
 from shadowspec.text import parse_duration
 from shadowspec.types import Clearing, Override, OverrideRecord, Verdict
+from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, at_load
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -27,6 +29,43 @@ class ForcedVerdict(StrEnum):
 
     DISABLE = Verdict.DISABLE
     HOLD = Verdict.HOLD
+
+
+class OverrideDocument(PublicValue, frozen=True, kw_only=True):
+    """An override with its history; a load that is null is every load."""
+
+    override_id: int
+    endpoint: str
+    slice: Labels
+    load: AtLoad | None
+    verdict: Verdict
+    reason: str
+    author: str
+    created_at: datetime
+    expires_at: datetime | None
+    is_active: bool
+    cleared_at: datetime | None
+    cleared_by: str | None
+    clearing_reason: str | None
+
+
+class OverrideSetDocument(PublicDocument, frozen=True, kw_only=True):
+    """The result of `override set --json`."""
+
+    override: OverrideDocument
+    num_decisions_covered: int
+
+
+class OverrideClearDocument(PublicDocument, frozen=True, kw_only=True):
+    """The result of `override clear --json`."""
+
+    override: OverrideDocument
+
+
+class OverrideListDocument(PublicDocument, frozen=True, kw_only=True):
+    """The overrides of `override list --json`."""
+
+    overrides: Sequence[OverrideDocument]
 
 
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; stored permanently.")]
@@ -85,7 +124,7 @@ def set_(
     new_override = done.record.override
     if as_json:
         document = override_document(done.record, now)
-        print_json({"override": document, "num_decisions_covered": done.num_decisions_covered})
+        print_json(OverrideSetDocument(override=document, num_decisions_covered=done.num_decisions_covered))
         return
     until = (
         "until it is cleared"
@@ -114,7 +153,7 @@ def clear(
     with Store.open(load_config(find_config(config_path)).database_url) as store:
         cleared = orders.clear_override(store, Clearing(override_id, why, who, now))
     if as_json:
-        print_json({"override": override_document(cleared, now)})
+        print_json(OverrideClearDocument(override=override_document(cleared, now)))
         return
     results.print(f"override {override_id} is cleared: {orders.scope_words(cleared.override)}", **_PLAIN)
 
@@ -133,15 +172,15 @@ def list_(
         records = store.overrides(endpoint)
         if endpoint is not None and not records and endpoint not in (known := {*config.endpoints, *store.endpoints()}):
             raise orders.unknown_endpoint(endpoint, sorted(known))
-        found = [record for record in records if all_ or record.is_active(now)]
+        records = [record for record in records if all_ or record.is_active(now)]
     if as_json:
-        print_json({"overrides": [override_document(record, now) for record in found]})
+        print_json(OverrideListDocument(overrides=[override_document(record, now) for record in records]))
         return
-    if not found:
+    if not records:
         results.print("no override has been set" if all_ else "no override is in force")
         return
     table = Table("id", "covers", "verdict", "set", "by", "reason", "state", box=None)
-    for record in found:
+    for record in records:
         override = record.override
         cells = (
             str(override.override_id),
@@ -154,24 +193,24 @@ def list_(
     results.print(table)
 
 
-def override_document(record: OverrideRecord, now: datetime) -> dict[str, Any]:
+def override_document(record: OverrideRecord, now: datetime) -> OverrideDocument:
     """An override with its history, as --json shows it."""
-    override, clearing = record.override, record.clearing
-    return {
-        "override_id": override.override_id,
-        "endpoint": override.endpoint,
-        "slice": override.slice_labels,
-        "load": None if override.concurrency is None else {"concurrency": override.concurrency},
-        "verdict": override.verdict.value,
-        "reason": override.reason,
-        "author": override.author,
-        "created_at": override.created_at.isoformat(),
-        "expires_at": None if override.expires_at is None else override.expires_at.isoformat(),
-        "is_active": record.is_active(now),
-        "cleared_at": None if clearing is None else clearing.cleared_at.isoformat(),
-        "cleared_by": None if clearing is None else clearing.author,
-        "clearing_reason": None if clearing is None else clearing.reason,
-    }
+    order, clearing = record.override, record.clearing
+    return OverrideDocument(
+        override_id=order.override_id,
+        endpoint=order.endpoint,
+        slice=order.slice_labels,
+        load=at_load(order.concurrency),
+        verdict=order.verdict,
+        reason=order.reason,
+        author=order.author,
+        created_at=order.created_at,
+        expires_at=order.expires_at,
+        is_active=record.is_active(now),
+        cleared_at=None if clearing is None else clearing.cleared_at,
+        cleared_by=None if clearing is None else clearing.author,
+        clearing_reason=None if clearing is None else clearing.reason,
+    )
 
 
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}

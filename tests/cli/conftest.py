@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from shadowspec.cli.json_documents import JSON_DOCUMENTS, json_schema
 from tests.cli_process import Result, run_command
 from tests.small_models import save_pair
 
@@ -78,6 +80,14 @@ class Workspace:
         path.write_text(text.replace(old, new), encoding="utf-8")
 
 
+def require_valid_document(arguments: Sequence[str], out: str) -> None:
+    """Check what a command printed with --json against its published schema."""
+    names = (" ".join(arguments[:2]), f"{arguments[0]} --explain" if "--explain" in arguments else arguments[0])
+    command = next((name for name in names if name in JSON_DOCUMENTS), None)
+    if "--json" in arguments and out and command is not None:
+        jsonschema.validate(json.loads(out), json_schema(command), format_checker=jsonschema.FormatChecker())
+
+
 @pytest.fixture(scope="session")
 def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return save_pair(tmp_path_factory.mktemp("tiny"))
@@ -100,6 +110,8 @@ def workspace(
     (tmp_path / "secret").write_text("a secret of sufficient length", encoding="utf-8")
 
     def run(*arguments: str) -> Result:
-        return run_command(monkeypatch, capsys, *arguments)
+        done = run_command(monkeypatch, capsys, *arguments)
+        require_valid_document(arguments, done.out)
+        return done
 
     return Workspace(tmp_path, run, migrated_sqlite)

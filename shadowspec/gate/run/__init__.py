@@ -2,5 +2,5 @@
 
 In: a store session, a policy and a moment.
 Out: appended audits, folds, evidence and decisions; overrides that an audit sets; explanations and curves.
-Imports: metrics, gc_control, types, errors.
+Imports: metrics, text, gc_control, types, errors.
 """

@@ -6,16 +6,19 @@ Names in the document carry their units; an undefined figure is null.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
+
+from msgspec import structs
 
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, Expectation
 from shadowspec.planning.demand import Demand, EndpointLoads
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.store import Traffic
-from shadowspec.types import Decision, FingerprintedConfig, parse_slice_key
+from shadowspec.types import Decision, FingerprintedConfig, Verdict, parse_slice_key
+from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, at_load
 from shadowspec.types.serving_engines import is_for_serving, verdict_engine
 
 WORST_FIRST = (Outcome.DISABLE, Outcome.UNUSABLE, Outcome.HOLD)
@@ -202,62 +205,131 @@ class CheckInput:
     demand: Demand | None = None
 
 
-def answer_document(answer: Answer, on_hold: OnHold) -> dict[str, Any]:
-    """The answer's JSON document without its `schema_version`."""
+class OtherCandidate(PublicValue, frozen=True, kw_only=True):
+    """The outcome of a candidate beside the one that the answer is about."""
+
+    config: str
+    outcome: Outcome
+
+
+class LoadDocument(PublicValue, frozen=True, kw_only=True):
+    """One load of a finding; without a decision the decision's fields are null."""
+
+    concurrency: int
+    share: float
+    outcome: Outcome
+    problem: str | None
+    decision_id: int | None = None
+    verdict: Verdict | None = None
+    reason_code: str | None = None
+    reason: str | None = None
+    fingerprint: str | None = None
+    engine: str | None = None
+    clusters_needed: int | None = None
+    decided_at: datetime | None = None
+    evidence_age_s: float | None
+
+
+class FindingDocument(PublicValue, frozen=True, kw_only=True):
+    """One slice, or the whole endpoint, over its loads."""
+
+    slice: Labels
+    outcome: Outcome
+    role: Role
+    is_blocking: bool
+    reason: str
+    override_id: int | None
+    on_up_to: int | None
+    traffic_share: float | None
+    speedup: Bounds | None
+    since: datetime | None
+    evidence_age_s: float | None
+    loads: list[LoadDocument]
+
+
+class CheckDocument(PublicDocument, frozen=True, kw_only=True):
+    """The answer of `check --json`."""
+
+    endpoint: str
+    slice: Labels
+    load: AtLoad | None
+    outcome: Outcome
+    exit_code: int
+    on_hold: OnHold
+    config: str | None
+    fingerprints: Sequence[str]
+    engines: Sequence[str]
+    serving_engine: str | None
+    verdict_engine: str | None
+    other_candidates: list[OtherCandidate]
+    remarks: Sequence[str]
+    accepts_schedule: bool
+    schedule_limit: int | None
+    loads: dict[str, Any] | None
+    findings: list[FindingDocument]
+    checked_at: datetime
+
+
+def answer_document(answer: Answer, on_hold: OnHold) -> CheckDocument:
+    """The answer as `check --json` prints it."""
     question = answer.question
-    return {
-        "endpoint": question.endpoint,
-        "slice": dict(question.slice_labels),
-        "load": None if question.concurrency is None else {"concurrency": question.concurrency},
-        "outcome": answer.outcome.value,
-        "exit_code": exit_code(answer.outcome, on_hold),
-        "on_hold": on_hold.value,
-        "config": answer.config_name,
-        "fingerprints": list(answer.fingerprints),
-        "engines": list(answer.engines),
-        "serving_engine": answer.serving_engine,
-        "verdict_engine": None if answer.config_name is None else answer.verdict_engine,
-        "other_candidates": [{"config": name, "outcome": outcome.value} for name, outcome in answer.others],
-        "remarks": list(answer.remarks),
-        "accepts_schedule": question.accepts_schedule,
-        "schedule_limit": answer.schedule_limit,
-        "loads": None if answer.loads is None else answer.loads.document(),
-        "findings": [_finding(finding) for finding in answer.findings],
-        "checked_at": answer.checked_at.isoformat(),
-    }
+    return CheckDocument(
+        endpoint=question.endpoint,
+        slice=question.slice_labels,
+        load=at_load(question.concurrency),
+        outcome=answer.outcome,
+        exit_code=exit_code(answer.outcome, on_hold),
+        on_hold=on_hold,
+        config=answer.config_name,
+        fingerprints=answer.fingerprints,
+        engines=answer.engines,
+        serving_engine=answer.serving_engine,
+        verdict_engine=None if answer.config_name is None else answer.verdict_engine,
+        other_candidates=[OtherCandidate(config=name, outcome=outcome) for name, outcome in answer.others],
+        remarks=answer.remarks,
+        accepts_schedule=question.accepts_schedule,
+        schedule_limit=answer.schedule_limit,
+        loads=None if answer.loads is None else answer.loads.document(),
+        findings=[_finding(finding) for finding in answer.findings],
+        checked_at=answer.checked_at,
+    )
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "slice": parse_slice_key(finding.slice_key),
-        "outcome": finding.outcome.value,
-        "role": finding.role.value,
-        "is_blocking": finding.is_blocking,
-        "reason": finding.reason,
-        "override_id": finding.override_id,
-        "on_up_to": finding.on_up_to,
-        "traffic_share": finding.traffic_share,
-        "speedup": None if finding.speedup is None else asdict(finding.speedup),
-        "since": None if finding.since is None else finding.since.isoformat(),
-        "evidence_age_s": None if finding.age is None else finding.age.total_seconds(),
-        "loads": [_load(load) for load in finding.loads],
-    }
+def _finding(finding: Finding) -> FindingDocument:
+    return FindingDocument(
+        slice=parse_slice_key(finding.slice_key),
+        outcome=finding.outcome,
+        role=finding.role,
+        is_blocking=finding.is_blocking,
+        reason=finding.reason,
+        override_id=finding.override_id,
+        on_up_to=finding.on_up_to,
+        traffic_share=finding.traffic_share,
+        speedup=finding.speedup,
+        since=finding.since,
+        evidence_age_s=None if finding.age is None else finding.age.total_seconds(),
+        loads=[_load(load) for load in finding.loads],
+    )
 
 
-def _load(load: LoadFinding) -> dict[str, Any]:
-    decision = load.decision
-    return {
-        "concurrency": load.concurrency,
-        "share": load.share,
-        "outcome": load.outcome.value,
-        "problem": load.problem,
-        "decision_id": None if decision is None else decision.decision_id,
-        "verdict": None if decision is None else decision.verdict.value,
-        "reason_code": None if decision is None else decision.reason_code,
-        "reason": None if decision is None else decision.reason,
-        "fingerprint": None if decision is None else decision.fingerprint,
-        "engine": None if decision is None else decision.engine,
-        "clusters_needed": None if decision is None else decision.clusters_needed,
-        "decided_at": None if decision is None else decision.decided_at.isoformat(),
-        "evidence_age_s": None if load.age is None else load.age.total_seconds(),
-    }
+def _load(load: LoadFinding) -> LoadDocument:
+    document = LoadDocument(
+        concurrency=load.concurrency,
+        share=load.share,
+        outcome=load.outcome,
+        problem=load.problem,
+        evidence_age_s=None if load.age is None else load.age.total_seconds(),
+    )
+    if (decision := load.decision) is None:
+        return document
+    return structs.replace(
+        document,
+        decision_id=decision.decision_id,
+        verdict=decision.verdict,
+        reason_code=decision.reason_code,
+        reason=decision.reason,
+        fingerprint=decision.fingerprint,
+        engine=decision.engine,
+        clusters_needed=decision.clusters_needed,
+        decided_at=decision.decided_at,
+    )

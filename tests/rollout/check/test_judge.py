@@ -272,7 +272,7 @@ def test_a_schedule_passes_only_where_it_is_accepted() -> None:
         assert (accepted.outcome, accepted.schedule_limit) == (Outcome.ENABLE, 8)
         assert answer_lines(accepted)[0].endswith("up to load 8, and off above")
     assert "on up to load 8 and off above: --accept-schedule accepts it" in answer_lines(found)[0]
-    assert answer_document(found, OnHold.FAIL)["schedule_limit"] == 8
+    assert answer_document(found, OnHold.FAIL).schedule_limit == 8
 
 
 @pytest.mark.parametrize(
@@ -581,7 +581,7 @@ def test_an_answer_says_where_the_candidate_drafts_by_another_rule_than_what_ser
     (remark,) = found.remarks
     assert "draft_sampling = request, while vllm 0.32's rule is temperature: acceptance does not carry over" in remark
     assert remark in answer_lines(found)
-    assert answer_document(found, OnHold.FAIL)["remarks"] == [remark]
+    assert answer_document(found, OnHold.FAIL).remarks == (remark,)
     by_rule = replace(config(), config=with_engine_rules(config().config, "vllm"))
     same = check_input(named, configs={by_rule.fingerprint: by_rule})
     assert answer(same).remarks == ()

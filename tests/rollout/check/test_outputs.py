@@ -19,6 +19,7 @@ from shadowspec.rollout.check.junit import junit_xml
 from shadowspec.rollout.check.outcome import OnHold
 from shadowspec.rollout.check.plain_text import answer_lines
 from shadowspec.types import Decision
+from shadowspec.types.codec import to_builtins
 from tests.rollout.check.worlds import CHAT, CODE, ENGINE, HOUR, NOW, check_input, decision, question, traffic
 
 SCHEMAS = [
@@ -86,7 +87,7 @@ def test_every_form_names_the_engine_that_latency_was_measured_on() -> None:
     assert f"measured with {ENGINE}" in step_annotations(found, OnHold.FAIL)[0]
     assert f"measured with {ENGINE}" in step_annotations(answer(decision()), OnHold.FAIL)[0]
     document = answer_document(found, OnHold.FAIL)
-    assert document["engines"] == [document["findings"][0]["loads"][0]["engine"]] == [ENGINE]
+    assert [*document.engines] == [document.findings[0].loads[0].engine] == [ENGINE]
 
 
 @given(LABEL, st.text(), st.sampled_from(["ENABLE", "HOLD", "DISABLE"]))
@@ -144,7 +145,7 @@ def test_an_enable_for_an_engine_that_serves_nobody_is_a_warning_in_every_output
     assert said in step_summary(found).replace("\\", "")
     assert '<property name="verdict_engine" value="shadowspec-torch" />' in junit_xml(found)
     document = answer_document(found, OnHold.FAIL)
-    assert (document["serving_engine"], document["verdict_engine"]) == (None, "shadowspec-torch")
+    assert (document.serving_engine, document.verdict_engine) == (None, "shadowspec-torch")
     served = answer(replace(decision(), serving_engine="torch"))
     assert answer_lines(served)[0] == "ENABLE chat: speculation with draft is proven here"
     assert "the verdict is for torch" in answer_lines(served)
@@ -168,7 +169,7 @@ def test_the_summary_stays_within_what_github_takes() -> None:
 
 
 def test_the_document_is_plain_and_undefined_is_null() -> None:
-    document = answer_document(answer(decision(tests=())), OnHold.FAIL)
+    document = to_builtins(answer_document(answer(decision(tests=())), OnHold.FAIL))
     (finding,) = document["findings"]
     assert finding["speedup"] is None
     assert document["load"] is None

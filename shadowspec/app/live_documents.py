@@ -1,0 +1,202 @@
+"""What `shadowspec live --json` prints: each endpoint's replicas, their newest windows, and the guard's state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from shadowspec.live.guard import Guarded, windows_to_alarm
+from shadowspec.live.watch import Taken
+from shadowspec.reports.pages.live_production import live_period
+from shadowspec.rollout.control import Control, ControlVerdict, PoolComparison
+from shadowspec.scheduler.jobs import LiveRun
+from shadowspec.store.evidence.live_rows import hour_of_window
+from shadowspec.types import COUNTS, FailedScrape, LiveWindow, Pool
+from shadowspec.types.public_documents import AtLoad, PublicDocument, PublicValue
+
+
+class WindowsToAlarm(PublicValue, frozen=True, kw_only=True):
+    """Windows until an alarm, where production accepts half of the promise, or nothing; null: never."""
+
+    at_half_of_it: int | None
+    at_zero: int | None
+
+
+class PromiseDocument(PublicValue, frozen=True, kw_only=True):
+    """What the shadow promised at ENABLE."""
+
+    rate: float
+    since: datetime
+    configs: Sequence[str]
+    windows_to_alarm: WindowsToAlarm
+
+
+class ControlDocument(PublicValue, frozen=True, kw_only=True):
+    """The comparison of both pools at a load."""
+
+    load: AtLoad
+    verdict: ControlVerdict
+    reason: str
+    promised_speedup: float | None
+    num_intervals_with_few_requests: int
+    num_intervals_with_unlike_loads: int
+    num_intervals_with_plain_drafts: int
+    comparisons: Sequence[PoolComparison]
+
+
+class WindowDocument(PublicValue, frozen=True, kw_only=True):
+    """The difference of two readings of a replica; what its engine does not count is null."""
+
+    began_at: datetime
+    ended_at: datetime
+    series: str
+    num_failed_scrapes: int
+    num_drafts: int | None
+    num_draft_tokens: int | None
+    num_accepted_tokens: int | None
+    num_output_tokens: int | None
+    num_requests: int | None
+    num_prompt_tokens: int | None
+    num_cached_tokens: int | None
+    num_failed_requests: int | None
+    num_accepted_tokens_per_pos: Sequence[int]
+    first_position_acceptance_rate: float | None
+    draft_acceptance_rate: float | None
+    mean_acceptance_length: float | None
+
+
+class GuardDocument(PublicValue, frozen=True, kw_only=True):
+    """What the live guard knows of a replica since ENABLE."""
+
+    num_windows: int
+    num_accepted: int
+    num_drafted: int
+    rate: float | None
+    newest_rate: float | None
+    log10_peak: float | None
+    alarmed_at: datetime | None
+
+
+class ReplicaDocument(PublicValue, frozen=True, kw_only=True):
+    """One replica's reading."""
+
+    replica: str
+    pool: Pool
+    scraped_at: datetime
+    outcome: str
+    error: str | None
+    num_failed: int
+    window: WindowDocument | None
+    since_enable: GuardDocument | None
+
+
+class LiveEndpointDocument(PublicValue, frozen=True, kw_only=True):
+    """One endpoint's readings, against the shadow's promise."""
+
+    endpoint: str
+    engine: str
+    metric: str
+    promise: PromiseDocument | None
+    threshold_log10: float
+    override_id: int | None
+    controls: list[ControlDocument]
+    replicas: list[ReplicaDocument]
+
+
+class LiveDocument(PublicDocument, frozen=True, kw_only=True):
+    """The readings of `live --json`."""
+
+    endpoints: list[LiveEndpointDocument]
+
+
+def live_document(runs: Sequence[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -> LiveDocument:
+    """The readings of these runs; `controls` are by endpoint and load."""
+    return LiveDocument(endpoints=[_endpoint(run, controls[run.endpoint]) for run in runs])
+
+
+def _endpoint(run: LiveRun, controls: Mapping[int, Control]) -> LiveEndpointDocument:
+    guard, watched = run.settings.guard, run.watched
+    promise = watched.promise
+    guards = {replica.replica: replica for replica in watched.replicas}
+    return LiveEndpointDocument(
+        endpoint=run.endpoint,
+        engine=run.settings.source.engine,
+        metric=guard.metric,
+        promise=None
+        if promise is None
+        else PromiseDocument(
+            rate=promise.rate,
+            since=promise.since,
+            configs=promise.config_names,
+            windows_to_alarm=WindowsToAlarm(
+                at_half_of_it=windows_to_alarm(promise.rate, promise.rate / 2.0, guard),
+                at_zero=windows_to_alarm(promise.rate, 0.0, guard),
+            ),
+        ),
+        threshold_log10=math.log10(guard.threshold),
+        override_id=watched.ordered,
+        controls=[_control(concurrency, control) for concurrency, control in controls.items()],
+        replicas=[_replica(taken, guards.get(taken.replica.replica)) for taken in run.taken],
+    )
+
+
+def _control(concurrency: int, control: Control) -> ControlDocument:
+    return ControlDocument(
+        load=AtLoad(concurrency=concurrency),
+        verdict=control.verdict,
+        reason=control.reason,
+        promised_speedup=control.promised,
+        num_intervals_with_few_requests=control.num_small,
+        num_intervals_with_unlike_loads=control.num_unlike,
+        num_intervals_with_plain_drafts=control.num_drafted,
+        comparisons=control.comparisons,
+    )
+
+
+def _replica(taken: Taken, guarded: Guarded | None) -> ReplicaDocument:
+    scraped = taken.scraped
+    return ReplicaDocument(
+        replica=scraped.replica,
+        pool=taken.pool,
+        scraped_at=scraped.scraped_at,
+        outcome=scrape_outcome(taken),
+        error=scraped.message if isinstance(scraped, FailedScrape) else None,
+        num_failed=taken.replica.num_failed,
+        window=None if taken.window is None else _window(taken.window),
+        since_enable=None
+        if guarded is None
+        else GuardDocument(
+            num_windows=guarded.detector.num_units,
+            num_accepted=guarded.num_accepted,
+            num_drafted=guarded.num_drafted,
+            rate=guarded.rate,
+            newest_rate=guarded.newest_rate,
+            log10_peak=guarded.log10_peak,
+            alarmed_at=guarded.alarmed_at,
+        ),
+    )
+
+
+def scrape_outcome(taken: Taken) -> str:
+    """The outcome of a scrape: `window`, `reset`, `first` (where counting begins), or the code of its failure."""
+    if isinstance(taken.scraped, FailedScrape):
+        return taken.scraped.code
+    if taken.window is None:
+        return "first"
+    return "reset" if taken.window.is_reset else "window"
+
+
+def _window(window: LiveWindow) -> WindowDocument:
+    period = live_period([hour_of_window(window)])
+    return WindowDocument(
+        began_at=window.began_at,
+        ended_at=window.ended_at,
+        series=window.series,
+        num_failed_scrapes=window.num_failed_scrapes,
+        **{name: getattr(window.counts, name) for name in COUNTS},
+        num_accepted_tokens_per_pos=window.counts.num_accepted_tokens_per_pos,
+        first_position_acceptance_rate=period.first_position_acceptance_rate,
+        draft_acceptance_rate=period.draft_acceptance_rate,
+        mean_acceptance_length=period.mean_acceptance_length,
+    )

@@ -1,0 +1,169 @@
+"""What `gate`, `demo` and `try` print with `--json`: decisions, in the names that CI and cron rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from shadowspec.app.gate_runs import GateResults
+from shadowspec.gate.run.recompute import Difference, Explanation
+from shadowspec.reports.rendering import audit_document, decision_document
+from shadowspec.rollout.stages import RolloutStep
+from shadowspec.types import Decision, Stage, Verdict
+from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue
+
+
+class TestDocument(PublicValue, frozen=True, kw_only=True):
+    """One required test; `num_clusters` is the number of its units, `details` are figures for people."""
+
+    __test__ = False  # a value, not a pytest class
+
+    name: str
+    outcome: str
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+    threshold: float | None
+    alpha: float
+    unit: str
+    num_clusters: int
+    min_units: int
+    units_needed: int | None
+    details: Mapping[str, Any]
+
+
+class DecisionDocument(PublicValue, frozen=True, kw_only=True):
+    """A decision; `standing_verdict` is the verdict after overrides, where a gate run prints it."""
+
+    decision_id: int | None
+    endpoint: str
+    slice: Labels
+    load: AtLoad
+    speculation_config: Mapping[str, Any]
+    fingerprint: str
+    engine: str
+    serving_engine: str | None
+    verdict_engine: str
+    verdict: Verdict
+    reason_code: str
+    reason: str
+    num_clusters: int
+    num_blocks: int
+    clusters_needed: int | None
+    recording_only: bool
+    tests: Sequence[TestDocument]
+    decided_at: datetime
+    standing_verdict: Verdict | UnsetType = UNSET
+
+
+class RolloutDocument(PublicValue, frozen=True, kw_only=True):
+    """The rollout of one endpoint at one load."""
+
+    endpoint: str
+    load: AtLoad
+    stage: Stage
+    share: float
+    fingerprint: str | None
+    max_num_speculative_tokens: Mapping[str, int | None]
+    since: datetime
+    reason_code: str
+    reason: str
+    alarms: Sequence[str]
+    waits_for: str | None
+
+
+class GateDocument(PublicDocument, frozen=True, kw_only=True):
+    """The results of `gate --json`; a dry run has no rollouts and no audits, since nothing of them is stored."""
+
+    decisions: Sequence[DecisionDocument]
+    loads: Sequence[Mapping[str, Any]]
+    rehearsal: bool | UnsetType = UNSET
+    dry_run: bool | UnsetType = UNSET
+    rollouts: Sequence[RolloutDocument] | UnsetType = UNSET
+    audits: Sequence[Mapping[str, Any]] | UnsetType = UNSET
+
+
+class ExplanationDocument(PublicValue, frozen=True, kw_only=True):
+    """A decision as stored, and every figure that came out otherwise."""
+
+    decision: DecisionDocument
+    num_folds: int
+    num_records: int
+    num_runs: int
+    num_figures: int
+    differences: Sequence[Difference]
+
+
+class ExplainDocument(PublicDocument, frozen=True, kw_only=True):
+    """The recomputation of `gate --explain --json`."""
+
+    explanation: ExplanationDocument
+
+
+class DemoDocument(PublicDocument, frozen=True, kw_only=True):
+    """The results of `demo --json`."""
+
+    decisions: Sequence[DecisionDocument]
+    requests_measured: int
+    requests_found: int
+    report: str
+    seconds: float
+
+
+def public_decision(decision: Decision, standing: Verdict | UnsetType = UNSET) -> DecisionDocument:
+    """The decision, and its verdict after overrides where it is given."""
+    tree: dict[str, Any] = decision_document(decision)
+    tests = [TestDocument(**test) for test in tree["tests"]]
+    given = {"load": AtLoad(**tree["load"]), "tests": tests, "decided_at": decision.decided_at}
+    return DecisionDocument(**{**tree, **given, "standing_verdict": standing})
+
+
+def gate_document(run: GateResults, *, dry_run: bool) -> GateDocument:
+    """The results of gate runs, made or only rehearsed."""
+    return GateDocument(
+        decisions=[
+            public_decision(decision, effective.verdict)
+            for decision, effective in zip(run.decisions, run.standing, strict=True)
+        ],
+        loads=[loads.document() for loads in run.loads],
+        rehearsal=run.is_rehearsal or UNSET,
+        dry_run=dry_run or UNSET,
+        rollouts=UNSET if dry_run else [_rollout(step) for step in run.steps],
+        audits=UNSET
+        if dry_run
+        else [{"endpoint": name, **audit_document(row)} for name, rows in run.audits.items() for row in rows],
+    )
+
+
+def explain_document(explanation: Explanation) -> ExplainDocument:
+    """The recomputation of a decision."""
+    return ExplainDocument(
+        explanation=ExplanationDocument(
+            decision=public_decision(explanation.stored),
+            num_folds=explanation.num_folds,
+            num_records=explanation.num_records,
+            num_runs=explanation.num_runs,
+            num_figures=explanation.num_figures,
+            differences=explanation.differences,
+        )
+    )
+
+
+def _rollout(step: RolloutStep) -> RolloutDocument:
+    rollout = step.rollout
+    return RolloutDocument(
+        endpoint=rollout.endpoint,
+        load=AtLoad(concurrency=rollout.concurrency),
+        stage=rollout.stage,
+        share=rollout.share,
+        fingerprint=rollout.fingerprint,
+        max_num_speculative_tokens=dict(rollout.depth_caps),
+        since=rollout.since,
+        reason_code=rollout.reason_code,
+        reason=rollout.reason,
+        alarms=rollout.alarms,
+        waits_for=step.waits_for,
+    )
