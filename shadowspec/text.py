@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from shadowspec.errors import UsageError
 from shadowspec.types import parse_slice_key
 
-Item = TypeVar("Item")
+Row = TypeVar("Row")
 
 DASH = "\u2014"
 MINUS = "\u2212"
@@ -45,15 +45,15 @@ def slice_title(slice_key: str) -> str:
 
 
 def distinct_slices(
-    items: Iterable[Item], slice_key_of: Callable[[Item], str], differs: Callable[[Item], bool] = lambda _: False
-) -> list[Item]:
-    """One endpoint's items to show: an only slice is the same evidence as the whole endpoint ("") and left out.
+    rows: Iterable[Row], slice_key_of: Callable[[Row], str], differs: Callable[[Row], bool] = lambda _: False
+) -> list[Row]:
+    """One endpoint's rows to show: an only slice is the same evidence as the whole endpoint ("") and left out.
 
-    An item of it that `differs` all the same, as under an override, is shown.
+    A row of it that `differs` all the same, as under an override, is shown.
     """
-    found = list(items)
-    is_only = len({slice_key_of(each) for each in found} - {""}) == 1
-    return [each for each in found if not is_only or not slice_key_of(each) or differs(each)]
+    rows = list(rows)
+    is_only = len({slice_key_of(row) for row in rows} - {""}) == 1
+    return [row for row in rows if not is_only or not slice_key_of(row) or differs(row)]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -174,8 +174,8 @@ def parse_duration(text: str) -> timedelta:
     Raises:
         UsageError: it is written otherwise, or not above 0.
     """
-    found = _DURATION.fullmatch(text.strip())
-    seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found else 0.0
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _UNIT_SECONDS[match[2]] if match else 0.0
     if not 0.0 < seconds <= _LONGEST_S:
         raise UsageError(f"invalid duration {text!r}: give a number with a unit, such as 90s, 30m, 24h, 7d or 2w")
     return timedelta(seconds=seconds)

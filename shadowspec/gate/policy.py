@@ -176,17 +176,17 @@ class GatePolicy:
 
     def clashes(self) -> tuple[Clash, ...]:
         """Limits that nothing can prove: none in a policy as it is written, but see `with_frozen_parameters`."""
-        found = [
+        clashes = [
             Clash(test, limit, "log_speedup_clip", "below exp(log_speedup_clip) - 1")
             for test, limit in _CLIPPED_MARGINS.items()
             if math.log1p(getattr(self, limit) or 0.0) >= self.log_speedup_clip
         ]
         if self.z_bound >= self.z_clip:
-            found.append(Clash("parity_sampled", "z_bound", "z_clip", "below 'z_clip'"))
+            clashes.append(Clash("parity_sampled", "z_bound", "z_clip", "below 'z_clip'"))
         if self.max_cost_per_million_tokens is not None and not self.device_price_per_hour:
             wanted = "set together with 'device_price_per_hour' above 0"
-            found.append(Clash("cost", "max_cost_per_million_tokens", "device_price_per_hour", wanted))
-        return tuple(found)
+            clashes.append(Clash("cost", "max_cost_per_million_tokens", "device_price_per_hour", wanted))
+        return tuple(clashes)
 
     def unprovable(self, test_name: str) -> str | None:
         """Why no evidence can prove a test under its hypothesis's frozen definitions; None if evidence can.

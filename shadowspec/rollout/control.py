@@ -176,13 +176,13 @@ class ControlEvidence:
 
     def fold(self, intervals: Sequence[Interval]) -> ControlEvidence:
         """The evidence with these intervals added."""
-        plain = [each for each in intervals if not each.counts[Pool.PLAIN].num_drafts]
-        busy = [each for each in plain if each.num_requests >= self.policy.control_requests]
-        alike = [each for each in busy if each.load_difference <= self.policy.max_load_difference]
+        plain = [interval for interval in intervals if not interval.counts[Pool.PLAIN].num_drafts]
+        busy = [interval for interval in plain if interval.num_requests >= self.policy.control_requests]
+        alike = [interval for interval in busy if interval.load_difference <= self.policy.max_load_difference]
         tables, detectors, sums = dict(self.tables), dict(self.detectors), dict(self.sums)
         for name, (lower, upper) in self.tables.items():
             clip, _ = _scale(name, self.policy)
-            values = np.clip([value for each in alike if (value := each.value(name)) is not None], -clip, clip)
+            values = np.clip([value for interval in alike if (value := interval.value(name)) is not None], -clip, clip)
             ones, (number, total) = np.ones(len(values)), self.sums[name]
             tables[name] = lower.fold(values, ones), upper.fold(values, ones)
             detectors[name] = detectors[name].fold(Sums(values, ones))
@@ -238,17 +238,17 @@ def _judge(
     comparisons: Sequence[PoolComparison], promised: float | None, skipped: Mapping[str, int]
 ) -> tuple[ControlVerdict, str]:
     """Back where one figure is proven to be worse; forward where times and failures are proven to be no worse."""
-    by_name = {each.name: each for each in comparisons}
+    by_name = {comparison.name: comparison for comparison in comparisons}
     end_to_end, failures = by_name[END_TO_END], by_name[FAILURES]
-    for each in comparisons:
-        if each.is_worse:
-            return ControlVerdict.REVERT, f"production is worse with speculation: {each.text}"
-    for each in comparisons:
-        if each.has_alarmed:
-            return ControlVerdict.REVERT, f"production has become worse with speculation: {each.text}"
+    for comparison in comparisons:
+        if comparison.is_worse:
+            return ControlVerdict.REVERT, f"production is worse with speculation: {comparison.text}"
+    for comparison in comparisons:
+        if comparison.has_alarmed:
+            return ControlVerdict.REVERT, f"production has become worse with speculation: {comparison.text}"
     if not end_to_end.num_intervals:
-        found = [f"{plural(number, 'interval')} with {why}" for why, number in skipped.items() if number]
-        why = ", ".join(found) or "no interval is over in which both pools were read"
+        reasons = [f"{plural(number, 'interval')} with {why}" for why, number in skipped.items() if number]
+        why = ", ".join(reasons) or "no interval is over in which both pools were read"
         return ControlVerdict.HOLD, f"the pools are not compared yet: {why}"
     if promised is not None and end_to_end.upper is not None and end_to_end.upper < promised:
         return ControlVerdict.HOLD, f"the shadow promised {times(promised)}, production shows {end_to_end.text}"
@@ -265,15 +265,15 @@ def pool_intervals(windows: Iterable[LiveWindow], interval_s: float) -> list[Int
     One is over when a later one has a window: both pools are read at the same time.
     """
     by_place: dict[int, dict[Pool, list[LiveWindow]]] = defaultdict(lambda: defaultdict(list))
-    for window in sorted(windows, key=lambda each: each.ended_at):
+    for window in sorted(windows, key=lambda window: window.ended_at):
         by_place[int(window.ended_at.timestamp() // interval_s)][window.pool].append(window)
-    found = []
+    intervals = []
     for place in sorted(by_place)[:-1]:
         pools = by_place[place]
         if len(pools) == len(Pool):
-            counts = {pool: sum_counts(each.counts for each in pools[pool]) for pool in Pool}
-            found.append(Interval(counts, {pool: sum(each.seconds for each in pools[pool]) for pool in Pool}))
-    return found
+            counts = {pool: sum_counts(window.counts for window in pools[pool]) for pool in Pool}
+            intervals.append(Interval(counts, {pool: sum(window.seconds for window in pools[pool]) for pool in Pool}))
+    return intervals
 
 
 def _log_mean(bins: Buckets | None) -> float | None:

@@ -52,7 +52,7 @@ class StageLook:
 
     @property
     def decisions(self) -> list[Decision]:
-        return [each.decision for each in self.latest]
+        return [latest.decision for latest in self.latest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _missing(current: Rollout, decision: Decision, look: StageLook, policy: Roll
     remaining = enabled_since + timedelta(seconds=soak_s) - look.now
     if look.alarms:
         return f"{look.alarms[0]} to be over"
-    evidence_at = next(each.evidence_at for each in look.latest if each.decision is decision)
+    evidence_at = next(latest.evidence_at for latest in look.latest if latest.decision is decision)
     if is_stale(evidence_at, timedelta(seconds=policy.max_decision_age_s), look.now):
         newest = "an unknown time" if evidence_at is None else f"{evidence_at:%Y-%m-%d %H:%M} UTC"
         return f"a fresh decision: the last rests on evidence of {newest}"
@@ -221,10 +221,10 @@ def proven_depths(decision: Decision, look: StageLook) -> tuple[int, ...]:
     return tuple(
         sorted(
             {
-                each.config.num_speculative_tokens
-                for each in look.decisions
-                if each.slice_key == WHOLE_ENDPOINT and each.verdict is Verdict.ENABLE
-                if (draft_key(each.config), each.engine) == (draft, engine)
+                decided.config.num_speculative_tokens
+                for decided in look.decisions
+                if decided.slice_key == WHOLE_ENDPOINT and decided.verdict is Verdict.ENABLE
+                if (draft_key(decided.config), decided.engine) == (draft, engine)
             }
         )
     )
@@ -277,8 +277,8 @@ def _shadow(look: StageLook, fingerprint: str | None, code: str, reason: str) ->
 
 def _decision(look: StageLook, fingerprint: str | None) -> Decision | None:
     """The decision on the whole endpoint with this config."""
-    found = [d for d in look.decisions if d.slice_key == WHOLE_ENDPOINT and d.fingerprint == fingerprint]
-    return found[0] if found else None
+    wholes = (decision for decision in look.decisions if decision.slice_key == WHOLE_ENDPOINT)
+    return next((decision for decision in wholes if decision.fingerprint == fingerprint), None)
 
 
 def _best(look: StageLook, current: str | None) -> Decision | None:

@@ -159,8 +159,8 @@ def _locations(effects: Effects, requests: Requests) -> Floats:
         means = means - effects.daily_log * (phases - DAILY_SWING / 2.0)
     sd = math.sqrt(effects.noise_sd**2 + effects.session_sd**2 + effects.block_sd**2)
     pairs, places = np.unique(np.stack([means, _slowed_shares(effects, requests)]), axis=1, return_inverse=True)
-    found = [location(mean, sd, effects.noise_df, slowed, effects.slowed_log) for mean, slowed in pairs.T.tolist()]
-    return np.array(found, dtype=np.float64)[places.ravel()]
+    distinct = [location(mean, sd, effects.noise_df, slowed, effects.slowed_log) for mean, slowed in pairs.T.tolist()]
+    return np.array(distinct, dtype=np.float64)[places.ravel()]
 
 
 def _is_later(effects: Effects, requests: Requests) -> Bools:

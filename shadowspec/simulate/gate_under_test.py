@@ -129,15 +129,15 @@ def watch(
     gate, part = _fold_all(whole, policy)
     completed = part.completed
     moments = moments_of(requests, completed.entered[clustering_id(policy)])
-    begins = [_first_look(completed.units.get(("", load, each.fingerprint)), moments) for each in configs]
-    found: list[list[HypothesisOutcome]] = []
+    begins = [_first_look(completed.units.get(("", load, config.fingerprint)), moments) for config in configs]
+    by_slice: list[list[HypothesisOutcome]] = []
     courses = []
     for slice_key, trial in _first_trials(completed, policy, configs[0], load).items():
-        found.append([])
+        by_slice.append([])
         measured = _measure(
             slice_key, load, configs, begins, completed, moments, policy, _lost_at(rows, slice_key, moments)
         )
-        courses.append(_course(measured, policy, trial, found[-1]))
+        courses.append(_course(measured, policy, trial, by_slice[-1]))
 
     # 2. The gate's decisions there.
     waiting = [(course, look) for course in courses if (look := next(course, None)) is not None]
@@ -150,9 +150,9 @@ def watch(
         else:
             store.finish(*moments.known_at(look))
             decisions = run_endpoint_gate(store, ENDPOINT, policy, now=START).decisions
-        said = look, {hypothesis_id(each): each for each in decisions}
+        said = look, {hypothesis_id(decision): decision for decision in decisions}
         waiting = [(course, after) for course, _ in waiting if (after := _advance(course, said)) is not None]
-    return [outcome for outcomes in found for outcome in outcomes]
+    return [outcome for outcomes in by_slice for outcome in outcomes]
 
 
 def is_verdict(decision: Decision) -> bool:
@@ -290,7 +290,7 @@ def _first_look(units: Units | None, moments: Moments) -> int:
 
 
 def _clusters_us(clusters: Sequence[Cluster], slice_key: str, moments: Moments) -> Ints:
-    rows = [moments.cluster_us[cluster_id(each)] for each in clusters if slice_key in ("", each.slice_key)]
+    rows = [moments.cluster_us[cluster_id(cluster)] for cluster in clusters if slice_key in ("", cluster.slice_key)]
     return np.array(rows, dtype=np.int64)
 
 
@@ -459,7 +459,7 @@ def _faults_at(units: _Seen, policy: GatePolicy, config: FingerprintedConfig, le
     for unit in units.blocks:
         parities = [measured.run.parity for measured in unit.runs if measured.is_greedy]
         greedy.append(len(parities))
-        gaps.append(max((each.divergence_gap or 0.0 for each in parities if each is not None), default=0.0))
+        gaps.append(max((parity.divergence_gap or 0.0 for parity in parities if parity is not None), default=0.0))
         memory = unit.block.memory.get(config.fingerprint)
         if memory not in known:
             known[memory] = memory_result(RunTotals().fold([unit]), policy, level).outcome == "fail"
@@ -486,7 +486,7 @@ def _alarm_looks(tests: Sequence[BettingTest], policy: GatePolicy, units: _Seen,
     """The looks after ENABLE, which came at the look `enabled_at`, at which a required detector may alarm."""
     by_name = {test.name: test for test in tests}
     states = started_states(policy, {}, has_z="parity_sampled" in by_name)
-    found = [np.zeros(0, dtype=np.int64)]
+    looks = [np.zeros(0, dtype=np.int64)]
     for watcher in WATCHERS:
         if watcher.name not in states:
             continue
@@ -495,5 +495,5 @@ def _alarm_looks(tests: Sequence[BettingTest], policy: GatePolicy, units: _Seen,
         if len(after.values):
             paths = log_statistic_paths(Detector.of(states[watcher.name]), after.values, after.weights)
             alarms = np.flatnonzero(log_mean(paths) >= math.log(alarm_threshold(policy)) - SLACK)
-            found.append(np.searchsorted(seen, int(seen[enabled_at]) + alarms + 1))
-    return np.unique(np.concatenate(found))
+            looks.append(np.searchsorted(seen, int(seen[enabled_at]) + alarms + 1))
+    return np.unique(np.concatenate(looks))

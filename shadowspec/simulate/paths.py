@@ -90,14 +90,14 @@ def path_of(
         nothing = np.zeros(len(units), bool)
         return TestPath(nothing, nothing, nothing, nothing, nothing, units[:0], units[:0])
     sides, opposites = test.sides, [(betting.opposite(side), theta) for side, theta in test.sides]
-    ratios = [[series.ratios(side, theta) for side, theta in each] for each in (sides, opposites)]
+    ratios = [[series.ratios(side, theta) for side, theta in bounds] for bounds in (sides, opposites)]
     # At several looks a test may have the same units: of the losses by then the fewest count.
     looks = np.searchsorted(num_units, np.arange(1, series.num_units + 1)).clip(max=len(units) - 1)
     num_lost = lost[looks] / state.merged_units
 
     def cross(num_lost: Floats | None) -> tuple[Bools, Bools]:
         for_it, against_it = (
-            np.array([betting.log_capital_path(each, num_lost=num_lost) for each in one]) + SLACK for one in ratios
+            np.array([betting.log_capital_path(ratio, num_lost=num_lost) for ratio in one]) + SLACK for one in ratios
         )
         return crossings(for_it, against_it, level, test.fail_level(level))
 
@@ -109,8 +109,8 @@ def path_of(
     to_pass, to_fail = (
         least < 1.0 - SLACK
         for least in (
-            np.min([_agreement(series, test, *each) for each in sides], axis=0)[read],
-            np.max([_agreement(series, test, *each) for each in opposites], axis=0)[read],
+            np.min([_agreement(series, test, *bound) for bound in sides], axis=0)[read],
+            np.max([_agreement(series, test, *bound) for bound in opposites], axis=0)[read],
         )
     )
     passed_units, failed_units = (np.flatnonzero(crosses) + 1 for crosses in alone)

@@ -54,14 +54,14 @@ def rate_of(policy: GatePolicy, results: Mapping[str, WorldResult]) -> Simulated
         and world.kind == "null"
         and result.repetitions
         and policy_digest(world.policy) == digest
-        and all(getattr(world.policy, each) <= getattr(policy, each) for each in ONLY_STRICTER)
+        and all(getattr(world.policy, parameter) <= getattr(policy, parameter) for parameter in ONLY_STRICTER)
     ]
     if not world_results:
         return None
     worst = max(world_results, key=lambda result: result.false_enables / result.repetitions)
     num_false, total = (
-        sum(each.false_enables for each in world_results),
-        sum(each.repetitions for each in world_results),
+        sum(result.false_enables for result in world_results),
+        sum(result.repetitions for result in world_results),
     )
     return SimulatedRate(
         num_false=num_false,
@@ -69,7 +69,7 @@ def rate_of(policy: GatePolicy, results: Mapping[str, WorldResult]) -> Simulated
         upper=share(num_false, total).upper,
         alpha=policy.alpha,
         num_worlds=len(world_results),
-        num_outdated=sum(each.definition != definition_of(WORLDS[each.name]) for each in world_results),
+        num_outdated=sum(result.definition != definition_of(WORLDS[result.name]) for result in world_results),
         worst_world=WORLDS[worst.name].title,
         worst_rate=worst.false_enables / worst.repetitions,
     )

@@ -56,7 +56,7 @@ def repeat(world: World, seed: np.random.SeedSequence) -> Repetition:
     if isinstance(world, FleetWorld):
         fleet = draw_fleet(world, seed)
         hypotheses = watch_fleet(world, fleet)
-        seen = naive.together([naive.observe(each.outcomes, each.requests.at_us) for each in fleet])
+        seen = naive.together([naive.observe(drawn.outcomes, drawn.requests.at_us) for drawn in fleet])
     else:
         drawn = draw(world, seed)
         configs = [CONFIG, CHANGED] if world.changes_fingerprint else [CONFIG]

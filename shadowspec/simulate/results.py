@@ -181,30 +181,30 @@ def _tests(outcomes: list[HypothesisOutcome]) -> dict[str, TestTally]:
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.tests))
     tallies = {}
     for name in names:
-        found = [outcome.tests[name] for outcome in outcomes if name in outcome.tests]
+        tests = [outcome.tests[name] for outcome in outcomes if name in outcome.tests]
         tallies[name] = TestTally(
-            num_runs=len(found),
-            unit=found[0].unit,
+            num_runs=len(tests),
+            unit=tests[0].unit,
             level=outcomes[0].level,
-            min_units=found[0].min_units,
-            mean=fmean(test.mean for test in found),
-            sd=fmean(test.sd for test in found),
-            passed_units=sorted(test.passed for test in found if test.passed is not None),
-            failed_units=sorted(test.failed for test in found if test.failed is not None),
+            min_units=tests[0].min_units,
+            mean=fmean(test.mean for test in tests),
+            sd=fmean(test.sd for test in tests),
+            passed_units=sorted(test.passed for test in tests if test.passed is not None),
+            failed_units=sorted(test.failed for test in tests if test.failed is not None),
         )
     return tallies
 
 
 def _add_tests(before: TestTally | None, further: TestTally | None) -> TestTally:
-    found = [test for test in (before, further) if test is not None]
-    num_runs = sum(test.num_runs for test in found)
+    tallies = [tally for tally in (before, further) if tally is not None]
+    num_runs = sum(tally.num_runs for tally in tallies)
     return replace(
-        found[0],
+        tallies[0],
         num_runs=num_runs,
-        mean=sum(test.mean * test.num_runs for test in found) / num_runs,
-        sd=sum(test.sd * test.num_runs for test in found) / num_runs,
-        passed_units=sorted(units for test in found for units in test.passed_units),
-        failed_units=sorted(units for test in found for units in test.failed_units),
+        mean=sum(tally.mean * tally.num_runs for tally in tallies) / num_runs,
+        sd=sum(tally.sd * tally.num_runs for tally in tallies) / num_runs,
+        passed_units=sorted(units for tally in tallies for units in tally.passed_units),
+        failed_units=sorted(units for tally in tallies for units in tally.failed_units),
     )
 
 

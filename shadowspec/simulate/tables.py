@@ -212,10 +212,10 @@ def _single(results: Mapping[str, WorldResult]) -> str | None:
 
 
 def _false_disables(results: Mapping[str, WorldResult]) -> str | None:
-    found = [results[name] for name in _FASTER if name in results]
-    if not found:
+    faster = [results[name] for name in _FASTER if name in results]
+    if not faster:
         return None
-    return f"{sum(result.false_disables for result in found)} in {sum(result.repetitions for result in found):,}"
+    return f"{sum(result.false_disables for result in faster)} in {sum(result.repetitions for result in faster):,}"
 
 
 def _alarm(results: Mapping[str, WorldResult]) -> str | None:

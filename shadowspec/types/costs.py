@@ -117,15 +117,15 @@ class ProfiledCosts:
 
         A profile of other places adds nothing, for a surface is a whole grid.
         """
-        depths = {each.num_speculative_tokens for each in self.points}
+        depths = {point.num_speculative_tokens for point in self.points}
         if _places(self.points) != _places(earlier.points):
             return self
-        others = tuple(each for each in earlier.points if each.num_speculative_tokens not in depths)
+        others = tuple(point for point in earlier.points if point.num_speculative_tokens not in depths)
         return replace(self, points=(*self.points, *others))
 
 
 def _places(points: Iterable[StepCost]) -> set[tuple[int, int]]:
-    return {(each.concurrency, each.context) for each in points}
+    return {(point.concurrency, point.context) for point in points}
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,9 @@ def stored_test_details(result: TestResult) -> dict[str, Any]:
 
 def shown_test_details(result: TestResult) -> dict[str, Figure]:
     """The same, as documents of the command line show it."""
-    found: dict[str, Figure] = {}
+    details: dict[str, Figure] = {}
     if (betting := result.betting) is not None:
-        found |= {
+        details |= {
             "mean": betting.mean,
             "observed_weight": betting.observed_weight,
             "log10_capital_pass": betting.log10_capital_pass,
@@ -90,14 +90,14 @@ def shown_test_details(result: TestResult) -> dict[str, Figure]:
             "num_missing": betting.num_missing,
         }
         if betting.unprovable is not None:
-            found["unprovable"] = betting.unprovable
+            details["unprovable"] = betting.unprovable
     if result.dependence is not None:
-        found["r1"] = result.dependence.r1
+        details["r1"] = result.dependence.r1
         if result.dependence.batch_agreement is not None:
-            found["batch_agreement"] = result.dependence.batch_agreement
+            details["batch_agreement"] = result.dependence.batch_agreement
     if result.state is not None:
-        found |= {"start_unit": result.state.start_unit, "merged_units": result.state.merged_units}
-    return {**found, **result.figures, "is_required": int(result.is_required)}
+        details |= {"start_unit": result.state.start_unit, "merged_units": result.state.merged_units}
+    return {**details, **result.figures, "is_required": int(result.is_required)}
 
 
 def read_decision(columns: Document, document: Document) -> Decision:
@@ -148,7 +148,7 @@ def _read_parts(document: Document, parts: Mapping[str, Any]) -> dict[str, Any]:
 def decision_figures(decision: Decision) -> dict[str, Any]:
     """Every figure of a decision that is not a column, by name; objects where several belong together."""
     evidence, run = decision.evidence, decision.run
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "level": decision.level,
         "missing_share": evidence.missing_share,
         "late_share": evidence.late_share,
@@ -162,7 +162,7 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
         "frozen_parameters": None if decision.frozen_parameters is None else dict(decision.frozen_parameters),
     }
     if run is not None:
-        found |= {
+        figures |= {
             "share": run.share,
             "num_restarts": run.num_restarts,
             "start_blocks": run.start_blocks,
@@ -177,28 +177,28 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
             },
         }
     if decision.watch is not None:
-        found["watch"] = {
+        figures["watch"] = {
             "num_blocks": decision.watch.num_blocks,
             "num_clusters": decision.watch.num_clusters,
             "promises": {name: [promise.promise, promise.best] for name, promise in decision.watch.promises.items()},
         }
     if decision.drift is not None:
-        found |= {ADVICE: decision.drift.advice, "drift_threshold_log10": decision.drift.threshold_log10}
+        figures |= {ADVICE: decision.drift.advice, "drift_threshold_log10": decision.drift.threshold_log10}
         for name, detector in decision.drift.detectors.items():
-            found |= {f"{DETECTORS[name]}_units": detector.num_units, f"{DETECTORS[name]}_log10": detector.log10}
+            figures |= {f"{DETECTORS[name]}_units": detector.num_units, f"{DETECTORS[name]}_log10": detector.log10}
     if decision.drift is not None or decision.ends_run:
-        found["ends_run"] = int(decision.ends_run)
+        figures["ends_run"] = int(decision.ends_run)
     if decision.supersession is not None:
-        found["superseded_by"] = decision.supersession.by
-        found["superseded_verdict"] = decision.supersession.verdict.value
+        figures["superseded_by"] = decision.supersession.by
+        figures["superseded_verdict"] = decision.supersession.verdict.value
     if decision.recording_only:
-        found["recording_only"] = 1
+        figures["recording_only"] = 1
     if decision.composition is not None:
-        found |= _composition_details(decision.composition)
+        figures |= _composition_details(decision.composition)
     if evidence.watermark_held_by is not None:
-        found["watermark_held_by"] = evidence.watermark_held_by
+        figures["watermark_held_by"] = evidence.watermark_held_by
     if decision.override is not None:
-        found |= {
+        figures |= {
             "override_id": decision.override.override_id,
             "override_expires_at": iso(decision.override.expires_at),
             "overridden_verdict": decision.override.verdict.value,
@@ -206,34 +206,34 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
         }
     if (reservations := decision.reservations) is not None:
         if not reservations.is_load_configured:
-            found["is_load_configured"] = 0
+            figures["is_load_configured"] = 0
         if reservations.forbidden_by is not None:
-            found["forbidden_by"] = "; ".join(reservations.forbidden_by) or None
-    return found
+            figures["forbidden_by"] = "; ".join(reservations.forbidden_by) or None
+    return figures
 
 
 def _composition_details(composition: Composition) -> dict[str, Any]:
-    found: dict[str, Any] = {"is_named": int(composition.is_named)}
+    details: dict[str, Any] = {"is_named": int(composition.is_named)}
     if composition.cover is not None:
-        found["traffic_share"] = composition.cover.traffic_share
-        found["is_shown_under_parent"] = int(composition.cover.is_shown_under_parent)
-        found["covering_verdict"] = (
+        details["traffic_share"] = composition.cover.traffic_share
+        details["is_shown_under_parent"] = int(composition.cover.is_shown_under_parent)
+        details["covering_verdict"] = (
             None if composition.cover.covering_verdict is None else composition.cover.covering_verdict.value
         )
     for name, bounds in composition.bounds.items():
-        found[f"mix_{name}_lower"] = bounds.lower
-        found[f"mix_{name}_upper"] = bounds.upper
-        found[f"mix_{name}_known_share"] = bounds.known_share
+        details[f"mix_{name}_lower"] = bounds.lower
+        details[f"mix_{name}_upper"] = bounds.upper
+        details[f"mix_{name}_known_share"] = bounds.known_share
     if composition.mix_reference is not None:
-        found["mix_reference"] = {key: list(astuple(state)) for key, state in composition.mix_reference.items()}
+        details["mix_reference"] = {key: list(astuple(state)) for key, state in composition.mix_reference.items()}
     if composition.mix_change is not None:
-        found["mix_log10_evidence"] = composition.mix_change.log10_evidence
-        found[HAS_SHIFTED] = int(composition.mix_change.has_shifted)
+        details["mix_log10_evidence"] = composition.mix_change.log10_evidence
+        details[HAS_SHIFTED] = int(composition.mix_change.has_shifted)
         for name, rate in composition.mix_change.rates.items():
-            found[f"mix_part_{name}"] = rate.mix_part
-            found[f"within_part_{name}"] = rate.within_part
-            found[f"change_of_{name}"] = rate.text
-    return found
+            details[f"mix_part_{name}"] = rate.mix_part
+            details[f"within_part_{name}"] = rate.within_part
+            details[f"change_of_{name}"] = rate.text
+    return details
 
 
 def read_iso(text: str | None) -> datetime | None:

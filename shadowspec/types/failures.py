@@ -56,10 +56,10 @@ def num_draft_context_known(counts: Mapping[str, int]) -> int:
 
 def failure_counts(runs: Iterable[Run]) -> Counter[str]:
     """The sums of these runs."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for run in runs:
-        add_run(found, run)
-    return found
+        add_run(counts, run)
+    return counts
 
 
 def add_run(counts: Counter[str], run: Run) -> None:

@@ -52,7 +52,7 @@ class Block(Struct, frozen=True):
     @property
     def conversations(self) -> tuple[tuple[ShadowPrompt, ...], ...]:
         """The requests and then the fillers, together the turns of each conversation in their order."""
-        found: list[list[ShadowPrompt]] = []
+        conversations: list[list[ShadowPrompt]] = []
         for part in (self.requests, self.fillers):
             last: list[ShadowPrompt] = []
             for prompt in part:
@@ -62,8 +62,8 @@ class Block(Struct, frozen=True):
                     last.append(prompt)
                 else:
                     last = [prompt]
-                    found.append(last)
-        return tuple(map(tuple, found))
+                    conversations.append(last)
+        return tuple(map(tuple, conversations))
 
     def arm_order(self, num_candidates: int) -> list[int | None]:
         """The order in which all arms run, each possible one as often: places of candidates, None the baseline.

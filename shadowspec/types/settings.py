@@ -53,23 +53,23 @@ def require_distinct(**values: Any) -> None:
     Raises:
         ValueError: a key has the same value twice; the message names the key.
     """
-    for name, item in values.items():
-        if len(set(item)) != len(item):
+    for name, members in values.items():
+        if len(set(members)) != len(members):
             raise ValueError(f"{name}: the same value is listed twice")
 
 
 def keys_of(kind: type) -> dict[str, Any]:
     """The keys of the file that fill a dataclass and its parts, with their defaults; None where there is no default."""
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         key, part = _alias(hints[field.name]) or field.name, _part(hints[field.name])
         if not key.startswith("("):
             made = field.default if field.default_factory is MISSING else field.default_factory()
-            found[key] = None if made is MISSING else made
+            keys[key] = None if made is MISSING else made
         elif part is not None:
-            found |= keys_of(part)
-    return found
+            keys |= keys_of(part)
+    return keys
 
 
 def nest_table(kind: type, table: Any) -> Any:
@@ -87,8 +87,10 @@ def nest_table(kind: type, table: Any) -> Any:
 
 
 def _alias(hint: Any) -> str | None:
-    found = (each.alias for each in getattr(hint, "__metadata__", ()) if isinstance(each, FieldInfo) and each.alias)
-    return next(found, None)
+    aliases = (
+        field.alias for field in getattr(hint, "__metadata__", ()) if isinstance(field, FieldInfo) and field.alias
+    )
+    return next(aliases, None)
 
 
 def _part(hint: Any) -> type | None:

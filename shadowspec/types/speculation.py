@@ -183,7 +183,7 @@ class FingerprintedConfig:
     @property
     def target_revisions(self) -> tuple[str, ...]:
         """The names of the target's weights: its revision and their digest, as far as they are known."""
-        return tuple(each for each in (self.details.get("target_revision"), self.target_weights) if each)
+        return tuple(revision for revision in (self.details.get("target_revision"), self.target_weights) if revision)
 
     @property
     def counts_source(self) -> str | None:
@@ -268,9 +268,9 @@ def fingerprint_config(
 
 def sampling_defaults(default_sampling: Mapping[str, float]) -> str:
     """The defaults that differ from plain sampling, as a fingerprint has them; "" where none does."""
-    found = {name: float(value) for name, value in default_sampling.items()}
-    found |= {"top_k": max(0.0, found["top_k"])} if "top_k" in found else {}  # -1 is 0: all tokens
-    kept = {name: value for name, value in sorted(found.items()) if value != getattr(_PLAIN_SAMPLING, name)}
+    sampling = {name: float(value) for name, value in default_sampling.items()}
+    sampling |= {"top_k": max(0.0, sampling["top_k"])} if "top_k" in sampling else {}  # -1 is 0: all tokens
+    kept = {name: value for name, value in sorted(sampling.items()) if value != getattr(_PLAIN_SAMPLING, name)}
     return ", ".join(f"{name}={value!r}" for name, value in kept.items())
 
 

@@ -162,7 +162,7 @@ def _take(
             is_dominant = (slice_key, own_key(record)) in progress.dominant
             key = cluster_key(record, at, policy, is_dominant=is_dominant)
             new.setdefault((slice_key, key), []).append((at, record.key))
-    known = {(each.slice_key, each.key): each for each in table.take(new)}
+    known = {(open_key.slice_key, open_key.key): open_key for open_key in table.take(new)}
     every, opened = _Late(), {}
     reopen_after = timedelta(seconds=policy.cluster_reopen_after_s)
     for place, arrivals in new.items():
@@ -189,9 +189,13 @@ def _enter(
     key_counts: KeyCounts,
 ) -> ClusterStep:
     """Let clusters in, of the keys in `opened` and of those in the table; `opened` is left as the keys are after it."""
-    for each in table.take_waiting(_first_unclosed(table, opened, closed_by)):
-        opened[each.slice_key, each.key] = each
-    waiting = {(each.first_event, each.key, each.slice_key): each for each in opened.values() if each.first_event}
+    for open_key in table.take_waiting(_first_unclosed(table, opened, closed_by)):
+        opened[open_key.slice_key, open_key.key] = open_key
+    waiting = {
+        (open_key.first_event, open_key.key, open_key.slice_key): open_key
+        for open_key in opened.values()
+        if open_key.first_event
+    }
     queue = sorted(waiting)
     entered: list[Cluster] = []
     entries, newest = dict(progress.entries), progress.newest_close
@@ -236,7 +240,11 @@ def _first_unclosed(table: KeyTable, opened: Mapping[SliceKey, OpenKey], closed_
     """When the first cluster opened that is not closed; nothing that opened after it enters.  None: all are closed."""
     if closed_by is None:
         return None
-    moments = [each.first_event for each in opened.values() if each.first_event and not each.is_closed(closed_by)]
+    moments = [
+        open_key.first_event
+        for open_key in opened.values()
+        if open_key.first_event and not open_key.is_closed(closed_by)
+    ]
     stored = table.first_unclosed(closed_by)
     return min([*moments, *([] if stored is None else [stored])], default=None)
 

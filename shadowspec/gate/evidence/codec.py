@@ -33,7 +33,7 @@ _TIMES = ("first_event", "last_event", "newest_event")
 _SCALARS = ("num_seen", "num_units", "observed_value", "observed_weight", "null", "num_missing")
 _SIDES: tuple[Side, ...] = ("lower", "upper")
 _BATCHES = 9 * len(BATCH_LENGTHS)  # numbers that the sums over batches of one side take
-_MOMENTS = tuple(each.name for each in fields(Moments))
+_MOMENTS = tuple(field.name for field in fields(Moments))
 
 
 def encode(evidence: HypothesisEvidence) -> tuple[dict[str, Any], bytes]:
@@ -41,7 +41,9 @@ def encode(evidence: HypothesisEvidence) -> tuple[dict[str, Any], bytes]:
     tables: list[Floats] = []
     for test in evidence.tests.values():
         tables += [test.lower.thetas, test.lower.logs.ravel(), test.upper.logs.ravel()]
-        tables += [each.ravel() for side in _SIDES for each in (test.batches[side].unfinished, test.batches[side].sums)]
+        tables += [
+            table.ravel() for side in _SIDES for table in (test.batches[side].unfinished, test.batches[side].sums)
+        ]
     document = {
         "version": VERSION,
         "tests": {name: _test_document(test) for name, test in evidence.tests.items()},
@@ -58,9 +60,9 @@ def encode(evidence: HypothesisEvidence) -> tuple[dict[str, Any], bytes]:
 
 def require_version(document: Document, version: int) -> None:
     """Raise InputError unless the document was written as `version` writes it; without a number it is of version 1."""
-    if (found := document.get("version", 1)) != version:
+    if (stored := document.get("version", 1)) != version:
         raise InputError(
-            f"evidence of version {found} cannot be read; this version reads {version}: "
+            f"evidence of version {stored} cannot be read; this version reads {version}: "
             "run `shadowspec gate`, which folds it again"
         )
 

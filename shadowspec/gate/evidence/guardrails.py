@@ -131,12 +131,12 @@ def first_scores(evaluations: Iterable[Evaluation], fingerprint: str) -> list[Pa
 
     A document that was evaluated again counts once, with its first result: otherwise repetition would be evidence.
     """
-    found: dict[tuple[str, str], PairedScore] = {}
-    for each in evaluations:
-        if each.fingerprint == fingerprint:
-            for document, pair in sorted(each.documents.items()):
-                found.setdefault((each.task, document), pair)
-    return list(found.values())
+    first: dict[tuple[str, str], PairedScore] = {}
+    for evaluation in evaluations:
+        if evaluation.fingerprint == fingerprint:
+            for document, pair in sorted(evaluation.documents.items()):
+                first.setdefault((evaluation.task, document), pair)
+    return list(first.values())
 
 
 def _difference_test(name: str, groups: Iterable[_Group], unit: str, margin: float) -> BettingTest:

@@ -263,7 +263,7 @@ class HypothesisEvidence:
         """
         if policy.task_margin is None:
             return self
-        (test,) = (each for each in score_units((), (), policy, documents=documents) if each.name == TASK_SCORE)
+        (test,) = (test for test in score_units((), (), policy, documents=documents) if test.name == TASK_SCORE)
         return replace(self, tests={**self.tests, TASK_SCORE: TestEvidence.empty(test, state).fold(test)})
 
     def lost_units(self, unit: str) -> float:

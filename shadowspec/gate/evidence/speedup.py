@@ -121,9 +121,9 @@ def _cached_tokens(blocks: TimedBlocks) -> dict[str, float]:
     """Prompt tokens of whole conversations, and those in each server's prefix cache, where both report them."""
     if all(unit.block.max_turns == 1 for unit in blocks.units):
         return {}
-    found = [(m.run.counts.num_prompt_tokens, *m.run.served.cached_tokens) for m in blocks.runs
+    tokens = [(m.run.counts.num_prompt_tokens, *m.run.served.cached_tokens) for m in blocks.runs
              if m.run.counts and m.run.served and m.run.served.cached_tokens]  # fmt: skip
-    sums = np.array(found, dtype=np.int64).reshape(-1, 3).sum(axis=0)
+    sums = np.array(tokens, dtype=np.int64).reshape(-1, 3).sum(axis=0)
     return dict(zip(CACHED_TOKENS, map(int, sums), strict=True))
 
 

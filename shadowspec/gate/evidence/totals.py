@@ -52,9 +52,9 @@ class RunTotals:
         gaps = [p.divergence_gap for p in known if p.divergence_gap is not None]
         unknown = sum(m.run.parity is None or (not m.is_greedy and not _is_scored(m.run.parity)) for m in measured)
         num_greedy = sum(m.is_greedy for m in runs)
-        found = [unit.block.memory.get(unit.runs[0].run.fingerprint) for unit in timed.units]
-        memory = [each for each in found if each is not None]
-        displaced = [each.displaced_kv_tokens for each in memory]
+        reported = [unit.block.memory.get(unit.runs[0].run.fingerprint) for unit in timed.units]
+        memory = [block_memory for block_memory in reported if block_memory is not None]
+        displaced = [block_memory.displaced_kv_tokens for block_memory in memory]
         return replace(
             self,
             num_blocks=self.num_blocks + len(timed.units),
@@ -73,7 +73,9 @@ class RunTotals:
             max_displaced_kv_tokens=max([*displaced, self.max_displaced_kv_tokens or 0])
             if memory
             else self.max_displaced_kv_tokens,
-            max_extra_peak_share=_largest(self.max_extra_peak_share, (each.extra_share for each in memory)),
+            max_extra_peak_share=_largest(
+                self.max_extra_peak_share, (block_memory.extra_share for block_memory in memory)
+            ),
             **_displaced_requests(self, memory),
         )
 
@@ -90,9 +92,9 @@ def _is_scored(parity: Parity) -> bool:
 def _displaced_requests(before: RunTotals, memory: Iterable[BlockMemory]) -> dict[str, float | None]:
     """The most requests that were displaced on any block, and how many its baseline holds."""
     most, held = before.max_displaced_requests, before.baseline_requests
-    for each in memory:
-        if each.displaced_requests is not None and (most is None or each.displaced_requests > most):
-            most, held = each.displaced_requests, each.baseline_requests
+    for block_memory in memory:
+        if block_memory.displaced_requests is not None and (most is None or block_memory.displaced_requests > most):
+            most, held = block_memory.displaced_requests, block_memory.baseline_requests
     return {"max_displaced_requests": most, "baseline_requests": held}
 
 

@@ -92,16 +92,16 @@ def block_units(
     # `sequence` counts within one input; the clock orders inputs that were measured one after the other.
     times = newest or {}
     in_order = sorted(
-        blocks, key=lambda each: (times.get(each.block_id, _NEVER), each.started_at, each.sequence, each.block_id)
+        blocks, key=lambda block: (times.get(block.block_id, _NEVER), block.started_at, block.sequence, block.block_id)
     )
     for block in in_order:
-        found = sorted(by_block.get(block.block_id, []), key=lambda measured: measured.run.key)
-        if len(found) > block.n_max:
+        block_runs = sorted(by_block.get(block.block_id, []), key=lambda measured: measured.run.key)
+        if len(block_runs) > block.n_max:
             raise InputError(
-                f"block {block.block_id} of endpoint {block.endpoint} holds {len(found)} runs, n_max {block.n_max}"
+                f"block {block.block_id} of endpoint {block.endpoint} holds {len(block_runs)} runs, n_max {block.n_max}"
             )
-        if found:
-            units.append(BlockUnit(block, tuple(found)))
+        if block_runs:
+            units.append(BlockUnit(block, tuple(block_runs)))
     return tuple(units)
 
 

@@ -118,10 +118,10 @@ class AuditState:
 
     def document(self) -> Document:
         """The state as the store keeps it."""
-        found = {"version": VERSION} | {name: value for name, value in asdict(self).items() if name not in _LISTS}
-        found["alarmed_at"] = None if self.alarmed_at is None else self.alarmed_at.isoformat()
+        document = {"version": VERSION} | {name: value for name, value in asdict(self).items() if name not in _LISTS}
+        document["alarmed_at"] = None if self.alarmed_at is None else self.alarmed_at.isoformat()
         lists = {f"{name}_{place}": value for name in _LISTS for place, value in enumerate(getattr(self, name))}
-        return found | lists
+        return document | lists
 
     @staticmethod
     def of(document: Document) -> AuditState:

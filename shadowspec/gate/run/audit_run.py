@@ -69,7 +69,7 @@ def run_audits(store: AuditStore, endpoint: str, now: datetime) -> list[CellAudi
     with store.endpoint_lock(endpoint):
         with store.audit_session(endpoint) as session:
             before, new = session.states(), session.take()
-            states = {(each.slice_key, each.fingerprint): AuditState.of(each.document) for each in before}
+            states = {(audit.slice_key, audit.fingerprint): AuditState.of(audit.document) for audit in before}
             changed = fold_units(states, new, now)
             session.save([StoredAudit(*cell, state.document()) for cell, state in changed.items()])
         audits = _in_order(states | changed)
@@ -129,7 +129,7 @@ def _orders(
             expires_at=None,
         )
         for audit in _select_alarmed(audits)
-        if not any(each.slice_key == audit.slice_key and _config_words(audit) in each.reason for each in said)
+        if not any(order.slice_key == audit.slice_key and _config_words(audit) in order.reason for order in said)
     ]
 
 

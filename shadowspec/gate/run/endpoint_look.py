@@ -141,7 +141,7 @@ class EndpointLook:
             # The slices come first: the whole may need their bounds.
             for key in sorted(changing, key=lambda key: not key[0]):
                 decided[key] = self.with_mix_bound(looks[key], decided.values()).decide(now)
-            new = {name_of(each) for each in decided.values() if has_passed(each)} - passed
+            new = {name_of(decision) for decision in decided.values() if has_passed(decision)} - passed
             passed |= new
             again = self.trials(looks, passed) if new else {}
             changing = {
@@ -175,9 +175,10 @@ class EndpointLook:
             return look
         shares = self._traffic().get(place.config.fingerprint, {})
         slices = [
-            each
-            for each in decisions
-            if each.slice_key and (each.fingerprint, each.concurrency) == (place.config.fingerprint, place.concurrency)
+            decision
+            for decision in decisions
+            if decision.slice_key
+            and (decision.fingerprint, decision.concurrency) == (place.config.fingerprint, place.concurrency)
         ]
         bounds = endpoint_bounds(slices, shares, policy.log_speedup_clip)
         lower = math.inf if len(shares) == 1 else _mix_lower(bounds)

@@ -47,14 +47,14 @@ def next_plan(offsets: Offsets, cursors: Sequence[Span], limit: int = OFFSETS_AT
 
 def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """The same offsets as spans that neither meet nor overlap, sorted."""
-    found: list[Span] = []
+    merged: list[Span] = []
     for following in sorted(span for span in spans if span.start < span.stop):
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is not None and _place(last) == _place(following) and following.start <= last.stop:
-            found[-1] = replace(last, stop=max(last.stop, following.stop))
+            merged[-1] = replace(last, stop=max(last.stop, following.stop))
         else:
-            found.append(following)
-    return tuple(found)
+            merged.append(following)
+    return tuple(merged)
 
 
 def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
@@ -62,15 +62,15 @@ def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
     by_place: dict[Place, list[Span]] = defaultdict(list)
     for merge_span in merge_spans(taken):
         by_place[_place(merge_span)].append(merge_span)
-    found = []
+    remaining = []
     for merge_span in merge_spans(spans):
         start = merge_span.start
-        for each in by_place[_place(merge_span)]:
-            if start < each.stop and each.start < merge_span.stop:
-                found.append(replace(merge_span, start=start, stop=each.start))
-                start = each.stop
-        found.append(replace(merge_span, start=start))
-    return tuple(span for span in found if span.start < span.stop)
+        for taken_span in by_place[_place(merge_span)]:
+            if start < taken_span.stop and taken_span.start < merge_span.stop:
+                remaining.append(replace(merge_span, start=start, stop=taken_span.start))
+                start = taken_span.stop
+        remaining.append(replace(merge_span, start=start))
+    return tuple(span for span in remaining if span.start < span.stop)
 
 
 def membership(spans: Iterable[Span]) -> Callable[[Place, int], bool]:

@@ -161,11 +161,11 @@ class Folding:
 
     def _earlier(self, keys: Iterable[RecordKey]) -> list[MeasuredRun]:
         """The runs of records that earlier folds took in."""
-        found = self._rows.runs_of(sorted(keys))
-        missing = sorted({run.key for run in found} - self._labels.keys())
+        runs = self._rows.runs_of(sorted(keys))
+        missing = sorted({run.key for run in runs} - self._labels.keys())
         self._labels.update(_labels(self._rows.records_of(missing)))
-        self._read_blocks({run.block_id for run in found})
-        return [self._measured_run(run) for run in found]
+        self._read_blocks({run.block_id for run in runs})
+        return [self._measured_run(run) for run in runs]
 
     def _clustering_of(self, key: HypothesisId) -> str:
         if key not in self._clusterings:
@@ -177,8 +177,8 @@ class Folding:
         return tuple(runs) if key[0] else unthinned(runs)
 
     def _key_counts(self, slice_key: str, until: datetime, cursors: Sequence[Span]) -> Counter[str]:
-        found, is_folded = self._rows.key_columns(slice_key, until, ARRIVING), membership(cursors)
-        return Counter(key_from(session, user) for place, offset, session, user in found if is_folded(place, offset))
+        rows, is_folded = self._rows.key_columns(slice_key, until, ARRIVING), membership(cursors)
+        return Counter(key_from(session, user) for place, offset, session, user in rows if is_folded(place, offset))
 
     def _cluster_units(self, entered: Mapping[str, Sequence[Cluster]]) -> dict[HypothesisId, list[ClusterUnit]]:
         known = self._measured
@@ -202,11 +202,13 @@ class Folding:
                 for place, runs in runs_by_hypothesis.items():
                     if place not in concerned:
                         concerned[place] = [
-                            each for each in {("", *place[1:]), place} if self._clustering_of(each) == clustering
+                            hypothesis
+                            for hypothesis in {("", *place[1:]), place}
+                            if self._clustering_of(hypothesis) == clustering
                         ]
-                    for each in concerned[place]:
-                        if counted := self._runs_for(each, runs):
-                            units[each].append(ClusterUnit(cluster, counted))
+                    for hypothesis in concerned[place]:
+                        if counted := self._runs_for(hypothesis, runs):
+                            units[hypothesis].append(ClusterUnit(cluster, counted))
         return units
 
     def _block_units(
@@ -222,10 +224,10 @@ class Folding:
         by_fingerprint: dict[str, dict[RecordKey, MeasuredRun]] = defaultdict(dict)
         entered: dict[str, StoredBlock] = {}
         for measured_runs, names in ((measured, result.entered.keys()), (earlier, ended)):
-            for each in measured_runs:
-                run = each.run
+            for measured_run in measured_runs:
+                run = measured_run.run
                 if run.block_id in names:
-                    by_fingerprint[run.fingerprint][run.key] = each
+                    by_fingerprint[run.fingerprint][run.key] = measured_run
                     entered[run.block_id] = self._blocks[run.block_id][0]
         units: dict[HypothesisId, list[BlockUnit]] = defaultdict(list)
         for fingerprint, runs in by_fingerprint.items():

@@ -158,7 +158,7 @@ class EndpointGateRun:
             ids = session.append_decisions(decisions, fold_id)
             named = zip(decisions, ids, strict=True)
             self.decisions = [replace(decision, decision_id=number) for decision, number in named]
-            latest = {**rules.previous, **{hypothesis_id(each): each for each in self.decisions}}
+            latest = {**rules.previous, **{hypothesis_id(decision): decision for decision in self.decisions}}
             self.latest = [latest[key] for key in sorted(latest)]
             self.has_decided = True
         self.begins = None
@@ -227,7 +227,7 @@ def load_evidence(document: Mapping[str, Any], stored: Sequence[StoredEvidence],
     if not is_readable(document, stored):
         return LoadedEvidence(EndpointState(), {}, "another version of ShadowSpec wrote it", {})
     state = decode_state(document)
-    evidence = {(each.slice_key, each.concurrency, each.fingerprint): decode_evidence(each) for each in stored}
+    evidence = {(row.slice_key, row.concurrency, row.fingerprint): decode_evidence(row) for row in stored}
     return LoadedEvidence(state, evidence, _find_refold_reason(state, evidence, rules), _restart_progress(state))
 
 

@@ -100,10 +100,10 @@ def explain(store: ReplayStore, decision_id: int) -> Explanation:
         InputError: there is no such decision.
         NoDataError: rows of its evidence are gone, or it is older than the stored folds.
     """
-    found = store.decision(decision_id)
-    if found is None:
+    stored = store.decision(decision_id)
+    if stored is None:
         raise InputError(f"there is no decision {decision_id}; `shadowspec check` shows the numbers of decisions")
-    fold_id, decision = found
+    fold_id, decision = stored
     if fold_id is None:
         raise NoDataError(f"decision {decision_id} is older than the first stored fold: it cannot be recomputed")
     with store.evidence_rows(decision.endpoint) as rows:
@@ -152,8 +152,8 @@ class _Replay:
 
     def _refold(self, folds: Sequence[Fold]) -> tuple[EndpointState, RunEvidence | None]:
         state, run_evidence = EndpointState(), None
-        found = refold(self._decision.endpoint, self._rows, ((fold, self._rules(fold)) for fold in folds))
-        for fold, (rules, completed) in zip(folds, found, strict=True):
+        refolded = refold(self._decision.endpoint, self._rows, ((fold, self._rules(fold)) for fold in folds))
+        for fold, (rules, completed) in zip(folds, refolded, strict=True):
             if (completed.num_records, completed.num_runs) != (fold.num_records, fold.num_runs):
                 raise NoDataError(
                     f"decision {self._target_id} of endpoint {self._decision.endpoint} cannot be recomputed. Of fold "
@@ -174,9 +174,9 @@ class _Replay:
         target, run = self._target, self._target.run
         if run is None:
             return None
-        found = self._level(run, self._rows.decisions_of(self._fold_id))
-        if found == target.run:
-            return found
+        trial = self._level(run, self._rows.decisions_of(self._fold_id))
+        if trial == target.run:
+            return trial
         # Hypotheses that this look no longer asked about may have passed levels on at earlier ones.
         folds = self._rows.folds_until(self._fold_id)
         return self._level(run, [row for fold in folds for row in self._rows.decisions_of(fold.fold_id or 0)])
@@ -202,7 +202,9 @@ class _Replay:
             configs=self._rows.fingerprints(),
             loads=(decision.concurrency,),
             known_until=decision.evidence.newest_record,
-            evaluations=[each for each in self._rows.evaluations() if each.measured_at <= decision.decided_at],
+            evaluations=[
+                evaluation for evaluation in self._rows.evaluations() if evaluation.measured_at <= decision.decided_at
+            ],
         )
         trial = self._trial()
         has_entered = bool(look.entered([self._key], [decision]))
@@ -210,9 +212,9 @@ class _Replay:
         again = look.with_mix_bound(look.look_at(self._key, trial, has_entered=has_entered), stored)
         recomputed = again.decide(decision.decided_at)
         everyone = [recomputed if hypothesis_id(row) == self._key else row for row in stored]
-        found = next(row for row in look.compose(everyone) if hypothesis_id(row) == self._key)
+        composed = next(row for row in look.compose(everyone) if hypothesis_id(row) == self._key)
         held_by = decision.evidence.watermark_held_by  # of the ledger as it was then, which is kept nowhere else
-        return replace(found, evidence=replace(found.evidence, watermark_held_by=held_by))
+        return replace(composed, evidence=replace(composed.evidence, watermark_held_by=held_by))
 
 
 def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, Rules]]) -> Iterator[tuple[Rules, Completed]]:

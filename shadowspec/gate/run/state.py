@@ -146,7 +146,7 @@ def encode_state(state: EndpointState) -> dict[str, Any]:
 
 def is_readable(document: Document, stored: Iterable[StoredEvidence]) -> bool:
     """Whether this version of the code wrote the state and the evidence, or writes them alike."""
-    return document.get("version") == VERSION and all(each.document.get("version") == codec.VERSION for each in stored)
+    return document.get("version") == VERSION and all(row.document.get("version") == codec.VERSION for row in stored)
 
 
 def decode_state(document: Document) -> EndpointState:

@@ -81,7 +81,7 @@ class TrafficCounts:
                         total[0] += count
                         total[1] += own_drafts
                         total[2] += own_tokens
-        measured, drafts, tokens = ({place: each[at] for place, each in sums.items()} for at in range(3))
+        measured, drafts, tokens = ({place: counts[at] for place, counts in sums.items()} for at in range(3))
         return WindowCounts(requests, measured, drafts, tokens)
 
     def document(self) -> dict[str, Any]:

@@ -54,15 +54,15 @@ class _Part:
 
 def _rules(folds: Iterable[Fold], latest: Mapping[HypothesisId, Decision]) -> list[Rules]:
     """The rules of each fold; folds under the same policy share their rules."""
-    found: list[Rules] = []
+    rules: list[Rules] = []
     before: Fold | None = None
     for fold in folds:
         if before is None or before.parameters != fold.parameters:
-            found.append(Rules.under(policy_of(fold), latest.values()))
+            rules.append(Rules.under(policy_of(fold), latest.values()))
         else:
-            found.append(found[-1])
+            rules.append(rules[-1])
         before = fold
-    return found
+    return rules
 
 
 def _append(parts: list[_Part], policy: GatePolicy, units: Units) -> None:

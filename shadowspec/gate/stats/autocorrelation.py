@@ -153,5 +153,5 @@ def _errors(sums: Floats, side: Side, theta: float) -> Floats:
     # Sums that cancel leave a little of the variance of equal means.
     is_varied, sure = variance > NO_VARIANCE, np.where(mean > 0.0, NO_DOUBT, -NO_DOUBT)
     errors = np.divide(mean, np.sqrt(variance / many), out=sure, where=is_varied)
-    found: Floats = np.where(num >= MIN_BATCHES, errors, NO_DOUBT)
-    return found
+    distance: Floats = np.where(num >= MIN_BATCHES, errors, NO_DOUBT)
+    return distance

@@ -160,7 +160,7 @@ def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float], *, has
         "drift_z_low": Detector(-policy.z_bound, policy.z_clip),
         "drift_z_high": Detector(policy.z_bound, -policy.z_clip),
     }
-    watched = [each for each in WATCHERS if has_z or each.test_name != "parity_sampled"]
+    watched = [watcher for watcher in WATCHERS if has_z or watcher.test_name != "parity_sampled"]
     states: dict[str, State] = {watcher.name: started[watcher.name].state() for watcher in watched}
     for watcher in ADVISORY_WATCHERS:
         held = started[f"drift_{watcher.test_name}"]
@@ -187,7 +187,7 @@ def read_detectors(states: Mapping[str, State]) -> dict[str, Detector]:
         InputError: a state describes none.
     """
     watchers = (*WATCHERS, *ADVISORY_WATCHERS)
-    return {each.name: Detector.of(states[each.name]) for each in watchers if each.name in states}
+    return {watcher.name: Detector.of(states[watcher.name]) for watcher in watchers if watcher.name in states}
 
 
 def alarms(detectors: Mapping[str, Detector], policy: GatePolicy) -> tuple[DriftWatcher, ...]:
@@ -205,7 +205,7 @@ def _select_alarmed(
 ) -> tuple[DriftWatcher, ...]:
     threshold = alarm_threshold(policy)
     started = [watcher for watcher in watchers if watcher.name in detectors]
-    return tuple(each for each in started if detectors[each.name].has_alarmed(threshold))
+    return tuple(watcher for watcher in started if detectors[watcher.name].has_alarmed(threshold))
 
 
 def _log(value: Figure) -> float:

@@ -66,14 +66,18 @@ def compose_endpoint(
     writes them; `traffic` is the current traffic by fingerprint and slice.
     """
     named = named_candidates(decision for decision in decisions if not is_superseded(decision))
-    wholes = {group_key(each): each for each in decisions if not each.slice_key and not is_superseded(each)}
+    wholes = {
+        group_key(decision): decision
+        for decision in decisions
+        if not decision.slice_key and not is_superseded(decision)
+    }
     totals = {
         fingerprint: sum(share.num_requests for share in shares.values()) for fingerprint, shares in traffic.items()
     }
-    found = []
+    composed = []
     for decision in decisions:
         if is_superseded(decision):
-            found.append(decision)
+            composed.append(decision)
             continue
         key = decision.slice_key, decision.concurrency
         shares = traffic.get(decision.fingerprint, {})
@@ -92,8 +96,8 @@ def compose_endpoint(
             composition = replace(composition, bounds=endpoint_bounds(slices, shares, policy.log_speedup_clip))
             if decision.verdict is Verdict.ENABLE:
                 composition = _since_enable(composition, previous.get(group_key(decision)), slices, policy)
-        found.append(replace(decision, composition=composition))
-    return found
+        composed.append(replace(decision, composition=composition))
+    return composed
 
 
 def weighted_bounds(slices: Iterable[SliceBounds], lowest: float, highest: float) -> WeightedBounds | None:
@@ -121,7 +125,7 @@ def endpoint_bounds(
     included.  Speedup is weighted by requests on the log scale, acceptance by draft tokens.
     """
     by_slice = {decision.slice_key: decision for decision in slices}
-    found = {}
+    bounds = {}
     speedup = weighted_bounds(
         [_bounds(name, share.num_requests, by_slice.get(name), "speedup") for name, share in traffic.items()],
         -log_speedup_clip,
@@ -133,10 +137,10 @@ def endpoint_bounds(
         1.0,
     )
     if speedup is not None:
-        found["speedup"] = replace(speedup, lower=math.exp(speedup.lower), upper=math.exp(speedup.upper))
+        bounds["speedup"] = replace(speedup, lower=math.exp(speedup.lower), upper=math.exp(speedup.upper))
     if acceptance is not None:
-        found["acceptance"] = acceptance
-    return found
+        bounds["acceptance"] = acceptance
+    return bounds
 
 
 def group_key(decision: Decision) -> str:
@@ -245,5 +249,7 @@ def _mean_weight(name: str, states: Iterable[SliceState]) -> float | None:
     """Mean weight of a measured cluster in the mean `name`."""
     if name == "speedup":
         return 1.0
-    found = list(states)
-    return ratio(sum(state.acceptance_weight for state in found), sum(state.num_measured for state in found))
+    slice_states = list(states)
+    return ratio(
+        sum(state.acceptance_weight for state in slice_states), sum(state.num_measured for state in slice_states)
+    )

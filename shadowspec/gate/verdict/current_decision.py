@@ -57,7 +57,7 @@ class Expectation:
             return f"its fingerprint is {fingerprint}, not {self.fingerprint}"
         revisions = config.target_revisions if config is not None else ()
         revision = self.model_revision
-        if revision is not None and not any(_names(revision, each) for each in revisions):
+        if revision is not None and not any(_names(revision, target_revision) for target_revision in revisions):
             return f"its target's revision is {' or '.join(revisions) or 'unknown'}, not {revision}"
         if self.engine is not None and not is_measured_on(self.engine, engine):
             return f"its engine is {engine or 'unknown'}, not {self.engine}"
@@ -103,7 +103,7 @@ class EndpointDecisions:
     @property
     def current(self) -> list[Decision]:
         """Those of current fingerprints."""
-        return [each.decision for each in self.latest if each.is_current]
+        return [latest.decision for latest in self.latest if latest.is_current]
 
 
 def endpoint_decisions(
@@ -123,11 +123,11 @@ def endpoint_decisions(
     overrides = tuple(overrides)
     latest = [
         LatestDecision(
-            standing_verdict(each.endpoint, each.slice_key, each.concurrency, each, overrides, now),
-            fingerprints[each.config.name] == each.fingerprint and not is_superseded(each),
-            evidence_time(each, measured),
+            standing_verdict(decision.endpoint, decision.slice_key, decision.concurrency, decision, overrides, now),
+            fingerprints[decision.config.name] == decision.fingerprint and not is_superseded(decision),
+            evidence_time(decision, measured),
         )
-        for each in (decisions if policy is None else for_what_serves(decisions, policy))
+        for decision in (decisions if policy is None else for_what_serves(decisions, policy))
     ]
     return EndpointDecisions(tuple(latest), overrides, fingerprints)
 
@@ -192,9 +192,12 @@ def current_fingerprints(
             by_name[configs[row.fingerprint].config.name].add(row.fingerprint)
     current = {}
     for name, fingerprints in by_name.items():
-        in_order = sorted(fingerprints, key=lambda each: (each not in looks, looks.get(each, _NEVER), each))
-        found = current_fingerprint({each: seen[each] for each in in_order if each in seen})
-        current[name] = found or in_order[-1]
+        in_order = sorted(
+            fingerprints,
+            key=lambda fingerprint: (fingerprint not in looks, looks.get(fingerprint, _NEVER), fingerprint),
+        )
+        hours = {fingerprint: seen[fingerprint] for fingerprint in in_order if fingerprint in seen}
+        current[name] = current_fingerprint(hours) or in_order[-1]
     return current
 
 

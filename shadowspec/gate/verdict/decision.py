@@ -191,9 +191,9 @@ def _judge(
     required = [result for result in results if result.is_required]
 
     # 1. Tests that need no sequence.
-    found = _at_once(hypothesis, results, evidence, policy)
-    if found is not None:
-        return found
+    outcome = _at_once(hypothesis, results, evidence, policy)
+    if outcome is not None:
+        return outcome
 
     # 2. Data that cannot be judged.
     if (evidence.missing_share or 0.0) > policy.max_missing:

@@ -85,9 +85,9 @@ def standing_verdict(
 def effective(decision: Decision, overrides: Iterable[Override], now: datetime) -> Decision:
     """The decision in force under the active `overrides`: the one of `standing_verdict`."""
     place = decision.endpoint, decision.slice_key, decision.concurrency
-    found = standing_verdict(*place, decision, overrides, now).decision
-    assert found is not None, "something was decided"
-    return found
+    in_force = standing_verdict(*place, decision, overrides, now).decision
+    assert in_force is not None, "something was decided"
+    return in_force
 
 
 def order_words(order: Override) -> str:
@@ -112,8 +112,16 @@ def covering(
     overrides: Iterable[Override], endpoint: str, slice_key: str, concurrency: int, now: datetime
 ) -> Override | None:
     """The override that counts for this hypothesis, also where nothing was decided about it yet; None if none does."""
-    found = [each for each in overrides if each.endpoint == endpoint and _covers(each, slice_key, concurrency, now)]
-    return max(found, key=lambda it: (it.verdict is Verdict.DISABLE, it.created_at, it.override_id), default=None)
+    matching = [
+        override
+        for override in overrides
+        if override.endpoint == endpoint and _covers(override, slice_key, concurrency, now)
+    ]
+    return max(
+        matching,
+        key=lambda override: (override.verdict is Verdict.DISABLE, override.created_at, override.override_id),
+        default=None,
+    )
 
 
 def select_covering(overrides: Iterable[Override], endpoint: str, slice_key: str) -> list[Override]:
@@ -166,10 +174,10 @@ def for_what_serves(decisions: Iterable[Decision], policy: GatePolicy) -> list[D
     Each is for the engine that the policy names, also where it was decided before the policy named one.  Under a trial
     policy each speaks of its recording only.
     """
-    found = []
-    for each in decisions:
-        serving = policy.serving_engine or each.serving_engine
-        decision = each if serving == each.serving_engine else replace(each, serving_engine=serving)
+    as_served = []
+    for judged in decisions:
+        serving = policy.serving_engine or judged.serving_engine
+        decision = judged if serving == judged.serving_engine else replace(judged, serving_engine=serving)
         if policy.recording_only and not decision.recording_only:
             decision = replace(decision, recording_only=True)
         other = policy.other_engine(decision.engine)
@@ -178,10 +186,10 @@ def for_what_serves(decisions: Iterable[Decision], policy: GatePolicy) -> list[D
             or decision.verdict is Verdict.HOLD
             or is_valid_for_engine(decision.verdict, decision.reason_code, other)
         ):
-            found.append(decision)
+            as_served.append(decision)
         else:
             held = replace(
                 decision, verdict=Verdict.HOLD, reason_code=ReasonCode.OTHER_ENGINE, reason=other, clusters_needed=None
             )
-            found.append(held)
-    return found
+            as_served.append(held)
+    return as_served

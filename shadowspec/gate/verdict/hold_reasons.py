@@ -148,6 +148,6 @@ def needed_for_promotion(decision: Decision, policy: GatePolicy) -> list[str]:
         wanted.append(f"{plural(len(undecided), 'open test')} ({names}): {how}")
     failed = [result for result in required if result.outcome == "fail"]
     if failed:
-        found = ", ".join(f"{figures(result)}, limit {number(result.threshold)}" for result in failed)
-        wanted.append(f"{plural(len(failed), 'failed test')} ({found})")
+        shortfalls = ", ".join(f"{figures(result)}, limit {number(result.threshold)}" for result in failed)
+        wanted.append(f"{plural(len(failed), 'failed test')} ({shortfalls})")
     return wanted

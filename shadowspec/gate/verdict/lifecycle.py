@@ -66,8 +66,8 @@ def decided_slices(standing: Standing, loads: Collection[int], fingerprints: Col
             decided[slice_key].add((load, fingerprint))
     if not wanted or not wanted <= decided[""]:
         return set()
-    found = {slice_key for slice_key, item in decided.items() if wanted <= item}
-    return found if found != {""} else set()
+    slices = {slice_key for slice_key, closed in decided.items() if wanted <= closed}
+    return slices if slices != {""} else set()
 
 
 def standing_decision(

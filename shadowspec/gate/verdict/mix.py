@@ -193,14 +193,14 @@ def _log_likelihood(successes: Floats, total: float) -> Floats:
 
 def _log_beta(first: Floats | float, second: Floats | float) -> Floats:
     """log B(first, second), elementwise."""
-    found: Floats = _log_gamma(first) + _log_gamma(second) - _log_gamma(np.add(first, second))
-    return found
+    log_beta: Floats = _log_gamma(first) + _log_gamma(second) - _log_gamma(np.add(first, second))
+    return log_beta
 
 
 def _times_log(counts: Floats, shares: Floats) -> Floats:
     """counts * log(shares), 0 where the count is 0."""
-    found: Floats = counts * np.log(np.where(counts > 0, shares, 1.0))
-    return found
+    products: Floats = counts * np.log(np.where(counts > 0, shares, 1.0))
+    return products
 
 
 _log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])

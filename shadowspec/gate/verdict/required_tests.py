@@ -46,7 +46,10 @@ def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: flo
             lost = evidence.lost_units(test.unit)
             results.append(betting_result(test, folded, policy, level, num_lost=lost))
     quantiles = evidence.judged_latencies().figures(policy.alpha)  # shown beside the tail
-    return [replace(each, figures={**each.figures, **quantiles}) if each.name == "tail" else each for each in results]
+    return [
+        replace(result, figures={**result.figures, **quantiles}) if result.name == "tail" else result
+        for result in results
+    ]
 
 
 def betting_result(
@@ -119,7 +122,9 @@ def _batch_agreement(test: BettingTest, evidence: TestEvidence, outcome: str, fa
         return min(evidence.batches[side].errors(side, theta) for side, theta in test.sides) / test.batch_errors
     opposites = [(betting.opposite(side), theta) for side, theta in test.sides]
     tables: dict[Side, CapitalTable] = {"lower": evidence.lower, "upper": evidence.upper}
-    crossed = [each for each in opposites if betting.is_rejected(tables[each[0]].log_capital(each[1]), fail_level)]
+    crossed = [
+        (side, theta) for side, theta in opposites if betting.is_rejected(tables[side].log_capital(theta), fail_level)
+    ]
     return max(evidence.batches[side].errors(side, theta) for side, theta in crossed) / test.batch_errors
 
 

@@ -27,7 +27,7 @@ def named_candidates(decisions: Iterable[Decision]) -> dict[tuple[str, int], str
     for decision in decisions:
         if decision.verdict is Verdict.ENABLE:
             enabled[decision.slice_key, decision.concurrency].append(decision)
-    return {key: min(found, key=_rank).fingerprint for key, found in enabled.items()}
+    return {key: min(candidates, key=_rank).fingerprint for key, candidates in enabled.items()}
 
 
 def is_shown_under_parent(decision: Decision) -> bool:
@@ -62,7 +62,7 @@ def forbidding_slices(
 
     They are those at its load and with its fingerprint, by the share stored with the decision.
     """
-    found = [
+    disabled = [
         decision
         for decision in decisions
         if decision.slice_key
@@ -71,7 +71,7 @@ def forbidding_slices(
         and decision.verdict is Verdict.DISABLE
         and bears_on_endpoint(decision.traffic_share, min_share)
     ]
-    return sorted(found, key=lambda decision: (-_known(decision.traffic_share), decision.slice_key))
+    return sorted(disabled, key=lambda decision: (-_known(decision.traffic_share), decision.slice_key))
 
 
 def _known(share: float | None) -> float:

@@ -268,7 +268,7 @@ def with_level(
         return trial
     given = 0.0
     if trial.in_slot:
-        others = [run for each, run in done.items() if each != name]
+        others = [run for other, run in done.items() if other != name]
         given = sum(run.share for run in others) / (trial.graph.num_slots - sum(run.in_slot for run in others))
     return replace(trial, level=FIRST_RUN * (trial.share + given), has_passed=trial.has_passed or name in passed)
 
