@@ -9,7 +9,7 @@ import altair as alt
 import streamlit as st
 
 from shadowspec.reports.pages import before_after
-from shadowspec.reports.pages.before_after import QUANTILES, ArmQuantiles, Enabling, HourPoint, Period
+from shadowspec.reports.pages.before_after import QUANTILES, ArmQuantiles, Enabling, HourPoint, PeriodFigures
 from shadowspec.store import GroupSums
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
 from shadowspec.text import DASH, milliseconds, number, percent, plain_text, slice_title
@@ -122,7 +122,7 @@ _REQUESTS = "Requests of the traffic: measured requests, weighted by the inverse
 _THROUGHPUT = "Output tokens of a request over its end-to-end time in the shadow, pooled."
 
 
-def _count_text(period: Period) -> str:
+def _count_text(period: PeriodFigures) -> str:
     return f"{period.num_requests:,} requests measured"
 
 

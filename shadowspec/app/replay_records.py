@@ -14,7 +14,7 @@ from shadowspec.app.progress_bar import notes, progress_bar, track_records
 from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint, replayed_record
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.engine import Models
-from shadowspec.engine.replay.pooling import Pool
+from shadowspec.engine.replay.pooling import CounterPool
 from shadowspec.engine.replay.replayer import Replayed
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import RecordError
@@ -66,7 +66,7 @@ class ReplayedTraffic:
 
     depths: tuple[int, ...]
     configs: Mapping[str, tuple[SpeculationConfig, ...]]  # by endpoint
-    pools: dict[PoolKey, Pool] = field(default_factory=dict)
+    pools: dict[PoolKey, CounterPool] = field(default_factory=dict)
     funnel: Counter[FunnelKey] = field(default_factory=Counter)  # records that were not replayed
     refusals: dict[str, str] = field(default_factory=dict)  # the first message of each reason that replay itself gave
     num_replayed: int = 0
@@ -161,7 +161,7 @@ class _Run:
         done.num_near_ties += result.num_near_ties
         for slice_key in ("", call.slice_key):
             for place, counts in enumerate(result.counts):
-                pool = done.pools.setdefault((name, slice_key, place), Pool(done.depths))
+                pool = done.pools.setdefault((name, slice_key, place), CounterPool(done.depths))
                 pool.add(call.unit_key, counts)
         by_config = {
             (config.name, config.verify_rule.value): counts

@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 @dataclass(slots=True)
-class SliceCounts:
+class ExportedSlice:
     """What one slice has in the data set.  Tokens are the server's counts, of the conversations that have them."""
 
     num_conversations: int = 0
@@ -69,7 +69,7 @@ class TrainingExport:
     out: Path
     labels: Mapping[str, str]
     num_read: int
-    by_slice: Mapping[str, SliceCounts]
+    by_slice: Mapping[str, ExportedSlice]
     temperatures: Mapping[float, int]  # conversations by temperature
     funnel: Mapping[FunnelKey, int]
     first_event: datetime
@@ -176,12 +176,12 @@ class _ChosenCalls:
 
     def finish(self, endpoint: str, out: Path) -> TrainingExport:
         """Write the data file, and say what is in it."""
-        by_slice: dict[str, SliceCounts] = {}
+        by_slice: dict[str, ExportedSlice] = {}
         temperatures: Counter[float] = Counter()
         times: list[datetime] = []
         digest = self._data.finish()
         for facts, num_turns in self._data.kept():
-            counts = by_slice.setdefault(facts.slice_key, SliceCounts())
+            counts = by_slice.setdefault(facts.slice_key, ExportedSlice())
             counts.num_conversations += 1
             counts.num_assistant_turns += num_turns
             counts.num_greedy += facts.temperature == 0.0
@@ -416,7 +416,7 @@ def card(export: TrainingExport, target: str) -> str:
     )
 
 
-def _tokens(counts: SliceCounts, number: int) -> str:
+def _tokens(counts: ExportedSlice, number: int) -> str:
     if not counts.num_counted:
         return "not counted"
     return f"{number:,}{'' if counts.num_counted == counts.num_conversations else '+'}"

@@ -13,7 +13,7 @@ import typer
 
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.configuration import DEFAULT_LOAD
-from shadowspec.app.try_out.preparation import Trial, prepare
+from shadowspec.app.try_out.preparation import PreparedTrial, prepare
 from shadowspec.app.try_out.survey import refusals
 from shadowspec.cli.console import print_json, results, write_file
 from shadowspec.cli.measuring_view import MeasuringView, shown_decisions
@@ -106,7 +106,7 @@ def try_out(
         )
 
 
-def _print_plan(trial: Trial) -> None:
+def _print_plan(trial: PreparedTrial) -> None:
     """The inferred settings."""
     inputs, survey, others = trial.inputs, trial.survey, trial.others
     # Records of other models are named by their models.
@@ -155,7 +155,7 @@ def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
         )
 
 
-def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
+def _print_outcome(trial: PreparedTrial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
     """The verdicts, what production still needs, and the next step."""
     progress, wanted, is_whole = outcome.progress, _still_wanted(trial, outcome.decisions), outcome.ended_by == "end"
     if as_json:
@@ -199,7 +199,7 @@ def _print_outcome(trial: Trial, outcome: TrialOutcome, report: Path, *, as_json
         results.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _still_wanted(trial: Trial, decisions: Sequence[Decision]) -> dict[str, list[str]]:
+def _still_wanted(trial: PreparedTrial, decisions: Sequence[Decision]) -> dict[str, list[str]]:
     """What each candidate still needs for an ENABLE that may be promoted."""
     policy, engine = trial.config.endpoints[trial.inputs.endpoint].policy, trial.inputs.serving_engine
     serves = "the engine that serves" if is_in_process(engine) else engine

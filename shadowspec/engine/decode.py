@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from shadowspec.engine.batch import Batch, Detokenize, Request
-from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.kv_cache import ColumnSpan
 from shadowspec.engine.llama import torch_threads
 from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.runner import Runner, runner_for
@@ -114,7 +114,7 @@ def decode_batch(
                     proposer.admit(batch, slots)
                 slots = []
                 continue
-            span = Span.after(batch.lengths - 1, batch.longest - 1, depth + 2, target.dtype)
+            span = ColumnSpan.after(batch.lengths - 1, batch.longest - 1, depth + 2, target.dtype)
             proposal = proposer.propose(batch, span) if proposer is not None else nothing
             clock.mark_drafted()
             tokens = torch.cat((batch.last_tokens[:, None], proposal.tokens), 1)  # [rows, width + 1]

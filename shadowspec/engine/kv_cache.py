@@ -30,7 +30,7 @@ def look_back(columns: torch.Tensor, order: torch.Tensor, dtype: torch.dtype) ->
     return mask.masked_fill_(is_hidden, HIDDEN)[:, None]
 
 
-class Span:
+class ColumnSpan:
     """Consecutive columns of every row, prepared once for all passes of a step that write within them."""
 
     __slots__ = ("_mask", "_order", "columns", "dtype", "longest")
@@ -43,7 +43,7 @@ class Span:
         self._mask: torch.Tensor | None = None
 
     @classmethod
-    def after(cls, lengths: torch.Tensor, longest: int, count: int, dtype: torch.dtype) -> Span:
+    def after(cls, lengths: torch.Tensor, longest: int, count: int, dtype: torch.dtype) -> ColumnSpan:
         """`count` columns from `lengths` (int64 [rows]) on; `longest` is the host's upper bound of `lengths`."""
         order = torch.arange(longest + count, device=lengths.device)
         return cls(lengths[:, None] + order[:count], longest, order, dtype)
@@ -201,7 +201,7 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self._place_layers((rows[:, None], columns), width, rows)
         return look_back(columns, torch.arange(width, device=rows.device), dtype)
 
-    def begin_step(self, span: Span, start: int, stop: int) -> torch.Tensor:
+    def begin_step(self, span: ColumnSpan, start: int, stop: int) -> torch.Tensor:
         """Prepare a pass of all slots over columns `start` to `stop` of the span.
 
         Returns:

@@ -26,7 +26,7 @@ from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.forward import HiddenStates
 from shadowspec.engine.heads.loading import LoadedHeads
-from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.kv_cache import ColumnSpan
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.timing import Timeline
@@ -146,7 +146,7 @@ class _Watched:
         self._proposer.admit(batch, slots)
         self._prefills.append((start, self._timeline.mark()))
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         proposal = self._proposer.propose(batch, span)
         if not self._filled_depth:
             return proposal

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowspec.engine.forward import Forward, HiddenStates, TransformersForward
-from shadowspec.engine.kv_cache import RaggedCache, Span
+from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec.engine.llama import DirectLlama
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Runner:
         else:
             self.hidden_states[rows] = states[:, -1:]
 
-    def begin(self, span: Span, column: int = 0) -> None:
+    def begin(self, span: ColumnSpan, column: int = 0) -> None:
         """Let the next `append` write from this column of the span on."""
         self._span, self._column = span, column
         # Tokens past the model's context can never be emitted; their rotary angle does not matter.
@@ -170,7 +170,7 @@ class Runner:
         keep: int,
     ) -> torch.Tensor:
         """`append` after `lengths`, for a single pass."""
-        self.begin(Span.after(lengths, longest, tokens.shape[1], self._dtype))
+        self.begin(ColumnSpan.after(lengths, longest, tokens.shape[1], self._dtype))
         return self.append(tokens, keep)
 
     def keep(self, slots: list[int]) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 
 from shadowspec.engine.forward import HiddenStates
-from shadowspec.engine.kv_cache import RaggedCache, Span
+from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.runner import Runner
 
@@ -246,7 +246,7 @@ class StaticRunner(Runner):
         self._bytes_per_column = self.cache.allocated_bytes() // (self.cache.capacity + 1)
         self._used_columns = rounded_up(capacity) + 1
 
-    def begin(self, span: Span, column: int = 0) -> None:
+    def begin(self, span: ColumnSpan, column: int = 0) -> None:
         self._span, self._column = span, column
 
     def append(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:

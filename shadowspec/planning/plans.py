@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import EndpointLook, Look
-from shadowspec.gate.run.folding import Rules
+from shadowspec.gate.run.folding import FoldRules
 from shadowspec.gate.run.gate_run import load_evidence
 from shadowspec.metrics import finite
 from shadowspec.planning.block_costs import SessionCosts
@@ -84,7 +84,7 @@ def plan_stored(
     snapshot = store.folded_evidence(endpoint)
     if snapshot.progress is None:
         raise NoDataError(f"endpoint {endpoint}: nothing is folded yet: run `shadowspec gate` first")
-    rules = Rules.under(policy, snapshot.latest_decisions)
+    rules = FoldRules.under(policy, snapshot.latest_decisions)
     loaded = load_evidence(snapshot.progress.document, snapshot.evidence, rules)
     if loaded.refold_reason is not None:
         raise NoDataError(

@@ -24,7 +24,7 @@ from msgspec import structs
 from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.simulate.effects import Outcomes, draw_outcomes
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, is_verdict
-from shadowspec.simulate.rows import CONFIG, Rows, rows_of
+from shadowspec.simulate.rows import CONFIG, SimulatedRows, rows_of
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, SECOND, START, Ints, Requests, draw_requests, event_time
 from shadowspec.simulate.world import FleetWorld
 from shadowspec.store import Store
@@ -58,7 +58,7 @@ class DeviceDraw:
     device: int
     requests: Requests
     outcomes: Outcomes
-    rows: Rows
+    rows: SimulatedRows
     done_us: Ints
 
 
@@ -184,7 +184,7 @@ def _done_us(world: FleetWorld, requests: Requests, outcomes: Outcomes) -> Ints:
     return np.array(done, dtype=np.int64)
 
 
-def _of_device(rows: Rows, device: int) -> Rows:
+def _of_device(rows: SimulatedRows, device: int) -> SimulatedRows:
     """The rows as of that device's partition, with separate sessions and blocks."""
 
     def key_of(key: RecordKey) -> RecordKey:

@@ -23,7 +23,7 @@ from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.run.folding import LOST, Completed
-from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGateRun, Part, run_endpoint_gate
+from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGateRun, FoldPart, run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.gate.run.state import Units, clustering_id
 from shadowspec.gate.stats.betting import Floats
@@ -37,8 +37,8 @@ from shadowspec.gate.stats.drift import (
 )
 from shadowspec.gate.verdict.required_tests import memory_result, min_fault_requests
 from shadowspec.gate.verdict.trial_levels import HypothesisId, assign_trials, hypothesis_id, with_level
-from shadowspec.simulate.paths import SLACK, TestOutcome, TestPath, outcome_of, path_of, possible_looks
-from shadowspec.simulate.rows import Moments, Rows, cluster_id, moments_of
+from shadowspec.simulate.paths import SLACK, LookPath, TestOutcome, outcome_of, path_of, possible_looks
+from shadowspec.simulate.rows import LookMoments, SimulatedRows, cluster_id, moments_of
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools, Ints, Requests, event_time
 from shadowspec.types import (
     BlockMemory,
@@ -114,7 +114,7 @@ class AcceleratorError(Exception):
 
 
 def watch(
-    rows: Rows, requests: Requests, policy: GatePolicy, configs: Sequence[FingerprintedConfig], load: int
+    rows: SimulatedRows, requests: Requests, policy: GatePolicy, configs: Sequence[FingerprintedConfig], load: int
 ) -> list[HypothesisOutcome]:
     """The outcome of every run of every hypothesis that got a level, looking at each moment at which a unit enters.
 
@@ -160,13 +160,13 @@ def is_verdict(decision: Decision) -> bool:
     return decision.verdict is not Verdict.HOLD and decision.reason_code != ReasonCode.DRIFT
 
 
-def _fill_store(rows: Rows, configs: Sequence[FingerprintedConfig]) -> MemoryStore:
+def _fill_store(rows: SimulatedRows, configs: Sequence[FingerprintedConfig]) -> MemoryStore:
     store = MemoryStore(ENDPOINT, PLACE, configs)
     store.add(rows.records, rows.blocks, rows.runs)
     return store
 
 
-def _fold_all(store: MemoryStore, policy: GatePolicy) -> tuple[EndpointGateRun, Part]:
+def _fold_all(store: MemoryStore, policy: GatePolicy) -> tuple[EndpointGateRun, FoldPart]:
     """A gate run over the whole input that has folded it and not decided."""
     gate = EndpointGateRun(ENDPOINT, policy, None, START)
     while True:
@@ -240,7 +240,7 @@ def _measure(
     configs: Sequence[FingerprintedConfig],
     begins: Sequence[int],
     whole: Completed,
-    moments: Moments,
+    moments: LookMoments,
     policy: GatePolicy,
     lost_at: Ints,
 ) -> list[_MeasuredConfig]:
@@ -270,7 +270,7 @@ def _measure(
     return measured
 
 
-def _lost_at(rows: Rows, slice_key: str, moments: Moments) -> Ints:
+def _lost_at(rows: SimulatedRows, slice_key: str, moments: LookMoments) -> Ints:
     """How many records of the slice were lost without leaving a run, by each look, [looks]."""
     measured = {run.key for run in rows.runs}
     is_lost = [
@@ -281,7 +281,7 @@ def _lost_at(rows: Rows, slice_key: str, moments: Moments) -> Ints:
     return np.append(0, np.cumsum(is_lost))[num_finished]
 
 
-def _first_look(units: Units | None, moments: Moments) -> int:
+def _first_look(units: Units | None, moments: LookMoments) -> int:
     """The look at which a fingerprint is first measured at its endpoint, of which it has these units."""
     if units is None or not units.blocks:
         return len(moments.looks)
@@ -289,7 +289,7 @@ def _first_look(units: Units | None, moments: Moments) -> int:
     return int(np.searchsorted(moments.looks, moments.finished_us[first]))
 
 
-def _clusters_us(clusters: Sequence[Cluster], slice_key: str, moments: Moments) -> Ints:
+def _clusters_us(clusters: Sequence[Cluster], slice_key: str, moments: LookMoments) -> Ints:
     rows = [moments.cluster_us[cluster_id(cluster)] for cluster in clusters if slice_key in ("", cluster.slice_key)]
     return np.array(rows, dtype=np.int64)
 
@@ -390,7 +390,7 @@ class _Run:
                 return look, decision
             at = look + 1
 
-    def _path(self, test: BettingTest) -> TestPath:
+    def _path(self, test: BettingTest) -> LookPath:
         units, lost = self._units_at[test.name], self._lost_at[test.name]
         return path_of(test, self._states[test.name], self._policy, self._level, units, lost)
 

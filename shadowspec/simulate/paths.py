@@ -25,7 +25,7 @@ SLACK = 1e-6  # a look is asked rather than skipped where rounding could decide
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TestPath:
+class LookPath:
     """One test from its state on, read at each look: whether it passes, fails, may restart, and whether it waits for
     sure where it passes and where it fails, [looks].
 
@@ -60,7 +60,7 @@ class TestOutcome:
 
 
 def possible_looks(
-    tests: Sequence[BettingTest], paths: Mapping[str, TestPath], faults: tuple[Bools, Bools], is_long: Bools
+    tests: Sequence[BettingTest], paths: Mapping[str, LookPath], faults: tuple[Bools, Bools], is_long: Bools
 ) -> tuple[Bools, Bools]:
     """Looks at which a verdict or a restart is possible, and those at which only dependence prevents it.
 
@@ -80,7 +80,7 @@ def possible_looks(
 
 def path_of(
     test: BettingTest, state: TestState, policy: GatePolicy, level: float, units: Ints, lost: Floats
-) -> TestPath:
+) -> LookPath:
     """The path of a test that counts from `state` on; `units` were seen by each look, and `lost` ones lost, [looks]."""
     series = test.series.merge(state.start_unit, state.merged_units)
     num_units = np.maximum(units - state.start_unit, 0) // state.merged_units
@@ -88,7 +88,7 @@ def path_of(
     has_units = num_units > 0
     if not series.num_units:
         nothing = np.zeros(len(units), bool)
-        return TestPath(nothing, nothing, nothing, nothing, nothing, units[:0], units[:0])
+        return LookPath(nothing, nothing, nothing, nothing, nothing, units[:0], units[:0])
     sides, opposites = test.sides, [(betting.opposite(side), theta) for side, theta in test.sides]
     ratios = [[series.ratios(side, theta) for side, theta in bounds] for bounds in (sides, opposites)]
     # At several looks a test may have the same units: of the losses by then the fewest count.
@@ -114,7 +114,7 @@ def path_of(
         )
     )
     passed_units, failed_units = (np.flatnonzero(crosses) + 1 for crosses in alone)
-    return TestPath(
+    return LookPath(
         passes=passes[read] & has_units,
         fails=fails[read] & has_units,
         waits_to_pass=(waits | (to_pass & ~restarts)) & has_units,
@@ -130,7 +130,7 @@ def _agreement(series: UnitSeries, test: BettingTest, side: Side, theta: float) 
     return errors_path(series.lower if side == "lower" else series.upper, side, theta) / test.batch_errors
 
 
-def outcome_of(test: BettingTest, path: TestPath, policy: GatePolicy, level: float) -> TestOutcome:
+def outcome_of(test: BettingTest, path: LookPath, policy: GatePolicy, level: float) -> TestOutcome:
     """When the test crossed, over all of its units and from the first of them on; `path` is from there."""
     side, theta = test.sides[0]
     values = test.series.lower.values - theta * test.series.lower.weights

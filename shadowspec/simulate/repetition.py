@@ -12,7 +12,7 @@ from shadowspec.simulate import naive
 from shadowspec.simulate.effects import Outcomes, draw_outcomes
 from shadowspec.simulate.fleet import draw_fleet, watch_fleet
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, watch
-from shadowspec.simulate.rows import CHANGED, CONFIG, Rows, rows_of
+from shadowspec.simulate.rows import CHANGED, CONFIG, SimulatedRows, rows_of
 from shadowspec.simulate.steered import watch_steered
 from shadowspec.simulate.traffic import Requests, draw_requests
 from shadowspec.simulate.world import FleetWorld, SteeredWorld, World
@@ -32,7 +32,7 @@ class Draw:
 
     requests: Requests
     outcomes: Outcomes
-    rows: Rows
+    rows: SimulatedRows
 
 
 def draw_truth(world: World, seed: np.random.SeedSequence) -> tuple[Requests, Outcomes]:

@@ -41,7 +41,7 @@ FAULT = Parity(first_divergence=5, divergence_gap=1.0, rerun_differs=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SimulatedRows:
     """The stored rows of the simulated endpoint, records in the order of their offsets."""
 
     records: Sequence[StoredRecord]
@@ -65,7 +65,7 @@ CONFIG = config_of("draft-k1", "a")
 CHANGED = config_of("draft-k1", "b")  # the config of the same name after an engine change
 
 
-def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: int | None) -> Rows:
+def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: int | None) -> SimulatedRows:
     """All rows of the endpoint.  From the block `change_block` on another fingerprint is measured with."""
     keys, labels = requests.keys(), {"sampling_regime": regime}
     records: list[StoredRecord] = []
@@ -152,7 +152,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
                 {_config(place, change_block).fingerprint: MEMORY},
             )
         )
-    return Rows(records, blocks, runs)
+    return SimulatedRows(records, blocks, runs)
 
 
 def measured_run(
@@ -199,7 +199,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moments:
+class LookMoments:
     """When rows become evidence: `looks` are the moments at which anything is new, in microseconds."""
 
     finished_us: Ints  # by request in event order: when it and all before it are finished
@@ -216,7 +216,7 @@ class Moments:
         return number, Watermark(event_time(int(self.at_us[number - 1])) if number else START, look_us == NEVER)
 
 
-def moments_of(requests: Requests, clusters: Sequence[Cluster]) -> Moments:
+def moments_of(requests: Requests, clusters: Sequence[Cluster]) -> LookMoments:
     """When each block and each cluster of the finished input became evidence; `clusters` are in folding order.
 
     A record is finished when it is stored: at once, or when its block was started.  The event time up to which
@@ -236,7 +236,7 @@ def moments_of(requests: Requests, clusters: Sequence[Cluster]) -> Moments:
     started_us = dict(zip(names, requests.started_us.tolist(), strict=True))
     block_us = dict(zip(names, finished[newest].tolist(), strict=True))
     looks = np.unique(np.array([*cluster_us.values(), *block_us.values()], dtype=np.int64))
-    return Moments(finished, cluster_us, started_us, block_us, at_us, looks)
+    return LookMoments(finished, cluster_us, started_us, block_us, at_us, looks)
 
 
 def cluster_id(cluster: Cluster) -> ClusterId:

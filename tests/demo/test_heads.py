@@ -25,7 +25,7 @@ from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate, fingerprint_candidate
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.loading import load_heads
-from shadowspec.engine.kv_cache import RaggedCache, Span
+from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.response_tokens import Response
@@ -82,7 +82,7 @@ def test_the_engine_runs_what_is_trained(
     unrolled = trained_eagle(tokens, auxiliary)
     for start in (0, 5, length - 1):
         cache = RaggedCache(1, 1, length + NUM_HEADS, torch.device("cpu"))
-        span = Span.after(torch.tensor([0]), 0, length + NUM_HEADS, torch.float32)
+        span = ColumnSpan.after(torch.tensor([0]), 0, length + NUM_HEADS, torch.float32)
         angles = eagle.angles(span.columns)
         mask = cache.begin_step(span, 0, start + 1)
         fused = eagle.fuse(auxiliary[:, : start + 1])

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from shadowspec import demo, metrics
 from shadowspec.engine.batch import Batch, Request, Row
 from shadowspec.engine.decode import Decoded, decode_batch
-from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.kv_cache import ColumnSpan
 from shadowspec.engine.models import load_model
 from shadowspec.engine.parity import divergence_gap
 from shadowspec.engine.proposers import Proposal, Proposer
@@ -343,7 +343,7 @@ class Recorded:
         self._inner = inner
         self.drafted: list[list[int]] = []
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         proposal = self._inner.propose(batch, span)
         assert proposal.tokens.shape[1] == max([0, *proposal.num_drafted.tolist()])
         self.drafted.append(proposal.num_drafted.tolist())

@@ -16,7 +16,7 @@ from scipy import stats
 from shadowspec.engine import verify
 from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.decode import decode_batch
-from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.kv_cache import ColumnSpan
 from shadowspec.engine.parity import z_scores
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
@@ -128,7 +128,7 @@ def test_suffix_drafts_follow_the_targets_distribution(target: Any, rule: Verify
     drafted = []
 
     class Counted(SuffixProposer):
-        def propose(self, batch: Batch, span: Span) -> Proposal:
+        def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
             proposal = super().propose(batch, span)
             drafted.append(int(proposal.num_drafted.sum()))
             return proposal
@@ -151,7 +151,7 @@ def test_adaptive_depth_leaves_the_targets_distribution(
     seen: Counter[int] = Counter()
 
     class Counted(DraftModelProposer):
-        def propose(self, batch: Batch, span: Span) -> Proposal:
+        def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
             proposal = super().propose(batch, span)
             seen.update(count for row, count in enumerate(proposal.num_drafted.tolist()) if batch.is_active(row))
             return proposal
@@ -167,7 +167,7 @@ def test_adaptive_depth_leaves_the_targets_distribution(
 class OwnProbability(DraftModelProposer):
     """Wrong on purpose: a row stops at the first drawn token that is itself improbable, and drops that token."""
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         proposal = super().propose(batch, span)
         assert proposal.draft_probs is not None
         draft_chances = proposal.draft_probs.gather(2, proposal.tokens[:, :, None])[..., 0]

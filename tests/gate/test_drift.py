@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shadowspec.errors import ConfigError, InputError
-from shadowspec.gate.evidence.series import Unit, unit_series
+from shadowspec.gate.evidence.series import UnitValues, unit_series
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import FRACTIONS, Floats, Sums
 from shadowspec.gate.stats.drift import (
@@ -199,7 +199,7 @@ def watched(states: Mapping[str, Mapping[str, Figure]], **units: Floats) -> dict
             pairs = [(float(value), 1.0) for value in values]
             other = [pair if watcher.side == "upper" else (9.0, 1.0) for pair in pairs]
             lower = [pair if watcher.side == "lower" else (-9.0, 1.0) for pair in pairs]
-            series = unit_series([Unit(*each) for each in zip(lower, other, pairs, strict=True)], -1.0, 1.0)
+            series = unit_series([UnitValues(*each) for each in zip(lower, other, pairs, strict=True)], -1.0, 1.0)
             state = watcher.fold(after.get(watcher.name), series, POLICY)
             if state is not None:
                 after[watcher.name] = state
@@ -236,7 +236,7 @@ def test_each_test_has_its_own_detector() -> None:
 
 
 def test_what_is_missing_is_at_its_worst_for_either_side() -> None:
-    missing = unit_series([Unit((-0.2, 1.0), (0.2, 1.0), (0.0, 0.0))] * 60, -0.2, 0.2)
+    missing = unit_series([UnitValues((-0.2, 1.0), (0.2, 1.0), (0.0, 0.0))] * 60, -0.2, 0.2)
     states = started_states(POLICY, {}, has_z=True)
     after = {each.name: each.fold(states[each.name], missing, POLICY) for each in WATCHERS if "z" in each.name}
     alarmed, _ = sounding({name: state for name, state in after.items() if state is not None})

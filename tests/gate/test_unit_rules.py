@@ -19,7 +19,7 @@ from shadowspec.gate.evidence import agreement
 from shadowspec.gate.evidence import clusters as open_clusters
 from shadowspec.gate.evidence import speedup as latency
 from shadowspec.gate.evidence.hypothesis import TestEvidence
-from shadowspec.gate.evidence.series import BettingTest, Unit, unit_series
+from shadowspec.gate.evidence.series import BettingTest, UnitValues, unit_series
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.memory_store import MemoryKeys
 from shadowspec.gate.stats import betting
@@ -300,7 +300,9 @@ def false_rate_of_dependent_blocks(module: ModuleType, num_runs: int = 40) -> fl
         values = MARGIN + np.clip(0.2 * shocks, -0.6, 0.6)
         evidence = TestEvidence.empty(definition)
         for start in range(0, 400, 20):
-            own = [Unit((value, 1.0), (value, 1.0), (value, 1.0)) for value in values[start : start + 20].tolist()]
+            own = [
+                UnitValues((value, 1.0), (value, 1.0), (value, 1.0)) for value in values[start : start + 20].tolist()
+            ]
             evidence = evidence.fold(replace(definition, series=unit_series(own, -CLIP, CLIP)))
             found = results.betting_result(definition, evidence, POLICY, LEVEL)
             if found.outcome == "pass":

@@ -7,7 +7,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from shadowspec.engine.kv_cache import RaggedCache, Span
+from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec_kernels import appending, reference
 from shadowspec_kernels.errors import InputError
 
@@ -50,7 +50,7 @@ def test_it_writes_what_the_engine_s_cache_writes(device) -> None:
     (layer,) = cache.layers
     lengths = torch.tensor([4, 0, 2], device=device)
     states = torch.randn((3, 2, 4, 5), device=device)  # keys and values of two heads
-    span = Span.after(lengths, longest=4, count=2, dtype=torch.float32)
+    span = ColumnSpan.after(lengths, longest=4, count=2, dtype=torch.float32)
     cache.begin_step(span, 0, 2)
     layer.append(states)
     ours = torch.zeros_like(layer.states)

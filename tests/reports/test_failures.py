@@ -20,7 +20,7 @@ from shadowspec.reports.failure_rows import (
     stored_failures,
 )
 from shadowspec.reports.report import build_report, render_html, render_json, render_markdown, terminal_tables
-from shadowspec.reports.report.report_model import Hypothesis
+from shadowspec.reports.report.report_model import ReportedHypothesis
 from shadowspec.reports.taxonomy import FailureKind, SliceFigures
 from shadowspec.store import GroupSums
 from shadowspec.store.rollups import RollupSums
@@ -51,7 +51,7 @@ def flagged(source: MemorySource, contract: Contract | None = Contract.JSON) -> 
     return source
 
 
-def hypotheses(source: MemorySource) -> list[Hypothesis]:
+def hypotheses(source: MemorySource) -> list[ReportedHypothesis]:
     (endpoint,) = build_report(source, {"editor": POLICY}, NOW, data_note="Made up.").endpoints
     return list(endpoint.hypotheses)
 

@@ -26,7 +26,7 @@ from shadowspec.reports.report import (
     terminal_tables,
     verdict_tables,
 )
-from shadowspec.reports.report.report_model import Hypothesis
+from shadowspec.reports.report.report_model import ReportedHypothesis
 from shadowspec.text import DASH
 from shadowspec.types import (
     Clearing,
@@ -64,7 +64,7 @@ def report(*orders: Override | OverrideRecord, of: MemorySource | None = None) -
     return build_report(ordered, {"editor": POLICY}, NOW, data_note="Made up.")
 
 
-def the(slice_key: str, of: Report) -> Hypothesis:
+def the(slice_key: str, of: Report) -> ReportedHypothesis:
     (found,) = (h for h in of.hypotheses if h.slice_key == slice_key)
     return found
 

@@ -20,7 +20,7 @@ from shadowspec.simulate import gate_under_test
 from shadowspec.simulate.gate_under_test import AcceleratorError, HypothesisOutcome, is_verdict, watch
 from shadowspec.simulate.paths import possible_looks
 from shadowspec.simulate.repetition import Draw, draw, repeat, seed_of
-from shadowspec.simulate.rows import CHANGED, CONFIG, Moments, moments_of
+from shadowspec.simulate.rows import CHANGED, CONFIG, LookMoments, moments_of
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools
 from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import WORLDS
@@ -40,7 +40,7 @@ def stored(drawn: Draw) -> MemoryStore:
     return store
 
 
-def moments(drawn: Draw, world: World) -> tuple[Moments, Sequence[Cluster]]:
+def moments(drawn: Draw, world: World) -> tuple[LookMoments, Sequence[Cluster]]:
     """By a fold of the whole input."""
     store = stored(drawn)
     store.finish(len(drawn.rows.records), Watermark(START, is_ended=True))

@@ -15,7 +15,7 @@ from shadowspec.simulate import paths
 from shadowspec.simulate.gate_under_test import watch
 from shadowspec.simulate.repetition import draw, repeat, seed_of
 from shadowspec.simulate.results import WorldResult, tally
-from shadowspec.simulate.rows import CONFIG, Rows
+from shadowspec.simulate.rows import CONFIG, SimulatedRows
 from shadowspec.simulate.run_worlds import run_worlds
 from shadowspec.simulate.summary import broken_promises, summarise
 from shadowspec.simulate.world import World
@@ -93,7 +93,7 @@ def test_a_margin_that_is_forgotten_breaks_it() -> None:
     assert broken_promises([result]) != []
 
 
-def enabled(world: World, rows_as: Callable[[Rows], Rows] = lambda rows: rows) -> int:
+def enabled(world: World, rows_as: Callable[[SimulatedRows], SimulatedRows] = lambda rows: rows) -> int:
     """In how many of three repetitions the gate says ENABLE."""
     found = 0
     for index in range(3):
@@ -118,7 +118,7 @@ def test_candidates_that_are_never_first_break_it(monkeypatch: pytest.MonkeyPatc
     assert [enabled(each) for each in worlds] == [0, 3, 3]
 
 
-def without_lost_time(rows: Rows) -> Rows:
+def without_lost_time(rows: SimulatedRows) -> SimulatedRows:
     """As servers were timed once: from the attempt that was answered."""
 
     def answered(run: Run) -> Run:

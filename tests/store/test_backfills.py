@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shadowspec import metrics
-from shadowspec.engine.replay.pooling import Pool
+from shadowspec.engine.replay.pooling import CounterPool
 from shadowspec.errors import StoreError
 from shadowspec.reports.frontiers import length_of
 from shadowspec.store import Store
@@ -156,13 +156,13 @@ responses = st.tuples(
 @given(st.lists(responses, min_size=1, max_size=12))
 def test_rows_add_up_to_what_one_process_pools(store: Store, drawn: list[tuple[str, str, tuple[float, float]]]) -> None:
     """Sessions lie in several slices; of the whole endpoint each is one unit."""
-    pools: dict[str, Pool] = {}
+    pools: dict[str, CounterPool] = {}
     records: list[ReplayedRecord] = []
     source = uuid.uuid4().hex
     for line, (unit, slice_key, (accepted, drafts)) in enumerate(drawn):
         counts = [expected_at(depth, accepted, drafts) for depth in DEPTHS]
         for name in ("", slice_key):
-            pools.setdefault(name, Pool(DEPTHS)).add(unit, counts)
+            pools.setdefault(name, CounterPool(DEPTHS)).add(unit, counts)
         pairs = tuple(zip(map(config, DEPTHS), counts, strict=True))
         records.append(ReplayedRecord(RecordKey(source, 0, line), "chat", slice_key, unit, examples.NOON, pairs))
     store.save_backfilled("work", backfilled(0, source), records)

@@ -13,7 +13,7 @@ from shadowspec import store as stores
 from shadowspec.app.measure_files import build_engines, measure_with
 from shadowspec.app.rehearsals import MeasuringProgress, Rehearsals
 from shadowspec.app.stored_evidence import num_measured
-from shadowspec.app.try_out.preparation import Trial, write_config
+from shadowspec.app.try_out.preparation import PreparedTrial, write_config
 from shadowspec.config import EndpointConfig, load_config, load_hash_secret
 from shadowspec.engine import Engine
 from shadowspec.planning.sizing import stored_costs
@@ -43,7 +43,7 @@ class _TimeIsUpError(Exception):
 
 
 @contextmanager
-def load_trial(trial: Trial) -> Iterator[LoadedTrial]:
+def load_trial(trial: PreparedTrial) -> Iterator[LoadedTrial]:
     """The trial with its models in memory and its database open.
 
     Raises:
@@ -59,7 +59,7 @@ def load_trial(trial: Trial) -> Iterator[LoadedTrial]:
 class LoadedTrial:
     """A trial with its models in memory.  `max_new_tokens` is where its outputs are cut; None: nowhere."""
 
-    def __init__(self, trial: Trial, store: Store, engine: Engine) -> None:
+    def __init__(self, trial: PreparedTrial, store: Store, engine: Engine) -> None:
         self.trial, self._store, self._engine = trial, store, engine
         concurrency = trial.inputs.concurrency
         started = time.monotonic()

@@ -23,7 +23,7 @@ from shadowspec.types import SamplingRegime
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PreparedTrial:
     """A trial that is ready to be measured; `others` counts records of other models by their name."""
 
     inputs: TrialInputs
@@ -70,7 +70,7 @@ def prepare(
     models: Sequence[str],
     serving_engine: str,
     concurrency: int,
-) -> Trial:
+) -> PreparedTrial:
     """Check every input, infer the configuration and write it with a secret; one that is there is taken up.
 
     Raises:
@@ -94,7 +94,7 @@ def prepare(
             f"{out / CONFIG}: was edited and has no endpoint {inputs.endpoint!r} that this process measures; "
             "use it with `shadowspec run --config`, or give another folder with --out"
         )
-    return Trial(inputs, out, sample, survey, slicing, others, config)
+    return PreparedTrial(inputs, out, sample, survey, slicing, others, config)
 
 
 def infer_inputs(

@@ -24,7 +24,7 @@ PREFIX: Final = "speculator."
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SpeculatorStage:
     """The weights of one stage; tied ones are the same tensors in all."""
 
     embedding: torch.Tensor  # [vocabulary, inner]
@@ -39,7 +39,7 @@ class MlpSpeculator:
     """All stages."""
 
     num_heads: int
-    stages: tuple[Stage, ...]
+    stages: tuple[SpeculatorStage, ...]
     embedding_ratio: float
     scales_input: bool
 
@@ -79,18 +79,18 @@ def mlp_speculator(folder: HeadFolder, hidden_size: int, vocabulary: int) -> Mlp
     inner = folder.number("inner_dim") if folder.config.get("inner_dim") else hidden_size
     is_tied = folder.flag("tie_weights", "tie_wts")
     folder.rename({name: name.removeprefix(PREFIX) for name in folder.names})
-    stages: list[Stage] = []
+    stages: list[SpeculatorStage] = []
     for index in range(count):
         if is_tied and index > 0:
             first = stages[-1]
             projection = first.projection if index > 1 else folder.take("proj.1.weight", inner, inner)
-            stages.append(Stage(first.embedding, projection, first.head, first.norm_weight, first.norm_bias))
+            stages.append(SpeculatorStage(first.embedding, projection, first.head, first.norm_weight, first.norm_bias))
             # The program that saved the folder may have written tied weights once for every stage.
             names = ("emb.{}.weight", "proj.{}.weight", "head.{}.weight", "ln.{}.weight", "ln.{}.bias")
             folder.drop(*(name.format(index) for name in names))
             continue
         stages.append(
-            Stage(
+            SpeculatorStage(
                 embedding=folder.take(f"emb.{index}.weight", vocabulary, inner),
                 projection=folder.take(f"proj.{index}.weight", inner, inner if index else hidden_size),
                 head=folder.take(f"head.{index}.weight", vocabulary, inner),

@@ -17,7 +17,7 @@ from shadowspec.engine.forward import HiddenStates
 
 if TYPE_CHECKING:
     from shadowspec.engine.batch import Batch
-    from shadowspec.engine.kv_cache import Span
+    from shadowspec.engine.kv_cache import ColumnSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Proposer(Protocol):
     def admit(self, batch: Batch, slots: Sequence[int]) -> None:
         """Take up the rows in these slots: their prompts are prefilled and their first tokens emitted."""
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         """Draft for every row from its tokens so far; the span begins at each row's last cached token."""
 
     def keep(self, slots: list[int]) -> None:

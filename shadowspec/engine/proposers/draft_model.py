@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowspec.engine.batch import Batch
-from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.kv_cache import ColumnSpan
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.randomness import DRAFT_STREAM, at_positions, sample
 from shadowspec.engine.runner import runner_for
@@ -79,7 +79,7 @@ class DraftModelProposer:
         prompts = (batch.prompts[slot] for slot in slots)
         self._runner.prefill([prompt[:-1] or prompt for prompt in prompts], slots)
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         if not self._has_room(batch):
             nothing = torch.zeros((batch.num_rows, 0), dtype=torch.int64, device=batch.device)
             return Proposal(nothing, torch.zeros_like(batch.lengths), None)

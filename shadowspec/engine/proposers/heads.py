@@ -10,7 +10,7 @@ from shadowspec.engine.batch import Batch
 from shadowspec.engine.forward import FINAL, HiddenStates
 from shadowspec.engine.heads import StagedHeads
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
-from shadowspec.engine.kv_cache import RaggedCache, Span
+from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.proposers.draft_model import Draft
 from shadowspec.types import DraftSampling
@@ -44,7 +44,7 @@ class HeadsProposer:
     def admit(self, batch: Batch, slots: Sequence[int]) -> None:
         """Nothing is held per slot."""
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         draft = Draft(
             batch,
             self._num_speculative_tokens,
@@ -111,7 +111,7 @@ class Eagle3Proposer:
         tokens, angles = torch.tensor(following, device=batch.device), self._draft.angles(positions.clamp(min=0))
         self._draft.forward(tokens, self._draft.fuse(hidden[:, :longest]), angles, mask, self._cache)
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         draft = Draft(
             batch,
             self._num_speculative_tokens,
@@ -121,7 +121,7 @@ class Eagle3Proposer:
         states = self._take_in(batch)
         chosen = draft.choose(self._draft.logits(states[:, 0]))
         if self._num_speculative_tokens > 1:
-            ahead = Span.after(batch.lengths, batch.longest, self._num_speculative_tokens - 1, span.dtype)
+            ahead = ColumnSpan.after(batch.lengths, batch.longest, self._num_speculative_tokens - 1, span.dtype)
             for depth in range(self._num_speculative_tokens - 1):
                 states = self._pass(ahead, depth, chosen[:, None], states)
                 chosen = draft.choose(self._draft.logits(states[:, 0]))
@@ -137,12 +137,12 @@ class Eagle3Proposer:
         columns = hidden.shape[1]
         rows = torch.arange(batch.num_rows, device=batch.device)
         tokens = self._following[:, :columns].index_put((rows, batch.standing), batch.last_tokens)
-        span = Span.after(self._lengths, self._longest, columns, hidden.dtype)
+        span = ColumnSpan.after(self._lengths, self._longest, columns, hidden.dtype)
         # Columns beyond a row's last emitted one hold rejected tokens; they are overwritten before they are read.
         states = self._pass(span, 0, tokens, self._draft.fuse(hidden))
         return states[rows, batch.standing][:, None]
 
-    def _pass(self, span: Span, start: int, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def _pass(self, span: ColumnSpan, start: int, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """One pass over the span's columns from `start` on: tokens [rows, count], states [rows, count, hidden]."""
         stop = start + tokens.shape[1]
         mask = self._cache.begin_step(span, start, stop)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shadowspec.engine.batch import Batch
-from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.kv_cache import ColumnSpan
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.sampling import to_device
 from shadowspec.types import NgramOccurrence
@@ -90,7 +90,7 @@ class NgramProposer:
     def admit(self, batch: Batch, slots: Sequence[int]) -> None:
         """Nothing is held per slot."""
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         drafted = np.zeros((batch.num_rows, self._num_speculative_tokens), dtype=np.int64)
         counts = np.zeros(batch.num_rows, dtype=np.int64)
         for row in range(batch.num_rows):

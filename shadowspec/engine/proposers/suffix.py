@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from shadowspec.engine.batch import Batch
-from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.kv_cache import ColumnSpan
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.proposers.suffix_automaton import NOTHING, ROOT, SuffixAutomaton
 from shadowspec.engine.sampling import to_device
@@ -160,7 +160,7 @@ class SuffixProposer:
         for slot in slots:
             self._texts[slot] = SuffixText(self._options, self._recent, batch.prompts[slot])
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         drafted = np.zeros((batch.num_rows, self._num_speculative_tokens), dtype=np.int64)
         counts = np.zeros(batch.num_rows, dtype=np.int64)
         for row, text in self._texts.items():

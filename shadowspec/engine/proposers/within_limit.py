@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shadowspec.engine.batch import Batch
-from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.kv_cache import ColumnSpan
 from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.sampling import to_device
 
@@ -20,7 +20,7 @@ class WithinLimit:
         self.begin, self.admit = proposer.begin, proposer.admit
         self.keep, self.cache_bytes = proposer.keep, proposer.cache_bytes
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         proposal = self._proposer.propose(batch, span)
         width = proposal.tokens.shape[1]
         left = [

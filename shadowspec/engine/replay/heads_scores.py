@@ -18,7 +18,7 @@ import torch
 from shadowspec.engine.forward import FINAL, HiddenStates
 from shadowspec.engine.heads import StagedHeads
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
-from shadowspec.engine.kv_cache import RaggedCache, Span
+from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec.engine.replay.law import StepChances
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import Budget
@@ -174,7 +174,7 @@ class _EagleChains:
         self._capacity = len(text)
         count = hidden.shape[1]
         self._entries = RaggedCache(1, 1, self._capacity, text.device)
-        span = Span.after(torch.zeros(1, dtype=torch.int64, device=text.device), 0, count, hidden.dtype)
+        span = ColumnSpan.after(torch.zeros(1, dtype=torch.int64, device=text.device), 0, count, hidden.dtype)
         mask = self._entries.begin_step(span, 0, count)
         tokens = text[None, 1 : count + 1]
         self._states = draft.forward(tokens, draft.fuse(hidden), draft.angles(span.columns), mask, self._entries)
@@ -190,7 +190,7 @@ class _EagleChains:
         heads = entries.shape[1] // 2
         cache.layers[0].lazy_initialization(entries[:, :heads], entries[:, heads:])
         cache.layers[0].states.copy_(entries)
-        span = Span.after(places, int(places[-1]), depth, states.dtype)
+        span = ColumnSpan.after(places, int(places[-1]), depth, states.dtype)
         angles = draft.angles(span.columns)
         for ahead in range(depth - 1):
             mask = cache.begin_step(span, ahead, ahead + 1)

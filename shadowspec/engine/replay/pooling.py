@@ -37,7 +37,7 @@ class PooledCounts:
     upper: float | None
 
 
-class Pool:
+class CounterPool:
     """Adds up the counters of responses, for each depth."""
 
     def __init__(self, depths: Sequence[int]) -> None:

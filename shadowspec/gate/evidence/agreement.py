@@ -11,7 +11,7 @@ from shadowspec.gate.evidence.series import (
     BettingTest,
     Blocks,
     TimedBlocks,
-    Unit,
+    UnitValues,
     add_times,
     is_missing,
     sums_of,
@@ -127,7 +127,7 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
         z_sum, num_tokens = sum(p.z_sum or 0.0 for p in known), sum(p.z_tokens or 0 for p in known)
         error = sum(p.z_error or 0.0 for p in known)
         units.append(
-            Unit(
+            UnitValues(
                 lower=_clipped_z(z_sum - error, num_tokens, policy) if is_known else (-worst[0], worst[1]),
                 upper=_clipped_z(z_sum + error, num_tokens, policy) if is_known else worst,
                 observed=_clipped_z(z_sum, num_tokens, policy),

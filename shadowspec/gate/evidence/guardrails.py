@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shadowspec.gate.evidence.quantiles import PROBABILITIES, LatencyHistogram, QuantileBounds, quantile_ranks
-from shadowspec.gate.evidence.series import BettingTest, Unit, is_missing, unit_series
+from shadowspec.gate.evidence.series import BettingTest, UnitValues, is_missing, unit_series
 from shadowspec.gate.evidence.units import BlockUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.metrics import ratio, time_per_output_token_ms
@@ -221,7 +221,7 @@ def _grouped_test(
         num_missing += missing
         if weight + missing > 0.0:
             units.append(
-                Unit(
+                UnitValues(
                     lower=((value + missing * lowest) / n_max, (weight + missing) / n_max),
                     upper=((value + missing * highest) / n_max, (weight + missing) / n_max),
                     observed=(value / n_max, weight / n_max),

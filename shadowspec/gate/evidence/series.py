@@ -89,7 +89,7 @@ class BettingTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class UnitValues:
     """(sum, weight) of a unit for the lower bound, for the upper bound, and as observed."""
 
     lower: tuple[float, float]
@@ -172,7 +172,7 @@ def block_series(
 
 
 def unit_series(
-    units: Sequence[Unit], lowest: float, highest: float, *, has_light_extremes: bool = False
+    units: Sequence[UnitValues], lowest: float, highest: float, *, has_light_extremes: bool = False
 ) -> UnitSeries:
     """The series of `units`, whose mean lies from `lowest` to `highest`."""
     return UnitSeries(

@@ -10,7 +10,7 @@ from datetime import datetime
 from shadowspec.gate.evidence.guardrails import TASK_SCORE, first_scores
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.folding import Rules
+from shadowspec.gate.run.folding import FoldRules
 from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id
 from shadowspec.gate.run.traffic_counts import Traffic, traffic_of
 from shadowspec.gate.verdict.composition import compose_endpoint, endpoint_bounds, group_key
@@ -74,7 +74,7 @@ class EndpointLook:
     endpoint: str
     state: EndpointState
     evidence: Mapping[HypothesisId, RunEvidence]
-    rules: Rules
+    rules: FoldRules
     configs: Mapping[str, FingerprintedConfig]
     loads: Sequence[int]
     known_until: datetime | None

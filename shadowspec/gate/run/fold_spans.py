@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from shadowspec.gate.run.gate_store import Offsets, Place
+from shadowspec.gate.run.gate_store import Offsets, SourcePartition
 from shadowspec.types import Span
 
 OFFSETS_AT_ONCE = 100_000  # over all partitions: about 400 MB of rows, ten seconds or less
@@ -26,8 +26,8 @@ class Plan:
     """
 
     spans: tuple[Span, ...]
-    unfinished: frozenset[Place]
-    finite: frozenset[Place] = frozenset()
+    unfinished: frozenset[SourcePartition]
+    finite: frozenset[SourcePartition] = frozenset()
 
 
 def next_plan(offsets: Offsets, cursors: Sequence[Span], limit: int = OFFSETS_AT_ONCE) -> Plan:
@@ -59,7 +59,7 @@ def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
     """The offsets of `spans` that lie in none of `taken`, as spans."""
-    by_place: dict[Place, list[Span]] = defaultdict(list)
+    by_place: dict[SourcePartition, list[Span]] = defaultdict(list)
     for merge_span in merge_spans(taken):
         by_place[_place(merge_span)].append(merge_span)
     remaining = []
@@ -73,20 +73,20 @@ def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(span for span in remaining if span.start < span.stop)
 
 
-def membership(spans: Iterable[Span]) -> Callable[[Place, int], bool]:
+def membership(spans: Iterable[Span]) -> Callable[[SourcePartition, int], bool]:
     """A predicate: whether the offset of a place lies in one of the spans."""
-    starts: dict[Place, list[int]] = defaultdict(list)
-    stops: dict[Place, list[int]] = defaultdict(list)
+    starts: dict[SourcePartition, list[int]] = defaultdict(list)
+    stops: dict[SourcePartition, list[int]] = defaultdict(list)
     for span in merge_spans(spans):
         starts[_place(span)].append(span.start)
         stops[_place(span)].append(span.stop)
 
-    def is_in(place: Place, offset: int) -> bool:
+    def is_in(place: SourcePartition, offset: int) -> bool:
         position = bisect_right(starts.get(place, ()), offset) - 1
         return position >= 0 and offset < stops[place][position]
 
     return is_in
 
 
-def _place(span: Span) -> Place:
+def _place(span: Span) -> SourcePartition:
     return span.source, span.partition

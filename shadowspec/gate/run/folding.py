@@ -23,7 +23,7 @@ from shadowspec.gate.evidence.units import (
 )
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.fold_spans import membership
-from shadowspec.gate.run.gate_store import OpenUnits, Place, Rows
+from shadowspec.gate.run.gate_store import OpenUnits, Rows, SourcePartition
 from shadowspec.gate.run.state import EndpointState, Units, clustering_id
 from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, frozen_policy, hypothesis_id
 from shadowspec.types import (
@@ -58,7 +58,7 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class FoldRules:
     """The policies of a fold: of each hypothesis, by clustering, and of hypotheses that have not entered."""
 
     policy: GatePolicy
@@ -66,7 +66,7 @@ class Rules:
     previous: Mapping[HypothesisId, Decision]  # the latest decisions
 
     @classmethod
-    def under(cls, policy: GatePolicy, decisions: Iterable[Decision]) -> Rules:
+    def under(cls, policy: GatePolicy, decisions: Iterable[Decision]) -> FoldRules:
         """The rules of `policy` given these latest decisions: entered hypotheses keep their frozen parameters."""
         previous = {hypothesis_id(row): row for row in decisions}
         return cls(policy, {key: frozen_policy(policy, row) for key, row in previous.items()}, previous)
@@ -84,7 +84,7 @@ class Rules:
 class Folding:
     """One fold of an endpoint.  Lives as long as the transaction that it reads and writes in."""
 
-    def __init__(self, endpoint: str, rows: Rows, units: OpenUnits, rules: Rules) -> None:
+    def __init__(self, endpoint: str, rows: Rows, units: OpenUnits, rules: FoldRules) -> None:
         self._endpoint, self._rows, self._units, self._rules = endpoint, rows, units, rules
         self._measured: dict[RecordKey, list[MeasuredRun]] = {}
         self._labels: dict[RecordKey, tuple[bool, bool]] = {}  # whether greedy, and whether thinned
@@ -97,8 +97,8 @@ class Folding:
         spans: Sequence[Span],
         cursors: Sequence[Span],
         closed_by: datetime | None,
-        unfinished: Iterable[Place] = (),
-        finite: Iterable[Place] = (),
+        unfinished: Iterable[SourcePartition] = (),
+        finite: Iterable[SourcePartition] = (),
     ) -> Completed:
         """Fold the rows of `spans`: returns the units that they complete.
 
@@ -284,7 +284,10 @@ class Folding:
 
 
 def _known_until(
-    records: Sequence[StoredRecord], unfinished: Iterable[Place], finite: Iterable[Place], closed_by: datetime | None
+    records: Sequence[StoredRecord],
+    unfinished: Iterable[SourcePartition],
+    finite: Iterable[SourcePartition],
+    closed_by: datetime | None,
 ) -> datetime | None:
     """The watermark where some places are only partly read: at most the newest record read of each, and unknown where
     records may be in any order.

@@ -16,7 +16,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.audit_run import CellAudit, run_audits
 from shadowspec.gate.run.endpoint_look import EndpointLook
 from shadowspec.gate.run.fold_spans import Plan, merge_spans, next_plan
-from shadowspec.gate.run.folding import NEVER, Completed, Folding, Rules
+from shadowspec.gate.run.folding import NEVER, Completed, Folding, FoldRules
 from shadowspec.gate.run.gate_store import GateSession, GateStore
 from shadowspec.gate.run.state import (
     FOLD_VERSION,
@@ -68,11 +68,11 @@ def run_endpoint_gate(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FoldPart:
     """The rows of one transaction of a gate run, and the progress before it; `cursors` are those after it."""
 
     mark: Watermark
-    rules: Rules
+    rules: FoldRules
     evidence: Mapping[HypothesisId, RunEvidence]
     begins: Mapping[str, Any] | None
     plan: Plan
@@ -102,7 +102,7 @@ class EndpointGateRun:
         """Fold the next part within this transaction; if it was the last one, decide."""
         self.conclude(session, self.fold(session))
 
-    def fold(self, session: GateSession) -> Part:
+    def fold(self, session: GateSession) -> FoldPart:
         """Take in the next part's rows.
 
         Raises:
@@ -111,7 +111,7 @@ class EndpointGateRun:
         # The watermark comes first: the records that it promises are then below the ledger's places.
         mark = session.watermark()
         is_ended = mark.is_ended if self._input_ended is None else self._input_ended
-        rules = Rules.under(self._policy, session.latest_decisions())
+        rules = FoldRules.under(self._policy, session.latest_decisions())
         state, evidence, cursors, begins = self._load_progress(session, rules)
         plan = next_plan(session, cursors)
         after = merge_spans((*cursors, *plan.spans))
@@ -120,9 +120,9 @@ class EndpointGateRun:
         completed = folding.complete(state, plan.spans, after, closed_by, plan.unfinished, plan.finite)
         if completed.new_dominant:
             raise BeginsAnewError(_restart_progress(completed.state))
-        return Part(mark, rules, evidence, begins, plan, after, completed)
+        return FoldPart(mark, rules, evidence, begins, plan, after, completed)
 
-    def conclude(self, session: GateSession, part: Part) -> None:
+    def conclude(self, session: GateSession, part: FoldPart) -> None:
         """Store the results of a part, and decide if it was the last one."""
         # 1. Evidence.
         completed, plan, rules = part.completed, part.plan, part.rules
@@ -164,7 +164,7 @@ class EndpointGateRun:
         self.begins = None
 
     def _load_progress(
-        self, session: GateSession, rules: Rules
+        self, session: GateSession, rules: FoldRules
     ) -> tuple[EndpointState, Mapping[HypothesisId, RunEvidence], tuple[Span, ...], Mapping[str, Any] | None]:
         """State, evidence and cursors to continue from; and, if they restart, the progress before."""
         progress, begins = session.progress, self.begins
@@ -222,7 +222,7 @@ class LoadedEvidence:
     restart: Mapping[str, Any]
 
 
-def load_evidence(document: Mapping[str, Any], stored: Sequence[StoredEvidence], rules: Rules) -> LoadedEvidence:
+def load_evidence(document: Mapping[str, Any], stored: Sequence[StoredEvidence], rules: FoldRules) -> LoadedEvidence:
     """The state and the evidence that were stored, and why they may not be gone on from under `rules`, if so."""
     if not is_readable(document, stored):
         return LoadedEvidence(EndpointState(), {}, "another version of ShadowSpec wrote it", {})
@@ -231,7 +231,9 @@ def load_evidence(document: Mapping[str, Any], stored: Sequence[StoredEvidence],
     return LoadedEvidence(state, evidence, _find_refold_reason(state, evidence, rules), _restart_progress(state))
 
 
-def _find_refold_reason(state: EndpointState, evidence: Mapping[HypothesisId, RunEvidence], rules: Rules) -> str | None:
+def _find_refold_reason(
+    state: EndpointState, evidence: Mapping[HypothesisId, RunEvidence], rules: FoldRules
+) -> str | None:
     """Why the evidence must be folded again; None if it need not be."""
     if not rules.clusterings.keys() <= state.clusterings.keys():
         return "the policy makes other clusters"

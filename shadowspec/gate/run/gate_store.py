@@ -26,7 +26,7 @@ from shadowspec.types import (
     Watermark,
 )
 
-Place = tuple[str, int]  # source, partition
+SourcePartition = tuple[str, int]  # source, partition
 
 
 class Rows(Protocol):
@@ -49,8 +49,8 @@ class Rows(Protocol):
 
     def key_columns(
         self, slice_key: str, until: datetime, counters: Iterable[FunnelCounter]
-    ) -> list[tuple[Place, int, str | None, str | None]]:
-        """Place, offset, session and user of a slice's records up to an event time."""
+    ) -> list[tuple[SourcePartition, int, str | None, str | None]]:
+        """Partition, offset, session and user of a slice's records up to an event time."""
 
 
 class OpenUnits(Protocol):
@@ -72,7 +72,7 @@ class Offsets(Protocol):
     def finished_spans(self) -> list[Span]:
         """Of each consumer and partition of the endpoint: the offsets of which everything is stored."""
 
-    def ended_places(self) -> frozenset[Place]:
+    def ended_places(self) -> frozenset[SourcePartition]:
         """Where nothing follows: files that were read to their end."""
 
     def first_offset(self, span: Span) -> int | None:

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from shadowspec.gate.evidence.clusters import KeyTable, is_over
-from shadowspec.gate.run.gate_store import Place
+from shadowspec.gate.run.gate_store import SourcePartition
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.types import (
     AuditedUnit,
@@ -143,7 +143,7 @@ class MemoryRows:
 
     def key_columns(
         self, slice_key: str, until: datetime, counters: Iterable[FunnelCounter]
-    ) -> list[tuple[Place, int, str | None, str | None]]:
+    ) -> list[tuple[SourcePartition, int, str | None, str | None]]:
         wanted = frozenset(counters)
         return [
             ((record.key.source, record.key.partition), record.key.offset, record.session_hash, record.user_hash)
@@ -166,7 +166,7 @@ class MemoryStore(MemoryRows):
     finished, with the watermark that it states.
     """
 
-    def __init__(self, endpoint: str, place: Place, configs: Iterable[FingerprintedConfig]) -> None:
+    def __init__(self, endpoint: str, place: SourcePartition, configs: Iterable[FingerprintedConfig]) -> None:
         super().__init__()
         self.endpoint, self._place = endpoint, place
         self._configs = {config.fingerprint: config for config in configs}
@@ -232,7 +232,7 @@ class MemoryStore(MemoryRows):
         """The offsets of which everything is stored."""
         return [Span(*self._place, 0, self._num_finished)]
 
-    def ended_places(self) -> frozenset[Place]:
+    def ended_places(self) -> frozenset[SourcePartition]:
         """Where nothing follows."""
         return frozenset([self._place] if self._mark.is_ended else [])
 

@@ -13,7 +13,7 @@ from shadowspec.gate.evidence import codec
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import EndpointLook, evidence_after
 from shadowspec.gate.run.fold_spans import merge_spans
-from shadowspec.gate.run.folding import Completed, Folding, Rules
+from shadowspec.gate.run.folding import Completed, Folding, FoldRules
 from shadowspec.gate.run.gate_store import Rows
 from shadowspec.gate.run.memory_store import MemoryUnits
 from shadowspec.gate.run.state import FOLD_VERSION, EndpointState, RunEvidence, fold_units, new_state
@@ -186,11 +186,11 @@ class _Replay:
         runs = {name: replace(row.run, has_passed=has_passed(row)) for name, row in latest.items() if row.run}
         return with_level(run, name_of(self._target), passing_runs(runs))
 
-    def _rules(self, fold: Fold) -> Rules:
+    def _rules(self, fold: Fold) -> FoldRules:
         """The policy as it was, only for this hypothesis: others' clusters do not affect it."""
         assert fold.fold_id is not None, "a fold that was read has its id"
         before = [row for fold_id, row in self._history if fold_id < fold.fold_id]
-        return Rules.under(frozen_policy(policy_of(fold), before[-1] if before else None), before[-1:])
+        return FoldRules.under(frozen_policy(policy_of(fold), before[-1] if before else None), before[-1:])
 
     def _decide(self, state: EndpointState, run_evidence: RunEvidence | None, fold: Fold) -> Decision:
         decision, rules = self._target, replace(self._rules(fold), policy=policy_of(fold))
@@ -217,7 +217,7 @@ class _Replay:
         return replace(composed, evidence=replace(composed.evidence, watermark_held_by=held_by))
 
 
-def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, Rules]]) -> Iterator[tuple[Rules, Completed]]:
+def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, FoldRules]]) -> Iterator[tuple[FoldRules, Completed]]:
     """Repeat stored folds, oldest first, each with its spans and watermark, and the given rules.
 
     Rows that retention has removed are missing: the caller compares the counts with the fold's.

@@ -15,11 +15,11 @@ from shadowspec.gate.evidence.betting_tests import defined_tests
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.folding import Rules
+from shadowspec.gate.run.folding import FoldRules
 from shadowspec.gate.run.memory_store import MemoryRows
 from shadowspec.gate.run.recompute import policy_of, refold
 from shadowspec.gate.run.state import Units
-from shadowspec.gate.verdict.curves import Recorder, SequencePoint, sequence_points
+from shadowspec.gate.verdict.curves import SequencePoint, UnitRecorder, sequence_points
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id, passed_clusters
 from shadowspec.types import Decision, Fold
 
@@ -52,13 +52,13 @@ class _Part:
     blocks: list[BlockUnit] = field(default_factory=list)
 
 
-def _rules(folds: Iterable[Fold], latest: Mapping[HypothesisId, Decision]) -> list[Rules]:
+def _rules(folds: Iterable[Fold], latest: Mapping[HypothesisId, Decision]) -> list[FoldRules]:
     """The rules of each fold; folds under the same policy share their rules."""
-    rules: list[Rules] = []
+    rules: list[FoldRules] = []
     before: Fold | None = None
     for fold in folds:
         if before is None or before.parameters != fold.parameters:
-            rules.append(Rules.under(policy_of(fold), latest.values()))
+            rules.append(FoldRules.under(policy_of(fold), latest.values()))
         else:
             rules.append(rules[-1])
         before = fold
@@ -79,7 +79,7 @@ def _curves(decision: Decision, parts: Sequence[_Part]) -> dict[str, tuple[Seque
     wanted_clusters, wanted_blocks = passed_clusters(decision), decision.num_blocks
 
     # 2. Their evidence, and their values as they are folded into it.
-    evidence, recorders = HypothesisEvidence(), {name: Recorder(name) for name in DRAWN_TESTS}
+    evidence, recorders = HypothesisEvidence(), {name: UnitRecorder(name) for name in DRAWN_TESTS}
     for part in parts:
         clusters = part.clusters[first_cluster : first_cluster + wanted_clusters]
         first_cluster, wanted_clusters = max(first_cluster - len(part.clusters), 0), wanted_clusters - len(clusters)

@@ -1,6 +1,6 @@
 """A test's estimate and bounds after each unit, as a look at that moment would have read them: for drawing.
 
-The units are recorded while evidence is folded (`Recorder`), and then added to the evidence's tables again in small
+The units are recorded while evidence is folded (`UnitRecorder`), and then added to the evidence's tables again in small
 groups, so that the last point equals the evidence.
 """
 
@@ -34,7 +34,7 @@ class SequencePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorder:
+class UnitRecorder:
     """A watcher that keeps every unit value of one test, in folding order, and has no state in the evidence."""
 
     test_name: str

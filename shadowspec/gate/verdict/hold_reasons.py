@@ -25,7 +25,7 @@ def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -
     return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, more than {limit_s:.0f} s ago"
 
 
-class Span(Protocol):
+class EvidenceSpan(Protocol):
     """The length of evidence: its span and its days."""
 
     @property
@@ -34,7 +34,7 @@ class Span(Protocol):
     def span_s(self) -> float: ...
 
 
-def short_span(evidence: Span, policy: GatePolicy) -> str | None:
+def short_span(evidence: EvidenceSpan, policy: GatePolicy) -> str | None:
     """Why the traffic seen is too short for ENABLE that may be promoted; None if it is not.
 
     `min_span_s` is event time from the first to the last measured cluster.  As many days, partial days included, must
@@ -94,7 +94,7 @@ def period(evidence: HypothesisEvidence) -> str:
     return f"; traffic of {evidence.first_event:%Y-%m-%d %H:%M} to {evidence.last_event:%Y-%m-%d %H:%M} UTC"
 
 
-def recording_note(evidence: Span, policy: GatePolicy) -> str:
+def recording_note(evidence: EvidenceSpan, policy: GatePolicy) -> str:
     """The end of the reason of a trial policy's verdict: its scope, and the span that production would require."""
     too_short = short_span(evidence, policy)
     return f"; trial: of this recording only{'' if too_short is None else f' ({too_short})'}"

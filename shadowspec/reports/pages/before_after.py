@@ -58,7 +58,7 @@ class ArmQuantiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
+class PeriodFigures:
     """One side of the moment: output tokens per second of one request in each arm, and requests per hour."""
 
     is_after: bool
@@ -125,7 +125,7 @@ def hour_points(groups: Iterable[GroupSums]) -> list[HourPoint]:
     ]
 
 
-def period(groups: Sequence[GroupSums], *, is_after: bool) -> Period:
+def period(groups: Sequence[GroupSums], *, is_after: bool) -> PeriodFigures:
     """One side of the moment."""
     tallied = total(Tally.of_sums(group.sums) for group in groups)
     hours = len({group.start for group in groups})
@@ -138,7 +138,7 @@ def period(groups: Sequence[GroupSums], *, is_after: bool) -> Period:
         Arm.SPECULATIVE: sum(group.sums.speculative_num_output_tokens for group in groups),
     }
     baseline, speculative = (ratio(tokens[arm] * MS_PER_S, milliseconds[arm]) for arm in Arm)
-    return Period(is_after, tallied.num_runs, ratio(tallied.weight, hours), baseline, speculative)
+    return PeriodFigures(is_after, tallied.num_runs, ratio(tallied.weight, hours), baseline, speculative)
 
 
 def arm_quantiles(arm: Arm, histogram: Histogram, *, is_after: bool) -> ArmQuantiles:

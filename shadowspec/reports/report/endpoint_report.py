@@ -27,7 +27,7 @@ from shadowspec.reports.notes import with_forbidding
 from shadowspec.reports.predictions import predictions
 from shadowspec.reports.report import figures
 from shadowspec.reports.report.figures import JoinedRun
-from shadowspec.reports.report.report_model import EndpointReport, Hypothesis
+from shadowspec.reports.report.report_model import EndpointReport, ReportedHypothesis
 from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
 from shadowspec.reports.taxonomy import SliceFigures
 from shadowspec.reports.token_costs import DeviceTime
@@ -123,7 +123,9 @@ def endpoint_report(
     )
 
 
-def _cells(hypotheses: Iterable[Hypothesis], runs: Mapping[HypothesisId, Sequence[JoinedRun]]) -> list[MeasuredCell]:
+def _cells(
+    hypotheses: Iterable[ReportedHypothesis], runs: Mapping[HypothesisId, Sequence[JoinedRun]]
+) -> list[MeasuredCell]:
     """The subjects of predictions: the slices.  The whole endpoint is their mixture, not another cell."""
     return [
         measured_cell(
@@ -154,14 +156,14 @@ def _device_time(runs: Iterable[JoinedRun]) -> DeviceTime:
     return found
 
 
-def _with_forbidding(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+def _with_forbidding(hypotheses: Sequence[ReportedHypothesis]) -> list[ReportedHypothesis]:
     marked = {hypothesis_id(d): d for d in with_forbidding([h.decision for h in hypotheses if h.decision])}
     return [
         dataclasses.replace(h, decision=marked.get((h.slice_key, h.concurrency, h.fingerprint))) for h in hypotheses
     ]
 
 
-def _reading_order(hypothesis: Hypothesis) -> tuple[str, int, bool, int, str]:
+def _reading_order(hypothesis: ReportedHypothesis) -> tuple[str, int, bool, int, str]:
     """Config, load, the endpoint before its slices, busy slices before small ones."""
     h = hypothesis
     return h.config_name, h.concurrency, h.slice_key != "", -h.num_requests, h.slice_key
@@ -177,7 +179,7 @@ def _hypothesis(
     policy: GatePolicy | None,
     paths: Mapping[str, tuple[SequencePoint, ...]],
     others: Sequence[SliceFigures],
-) -> Hypothesis:
+) -> ReportedHypothesis:
     slice_key, concurrency, fingerprint = key
     decision = standing.decision
     counter = Counter(measured.run.block_id for measured in runs)
@@ -188,7 +190,7 @@ def _hypothesis(
     figures_of_slice = _slice_figures(slice_key, runs)
     acceptance = figures.acceptance(runs)
     memories = [block.memory[fingerprint] for block in used if fingerprint in block.memory]
-    return Hypothesis(
+    return ReportedHypothesis(
         endpoint=endpoint,
         slice_key=slice_key,
         concurrency=concurrency,

@@ -15,11 +15,11 @@ from shadowspec.reports.notes import decision_notes, detector_lines, order_note
 from shadowspec.reports.report.report_model import (
     Acceptance,
     Distribution,
-    Hypothesis,
     KvCacheFigures,
     Latency,
     MemoryFigures,
     ParityFigures,
+    ReportedHypothesis,
 )
 from shadowspec.text import (
     batch_change,
@@ -45,7 +45,7 @@ DRAWN: Final = ("end_to_end_ms", "ttft_ms", "tpot_ms")
 Pair = tuple[str, str, str]
 
 
-def hypothesis_content(h: Hypothesis, anchor: str) -> Section:
+def hypothesis_content(h: ReportedHypothesis, anchor: str) -> Section:
     """The section that a row of the verdicts leads to."""
     blocks: list[Block] = list(_decision(h))
     if h.num_requests:
@@ -63,7 +63,7 @@ def hypothesis_content(h: Hypothesis, anchor: str) -> Section:
     )
 
 
-def _facts(h: Hypothesis) -> Iterator[str]:
+def _facts(h: ReportedHypothesis) -> Iterator[str]:
     yield f"{h.config_name}, load {h.concurrency}"
     short = f" ({h.num_short_blocks} short)" if h.num_short_blocks else ""
     yield f"{plural(h.num_requests, 'request')} in {plural(h.num_blocks, 'block')}{short}"
@@ -74,7 +74,7 @@ def _facts(h: Hypothesis) -> Iterator[str]:
         yield f"the verdict is for {h.decision.verdict_engine_text}"
 
 
-def _decision(h: Hypothesis) -> Iterator[Block]:
+def _decision(h: ReportedHypothesis) -> Iterator[Block]:
     if h.decision is None:
         if h.override is not None:
             yield Note(order_note(h.override), look="reason")
@@ -88,7 +88,7 @@ def _decision(h: Hypothesis) -> Iterator[Block]:
     yield tables.tests_table(h.decision.tests)
 
 
-def _measured(h: Hypothesis) -> Iterator[Block]:
+def _measured(h: ReportedHypothesis) -> Iterator[Block]:
     yield from _figures(h)
     if h.latency is not None:
         yield Heading(
@@ -114,7 +114,7 @@ def _measured(h: Hypothesis) -> Iterator[Block]:
         yield tables.contexts_table(h.by_context)
 
 
-def _figures(h: Hypothesis) -> Iterator[Figure]:
+def _figures(h: ReportedHypothesis) -> Iterator[Figure]:
     for name, points in h.sequences.items():
         test = h.test(name)
         if test is not None and len(points) > 1 and any(point.estimate is not None for point in points):
@@ -170,7 +170,7 @@ def failures_content(failures: Failures) -> Iterator[Block]:
         )
 
 
-def _acceptance_facts(h: Hypothesis, a: Acceptance) -> Facts:
+def _acceptance_facts(h: ReportedHypothesis, a: Acceptance) -> Facts:
     weighted = ", weighted by 1 / sampling rate" if a.is_weighted else ""
     counts = a.counts
     steps = f"{counts.num_drafts:,}, {counts.num_plain_steps:,}, {counts.num_cut_steps:,}"
@@ -191,7 +191,7 @@ def _acceptance_facts(h: Hypothesis, a: Acceptance) -> Facts:
     )
 
 
-def _time_facts(h: Hypothesis, latency: Latency) -> Facts:
+def _time_facts(h: ReportedHypothesis, latency: Latency) -> Facts:
     pairs: list[Pair] = [
         ("Ratio of total times, without the test's cap", times(latency.ratio_of_total_times), "total-times")
     ]

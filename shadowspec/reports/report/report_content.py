@@ -26,7 +26,7 @@ from shadowspec.reports.frontiers import frontier_lines
 from shadowspec.reports.notes import order_note
 from shadowspec.reports.predictions import cost_note, prediction_summary
 from shadowspec.reports.report.hypothesis_content import hypothesis_content
-from shadowspec.reports.report.report_model import EndpointReport, Hypothesis, Report
+from shadowspec.reports.report.report_model import EndpointReport, Report, ReportedHypothesis
 from shadowspec.reports.shared_values import Funnel
 from shadowspec.text import DASH, age, figure, moment, plural, slice_title
 from shadowspec.types import FunnelCounter, Verdict
@@ -41,7 +41,7 @@ FOOTER: Final = (
     "keyed hashes."
 )
 
-Anchored = tuple[EndpointReport, str, list[tuple[Hypothesis, str]]]  # with anchors of it and of its hypotheses
+Anchored = tuple[EndpointReport, str, list[tuple[ReportedHypothesis, str]]]  # with anchors of it and of its hypotheses
 
 
 def report_content(report: Report) -> Document:
@@ -89,7 +89,7 @@ def terminal_content(report: Report) -> list[Block]:
     return [*blocks, Section(counted.name, (counted,))]
 
 
-def line_of_hypothesis(h: Hypothesis, anchor: str = "", notes: tuple[str, ...] = ()) -> VerdictLine:
+def line_of_hypothesis(h: ReportedHypothesis, anchor: str = "", notes: tuple[str, ...] = ()) -> VerdictLine:
     """Its line in the table of verdicts."""
     return VerdictLine(
         h.endpoint,
@@ -173,13 +173,13 @@ def _forest(report: Report) -> Iterator[Section]:
         yield Section(title, (*figures, Note(FOREST_NOTE)), "forest", "bounds")
 
 
-def _row_label(h: Hypothesis, place: int) -> str:
+def _row_label(h: ReportedHypothesis, place: int) -> str:
     """The endpoint, or the slice below it; `place` makes it the only one of its name."""
     name = f"\u2003{slice_title(h.slice_key)}" if h.slice_key else h.endpoint
     return name + "\u200b" * place
 
 
-def _endpoint(endpoint: EndpointReport, anchor: str, hypotheses: list[tuple[Hypothesis, str]]) -> Section:
+def _endpoint(endpoint: EndpointReport, anchor: str, hypotheses: list[tuple[ReportedHypothesis, str]]) -> Section:
     blocks: list[Block] = [Note(order_note(order), look="note") for order in endpoint.overrides]
     if endpoint.production_cache is not None:
         blocks.append(Note(endpoint.production_cache.text))

@@ -8,7 +8,7 @@ from shadowspec.planning.frontier import Gain
 from shadowspec.reports.frontiers import SliceFrontier
 from shadowspec.reports.predictions import Prediction, predicted_device
 from shadowspec.reports.rendering import Json, audit_document, funnel_document, plain, replay_document, verdict_document
-from shadowspec.reports.report.report_model import SCHEMA_VERSION, Hypothesis, Report
+from shadowspec.reports.report.report_model import SCHEMA_VERSION, Report, ReportedHypothesis
 from shadowspec.reports.token_costs import DeviceTime
 from shadowspec.types import Arm, Override, parse_slice_key
 from shadowspec.types.decision_documents import shown_details
@@ -55,7 +55,7 @@ def report_document(report: Report) -> dict[str, Json]:
     }
 
 
-def _hypothesis(h: Hypothesis) -> dict[str, Json]:
+def _hypothesis(h: ReportedHypothesis) -> dict[str, Json]:
     measured = {
         name: plain(getattr(h, name))
         for name in (
@@ -170,7 +170,7 @@ def _frontier(frontier: SliceFrontier, price_per_hour: float | None) -> dict[str
     }
 
 
-def _measured_verdict(h: Hypothesis) -> Json:
+def _measured_verdict(h: ReportedHypothesis) -> Json:
     """The gate's verdict, before overrides."""
     if h.decision is None:
         return None

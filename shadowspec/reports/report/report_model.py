@@ -133,7 +133,7 @@ class KvCacheFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
+class ReportedHypothesis:
     """Endpoint x slice x load x speculation config, with its decision and what was measured for it.
 
     `slice_key` "" is the whole endpoint, whose figures pool its slices' requests.  `decision` is the one in force: an
@@ -195,7 +195,7 @@ class EndpointReport:
     """
 
     name: str
-    hypotheses: tuple[Hypothesis, ...]
+    hypotheses: tuple[ReportedHypothesis, ...]
     overrides: tuple[Override, ...]
     first_event: datetime | None
     last_event: datetime | None
@@ -211,7 +211,7 @@ class EndpointReport:
     audits: tuple[AuditRow, ...] = ()  # of loop against replay
 
     @property
-    def shown(self) -> list[Hypothesis]:
+    def shown(self) -> list[ReportedHypothesis]:
         """The hypotheses for readers.  An only slice is left out, unless an order makes it differ."""
         return distinct_slices(self.hypotheses, attrgetter("slice_key"), lambda each: each.override is not None)
 
@@ -229,7 +229,7 @@ class Report:
     configs: tuple[FingerprintedConfig, ...]
 
     @property
-    def hypotheses(self) -> tuple[Hypothesis, ...]:
+    def hypotheses(self) -> tuple[ReportedHypothesis, ...]:
         """Those for readers."""
         return tuple(hypothesis for endpoint in self.endpoints for hypothesis in endpoint.shown)
 

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.candidate import Candidate, Models, fingerprint_candidate
 from shadowspec.engine.decode import Decoded, decode_batch
-from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.kv_cache import ColumnSpan
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
@@ -79,7 +79,7 @@ class Recorder:
     def admit(self, batch: Batch, slots: Sequence[int]) -> None:
         self._proposer.admit(batch, slots)
 
-    def propose(self, batch: Batch, span: Span) -> Proposal:
+    def propose(self, batch: Batch, span: ColumnSpan) -> Proposal:
         proposal = self._proposer.propose(batch, span)
         for row in range(batch.num_rows):
             if batch.is_active(row):

@@ -14,7 +14,7 @@ from shadowspec.engine.forward import FINAL, HiddenStates
 from shadowspec.engine.heads import StagedHeads
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.loading import load_heads
-from shadowspec.engine.kv_cache import RaggedCache, Span
+from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.runner import Runner
 from tests.engine.heads.reference import HIDDEN, VOCABULARY, Eagle3, Medusa, Speculator
@@ -104,7 +104,7 @@ def test_eagle3_layer(
     assert isinstance(draft, Eagle3Draft)
     tokens, hidden = torch.randint(0, VOCABULARY, (9,)), torch.randn(9, 3 * HIDDEN)
     cache = RaggedCache(1, 1, 16, torch.device("cpu"))
-    span = Span.after(torch.tensor([0]), 0, 9, torch.float32)
+    span = ColumnSpan.after(torch.tensor([0]), 0, 9, torch.float32)
     mask = cache.begin_step(span, 0, 9)
     states = draft.forward(tokens[None], draft.fuse(hidden[None]), draft.angles(span.columns), mask, cache)
     expected = reference.states(tokens, reference.fc(hidden))
@@ -126,7 +126,7 @@ def test_rotary_angles_as_older_configs_write_them(target: LoadedModel, tmp_path
     assert isinstance(draft, Eagle3Draft)
     tokens, hidden = torch.randint(0, VOCABULARY, (30,)), torch.randn(30, 3 * HIDDEN)
     cache = RaggedCache(1, 1, 30, torch.device("cpu"))
-    span = Span.after(torch.tensor([0]), 0, 30, torch.float32)
+    span = ColumnSpan.after(torch.tensor([0]), 0, 30, torch.float32)
     mask = cache.begin_step(span, 0, 30)
     states = draft.forward(tokens[None], draft.fuse(hidden[None]), draft.angles(span.columns), mask, cache)
     torch.testing.assert_close(states[0], reference.states(tokens, reference.fc(hidden)), **TOLERANCE)

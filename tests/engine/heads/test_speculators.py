@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.loading import load_heads
-from shadowspec.engine.kv_cache import RaggedCache, Span
+from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec.engine.models import LoadedModel
 from tests.engine.heads.test_forward import TOLERANCE
 
@@ -35,7 +35,7 @@ def test_chains_equal_the_packages_own(name: str, target: LoadedModel) -> None:
     compared = 0
     for start in range(length):
         cache = RaggedCache(1, 1, length + depths, torch.device("cpu"))
-        span = Span.after(torch.tensor([0]), 0, length + depths, torch.float32)
+        span = ColumnSpan.after(torch.tensor([0]), 0, length + depths, torch.float32)
         angles = draft.angles(span.columns)
         mask = cache.begin_step(span, 0, start + 1)
         entries = draft.fuse(hidden[None, : start + 1])

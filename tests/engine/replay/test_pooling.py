@@ -7,7 +7,7 @@ import pytest
 
 from shadowspec import metrics
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
-from shadowspec.engine.replay.pooling import Pool
+from shadowspec.engine.replay.pooling import CounterPool
 from shadowspec.types import ExpectedCounts
 
 
@@ -16,7 +16,7 @@ def counts(rate: float, length: int, depths: tuple[int, ...] = (1, 3)) -> tuple[
 
 
 def test_pooled_counters_are_sums() -> None:
-    pool = Pool((1, 3))
+    pool = CounterPool((1, 3))
     parts = [counts(0.3, 10), counts(0.9, 31), counts(0.5, 1)]
     for session, expected in zip("aab", parts, strict=True):
         pool.add(session, expected)
@@ -33,7 +33,7 @@ def test_pooled_counters_are_sums() -> None:
 
 
 def test_one_session_has_no_interval_and_equal_ones_have_no_width() -> None:
-    pool = Pool((1, 3))
+    pool = CounterPool((1, 3))
     pool.add("a", counts(0.5, 20))
     pool.add("a", counts(0.9, 20))
     assert all(pooled.lower is None and pooled.upper is None for pooled in pool.pool())
@@ -55,7 +55,7 @@ def test_the_interval_holds_the_truth_over_correlated_requests() -> None:
     truth = 1.0 + accepted / drafts
     held = 0
     for _ in range(300):
-        pool = Pool((3,))
+        pool = CounterPool((3,))
         for session, kind in enumerate(rng.integers(0, len(kinds), 40)):
             for _ in range(int(rng.integers(1, 6))):
                 pool.add(str(session), kinds[kind])
