@@ -175,18 +175,13 @@ def test_bets_cannot_go_bankrupt_and_nothing_is_clipped() -> None:
     assert max(more.max(), fewer.max()) < 1.0 / audit.LEAST_WORST
 
 
-def test_a_document_without_a_version_is_of_the_first() -> None:
-    document = dict(AuditState(1).document())
-    assert document.pop("version") == 1
-    assert AuditState.of(document) == AuditState(1)
-
-
-@pytest.mark.parametrize("change", [{"place": None}, {"num_units": "many"}, {"alarmed_at": "soon"}, {"version": 2}])
+@pytest.mark.parametrize(
+    "change",
+    [{"place": None}, {"log_more": [0.0, "much"]}, {"alarmed_at": "soon"}, {"version": 2}, {"version": None}],
+)
 def test_a_document_that_is_none_is_refused(change: dict[str, Any]) -> None:
     document = {**AuditState(1).document(), **change}
     if change == {"place": None}:
         del document["place"]
-    if change == {"num_units": "many"}:
-        del document["log_more_2"]
-    with pytest.raises(InputError, match="stored audit cannot be read"):
+    with pytest.raises(InputError, match=r"^a stored audit (cannot be read|is of)"):
         AuditState.of(document)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shadowspec import store as stores
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_endpoint_gate
+from shadowspec.gate.run.state import FOLD_VERSION, new_progress
 from shadowspec.reports.notes import decision_notes
 from shadowspec.reports.report import Report, build_report, render_json, render_markdown
 from shadowspec.store import Store
@@ -49,7 +50,8 @@ def fold_of(rows: EndpointEvidence) -> Fold:
         place = record.key.source, record.key.partition
         places[place] = max(places.get(place, 0), record.key.offset + 1)
     spans = tuple(Span(*place, 0, stop) for place, stop in sorted(places.items()))
-    return Fold(spans, None, len(rows.records), len(rows.runs), asdict(POLICY), NOW, begins={})
+    parameters = {"version": FOLD_VERSION, **asdict(POLICY)}
+    return Fold(spans, None, len(rows.records), len(rows.runs), parameters, NOW, begins=new_progress({}, {}))
 
 
 def report_of(source: object) -> Report:

@@ -20,6 +20,7 @@ from kernels.benchmarks.large_store.traffic import Hours, TrafficCell, is_measur
 from kernels.benchmarks.large_store.units import SOURCE, MeasuredUnit
 from kernels.benchmarks.large_store.world import SyntheticEndpoint, World, make_world
 from shadowspec.errors import UsageError
+from shadowspec.gate.run.state import FOLD_VERSION
 from shadowspec.store import Store, session
 from shadowspec.store import table_definitions as tables
 from shadowspec.store.admin import schema
@@ -220,7 +221,7 @@ def _write_looks(store: Store, world: World, histories: Sequence[History], reque
             closed_by=look.at,
             num_records=look.num_records,
             num_runs=look.num_runs,
-            parameters=asdict(world.policy),
+            parameters={"version": FOLD_VERSION, **asdict(world.policy)},
             folded_at=look.at,
         )
         with store.evidence_session(history.endpoint) as evidence:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from shadowspec.errors import InputError
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
 from shadowspec.gate.evidence.quantiles import LatencyHistogram
 from shadowspec.gate.evidence.totals import RunTotals
@@ -21,9 +20,11 @@ from shadowspec.gate.stats.autocorrelation import BATCH_LENGTHS, BatchSums, Mome
 from shadowspec.gate.stats.betting import Floats, Side, Sums, UnitSeries
 from shadowspec.gate.stats.capital import NUM_FRACTIONS, CapitalTable
 from shadowspec.types import SliceCounts, TestState
+from shadowspec.types.codec import require_version
 from shadowspec.types.decision_documents import iso, read_iso
 
 VERSION = 3
+FOLD_AGAIN = "run `shadowspec gate`, which folds it again"  # the remedy for evidence of another version
 
 Document = Mapping[str, Any]
 
@@ -58,22 +59,13 @@ def encode(evidence: HypothesisEvidence) -> tuple[dict[str, Any], bytes]:
     return document, np.concatenate(tables).astype(_DOUBLE).tobytes() if tables else b""
 
 
-def require_version(document: Document, version: int) -> None:
-    """Raise InputError unless the document was written as `version` writes it; without a number it is of version 1."""
-    if (stored := document.get("version", 1)) != version:
-        raise InputError(
-            f"evidence of version {stored} cannot be read; this version reads {version}: "
-            "run `shadowspec gate`, which folds it again"
-        )
-
-
 def decode(document: Document, tables: bytes) -> HypothesisEvidence:
     """The evidence that was encoded.
 
     Raises:
         InputError: it was written by another version of this code.
     """
-    require_version(document, VERSION)
+    require_version(document, VERSION, "stored evidence", FOLD_AGAIN)
     doubles, at = np.frombuffer(tables, dtype=_DOUBLE), 0
     tests = {}
     for name, stored in document["tests"].items():

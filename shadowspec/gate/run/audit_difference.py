@@ -16,31 +16,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from shadowspec.errors import InputError
 from shadowspec.gate.stats.betting import FRACTIONS, Floats
 from shadowspec.metrics import ratio
 from shadowspec.types import AUDIT_TOLERANCE, AuditedRun
+from shadowspec.types.codec import from_document, to_document
 
 FAMILY_LEVEL: Final = 0.05
 # The least that a bet takes for the size of a unit's worst value: where next to nothing is expected to be accepted, one
 # token that rounding turned over would otherwise win a fortune.
 LEAST_WORST: Final = 0.2
 
-VERSION: Final = 1  # of a state's document; also of those without a number
-
-Document = Mapping[str, float | int | str | None]
+VERSION: Final = 1  # of a state's document
 
 WEIGHTS: Final = (0.15, 0.2, 0.25, 0.4)  # initial capital on each fraction: an audit reads few units at each look
 _LOG_WEIGHTS = np.log(WEIGHTS)
 _LN10 = math.log(10.0)
 _START = (0.0,) * len(FRACTIONS)
-_LISTS = ("log_more", "log_fewer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +113,18 @@ class AuditState:
         crosses = max(after.peak_more, after.peak_fewer) >= -math.log(self.level)
         return replace(after, alarmed_at=now) if crosses and not self.has_alarmed else after
 
-    def document(self) -> Document:
-        """The state as the store keeps it."""
-        document = {"version": VERSION} | {name: value for name, value in asdict(self).items() if name not in _LISTS}
-        document["alarmed_at"] = None if self.alarmed_at is None else self.alarmed_at.isoformat()
-        lists = {f"{name}_{place}": value for name in _LISTS for place, value in enumerate(getattr(self, name))}
-        return document | lists
+    def document(self) -> dict[str, Any]:
+        """The state as the store has it."""
+        return to_document(self, VERSION)
 
     @staticmethod
-    def of(document: Document) -> AuditState:
+    def of(document: Mapping[str, Any]) -> AuditState:
         """The state that a stored document describes.
 
         Raises:
-            InputError: it describes none, or a later version wrote it.
+            InputError: it describes none, or another version wrote it.
         """
-        try:
-            values = dict(document)
-            if (version := values.pop("version", 1)) != VERSION:
-                raise ValueError(f"it is of version {version}, and this version reads {VERSION}")
-            lists = {name: tuple(values.pop(f"{name}_{place}") for place in range(len(FRACTIONS))) for name in _LISTS}
-            alarmed_at = values.pop("alarmed_at")
-            when = None if alarmed_at is None else datetime.fromisoformat(str(alarmed_at))
-            return AuditState(**values, **lists, alarmed_at=when)  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"stored audit cannot be read: {error}") from error
+        return from_document(document, AuditState, VERSION, "a stored audit")
 
 
 def bet_ratios(

@@ -169,7 +169,8 @@ class EndpointGateRun:
         """State, evidence and cursors to continue from; and, if they restart, the progress before."""
         progress, begins = session.progress, self.begins
         if progress is None:  # the first fold, or the first again with keys cut
-            return new_state(begins or {}, rules.clusterings), {}, (), begins or {}
+            begins = begins or new_progress({}, {})
+            return new_state(begins, rules.clusterings), {}, (), begins
         loaded = load_evidence(progress.document, session.evidence(), rules)
         reason = loaded.refold_reason
         if begins is None and reason is None:
@@ -225,7 +226,8 @@ class LoadedEvidence:
 def load_evidence(document: Mapping[str, Any], stored: Sequence[StoredEvidence], rules: FoldRules) -> LoadedEvidence:
     """The state and the evidence that were stored, and why they may not be gone on from under `rules`, if so."""
     if not is_readable(document, stored):
-        return LoadedEvidence(EndpointState(), {}, "another version of ShadowSpec wrote it", {})
+        nothing = EndpointState()
+        return LoadedEvidence(nothing, {}, "another version of ShadowSpec wrote it", _restart_progress(nothing))
     state = decode_state(document)
     evidence = {(row.slice_key, row.concurrency, row.fingerprint): decode_evidence(row) for row in stored}
     return LoadedEvidence(state, evidence, _find_refold_reason(state, evidence, rules), _restart_progress(state))

@@ -9,14 +9,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 from shadowspec.errors import InputError, NoDataError
-from shadowspec.gate.evidence import codec
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import EndpointLook, evidence_after
 from shadowspec.gate.run.fold_spans import merge_spans
 from shadowspec.gate.run.folding import Completed, Folding, FoldRules
 from shadowspec.gate.run.gate_store import Rows
 from shadowspec.gate.run.memory_store import MemoryUnits
-from shadowspec.gate.run.state import FOLD_VERSION, EndpointState, RunEvidence, fold_units, new_state
+from shadowspec.gate.run.state import FOLD_AGAIN, FOLD_VERSION, EndpointState, RunEvidence, fold_units, new_state
 from shadowspec.gate.verdict.trial_levels import (
     frozen_policy,
     has_passed,
@@ -37,6 +36,7 @@ from shadowspec.types import (
     Span,
     Trial,
 )
+from shadowspec.types.codec import require_version
 from shadowspec.types.decision_documents import TEST_FIELDS, decision_figures, shown_figure, shown_test_details
 
 TOLERANCE = 1e-9  # relative, and absolute about 0: sums are stored, read and added in the same order
@@ -236,7 +236,7 @@ def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, FoldRules]]) -
 
 def policy_of(fold: Fold) -> GatePolicy:
     """The policy of a fold; parameters that no longer exist are left out."""
-    codec.require_version(fold.parameters, FOLD_VERSION)
+    require_version(fold.parameters, FOLD_VERSION, "a stored fold", FOLD_AGAIN)
     known = {field.name for field in fields(GatePolicy)}
     return GatePolicy(**{name: value for name, value in fold.parameters.items() if name in known})
 

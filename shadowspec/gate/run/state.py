@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any
 
 from shadowspec.gate.evidence import codec
@@ -18,10 +17,11 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.traffic_counts import TrafficCounts
 from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, passed_clusters
 from shadowspec.types import Decision, SliceKey, StoredEvidence
-from shadowspec.types.decision_documents import read_iso
+from shadowspec.types.codec import from_document, to_document
 
 VERSION = 1
-FOLD_VERSION = 1  # version of the fold's content; folds without a number are of this version
+FOLD_VERSION = 1  # of a fold's content
+FOLD_AGAIN = codec.FOLD_AGAIN
 
 Document = Mapping[str, Any]
 
@@ -90,13 +90,17 @@ def evidence_parameters(policy: GatePolicy) -> str:
     ).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What restarted evidence retains, by clustering: entries that were judged, and keys that are cut."""
+
+    entries: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
+    dominant: Mapping[str, frozenset[SliceKey]] = field(default_factory=dict)
+
+
 def new_progress(entries: Mapping[str, Mapping[str, Entry]], dominant: Mapping[str, frozenset[SliceKey]]) -> Document:
-    """The progress of restarted evidence: by clustering, entries that were judged and keys that are cut."""
-    return {
-        "version": FOLD_VERSION,
-        "entries": {clustering: _entries(entry) for clustering, entry in entries.items()},
-        "dominant": {clustering: sorted(map(list, stored)) for clustering, stored in dominant.items()},
-    }
+    """The document of a fold that restarts evidence."""
+    return to_document(Beginning(entries, dominant), FOLD_VERSION)
 
 
 def new_state(begins: Document, clusterings: Mapping[str, GatePolicy]) -> EndpointState:
@@ -105,12 +109,12 @@ def new_state(begins: Document, clusterings: Mapping[str, GatePolicy]) -> Endpoi
     Raises:
         InputError: it was written by another version of this code.
     """
-    codec.require_version(begins, FOLD_VERSION)
+    beginning = from_document(begins, Beginning, FOLD_VERSION, "a stored fold", FOLD_AGAIN)
     return EndpointState(
         clusterings={
             clustering: ClusterProgress(
-                entries=_read_entries(begins.get("entries", {}).get(clustering, {})),
-                dominant=frozenset((name, key) for name, key in begins.get("dominant", {}).get(clustering, ())),
+                entries=beginning.entries.get(clustering, {}),
+                dominant=beginning.dominant.get(clustering, frozenset()),
             )
             for clustering in clusterings
         }
@@ -119,29 +123,7 @@ def new_state(begins: Document, clusterings: Mapping[str, GatePolicy]) -> Endpoi
 
 def encode_state(state: EndpointState) -> dict[str, Any]:
     """The state as a document."""
-    return {
-        "version": VERSION,
-        "slices": dict(state.slices),
-        "ways": {
-            clustering: {
-                "num_entered": progress.num_entered,
-                "newest_close": None if progress.newest_close is None else progress.newest_close.isoformat(),
-                "num_closed": dict(progress.num_closed),
-                "num_members": dict(progress.num_members),
-                "num_late": dict(progress.num_late),
-                "num_left_out": dict(progress.num_left_out),
-                "entries": _entries(progress.entries),
-                "dominant": sorted(map(list, progress.dominant)),
-            }
-            for clustering, progress in state.clusterings.items()
-        },
-        "seen": {name: [seen.first.isoformat(), seen.last.isoformat()] for name, seen in state.seen.items()},
-        "loads": sorted(state.loads),
-        "traffic": state.traffic.document(),
-        "num_records": state.num_records,
-        "arrived": dict(state.arrived),
-        "beyond": dict(state.beyond),
-    }
+    return to_document(state, VERSION)
 
 
 def is_readable(document: Document, stored: Iterable[StoredEvidence]) -> bool:
@@ -155,56 +137,23 @@ def decode_state(document: Document) -> EndpointState:
     Raises:
         InputError: it was written by another version of this code.
     """
-    codec.require_version(document, VERSION)
-    return EndpointState(
-        slices=document["slices"],
-        clusterings={
-            clustering: ClusterProgress(
-                num_entered=stored["num_entered"],
-                newest_close=read_iso(stored["newest_close"]),
-                num_closed=stored["num_closed"],
-                num_members=stored.get("num_members", {}),  # counted from here on where it was not before
-                num_late=stored["num_late"],
-                num_left_out=stored.get("num_left_out", {}),
-                entries=_read_entries(stored["entries"]),
-                dominant=frozenset((name, key) for name, key in stored["dominant"]),
-            )
-            for clustering, stored in document["ways"].items()
-        },
-        seen={
-            name: Seen(datetime.fromisoformat(first), datetime.fromisoformat(last))
-            for name, (first, last) in document["seen"].items()
-        },
-        loads=frozenset(document["loads"]),
-        traffic=TrafficCounts.of(document["traffic"]),
-        num_records=document["num_records"],
-        arrived=document.get("arrived", {}),
-        beyond=document.get("beyond", {}),
-    )
+    return from_document(document, EndpointState, VERSION, "the stored state of an endpoint", FOLD_AGAIN)
 
 
 def encode_evidence(key: HypothesisId, evidence: RunEvidence) -> StoredEvidence:
     """A hypothesis's evidence as it is stored."""
     document, tables = codec.encode(evidence.evidence)
-    entry = {
+    run = {
         "parameters": evidence.parameters,
         "skip_clusters": evidence.skip_clusters,
         "skip_blocks": evidence.skip_blocks,
     }
-    return StoredEvidence(*key, document | {"kept": entry}, tables)
+    return StoredEvidence(*key, document | {"run": run}, tables)
 
 
 def decode_evidence(stored: StoredEvidence) -> RunEvidence:
     """The evidence that was encoded."""
-    return RunEvidence(codec.decode(stored.document, stored.tables), **stored.document["kept"])
-
-
-def _entries(entries: Mapping[str, Entry]) -> dict[str, list[Any]]:
-    return {name: [entry.position, entry.at.isoformat()] for name, entry in entries.items()}
-
-
-def _read_entries(document: Document) -> dict[str, Entry]:
-    return {name: Entry(position, datetime.fromisoformat(at)) for name, (position, at) in document.items()}
+    return RunEvidence(codec.decode(stored.document, stored.tables), **stored.document["run"])
 
 
 def has_entered(previous: Decision | None) -> bool:

@@ -16,8 +16,7 @@ from shadowspec.types import ARRIVING, Run, StoredRecord
 BUCKET_S = 6 * 3_600  # whole buckets count: a quarter of a day more or less in a window of days
 LAG_S = 86_400  # retained beyond the window: the watermark may lie this far behind the newest record
 
-# By slice: [requests, {fingerprint: [measured requests, their steps, their drafted tokens]}], as JSON holds it: a look
-# copies none of the thousands of lists of a stored state.
+# By slice: [requests, {fingerprint: [measured requests, their steps, their drafted tokens]}].
 _Bucket = Mapping[str, Sequence[Any]]
 
 
@@ -83,15 +82,6 @@ class TrafficCounts:
                         total[2] += own_tokens
         measured, drafts, tokens = ({place: counts[at] for place, counts in sums.items()} for at in range(3))
         return WindowCounts(requests, measured, drafts, tokens)
-
-    def document(self) -> dict[str, Any]:
-        """The counts as JSON can hold them."""
-        return {str(bucket): slices for bucket, slices in self.buckets.items()}
-
-    @staticmethod
-    def of(document: Mapping[str, Any]) -> TrafficCounts:
-        """The counts that a document holds."""
-        return TrafficCounts({int(bucket): slices for bucket, slices in document.items()})
 
 
 Traffic = Mapping[str, Mapping[str, SliceTraffic]]  # by fingerprint, then slice key

@@ -21,7 +21,7 @@ from shadowspec.gate.run import fold_spans as spans
 from shadowspec.gate.run.gate_run import EndpointGateRun, run_endpoint_gate
 from shadowspec.gate.run.gate_store import GateSession
 from shadowspec.gate.run.recompute import explain, policy_of
-from shadowspec.gate.run.state import new_progress, new_state
+from shadowspec.gate.run.state import EndpointState, new_progress, new_state
 from shadowspec.store import Store
 from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, StoredRecord, TestState
 from shadowspec.types.decision_documents import stored_details
@@ -356,9 +356,9 @@ def test_a_file_in_any_order_is_folded_in_parts_as_if_at_once(
     assert count(store, "folds") > 2
     with store.evidence_session(ENDPOINT) as session:
         assert session.progress is not None
-        (way,) = session.progress.document["ways"].values()
-    assert way["num_entered"] == 40
-    assert way["num_late"] == {}
+        (progress,) = session.progress.document["clusterings"].values()
+    assert progress["num_entered"] == 40
+    assert progress["num_late"] == {}
 
 
 @pytest.mark.representative("postgres")
@@ -498,7 +498,7 @@ def test_a_level_of_the_graph_that_the_tests_were_not_read_at_is_told(
 
 
 @pytest.mark.representative("postgres")
-def test_what_folds_hold_is_of_the_first_version_where_none_is_named_and_refused_of_a_later(store: Store) -> None:
+def test_what_folds_hold_has_a_version_and_is_refused_without_one_or_of_another(store: Store) -> None:
     feed = Feed(store, World(20, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 20)
     gate(store)
@@ -506,11 +506,12 @@ def test_what_folds_hold_is_of_the_first_version_where_none_is_named_and_refused
         (fold,) = rows.folds_until(1)
     policy = policy_of(fold)
     assert fold.parameters == {"version": 1, **asdict(policy)}
-    assert policy_of(replace(fold, parameters=asdict(policy))) == policy
-    assert new_state({}, {}) == new_state(new_progress({}, {}), {})
-    with pytest.raises(InputError, match="version 2 cannot be read"):
+    with pytest.raises(InputError, match="of no known version"):
+        policy_of(replace(fold, parameters=asdict(policy)))
+    assert new_state(new_progress({}, {}), {}) == EndpointState()
+    with pytest.raises(InputError, match="is of version 2"):
         policy_of(replace(fold, parameters={**fold.parameters, "version": 2}))
-    with pytest.raises(InputError, match="version 2 cannot be read"):
+    with pytest.raises(InputError, match="is of version 2"):
         new_state({**new_progress({}, {}), "version": 2}, {})
 
 

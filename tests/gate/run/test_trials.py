@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -20,7 +19,7 @@ from shadowspec.gate.run.traffic_counts import TrafficCounts
 from shadowspec.gate.verdict.trial_levels import current_configs
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
-from shadowspec.types import Block, BlockResult, Decision, FingerprintedConfig, FunnelCounter, Run, Verdict
+from shadowspec.types import Block, BlockResult, Decision, FingerprintedConfig, FunnelCounter, Run, Verdict, codec
 from shadowspec.types.decision_documents import shown_details
 from tests.gate.feeding import Feed
 from tests.gate.oracle import EndpointEvidence, current_traffic, decide_endpoint, endpoint_sequences, seen_fingerprints
@@ -354,10 +353,10 @@ def test_traffic_in_pieces_is_the_traffic_of_all_and_old_traffic_is_not_kept() -
     for start in range(0, 1_200, 100):
         offsets = {run.key.offset for run in evidence.runs[start : start + 100]}
         records = [r for r in evidence.records if r.key.partition == 0 and r.key.offset in offsets]
-        pieces = TrafficCounts.of(json.loads(json.dumps(pieces.document())))
-        before = json.dumps(pieces.document())
+        pieces = codec.decode(codec.encode(pieces), TrafficCounts)
+        before = codec.encode(pieces)
         after = pieces.fold(records, evidence.runs[start : start + 100], span_s)
-        assert json.dumps(pieces.document()) == before, "a fold leaves the counts before it as they are"
+        assert codec.encode(pieces) == before, "a fold leaves the counts before it as they are"
         pieces = after
     at_once = TrafficCounts().fold([r for r in evidence.records if r.key.partition == 0], evidence.runs, span_s)
     assert pieces == at_once

@@ -1,0 +1,76 @@
+"""What the gate stores between looks is read back as it was, for any value: states of endpoints, and of audits."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowspec.gate.evidence.clusters import ClusterProgress
+from shadowspec.gate.evidence.units import Entry
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.audit_difference import FRACTIONS, AuditState
+from shadowspec.gate.run.state import Beginning, EndpointState, decode_state, encode_state, new_progress, new_state
+from shadowspec.gate.run.traffic_counts import TrafficCounts
+from shadowspec.gate.verdict.trial_levels import Seen
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+COUNTS = st.integers(0, 2**53)
+REALS = st.floats(allow_nan=False, allow_infinity=False)
+TIMES = st.datetimes(timezones=st.just(UTC))
+BY_NAME = st.dictionaries(TEXTS, COUNTS, max_size=3)
+ENTRIES = st.dictionaries(TEXTS, st.builds(Entry, COUNTS, TIMES), max_size=3)
+DOMINANT = st.frozensets(st.tuples(TEXTS, TEXTS), max_size=3)
+PROGRESS = st.builds(ClusterProgress, COUNTS, st.none() | TIMES, BY_NAME, BY_NAME, BY_NAME, BY_NAME, ENTRIES, DOMINANT)
+BUCKETS = st.dictionaries(
+    COUNTS,
+    st.dictionaries(
+        TEXTS,
+        st.tuples(COUNTS, st.dictionaries(TEXTS, st.lists(COUNTS, min_size=3, max_size=3), max_size=2)).map(list),
+        max_size=2,
+    ),
+    max_size=2,
+)
+STATES = st.builds(
+    EndpointState,
+    BY_NAME,
+    st.dictionaries(TEXTS, PROGRESS, max_size=2),
+    st.dictionaries(TEXTS, st.builds(Seen, TIMES, TIMES), max_size=2),
+    st.frozensets(COUNTS, max_size=3),
+    st.builds(TrafficCounts, BUCKETS),
+    COUNTS,
+    BY_NAME,
+    BY_NAME,
+)
+LOGS = st.tuples(*(REALS for _ in FRACTIONS))
+AUDITS = st.builds(
+    AuditState, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, REALS, LOGS, LOGS, REALS, REALS, st.none() | TIMES
+)
+
+
+@given(STATES)
+def test_a_state_is_read_as_it_was(state: EndpointState) -> None:
+    document = json.loads(json.dumps(encode_state(state)))
+    assert decode_state(document) == state
+    assert isinstance(document["version"], int)
+
+
+@given(st.dictionaries(TEXTS, ENTRIES, max_size=2), st.dictionaries(TEXTS, DOMINANT, max_size=2))
+def test_a_beginning_is_read_as_it_was(
+    entries: dict[str, dict[str, Entry]], dominant: dict[str, frozenset[tuple[str, str]]]
+) -> None:
+    begins = json.loads(json.dumps(new_progress(entries, dominant)))
+    names = {*entries, *dominant}
+    state = new_state(begins, dict.fromkeys(names, GatePolicy()))
+    read = Beginning(
+        {name: state.clusterings[name].entries for name in entries},
+        {name: state.clusterings[name].dominant for name in dominant},
+    )
+    assert read == Beginning(entries, dominant)
+
+
+@given(AUDITS)
+def test_an_audit_is_read_as_it_was(state: AuditState) -> None:
+    assert AuditState.of(json.loads(json.dumps(state.document()))) == state
