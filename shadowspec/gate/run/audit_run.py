@@ -42,9 +42,6 @@ class AuditStore(Protocol):
     def audit_session(self, endpoint: str) -> AbstractContextManager[AuditTransaction]:
         """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
 
-    def endpoint_lock(self, endpoint: str) -> AbstractContextManager[object]:
-        """Held by one gate at a time."""
-
     def overrides(self, endpoint: str | None = None) -> list[OverrideRecord]:
         """Every override ever set, with when and by whom it was cleared."""
 
@@ -64,17 +61,17 @@ class CellAudit:
 def run_audits(store: AuditStore, endpoint: str, now: datetime) -> list[CellAudit]:
     """The endpoint's audits after all stored runs, in the order in which they began.
 
-    1. Add the new runs; 2. order HOLD for each alarm for which none was ordered before.
+    1. Add the new runs; 2. order HOLD for each alarm for which none was ordered before.  The caller holds
+    the endpoint's lock, as a gate run does.
     """
-    with store.endpoint_lock(endpoint):
-        with store.audit_session(endpoint) as session:
-            before, new = session.states(), session.take()
-            states = {(audit.slice_key, audit.fingerprint): AuditState.of(audit.document) for audit in before}
-            changed = fold_units(states, new, now)
-            session.save([StoredAudit(*cell, state.document()) for cell, state in changed.items()])
-        audits = _in_order(states | changed)
-        for order in _orders(endpoint, audits, store.overrides(endpoint) if _select_alarmed(audits) else (), now):
-            store.add_override(order)
+    with store.audit_session(endpoint) as session:
+        before, new = session.states(), session.take()
+        states = {(audit.slice_key, audit.fingerprint): AuditState.of(audit.document) for audit in before}
+        changed = fold_units(states, new, now)
+        session.save([StoredAudit(*cell, state.document()) for cell, state in changed.items()])
+    audits = _in_order(states | changed)
+    for order in _orders(endpoint, audits, store.overrides(endpoint) if _select_alarmed(audits) else (), now):
+        store.add_override(order)
     return audits
 
 

@@ -123,5 +123,8 @@ class GateSession(Rows, OpenUnits, Offsets, Protocol):
 class GateStore(AuditStore, Protocol):
     """The gate's part of a store."""
 
+    def endpoint_lock(self, endpoint: str) -> AbstractContextManager[object]:
+        """Held by one gate at a time."""
+
     def evidence_session(self, endpoint: str) -> AbstractContextManager[GateSession]:
         """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
