@@ -34,12 +34,12 @@ def _append(
     row, token = place // num_tokens, place % num_tokens
     slot, column = tl.load(slots + row), tl.load(columns + place)
     entry = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    head, item = (entry // head_dim).to(tl.int64), entry % head_dim
+    head, dimension = (entry // head_dim).to(tl.int64), entry % head_dim
     # A slot or column outside the cache is a defect of the caller; it must not write into someone else's memory.
     is_inside = (slot >= 0) & (slot < num_slots) & (column >= 0) & (column < num_columns)
     is_written = (entry < heads * head_dim) & is_inside
-    state = tl.load(states + row * states_row + token * states_token + head * states_head + item, mask=is_written)
-    tl.store(cache + slot * cache_slot + head * cache_head + column * cache_column + item, state, mask=is_written)
+    state = tl.load(states + row * states_row + token * states_token + head * states_head + dimension, mask=is_written)
+    tl.store(cache + slot * cache_slot + head * cache_head + column * cache_column + dimension, state, mask=is_written)
 
 
 def append(

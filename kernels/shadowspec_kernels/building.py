@@ -50,8 +50,8 @@ def load_library(source: Path) -> ctypes.CDLL:
 def _compiler() -> str:
     named = os.environ.get("CXX")
     for name in (named,) if named else COMPILERS:
-        if (found := shutil.which(name)) is not None:
-            return found
+        if (path := shutil.which(name)) is not None:
+            return path
     raise UnavailableError(f"no C++ compiler found ({named or ', '.join(COMPILERS)})")
 
 

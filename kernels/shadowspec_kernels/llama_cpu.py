@@ -107,10 +107,10 @@ def library() -> ctypes.CDLL:
     Raises:
         UnavailableError: it cannot be built or loaded here; the message says why.
     """
-    found = _library_or_reason()
-    if isinstance(found, str):
-        raise UnavailableError(found)
-    return found
+    library_or_reason = _library_or_reason()
+    if isinstance(library_or_reason, str):
+        raise UnavailableError(library_or_reason)
+    return library_or_reason
 
 
 class WeightMemory:
@@ -191,7 +191,9 @@ class CompiledLlama:
         """
         check_pass(self.weights, operands)
         rows, count, size = operands.hidden.shape
-        hidden, columns, angles = (each.contiguous() for each in (operands.hidden, operands.columns, operands.angles))
+        hidden, columns, angles = (
+            tensor.contiguous() for tensor in (operands.hidden, operands.columns, operands.angles)
+        )
         logits = hidden.new_empty((rows, operands.keep, self.weights.head.shape[0]))
         inputs = {layer: torch.empty_like(hidden) for layer in operands.layers}
         final_states = hidden.new_empty((rows, operands.keep, size)) if operands.with_final else None

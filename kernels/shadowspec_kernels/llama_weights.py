@@ -130,9 +130,9 @@ def check_product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tenso
         InputError: dtypes, devices, shapes or strides.
     """
     given = (states, weight) if total is None else (states, weight, total)
-    if any(each.device.type != "cpu" or each.dim() != 2 for each in given) or weight.dtype not in FORMATS:
+    if any(operand.device.type != "cpu" or operand.dim() != 2 for operand in given) or weight.dtype not in FORMATS:
         raise InputError("a product is one of matrices on a CPU, whose weight is float32, bfloat16 or int8")
-    if any(each is not weight and each.dtype != torch.float32 for each in given):
+    if any(operand is not weight and operand.dtype != torch.float32 for operand in given):
         raise InputError("the states and the total of a product are float32")
     if states.shape[1] != num_inputs(weight):
         raise InputError(f"states {tuple(states.shape)} do not fit a weight {tuple(weight.shape)}")

@@ -154,7 +154,7 @@ class Verified:
 def _rows_of(value: Value, slots: torch.Tensor) -> Value:
     """The value with these rows, int64 [taken], of each of its tensors."""
     held = {field.name: getattr(value, field.name) for field in fields(value)}
-    taken: dict[str, Any] = {name: each[slots] for name, each in held.items() if isinstance(each, torch.Tensor)}
+    taken: dict[str, Any] = {name: tensor[slots] for name, tensor in held.items() if isinstance(tensor, torch.Tensor)}
     return replace(value, **taken)
 
 

@@ -262,9 +262,9 @@ def _draw(
         tile = tl.maximum(_first_past(masses, threshold, TILES), 0)
         ahead = tl.sum(tl.where(lane < tile, masses, 0.0), 0)
         weights = _weights(inputs, row, column, tile * TILE + entry, highest, total, is_residual, DEPTH)
-        found = _first_past(weights, threshold - ahead, TILE)
+        offset = _first_past(weights, threshold - ahead, TILE)
         is_greedy = tl.load(inputs.temperature + row) == 0.0
-        token = tl.where(is_greedy | (found < 0), best_token, tile * TILE + found)
+        token = tl.where(is_greedy | (offset < 0), best_token, tile * TILE + offset)
     tl.store(drawn + place, token.to(tl.int64))
 
 

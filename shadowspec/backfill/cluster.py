@@ -53,10 +53,10 @@ def call_remotely(function: Callable[[], Any], actors: Actors) -> Any:
         ShadowSpecError: the function raised it.
     """
     remote = ray.remote(num_cpus=actors.cpus, num_gpus=actors.gpus, max_retries=MAX_TRIES)(_call)
-    found = pickle.loads(ray.get(remote.remote(pickle.dumps(function))))  # noqa: S301 - ours
-    if isinstance(found, ShadowSpecError):
-        raise found
-    return found
+    result = pickle.loads(ray.get(remote.remote(pickle.dumps(function))))  # noqa: S301 - ours
+    if isinstance(result, ShadowSpecError):
+        raise result
+    return result
 
 
 def judge_rows(
@@ -155,9 +155,9 @@ class _Judged:
     def _one(self, row: bytes) -> Any:
         name = hashlib.sha256(row).digest()
         is_over = ray.get(self._tries.begin.remote(name)) > MAX_TRIES
-        found = (self._give_up if is_over else self._judge)(pickle.loads(row))  # noqa: S301 - ours
+        judged = (self._give_up if is_over else self._judge)(pickle.loads(row))  # noqa: S301 - ours
         self._tries.end.remote(name)
-        return found
+        return judged
 
 
 @dataclass(slots=True)

@@ -96,9 +96,9 @@ def _message(value: Any) -> bytes | None:
 def _present(value: Any) -> Any:
     """Without the fields that are null: a Parquet file has those of all rows in every row."""
     if isinstance(value, dict):
-        return {name: _present(item) for name, item in value.items() if item is not None}
+        return {name: _present(field) for name, field in value.items() if field is not None}
     if isinstance(value, list):
-        return [_present(item) for item in value]
+        return [_present(element) for element in value]
     return value
 
 

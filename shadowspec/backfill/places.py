@@ -59,12 +59,12 @@ def find_files(places: Sequence[str]) -> list[str]:
         InputError: there is nothing there, or it cannot be reached.
         NoDataError: a folder without logs.
     """
-    found: dict[str, None] = {}
+    files: dict[str, None] = {}
     for place in places:
         with explain_errors(place):
             for file in _below(place):
-                found[file] = None
-    return list(found)
+                files[file] = None
+    return list(files)
 
 
 def open_stream(place: str) -> BinaryIO:
@@ -134,8 +134,8 @@ def _below(place: str) -> Iterator[str]:
     if info.type != fs.FileType.Directory:
         yield place if _scheme(place) else path
         return
-    each = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
-    logs = sorted(item.path for item in each if item.type == fs.FileType.File and item.path.endswith(ENDINGS))
+    entries = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+    logs = sorted(entry.path for entry in entries if entry.type == fs.FileType.File and entry.path.endswith(ENDINGS))
     if not logs:
         raise NoDataError(f"{describe_place(place)}: holds no logs (files that end in {', '.join(ENDINGS)})")
     for log in logs:
@@ -216,8 +216,8 @@ def open_web(url: str) -> FileInParts | HTTPStreamFile:
 async def _size_in_parts(session: aiohttp.ClientSession, url: Any) -> int | None:
     """Bytes of the file; None: the server sends no parts of it.  fsspec takes it for granted that it does."""
     async with session.get(url, headers={"Range": "bytes=0-0"}) as answer:
-        found = _SIZE.fullmatch(answer.headers.get("Content-Range", ""))
-        if found and answer.status in (206, 416):  # the latter of an empty file
-            return int(found[1])
+        content_range = _SIZE.fullmatch(answer.headers.get("Content-Range", ""))
+        if content_range and answer.status in (206, 416):  # the latter of an empty file
+            return int(content_range[1])
         answer.raise_for_status()
         return None

@@ -39,18 +39,18 @@ class Part(Generic[Call]):
         return len(self.calls) + sum(self.funnel.values())
 
 
-def parts(source: str, found: Iterable[tuple[str, Call] | Unused], size: int) -> Iterator[Part[Call]]:
+def parts(source: str, records: Iterable[tuple[str, Call] | Unused], size: int) -> Iterator[Part[Call]]:
     """The blocks of a file, the last of which is known as such.
 
     Args:
         source: the digest of its content.
-        found: its records in their order, those that are used with their endpoints.
+        records: its records in their order, those that are used with their endpoints.
         size: how many responses a block holds at most.
     """
     cut: _Cut[Call] = _Cut(source, size)
     held: Part[Call] | None = None
-    for each in found:
-        part = cut.take(each)
+    for record in records:
+        part = cut.take(record)
         if part is not None:
             if held is not None:
                 yield held
@@ -73,14 +73,14 @@ class _Cut(Generic[Call]):
         self._funnel: Counter[FunnelKey] = Counter()
         self._messages: dict[str, str] = {}
 
-    def take(self, found: tuple[str, Call] | Unused) -> Part[Call] | None:
+    def take(self, record: tuple[str, Call] | Unused) -> Part[Call] | None:
         """Take a record in; the block that it fills."""
-        if isinstance(found, Unused):
-            self._funnel[found.end] += 1
-            if found.message is not None:
-                self._messages.setdefault(found.end[2] or "", found.message)
+        if isinstance(record, Unused):
+            self._funnel[record.end] += 1
+            if record.message is not None:
+                self._messages.setdefault(record.end[2] or "", record.message)
             return None
-        endpoint, call = found
+        endpoint, call = record
         waiting = self._waiting.setdefault(endpoint, [])
         waiting.append(call)
         return self._part(endpoint) if len(waiting) >= self._size else None

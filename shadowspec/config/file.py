@@ -318,26 +318,26 @@ def _speculation_config(section: EndpointSection, candidate: CandidateSection, b
 
 def _nest_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document as the settings nest it, with the names of tables in them."""
-    found = dict(document)
+    nested = dict(document)
     for name, kind in (("kafka", KafkaSettings), ("dashboard", DashboardSettings), ("schedule", ScheduleSettings)):
-        if name in found:
-            found[name] = nest_table(kind, found[name])
-    if isinstance(schedule := found.get("schedule"), dict):
+        if name in nested:
+            nested[name] = nest_table(kind, nested[name])
+    if isinstance(schedule := nested.get("schedule"), dict):
         zone = {key: schedule[key] for key in ("time_zone",) if key in schedule}
         _each_table(schedule, "jobs", lambda name, job: {**zone, **job, "(name)": name})
         _each_table(schedule, "receivers", lambda name, receiver: {**receiver, "(name)": name})
-    _each_table(found, "endpoints", lambda _, endpoint: _nest_endpoint(endpoint))
-    return found
+    _each_table(nested, "endpoints", lambda _, endpoint: _nest_endpoint(endpoint))
+    return nested
 
 
 def _nest_endpoint(endpoint: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(endpoint)
-    served = found.get("served_models")
+    nested = dict(endpoint)
+    served = nested.get("served_models")
     model = {"model": served[0]} if isinstance(served, list) and served else {}
     for name, kind in (("servers", ServerSettings), ("live", LiveSettings)):
-        if isinstance(found.get(name), dict):
-            found[name] = nest_table(kind, {**model, **found[name]})
-    return found
+        if isinstance(nested.get(name), dict):
+            nested[name] = nest_table(kind, {**model, **nested[name]})
+    return nested
 
 
 def _each_table(parent: dict[str, Any], key: str, arranged: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:
@@ -377,7 +377,7 @@ def _explain(path: Path, error: ValidationError, document: Mapping[str, Any]) ->
     for fault in faults:
         place = fault["loc"]
         if fault["type"] == "too_short" and any(
-            each is not fault and each["loc"][: len(place)] == place for each in faults
+            other_fault is not fault and other_fault["loc"][: len(place)] == place for other_fault in faults
         ):
             continue  # pydantic leaves out faulty entries, then misses them
         message, parts = _describe(fault), _key_parts(fault["loc"], document)
@@ -388,7 +388,9 @@ def _explain(path: Path, error: ValidationError, document: Mapping[str, Any]) ->
                 message += f" of a receiver of kind {kind!r}"
         if message.endswith("is not a known key") and parts:
             missing = [
-                str(each["loc"][-1]) for each in faults if each["type"] in MISSING and each["loc"][:-1] == place[:-1]
+                str(other_fault["loc"][-1])
+                for other_fault in faults
+                if other_fault["type"] in MISSING and other_fault["loc"][:-1] == place[:-1]
             ]
             is_misplaced = len(parts) > 1 and parts[-1] == "policy"
             message += "; it belongs before the first table" if is_misplaced else suggest_key(parts[-1], missing)
@@ -416,7 +418,7 @@ def _describe(fault: Mapping[str, Any]) -> str:
         "string_pattern_mismatch": f"must be {wanted}",
         "union_tag_invalid": f"must be one of {', '.join(RECEIVERS)}",
     }
-    text = re.sub(r"^(Value error, )?(\w+ should )?", lambda found: "must " if found[2] else "", fault["msg"])
+    text = re.sub(r"^(Value error, )?(\w+ should )?", lambda match: "must " if match[2] else "", fault["msg"])
     message = messages.get(fault["type"], text.replace(" after validation", ""))
     if fault["type"] == "literal_error" and isinstance(fault["input"], str):
         message += suggestion(fault["input"], re.findall("'([^']+)'", message))

@@ -136,8 +136,8 @@ class CandidateSection(Section):
             settings_text(self.speculative_config)
         except ValueError:
             raise ValueError("speculative_config: numbers must be finite") from None
-        if (found := contradiction(self.speculative_config, method, self.num_speculative_tokens)) is not None:
-            raise ValueError(f"speculative_config: {found}")
+        if (conflict := contradiction(self.speculative_config, method, self.num_speculative_tokens)) is not None:
+            raise ValueError(f"speculative_config: {conflict}")
 
 
 def _has_null(value: JsonValue) -> bool:
@@ -210,7 +210,9 @@ class EndpointSection(Section):
             raise ValueError(
                 "candidates: an endpoint with servers has one candidate; define another endpoint for another one"
             )
-        if self.servers is None and (named := [each.name for each in self.candidates if each.method is not None]):
+        if self.servers is None and (
+            named := [candidate.name for candidate in self.candidates if candidate.method is not None]
+        ):
             raise ValueError(f'candidates: {named[0]}: method is only for engine = "openai"; give a proposer instead')
         in_process = [name for name in IN_PROCESS_OPTIONS if name in self.candidates[0].model_fields_set]
         if self.servers is not None and in_process:

@@ -424,7 +424,7 @@ def filled_template(inferred: str, policy: str, serving_engine: str) -> str:
     values = tomllib.loads(inferred)
     ((name, endpoint),) = values["endpoints"].items()
     key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
-    match = ", ".join(f"{each} = {_text(glob)}" for each, glob in endpoint["match"].items())
+    match = ", ".join(f"{field} = {_text(glob)}" for field, glob in endpoint["match"].items())
     lines = {
         "url": _text(values["database"]["url"]),
         "hash_secret_file": _text(values["privacy"]["hash_secret_file"]),
@@ -436,16 +436,22 @@ def filled_template(inferred: str, policy: str, serving_engine: str) -> str:
         lines["# slice_by"] = _toml(endpoint["slice_by"])
     candidates = (
         "\n".join(
-            (f"[[endpoints.{key}.candidates]]", *(f"{each} = {_toml(value)}" for each, value in candidate.items()), "")
+            (
+                f"[[endpoints.{key}.candidates]]",
+                *(f"{option} = {_toml(value)}" for option, value in candidate.items()),
+                "",
+            )
         )
         for candidate in endpoint["candidates"]
     )
     written = config_template(policy, serving_engine)
     head, example, rest = re.split(r"(\[\[endpoints\.chat\.candidates\]\]\n(?:\w+ = [^\n]*\n)+)", written, maxsplit=1)
     assert example, "the template has a candidate"
-    for each, value in lines.items():
-        plain = each.removeprefix("# ")
-        head = re.sub(rf"^{re.escape(each)} = .*$", lambda _, p=plain, v=value: f"{p} = {v}", head, count=1, flags=re.M)
+    for written_key, value in lines.items():
+        plain = written_key.removeprefix("# ")
+        head = re.sub(
+            rf"^{re.escape(written_key)} = .*$", lambda _, p=plain, v=value: f"{p} = {v}", head, count=1, flags=re.M
+        )
     return (head + "\n".join(candidates) + rest).replace("endpoints.chat", f"endpoints.{key}")
 
 
@@ -467,8 +473,8 @@ def suggest_key(name: str, missing: Iterable[str]) -> str:
 
 def parameter_meanings() -> dict[str, str]:
     """What each parameter of the policy means, by name, in the words of the template."""
-    found = re.findall(r"^# ([a-z_0-9]+) = (?:\{.*?\}|\S+) +# (.+)$", _POLICY, re.MULTILINE)
-    return {name: text.strip(" .") for name, text in found}
+    parameters = re.findall(r"^# ([a-z_0-9]+) = (?:\{.*?\}|\S+) +# (.+)$", _POLICY, re.MULTILINE)
+    return {name: text.strip(" .") for name, text in parameters}
 
 
 def _with_defaults(template: str, tables: Mapping[str, Mapping[str, Any]]) -> str:
@@ -477,9 +483,9 @@ def _with_defaults(template: str, tables: Mapping[str, Mapping[str, Any]]) -> st
     for line in template.splitlines():
         if header := _TABLE.match(line):
             table = header[1]
-        elif found := _DEFAULTED.match(line):
-            start, key, gap = found.groups()
-            line = start + _toml(tables[table][key]).ljust(len(gap)) + line[found.end() :]
+        elif defaulted := _DEFAULTED.match(line):
+            start, key, gap = defaulted.groups()
+            line = start + _toml(tables[table][key]).ljust(len(gap)) + line[defaulted.end() :]
         lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -493,5 +499,5 @@ def _toml(value: Any) -> str:
     if isinstance(value, ZoneInfo):
         return f'"{value.key}"'
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f'"{name}" = {_toml(item)}' for name, item in value.items()) + "}"
+        return "{" + ", ".join(f'"{name}" = {_toml(entry)}' for name, entry in value.items()) + "}"
     return '"none"' if value is None else json.dumps(value)

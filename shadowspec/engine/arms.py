@@ -38,7 +38,9 @@ class ArmRunner:
 
     def __init__(self, target: LoadedModel, candidates: Sequence[Candidate]) -> None:
         self._target = target
-        drafts = {id(each.draft): each.draft for each in candidates if isinstance(each.draft, LoadedModel)}
+        drafts = {
+            id(candidate.draft): candidate.draft for candidate in candidates if isinstance(candidate.draft, LoadedModel)
+        }
         self._models = [target, *drafts.values()]
         self._allocator = allocator_of(target.model.device)
 
@@ -96,7 +98,7 @@ class ArmRunner:
                     shares_prefixes=self._target.shares_prefixes,
                 )
             if result is not None:
-                decoded += [_delay(each, waited_ms) for each in result.decoded]
+                decoded += [_delay(decoded_request, waited_ms) for decoded_request in result.decoded]
                 duration_ms, waited_ms = duration_ms + result.duration_ms, waited_ms + result.duration_ms
                 together_bytes += result.cache_bytes
                 cache_bytes = max(cache_bytes, together_bytes)

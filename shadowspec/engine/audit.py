@@ -76,9 +76,9 @@ class Auditor:
         return self._audit(
             fingerprint,
             [
-                (_response(prompt, each.output), each.counts.num_accepted_tokens, 0)
-                for prompt, each in zip(prompts, decoded, strict=False)
-                if each is not None and self.draws(prompt)
+                (_response(prompt, decoded_request.output), decoded_request.counts.num_accepted_tokens, 0)
+                for prompt, decoded_request in zip(prompts, decoded, strict=False)
+                if decoded_request is not None and self.draws(prompt)
             ],
         )
 

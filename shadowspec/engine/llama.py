@@ -328,11 +328,11 @@ class DirectLlama:
             here, text = slice(row, row + 1), slice(hidden.shape[1] - last - 1, None)
             caches = [layer.states[slot : slot + 1] for layer in cache.layers]
             given = hidden[here, text], columns[here, text], angles[here, text]
-            of_row, found = _run(compiled, *given, caches, last + 1, 1, hidden_layers)
+            of_row, row_states = _run(compiled, *given, caches, last + 1, 1, hidden_layers)
             logits.append(of_row)
-            if found is not None:
+            if row_states is not None:
                 padding = 0 if FINAL in hidden_layers else text.start
-                states.append(torch.nn.functional.pad(found, (0, 0, padding, 0)))
+                states.append(torch.nn.functional.pad(row_states, (0, 0, padding, 0)))
         return torch.cat(logits), torch.cat(states) if states else None
 
 

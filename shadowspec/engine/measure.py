@@ -110,7 +110,11 @@ class Engine:
             runs += self._runs(block, requests, candidate, baseline, arm)
             memory[candidate.config.fingerprint] = self._memory(requests, candidate, baseline, arm)
             if candidate.config.config.remembers:
-                self._outputs.after(block, candidate.config, [each.output if each else None for each in arm.decoded])
+                self._outputs.after(
+                    block,
+                    candidate.config,
+                    [decoded_request.output if decoded_request else None for decoded_request in arm.decoded],
+                )
             if self._auditor is not None:
                 audits += self._auditor.audit(candidate.config.fingerprint, block.requests, arm.decoded)
         num_halved = sum(arm.num_halved for arm in arms.values())

@@ -243,7 +243,7 @@ def _end_token_ids(*sources: Any) -> frozenset[int]:
         if isinstance(value, int):
             ids.add(value)
         elif isinstance(value, (list, tuple)):
-            ids.update(int(item) for item in value)
+            ids.update(int(token_id) for token_id in value)
     return frozenset(ids)
 
 

@@ -76,17 +76,17 @@ def profile(
     if most is not None and max(grid.depths) > most:
         raise InputError(f"{config.name}: {max(grid.depths)} tokens cannot be profiled: it drafts {most} at most")
     models = [target, *([draft] if isinstance(draft, LoadedModel) else [])]
-    longest = min(int(each.model.config.max_position_embeddings) for each in models) - PROFILED_TOKENS
+    longest = min(int(model.model.config.max_position_embeddings) for model in models) - PROFILED_TOKENS
     if max(grid.contexts) > longest:
         raise InputError(f"a context of {max(grid.contexts)} tokens leaves no room: at most {longest} here")
-    found: dict[tuple[int, int, int], list[StepCost]] = {place: [] for place in grid.places}
+    costs_at: dict[tuple[int, int, int], list[StepCost]] = {place: [] for place in grid.places}
     for load, depth in product(grid.loads, (BASELINE, *grid.depths)):  # untimed: allocation and choice of kernels
         _measure(target, candidate, load, depth, min(grid.contexts), grid.is_greedy, 0)
     for number in range(grid.rounds):
         for place in grid.places:
-            found[place].append(_measure(target, candidate, *place, grid.is_greedy, number))
+            costs_at[place].append(_measure(target, candidate, *place, grid.is_greedy, number))
             on_run()
-    return [_medians(costs) for costs in found.values()]
+    return [_medians(costs) for costs in costs_at.values()]
 
 
 def max_depth(candidate: Candidate) -> int | None:
@@ -200,7 +200,7 @@ def _requests(target: LoadedModel, load: int, context: int, is_greedy: bool, see
 
 def _medians(costs: Sequence[StepCost]) -> StepCost:
     def of(name: str) -> float:
-        return float(median(getattr(each, name) for each in costs))
+        return float(median(getattr(cost, name) for cost in costs))
 
     first = costs[0]
     return StepCost(

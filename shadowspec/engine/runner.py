@@ -92,7 +92,7 @@ class Runner:
         """
         logits: torch.Tensor | None = None
         for group in prefill_groups([len(prompts[row]) - begins.get(row, 0) for row in rows]):
-            chosen = [rows[each] for each in group]
+            chosen = [rows[index] for index in group]
             last = self._prefill_group(prompts, places, chosen, [begins.get(row, 0) for row in chosen])
             if logits is None:
                 logits = last.new_empty((len(prompts), last.shape[-1]))
@@ -204,15 +204,15 @@ def shared_prefixes(prompts: Sequence[Sequence[int]]) -> dict[int, tuple[int, in
     The other one shares no prefix itself.  The last token of a prompt is left to compute: its logits are wanted.
     """
     leaders: list[int] = []
-    found: dict[int, tuple[int, int]] = {}
+    shared: dict[int, tuple[int, int]] = {}
     for row, prompt in enumerate(prompts):
         lengths = [(min(_common(prompts[leader], prompt), len(prompt) - 1), -leader) for leader in leaders]
         longest, leader = max(lengths, default=(0, 0))
         if longest >= LEAST_SHARED:
-            found[row] = (-leader, longest)
+            shared[row] = (-leader, longest)
         else:
             leaders.append(row)
-    return found
+    return shared
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -236,8 +236,8 @@ def highest_first(values: torch.Tensor, count: int | None = None) -> torch.Tenso
     if values.device.type != "cpu":
         return values.sort(-1, descending=True).values[..., :count]
     every = values.numpy()
-    found = np.sort(every if count == size else np.partition(every, size - count, -1)[..., size - count :], -1)
-    return torch.from_numpy(found).flip(-1)
+    ascending = np.sort(every if count == size else np.partition(every, size - count, -1)[..., size - count :], -1)
+    return torch.from_numpy(ascending).flip(-1)
 
 
 def kept_heads(probs: torch.Tensor, needed: torch.Tensor, head: int) -> tuple[torch.Tensor, torch.Tensor]:

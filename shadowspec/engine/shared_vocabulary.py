@@ -163,9 +163,9 @@ def meanings(tokenizer: FolderTokenizer) -> dict[Meaning, int]:
     read = _reader(raw)
     # Added tokens are literal text; special ones are not.
     added = {str(token.content): bool(token.special) for token in raw.added_tokens_decoder.values()}
-    found: dict[Meaning, int] = {}
+    ids_by_meaning: dict[Meaning, int] = {}
     bytes_alone: dict[Meaning, int] = {}
-    for token, index in sorted(raw.get_vocab().items(), key=lambda each: int(each[1])):
+    for token, index in sorted(raw.get_vocab().items(), key=lambda token_and_id: int(token_and_id[1])):
         if index >= tokenizer.vocabulary_size:
             continue  # the model has no row for it
         if token in added:
@@ -174,8 +174,8 @@ def meanings(tokenizer: FolderTokenizer) -> dict[Meaning, int]:
             continue
         else:
             meaning = ("text", content)
-        (bytes_alone if _BYTE_TOKEN.match(token) else found).setdefault(meaning, index)
-    return bytes_alone | found
+        (bytes_alone if _BYTE_TOKEN.match(token) else ids_by_meaning).setdefault(meaning, index)
+    return bytes_alone | ids_by_meaning
 
 
 def _reader(raw: Any) -> Callable[[str], bytes | None]:
@@ -186,7 +186,9 @@ def _reader(raw: Any) -> Callable[[str], bytes | None]:
     if "ByteLevel" in kinds:
         alphabet = _byte_alphabet()
         return lambda token: (
-            bytes(alphabet[each] for each in token) if all(each in alphabet for each in token) else None
+            bytes(alphabet[character] for character in token)
+            if all(character in alphabet for character in token)
+            else None
         )
     if kinds & {"ByteFallback", "Metaspace"}:
         return _sentencepiece_bytes
@@ -207,7 +209,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 def _unknown(draft: FolderTokenizer) -> int | None:
     ids = (draft.raw.unk_token_id, draft.raw.eos_token_id)
-    return next((int(each) for each in ids if each is not None), None)
+    return next((int(token_id) for token_id in ids if token_id is not None), None)
 
 
 def _of_size(config: Any, size: int) -> Any:

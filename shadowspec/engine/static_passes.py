@@ -49,10 +49,10 @@ class Reach:
 
     def widths(self) -> list[int]:
         """All widths at which its passes may read the cache."""
-        found = [rounded_up(self.shortest)]
-        while found[-1] < rounded_up(self.capacity):
-            found.append(rounded_up(found[-1] + 1))
-        return found
+        widths = [rounded_up(self.shortest)]
+        while widths[-1] < rounded_up(self.capacity):
+            widths.append(rounded_up(widths[-1] + 1))
+        return widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +164,11 @@ class StaticPasses:
         return recorded.logits, recorded.hidden_states
 
     def _pass(self, shape: _Shape) -> _Pass:
-        found = self._passes.get(shape)
-        if found is None:
-            found = self._passes[shape] = self._record(shape)
+        recorded = self._passes.get(shape)
+        if recorded is None:
+            recorded = self._passes[shape] = self._record(shape)
             self.num_recorded += 1
-        return found
+        return recorded
 
     def _record(self, shape: _Shape) -> _Pass:
         assert self._cache is not None, "a runner has made the cache"

@@ -69,14 +69,14 @@ def session_costs(blocks: Sequence[BlockTime]) -> SessionCosts | None:
         by_slice[block.slice_key, block.concurrency].append((block, took_s))
         by_load[block.concurrency].append((block, took_s))
     return SessionCosts(
-        {key: _cost(item, source) for key, item in by_slice.items()},
-        {key: _cost(item, source) for key, item in by_load.items()},
+        {key: _cost(timed_blocks, source) for key, timed_blocks in by_slice.items()},
+        {key: _cost(timed_blocks, source) for key, timed_blocks in by_load.items()},
         _cost(seconds, source),
     )
 
 
 def _cost(blocks: Iterable[tuple[BlockTime, float]], source: CostSource) -> SessionCost:
-    found = list(blocks)
-    seconds = ratio(sum(took_s for _, took_s in found), sum(timed.num_requests for timed, _ in found))
+    timed_blocks = list(blocks)
+    seconds = ratio(sum(took_s for _, took_s in timed_blocks), sum(timed.num_requests for timed, _ in timed_blocks))
     assert seconds is not None, "blocks without requests are left out"
-    return SessionCost(seconds, len(found), source)
+    return SessionCost(seconds, len(timed_blocks), source)

@@ -45,10 +45,10 @@ class CostSurface:
             InputError: the points do not form a grid, or have no baseline.
         """
         self.points = tuple(points)
-        at = {each.place: each for each in self.points}
-        self.loads = tuple(sorted({each.concurrency for each in self.points}))
-        self.depths = tuple(sorted({each.num_speculative_tokens for each in self.points}))
-        self.contexts = tuple(sorted({each.context for each in self.points}))
+        at = {point.place: point for point in self.points}
+        self.loads = tuple(sorted({point.concurrency for point in self.points}))
+        self.depths = tuple(sorted({point.num_speculative_tokens for point in self.points}))
+        self.contexts = tuple(sorted({point.context for point in self.points}))
         if len(at) != len(self.loads) * len(self.depths) * len(self.contexts):
             raise InputError("the cost surface is not a grid: a point of load, depth and context is missing")
         if BASELINE not in self.depths:

@@ -67,7 +67,7 @@ class Demand:
         """The smallest number that at least this share of the requests in progress does not exceed."""
         shares = self.shares()
         reached = accumulate(shares.values())
-        return next((each for each, sum_ in zip(shares, reached, strict=True) if sum_ >= share), max(shares))
+        return next((number for number, sum_ in zip(shares, reached, strict=True) if sum_ >= share), max(shares))
 
     @property
     def busiest_hour(self) -> int:
@@ -85,13 +85,13 @@ def read_demand(store: Store, endpoint: str, now: datetime, window_s: float) -> 
     since = now - timedelta(seconds=window_s)
     hours = store.live_hours(endpoint, since, now)
     by_hour: dict[int, Counter[int]] = defaultdict(Counter)
-    for each in hours:
-        if each.running:
-            by_hour[each.hour.hour].update(each.running)
-    known = [each for each in hours if each.running]
+    for live_hour in hours:
+        if live_hour.running:
+            by_hour[live_hour.hour.hour].update(live_hour.running)
+    known = [live_hour for live_hour in hours if live_hour.running]
     if not known:
         return None
-    begun, ended = min(each.began_at for each in known), max(each.ended_at for each in known)
+    begun, ended = min(live_hour.began_at for live_hour in known), max(live_hour.ended_at for live_hour in known)
     demand = Demand(begun, ended, sum_running(known), {hour: dict(by_hour[hour]) for hour in sorted(by_hour)})
     return None if demand.is_idle else demand
 
@@ -165,25 +165,25 @@ class EndpointLoads:
     def ranges(self) -> tuple[LoadRange, ...]:
         """From 1 to the largest measured load without a gap, neighbours of one verdict joined."""
         parts: list[LoadRange] = []
-        for place, each in enumerate(self.loads):
+        for place, load in enumerate(self.loads):
             before = self.loads[place - 1] if place else None
             first = before.concurrency + 1 if before else 1
-            if first < each.concurrency:
-                parts.append(LoadRange(first, each.concurrency - 1, _between(before or each, each)))
-            parts.append(LoadRange(each.concurrency, each.concurrency, each.verdict))
+            if first < load.concurrency:
+                parts.append(LoadRange(first, load.concurrency - 1, _between(before or load, load)))
+            parts.append(LoadRange(load.concurrency, load.concurrency, load.verdict))
         joined = ((verdict, list(group)) for verdict, group in groupby(parts, key=attrgetter("verdict")))
         return tuple(LoadRange(group[0].first, group[-1].last, verdict) for verdict, group in joined)
 
     @property
     def schedule_limit(self) -> int | None:
         """Up to how many requests it is on, where it is on from 1 on and DISABLEd above; None without such a limit."""
-        verdicts = [each.verdict for each in self.ranges]
+        verdicts = [load_range.verdict for load_range in self.ranges]
         return self.ranges[0].last if verdicts == [Verdict.ENABLE, Verdict.DISABLE] else None
 
     @property
     def words(self) -> str:
         """What is on, as in `on up to 8, off above`."""
-        *parts, last = [f"{_WORDS[each.verdict]} {_span_words(each)}" for each in self.ranges]
+        *parts, last = [f"{_WORDS[load_range.verdict]} {_span_words(load_range)}" for load_range in self.ranges]
         if self.ranges[-1].verdict is not Verdict.DISABLE:
             return ", ".join([*parts, last, "not measured above"])
         return ", ".join([*parts, "off above"]) if parts else "off at every load"
@@ -191,7 +191,7 @@ class EndpointLoads:
     @property
     def covered(self) -> tuple[tuple[int, int], ...]:
         """First and last number of each range in which everything is decided, ENABLE or DISABLE."""
-        joined = groupby(self.ranges, key=lambda each: each.verdict is not Verdict.HOLD)
+        joined = groupby(self.ranges, key=lambda load_range: load_range.verdict is not Verdict.HOLD)
         parts = [list(group) for is_decided, group in joined if is_decided]
         return tuple((part[0].first, part[-1].last) for part in parts)
 
@@ -265,23 +265,23 @@ class EndpointLoads:
     def _bounds(self, number: float) -> tuple[float, float]:
         """Logarithms; the ends of the range where no load governs.  Below the smallest only its lower bound holds."""
         governing = self._governing(number)
-        lower = min((each.lower for each in governing), default=-self.clip)
+        lower = min((load.lower for load in governing), default=-self.clip)
         is_smaller = number < self.loads[0].concurrency
-        return lower, self.clip if is_smaller else max((each.upper for each in governing), default=self.clip)
+        return lower, self.clip if is_smaller else max((load.upper for load in governing), default=self.clip)
 
     def _serves(self, number: float) -> bool:
         """Whether the schedule is on there."""
         governing = self._governing(number)
-        return bool(governing) and all(each.is_on for each in governing)
+        return bool(governing) and all(load.is_on for load in governing)
 
     def _covers(self, number: float) -> bool:
         governing = self._governing(number)
-        return bool(governing) and all(each.verdict is not Verdict.HOLD for each in governing)
+        return bool(governing) and all(load.verdict is not Verdict.HOLD for load in governing)
 
     def _estimate(self, number: float) -> float | None:
         """A logarithm, on a straight line over the logarithm of the load; None where a load has no estimate."""
         governing = self._governing(number)
-        known = [(each.concurrency, each.estimate) for each in governing if each.estimate is not None]
+        known = [(load.concurrency, load.estimate) for load in governing if load.estimate is not None]
         if not known or len(known) < len(governing):
             return None
         (first, low), (last, high) = known[0], known[-1]
@@ -293,27 +293,28 @@ class EndpointLoads:
         demand, keys = self.demand, f"endpoints.{plain_text(self.endpoint)}"
         if demand is None:
             return [f"{head}. Production's load is not measured: set metrics_urls in {keys}.live"]
-        found = [head]
+        lines = [head]
         requests, time = self.covered_share(), self.covered_share(by_time=True)
-        found.append(
+        lines.append(
             f"covered: {percent(requests)} of production's requests and {percent(time)} of its busy time "
             f"({plural(demand.num_readings, 'reading')}, {moment(demand.since)} to {moment(demand.until)}; "
             f"busiest at {demand.busiest_hour:02d}:00 UTC)"
         )
         if self.added_load is not None:
-            found.append(f"to cover the rest, add load {self.added_load} to {keys}.loads")
-        for each in self.speedups:
-            under = "at today's demand" if each.factor == 1.0 else f"at {each.factor:g} times the demand"
-            found.append(
-                f"{under}: speedup {times(each.estimate)} [{times(each.lower)}, {times(each.upper)}] by this schedule, "
-                f"[{times(each.always_lower)}, {times(each.always_upper)}] with speculation at every load"
+            lines.append(f"to cover the rest, add load {self.added_load} to {keys}.loads")
+        for speedup in self.speedups:
+            under = "at today's demand" if speedup.factor == 1.0 else f"at {speedup.factor:g} times the demand"
+            lines.append(
+                f"{under}: speedup {times(speedup.estimate)} "
+                f"[{times(speedup.lower)}, {times(speedup.upper)}] by this schedule, "
+                f"[{times(speedup.always_lower)}, {times(speedup.always_upper)}] with speculation at every load"
             )
         stable = "not even today" if self.headroom is None else _up_to(self.headroom)
-        found.append(
+        lines.append(
             f"speculation at every load is proven not to slow the mean request: {stable} "
             f"(error level {percent(self.error_level, 2)} a side, all loads and looks together)"
         )
-        return found
+        return lines
 
     def document(self) -> dict[str, Any]:
         """All of it as one JSON document; an undefined figure is null."""
@@ -323,7 +324,10 @@ class EndpointLoads:
             "config": self.config_name,
             "words": self.words,
             "schedule_limit": self.schedule_limit,
-            "ranges": [{"first": each.first, "last": each.last, "verdict": each.verdict.value} for each in self.ranges],
+            "ranges": [
+                {"first": load_range.first, "last": load_range.last, "verdict": load_range.verdict.value}
+                for load_range in self.ranges
+            ],
             "error_level": self.error_level,
             "demand": None
             if demand is None
@@ -340,7 +344,7 @@ class EndpointLoads:
                 "covered_time_share": self.covered_share(by_time=True),
                 "added_load": self.added_load,
                 "headroom": self.headroom,
-                "speedups": [asdict(each) for each in self.speedups],
+                "speedups": [asdict(speedup) for speedup in self.speedups],
             },
         }
 
@@ -360,15 +364,15 @@ def endpoint_loads(
     Returns:
         None where no load was judged, or only in a trial, which serves none.
     """
-    known = [each for each in decisions if not is_superseded(each) and not each.recording_only]
-    wholes = [each for each in known if not each.slice_key and fingerprint in (None, each.fingerprint)]
+    known = [decision for decision in decisions if not is_superseded(decision) and not decision.recording_only]
+    wholes = [decision for decision in known if not decision.slice_key and fingerprint in (None, decision.fingerprint)]
     by_draft: dict[str, list[Decision]] = defaultdict(list)
-    for each in wholes:
-        by_draft[str(draft_key(each.config))].append(each)
+    for decision in wholes:
+        by_draft[str(draft_key(decision.config))].append(decision)
     # The best is chosen among all of them, so all of their bounds must hold.
-    error = math.fsum(test.alpha for each in wholes if (test := each.find_test("speedup")) is not None)
-    found = [_of_draft(by_draft[draft], known, error, demand) for draft in sorted(by_draft)]
-    return max(found, key=_merit, default=None)
+    error = math.fsum(test.alpha for decision in wholes if (test := decision.find_test("speedup")) is not None)
+    loads_of_drafts = [_of_draft(by_draft[draft], known, error, demand) for draft in sorted(by_draft)]
+    return max(loads_of_drafts, key=_merit, default=None)
 
 
 def governing_shares(demand: Demand, loads: Sequence[int]) -> dict[int, float]:
@@ -388,14 +392,16 @@ def governing_shares(demand: Demand, loads: Sequence[int]) -> dict[int, float]:
 def _of_draft(
     wholes: Sequence[Decision], decisions: Collection[Decision], error: float, demand: Demand | None
 ) -> EndpointLoads:
-    clips = [float(value) for each in wholes if (value := (each.frozen_parameters or {}).get("log_speedup_clip"))]
+    clips = [
+        float(value) for decision in wholes if (value := (decision.frozen_parameters or {}).get("log_speedup_clip"))
+    ]
     clip = max(clips, default=DEFAULT_CLIP)
     by_load: dict[int, list[tuple[LoadVerdict, str]]] = defaultdict(list)
-    for each in wholes:
-        verdict = each.verdict
-        if verdict is Verdict.ENABLE and forbidding_slices(each, decisions):
+    for decision in wholes:
+        verdict = decision.verdict
+        if verdict is Verdict.ENABLE and forbidding_slices(decision, decisions):
             verdict = Verdict.DISABLE
-        by_load[each.concurrency].append((_load_verdict(each, verdict, clip), each.config.name))
+        by_load[decision.concurrency].append((_load_verdict(decision, verdict, clip), decision.config.name))
     chosen = [max(by_load[load], key=lambda pair: _rank(pair[0])) for load in sorted(by_load)]
     names = sorted({name for load, name in chosen if load.is_on} or {name for _, name in chosen})
     loads = tuple(load for load, _ in chosen)
@@ -427,16 +433,16 @@ def _rank(load: LoadVerdict) -> tuple[int, float]:
     return (Verdict.DISABLE, Verdict.HOLD, Verdict.ENABLE).index(load.verdict), load.lower
 
 
-def _merit(found: EndpointLoads) -> tuple[int, float, int]:
-    on = [each for each in found.loads if each.is_on]
-    num_undecided = sum(each.verdict is Verdict.HOLD for each in found.loads)
-    return len(on), math.fsum(each.lower for each in on), num_undecided
+def _merit(of_draft: EndpointLoads) -> tuple[int, float, int]:
+    on = [load for load in of_draft.loads if load.is_on]
+    num_undecided = sum(load.verdict is Verdict.HOLD for load in of_draft.loads)
+    return len(on), math.fsum(load.lower for load in on), num_undecided
 
 
-def _span_words(each: LoadRange) -> str:
-    if each.first == 1:
-        return f"up to {each.last}"
-    return f"from {each.first} to {each.last}" if each.first < each.last else f"at {each.last}"
+def _span_words(loads: LoadRange) -> str:
+    if loads.first == 1:
+        return f"up to {loads.last}"
+    return f"from {loads.first} to {loads.last}" if loads.first < loads.last else f"at {loads.last}"
 
 
 def _up_to(headroom: float) -> str:

@@ -130,8 +130,8 @@ def first_passage_times(
     draws = rng.beta(means * shape, (1.0 - means) * shape, (num_paths, POOL_UNITS))  # [P, POOL_UNITS]
     first = outlook.passes[0]
     values, centres = (
-        first.sign * first.worst * (each * (outlook.highest + 1.0) - 1.0) + first.theta * outlook.weight
-        for each in (draws, means)
+        first.sign * first.worst * (shares * (outlook.highest + 1.0) - 1.0) + first.theta * outlook.weight
+        for shares in (draws, means)
     )
 
     # 2. The looks: now, after each of the first units, and then in growing steps.

@@ -108,12 +108,12 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
         tested = evidence.tests.get(test.name)
         ahead = outlook(test, tested, level)
         per_unit = _clusters_per_unit(hypothesis, evidence, test.name, test.unit)
-        found = first_passage_times(ahead, max(math.ceil(horizon / per_unit), 1), rng, num_paths)
+        passages = first_passage_times(ahead, max(math.ceil(horizon / per_unit), 1), rng, num_paths)
         if test.is_required:
-            enabled = np.maximum(enabled, found.passes * per_unit)
+            enabled = np.maximum(enabled, passages.passes * per_unit)
         if test.disables:
-            disabled = np.minimum(disabled, np.maximum(found.fails * per_unit, entry))
-        units = found.passes * ahead.merged_units
+            disabled = np.minimum(disabled, np.maximum(passages.fails * per_unit, entry))
+        units = passages.passes * ahead.merged_units
         num_units = 0 if tested is None else tested.num_units
         forecasts.append(_forecast(test.name, test.unit, num_units, units, test.is_required, ahead.is_assumed))
     if runs.num_greedy:

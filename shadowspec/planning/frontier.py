@@ -140,16 +140,16 @@ def frontier(draftings: Sequence[Drafting], loads: Sequence[float], work: Work) 
 
 
 def _choice(load: float, gains: Sequence[Gain]) -> Choice:
-    best = max(gains, key=lambda each: each.speedup, default=None)
+    best = max(gains, key=lambda gain: gain.speedup, default=None)
     if best is None or best.speedup <= 1.0:
-        return Choice(load, tuple(gains), None, tuple(each for each in gains if each.most > 1.0))
-    others = tuple(each for each in gains if each is not best and each.most >= best.least)
+        return Choice(load, tuple(gains), None, tuple(gain for gain in gains if gain.most > 1.0))
+    others = tuple(gain for gain in gains if gain is not best and gain.most >= best.least)
     return Choice(load, tuple(gains), best, others)
 
 
 def crossings(points: Sequence[tuple[float, float]], level: float = 1.0) -> list[Crossing]:
     """Where a gain over loads, (load, gain) rising by load, passes `level`."""
-    found = []
+    crossed = []
     logs = [(load, math.log(value / level)) for load, value in points]
     for (below, log_below), (above, log_above) in pairwise(logs):
         if (log_below > 0.0) == (log_above > 0.0):
@@ -157,5 +157,5 @@ def crossings(points: Sequence[tuple[float, float]], level: float = 1.0) -> list
         # Straight on logarithmic axes of both: loads double from one to the next.
         part = log_below / (log_below - log_above)
         load = math.exp(math.log(below) + part * (math.log(above) - math.log(below)))
-        found.append(Crossing(below, above, load, is_downward=log_below > 0.0))
-    return found
+        crossed.append(Crossing(below, above, load, is_downward=log_below > 0.0))
+    return crossed

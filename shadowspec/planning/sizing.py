@@ -45,7 +45,7 @@ def stored_traffic(store: Store, endpoint: str) -> float | None:
     if not newest:
         return None
     span_s = (newest[-1].at - newest[0].at).total_seconds()
-    return ratio(sum(item.weight for item in newest[1:]), span_s)
+    return ratio(sum(arrival.weight for arrival in newest[1:]), span_s)
 
 
 def size_endpoint(

@@ -78,7 +78,9 @@ class Scorer:
         """
         if not self.uses_contract:
             return {}
-        keeps = [float(each is Validity.VALID) for each in (flags.baseline_validity, flags.speculative_validity)]
+        keeps = [
+            float(validity is Validity.VALID) for validity in (flags.baseline_validity, flags.speculative_validity)
+        ]
         return {STRUCTURED_VALIDITY: None if flags.contract is None else PairedScore(*keeps)}
 
     def _arguments(self, prompts: Sequence[ShadowPrompt]) -> list[dict[str, str | None]]:
@@ -114,7 +116,7 @@ def load_scorer(names: Sequence[str]) -> Scorer:
         ConfigError: there is no such function; the message names the fault.
     """
     functions = {name: is_json if name == JSON_VALID else _function(name) for name in names if name != CONTRACT_VALID}
-    return Scorer({score_name(name): each for name, each in functions.items()}, CONTRACT_VALID in names)
+    return Scorer({score_name(name): function for name, function in functions.items()}, CONTRACT_VALID in names)
 
 
 def is_json(text: str) -> float:
@@ -135,16 +137,16 @@ def score_name(name: str) -> str:
 def _function(name: str) -> ScoreFunction:
     module_name, _, attribute = name.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module_name), attribute)
+        loaded: Any = getattr(importlib.import_module(module_name), attribute)
     except ImportError as error:
         raise ConfigError(f"scores: {name}: {module_name} cannot be imported ({error}); is it installed?") from error
     except AttributeError as error:
         raise ConfigError(f"scores: {name}: {module_name} has no {attribute}") from error
     except Exception as error:  # a module may raise anything at import; no output has been seen yet
         raise ConfigError(f"scores: {name}: importing {module_name} failed: {type(error).__name__}: {error}") from error
-    if not callable(found):
+    if not callable(loaded):
         raise ConfigError(f"scores: {name}: this is not a function")
-    function: ScoreFunction = found
+    function: ScoreFunction = loaded
     try:
         inspect.signature(function).bind("", **dict.fromkeys(_named_parameters(function)))
     except ValueError:
@@ -163,10 +165,11 @@ def _named_parameters(function: ScoreFunction) -> tuple[str, ...]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a function in C may have no signature
         return ()
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return NAMED
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    taken = {each.name for each in list(parameters)[1:] if each.kind in by_name}  # the first is the output's
+    behind_output = list(parameters)[1:]
+    taken = {parameter.name for parameter in behind_output if parameter.kind in by_name}
     return tuple(name for name in NAMED if name in taken)
 
 

@@ -58,10 +58,10 @@ def read_samples(folder: Path, metric: str | None = None) -> dict[str, TaskSampl
     Raises:
         InputError: the folder holds no finished run, a task is not generated, or a metric is no score from 0 to 1.
     """
-    found = sorted(folder.rglob("results_*.json"))
-    if len(found) != 1:
-        raise InputError(f"lm_eval wrote {len(found)} files of results instead of one: it did not finish")
-    (results,) = found
+    result_files = sorted(folder.rglob("results_*.json"))
+    if len(result_files) != 1:
+        raise InputError(f"lm_eval wrote {len(result_files)} files of results instead of one: it did not finish")
+    (results,) = result_files
     document = _parse(results.read_text(encoding="utf-8"))
     configs, directions = document.get("configs", {}), document.get("higher_is_better", {})
     # 1. Tasks that speculation cannot change would pass without a proof.
@@ -90,7 +90,7 @@ def _task_samples(
     kinds = dict.fromkeys((name, str(row.get("filter", "none"))) for row in rows for name in row.get("metrics", ()))
     name, _, only = (metric or "").partition(",")
     chosen = next((kind for kind in kinds if name in ("", kind[0]) and only in ("", kind[1])), None)
-    known = ", ".join(f"{each},{kind}" for each, kind in kinds) or "none"
+    known = ", ".join(f"{metric_name},{kind}" for metric_name, kind in kinds) or "none"
     if chosen is None:
         raise InputError(f"task {task} has no metric {metric or 'for each document'} (it has: {known})")
     scores: dict[Document, float | None] = {}
@@ -111,7 +111,7 @@ def _task_samples(
 
 def _parse(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         raise InputError("lm_eval wrote a file that is not JSON") from error
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

@@ -57,7 +57,7 @@ def find_calls(text: str) -> list[ToolCall | None] | None:
     """
     marked = [(text.index(mark), mark, read) for mark, read in _MARKED if mark in text]
     if marked:
-        _, mark, read = min(marked, key=lambda each: each[0])
+        _, mark, read = min(marked, key=lambda place_and_mark: place_and_mark[0])
         return read(text.partition(mark)[2], mark)
     stripped = text.strip()
     if _PYTHONIC.match(stripped):
@@ -89,8 +89,8 @@ def _mistral(rest: str, mark: str) -> list[ToolCall | None]:
 
 
 def _json_after_mark(rest: str, _: str) -> list[ToolCall | None]:
-    found = _parse_json(rest)
-    return _list_calls(found) if found is not _NOTHING else _parse_separated(rest)
+    value = _parse_json(rest)
+    return _list_calls(value) if value is not _NOTHING else _parse_separated(rest)
 
 
 def _deepseek(rest: str, mark: str) -> list[ToolCall | None]:
@@ -107,13 +107,13 @@ def _deepseek(rest: str, mark: str) -> list[ToolCall | None]:
 
 def _bare(text: str) -> list[ToolCall | None] | None:
     """An answer that is JSON from its beginning; a call only if it has a call's fields, or seems to begin one."""
-    found = _parse_json(text)
-    if found is _NOTHING:
+    parsed = _parse_json(text)
+    if parsed is _NOTHING:
         separated = _parse_separated(text)
         if None not in separated:
             return separated
         return [None] if _seems_to_begin_call(text) else None
-    values = found if isinstance(found, list) else [found]
+    values = parsed if isinstance(parsed, list) else [parsed]
     if not values or not all(_is_like_a_call(value) for value in values):
         return None
     return [_call(value) for value in values]
@@ -133,7 +133,9 @@ def _python_call(node: ast.expr) -> ToolCall | None:
     if not isinstance(node, ast.Call) or node.args:
         return None
     try:
-        arguments = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords if each.arg is not None}
+        arguments = {
+            str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg is not None
+        }
         name = ast.unparse(node.func)
         json.dumps(arguments, allow_nan=False)  # NaN and infinity are not JSON
     except (ValueError, TypeError, RecursionError, MemoryError):
@@ -158,10 +160,10 @@ def _parse_separated(text: str) -> list[ToolCall | None]:
     return calls or [None]
 
 
-def _list_calls(found: Any) -> list[ToolCall | None]:
-    if isinstance(found, list):
-        return [_call(value) for value in found] or [None]
-    return [_call(found)]
+def _list_calls(parsed: Any) -> list[ToolCall | None]:
+    if isinstance(parsed, list):
+        return [_call(value) for value in parsed] or [None]
+    return [_call(parsed)]
 
 
 def _call(value: Any) -> ToolCall | None:

@@ -60,17 +60,17 @@ class Cron:
         """The first time after the moment, UTC; None without one."""
         moment = moment.astimezone(UTC)  # sums of local times forget which of two equal hours they are in
         while True:
-            found: datetime | None = self._trigger.get_next_fire_time(None, moment + timedelta(microseconds=1))
-            if found is None:
+            fire_time: datetime | None = self._trigger.get_next_fire_time(None, moment + timedelta(microseconds=1))
+            if fire_time is None:
                 return None
-            if not found.fold or self._comes_twice:
-                return found.astimezone(UTC)
-            moment = found.astimezone(UTC)
+            if not fire_time.fold or self._comes_twice:
+                return fire_time.astimezone(UTC)
+            moment = fire_time.astimezone(UTC)
 
     def last_until(self, moment: datetime) -> datetime:
         """The last time up to and including the moment, UTC."""
-        if found := self.due_within(moment - 2 * LONGEST_GAP, moment, at_most=1):
-            return found[0]
+        if times := self.due_within(moment - 2 * LONGEST_GAP, moment, at_most=1):
+            return times[0]
         raise ConfigError(f"cron {self.expression!r} is never due")
 
     def due_within(self, after: datetime, until: datetime, *, at_most: int) -> list[datetime]:
@@ -78,9 +78,9 @@ class Cron:
         reach = SHORTEST_REACH
         while True:  # from the end, further and further back, because the earlier times may be very many
             start = max(after, until - reach)
-            found = list(self._every(start, until))
-            if len(found) >= at_most or start == after:
-                return found[-at_most:]
+            times = list(self._every(start, until))
+            if len(times) >= at_most or start == after:
+                return times[-at_most:]
             reach *= 8
 
     def _every(self, after: datetime, until: datetime) -> Iterator[datetime]:
@@ -96,15 +96,15 @@ def crons_of(path: Path, jobs: Mapping[str, JobSettings]) -> dict[str, Cron]:
     Raises:
         ConfigError: one cannot be read; the message names file and key.
     """
-    found = {}
+    crons = {}
     for name, job in jobs.items():
         if job.cron is None:
             continue
         try:
-            found[name] = Cron(job.cron, job.zone)
+            crons[name] = Cron(job.cron, job.zone)
         except ConfigError as error:
             raise ConfigError(f"{path}: schedule.jobs.{name}.cron: {error}") from error
-    return found
+    return crons
 
 
 def _named_days(field: str) -> str:

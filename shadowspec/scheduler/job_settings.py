@@ -174,7 +174,7 @@ class JobSettings:
     @property
     def actions(self) -> tuple[str, ...]:
         """Its actions, in that order."""
-        return tuple(each for each in ACTIONS if each in self.does)
+        return tuple(action for action in ACTIONS if action in self.does)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +220,6 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         for name, job in self.jobs.items():
-            if unknown := [each for each in job.receivers if each not in self.receivers]:
+            if unknown := [receiver for receiver in job.receivers if receiver not in self.receivers]:
                 known = ", ".join(self.receivers) or "none"
                 raise ValueError(f"jobs.{name}.receivers: there is no receiver {unknown[0]!r} (there are: {known})")

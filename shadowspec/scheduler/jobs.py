@@ -179,7 +179,7 @@ class LiveRun:
     @property
     def failed(self) -> list[FailedScrape]:
         """The replicas without usable counters."""
-        return [each.scraped for each in self.taken if isinstance(each.scraped, FailedScrape)]
+        return [taking.scraped for taking in self.taken if isinstance(taking.scraped, FailedScrape)]
 
 
 def run_live(store: Store, endpoint: str, policy: GatePolicy, settings: LiveSettings) -> LiveRun:
@@ -192,10 +192,10 @@ def run_live(store: Store, endpoint: str, policy: GatePolicy, settings: LiveSett
         ServiceUnavailableError, StoreError: the database is gone or refuses.
     """
     taken = take_scrapes(store, endpoint, scrape_all(settings.source), settings.source.plain_replicas)
-    for each in taken:
-        if isinstance(each.scraped, FailedScrape):
-            level = logging.WARNING if each.replica.num_failed == 1 else logging.DEBUG  # logged once per failure
-            _log.log(level, "live evidence of endpoint %s: %s", endpoint, each.scraped.message)
+    for taking in taken:
+        if isinstance(taking.scraped, FailedScrape):
+            level = logging.WARNING if taking.replica.num_failed == 1 else logging.DEBUG  # logged once per failure
+            _log.log(level, "live evidence of endpoint %s: %s", endpoint, taking.scraped.message)
     watched = watch(store, endpoint, settings.source.replicas, policy, settings.guard, datetime.now(UTC))
     if watched.ordered is not None:
         _log.warning("endpoint %s: override %d: %s", endpoint, watched.ordered, alarm_words(watched))

@@ -163,7 +163,7 @@ def send_to_webhook(settings: WebhookSettings, message: ReportMessage, timeout_s
         log_level=logging.WARNING,
     )
     if not result:
-        status = next((found[1] for line in heard if (found := _STATUS.search(line))), None)
+        status = next((match[1] for line in heard if (match := _STATUS.search(line))), None)
         raise DeliveryError("WebhookError" if status is None else f"WebhookError {status}")
 
 
@@ -226,7 +226,7 @@ def require_place(receiver: ReceiverSettings) -> None:
 def _require_writable(folder_settings: FolderSettings) -> None:
     """It is made when the first report is written: until then the nearest folder above it counts."""
     folder = folder_settings.folder.absolute()
-    nearest = next(each for each in (folder, *folder.parents) if each.exists())
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
         raise ConfigError(f"folder {folder_settings.folder}: {nearest} is not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):

@@ -62,13 +62,13 @@ class VerdictMetrics(Collector):
         """
         now, families = datetime.now(UTC), _families()
         for endpoint, policy in self.policies.items():
-            found = read_endpoint_decisions(self.store, endpoint, policy, now)
-            for latest in found.latest:
+            decisions = read_endpoint_decisions(self.store, endpoint, policy, now)
+            for latest in decisions.latest:
                 if latest.is_current:
                     _add_decision(families, latest.decision, latest.evidence_at)
             orders = active(self.store.overrides(endpoint), now)
             has_drifted = any(
-                each.is_current and each.decision.reason_code == ReasonCode.DRIFT for each in found.latest
+                latest.is_current and latest.decision.reason_code == ReasonCode.DRIFT for latest in decisions.latest
             )
             is_alarmed = has_drifted or any(order.author in (GUARD, AUDITOR) for order in orders)
             families["alarm"].add_metric([endpoint], float(is_alarmed))

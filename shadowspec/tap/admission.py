@@ -111,7 +111,7 @@ class EndpointMemory:
 
     def restore(self, partition: PartitionId, units: Mapping[str, UnitMemory], request_ids: Iterable[str]) -> None:
         """Add the memory in the rows of a partition."""
-        for key, memory in sorted(units.items(), key=lambda item: (item[1].last_seen, item[0])):
+        for key, memory in sorted(units.items(), key=lambda entry: (entry[1].last_seen, entry[0])):
             self._units[key] = Unit(memory.position, memory.last_seen, partition, dict(memory.rates))
             self._units.move_to_end(key)
             self.newest = max(self.newest, memory.last_seen)

@@ -67,7 +67,7 @@ def is_body(request: Mapping[str, Any], answer_type: Any) -> bool:
 
 def _objects(value: Any) -> list[Mapping[str, Any]]:
     """The objects in a list; of anything else none."""
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+    return [element for element in value if isinstance(element, Mapping)] if isinstance(value, list) else []
 
 
 def chat_body(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _result(block: Mapping[str, Any], place: str) -> str:
     content = block.get("content")
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(_text(each, place) for each in _blocks(content, place))
+    return "\n".join(_text(part, place) for part in _blocks(content, place))
 
 
 def _blocks(content: Any, place: str) -> list[Mapping[str, Any]]:
@@ -276,7 +276,9 @@ def streamed_answer(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif kind == "message_delta":
             answer |= {name: value for name, value in _part(chunk, "delta").items() if value is not None}
             usages = (answer.get("usage"), chunk.get("usage"))
-            answer["usage"] = {name: value for each in usages if isinstance(each, dict) for name, value in each.items()}
+            answer["usage"] = {
+                name: value for usage in usages if isinstance(usage, dict) for name, value in usage.items()
+            }
         elif kind == "error":
             answer["error"] = chunk.get("error")
     answer["content"] = [blocks[index] for index in sorted(blocks)]

@@ -102,13 +102,13 @@ def asked_output(
         return _NOTHING_ASKED
     if body.get("tool_choice") == "none":
         tools = ()
-    found = [*_of_fields(body), *_of_tools(body, tools, tool_call_format)]
+    constraints = [*_of_fields(body), *_of_tools(body, tools, tool_call_format)]
     wanted = _of_response_format(body)
     if wanted is not None and (is_enforced or wanted.form is ConstraintForm.STRUCTURAL_TAG):
-        found.append(wanted)
-    if len(found) > 1:
+        constraints.append(wanted)
+    if len(constraints) > 1:
         raise unsupported_error("several_constraints")
-    constraint = found[0] if found else None
+    constraint = constraints[0] if constraints else None
     asked = constraint or wanted
     return AskedOutput(
         constraint,
@@ -205,7 +205,7 @@ def _read_text(value: Any) -> str | None:
 
 
 def _read_choices(value: Any) -> str | None:
-    is_list = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
+    is_list = isinstance(value, list) and value and all(isinstance(choice, str) for choice in value)
     return json.dumps(value) if is_list else None
 
 

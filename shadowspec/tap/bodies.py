@@ -152,7 +152,7 @@ class UsageBody(Body, gc=False):
     def num_cached_tokens(self) -> int | None:
         """Tokens of the prompt that production found in its prefix cache; None where it does not say."""
         details = (self.prompt_tokens_details, self.input_tokens_details)
-        said = [each.get("cached_tokens") for each in details if isinstance(each, dict)]
+        said = [detail.get("cached_tokens") for detail in details if isinstance(detail, dict)]
         numbers = [number for number in (*said, self.cache_read_input_tokens) if _is_count(number)]
         return numbers[0] if numbers else None
 
@@ -200,8 +200,8 @@ def invalid_place(value: Any, kind: Any) -> tuple[str | int, ...] | None:
     """
     origin = get_origin(kind)
     if origin in (Union, UnionType):
-        kinds = [each for each in get_args(kind) if each is not NoneType]
-        places = [invalid_place(value, each) for each in kinds]
+        kinds = [member for member in get_args(kind) if member is not NoneType]
+        places = [invalid_place(value, member) for member in kinds]
         if None in places or (value is None and len(kinds) < len(get_args(kind))):
             return None
         first = places[0] or ()
@@ -209,7 +209,7 @@ def invalid_place(value: Any, kind: Any) -> tuple[str | int, ...] | None:
     if origin in (list, tuple):
         if not isinstance(value, list):
             return ()
-        items = ((index, invalid_place(item, get_args(kind)[0])) for index, item in enumerate(value))
+        items = ((index, invalid_place(element, get_args(kind)[0])) for index, element in enumerate(value))
         return next(((index, *place) for index, place in items if place is not None), None)
     if isinstance(kind, type) and issubclass(kind, Struct):
         if not isinstance(value, dict):

@@ -62,4 +62,4 @@ def _is_embedded(request: Mapping[str, Any]) -> bool:
     given = request["input"]
     if not _EMBEDDING_FIELDS.isdisjoint(request):
         return True
-    return isinstance(given, list) and bool(given) and not any(isinstance(each, Mapping) for each in given)
+    return isinstance(given, list) and bool(given) and not any(isinstance(element, Mapping) for element in given)

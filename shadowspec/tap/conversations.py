@@ -76,12 +76,12 @@ class Conversations:
             held.turns.append(turn)
             self._num_tokens += len(turn.prompt_token_ids)
         over = [session_hash] if held.num_turns >= self._max_turns else []
-        num_left = self._num_tokens - sum(self._held[each].num_tokens for each in over)
-        for each, other in self._held.items():
+        num_left = self._num_tokens - sum(self._held[ended_hash].num_tokens for ended_hash in over)
+        for other_hash, other in self._held.items():
             if num_left <= MAX_HELD_TOKENS:
                 break
-            if each not in over:
-                over.append(each)
+            if other_hash not in over:
+                over.append(other_hash)
                 num_left -= other.num_tokens
         return self._end(over)
 
@@ -112,10 +112,10 @@ class Conversations:
 
     def _end(self, sessions: Iterable[str]) -> list[tuple[Place, Conversation]]:
         """Let go of these; one of which every turn was shed leaves nothing."""
-        found = []
+        conversations = []
         for session_hash in sessions:
             held = self._held.pop(session_hash)
             self._num_tokens -= held.num_tokens
             if held.turns:
-                found.append((held.place, tuple(held.turns)))
-        return found
+                conversations.append((held.place, tuple(held.turns)))
+        return conversations

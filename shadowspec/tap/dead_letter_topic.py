@@ -148,12 +148,12 @@ def split_headers(headers: Headers) -> tuple[Headers, Mapping[str, str]]:
     begin = max((place for place, (name, _) in enumerate(headers) if name == FIRST), default=None)
     if begin is None:
         return headers, {}
-    found = {
+    own_headers = {
         name.removeprefix(PREFIX): (value or b"").decode("utf-8", "replace")
         for name, value in headers[begin:]
         if name.startswith(PREFIX)
     }
-    return headers[:begin], found
+    return headers[:begin], own_headers
 
 
 def _read_partition(consumer: Any, place: TopicPartition, limit: int | None) -> Iterator[DeadLetter]:

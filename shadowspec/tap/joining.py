@@ -113,7 +113,11 @@ class Joiner:
 
     def drain(self) -> list[Opened]:
         """Release everything: no half follows."""
-        return [self._release(each, call) for each in self._partitions.values() for call in list(each.waiting)]
+        return [
+            self._release(partition, call)
+            for partition in self._partitions.values()
+            for call in list(partition.waiting)
+        ]
 
     def forget(self, partition: PartitionId) -> None:
         """Drop the halves of a partition that this process no longer reads."""

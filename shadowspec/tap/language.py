@@ -97,11 +97,14 @@ _WORD: Final = re.compile(r"[^\W\d_]+")
 
 def _weights() -> dict[str, tuple[tuple[str, float], ...]]:
     """Each word with its languages, and its score for each of them."""
-    found: dict[str, list[str]] = defaultdict(list)
+    languages_by_word: dict[str, list[str]] = defaultdict(list)
     for language, words in _WORDS.items():
         for word in words.split():
-            found[word].append(language)
-    return {word: tuple((each, 1.0 / len(languages)) for each in languages) for word, languages in found.items()}
+            languages_by_word[word].append(language)
+    return {
+        word: tuple((language, 1.0 / len(languages)) for language in languages)
+        for word, languages in languages_by_word.items()
+    }
 
 
 _WEIGHTS: Final = _weights()
@@ -116,8 +119,8 @@ def language(texts: Sequence[str], *, declared: str | None = None) -> str:
     """
     if declared is not None and declared in LANGUAGES:
         return declared
-    found = (language_of_text(text) for text in reversed(texts))
-    return next((each for each in found if each != UNDETERMINED), UNDETERMINED)
+    languages = (language_of_text(text) for text in reversed(texts))
+    return next((candidate for candidate in languages if candidate != UNDETERMINED), UNDETERMINED)
 
 
 def language_of_text(text: str) -> str:
@@ -142,7 +145,7 @@ def _script(head: str) -> str | None:
     kana = counts.pop("kana", 0)
     if kana and kana >= MIN_KANA_SHARE * (kana + counts["zh"]):
         counts["ja"] = kana + counts.pop("zh")
-    best = max(counts, key=lambda each: counts[each], default=None)
+    best = max(counts, key=lambda script: counts[script], default=None)
     return best if best is not None and counts[best] >= MIN_SCRIPT_SHARE * num_letters else None
 
 
@@ -151,9 +154,11 @@ def _by_words(head: str, among: Sequence[str] = ()) -> str:
     scores: dict[str, float] = defaultdict(float)
     words = set(_WORD.findall(head.lower()))
     for word in words:
-        for each, weight in _WEIGHTS.get(word, ()):
-            scores[each] += weight
-    ranked = sorted(((score, each) for each, score in scores.items() if not among or each in among), reverse=True)
+        for language, weight in _WEIGHTS.get(word, ()):
+            scores[language] += weight
+    ranked = sorted(
+        ((score, language) for language, score in scores.items() if not among or language in among), reverse=True
+    )
     if not ranked or ranked[0][0] < max(MIN_SCORE, MIN_WORD_SHARE * len(words)):
         return UNDETERMINED
     leads = len(ranked) == 1 or ranked[0][0] - ranked[1][0] >= MIN_LEAD

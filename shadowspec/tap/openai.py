@@ -54,7 +54,7 @@ FILTERING_REASONS: Final = frozenset(
     }
 )  # fmt: skip
 INTERVENTION: Final = "intervention"  # the annotation by which a mirror, or an adapter, reports the action
-_INTERVENTIONS: Final = {each.value: each for each in Intervention}
+_INTERVENTIONS: Final = {intervention.value: intervention for intervention in Intervention}
 
 
 class ParsedResponse(Struct, frozen=True, gc=False):
@@ -242,9 +242,11 @@ def _completion_prompt(prompt: str | list[Any] | None) -> tuple[str | None, tupl
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt, None
-    if prompt and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31 for item in prompt):
+    if prompt and all(
+        isinstance(token_id, int) and not isinstance(token_id, bool) and 0 <= token_id < 2**31 for token_id in prompt
+    ):
         return None, tuple(prompt)
-    if prompt and all(isinstance(item, (str, list)) for item in prompt):
+    if prompt and all(isinstance(element, (str, list)) for element in prompt):
         raise unsupported_error("several_prompts")
     if prompt is None or prompt == []:
         return None, None

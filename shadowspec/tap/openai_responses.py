@@ -108,10 +108,10 @@ def _messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [*messages, {"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise malformed_error("invalid:request.input")
-    for place, item in enumerate(given):
-        if not isinstance(item, Mapping):
+    for place, input_item in enumerate(given):
+        if not isinstance(input_item, Mapping):
             raise malformed_error(f"invalid:request.input.{place}")
-        _add_item(messages, item, f"request.input.{place}")
+        _add_item(messages, input_item, f"request.input.{place}")
     return messages
 
 
@@ -186,7 +186,10 @@ def logged_answer(response: ResponseBody) -> LoggedResponse:
 def _finish_reason(response: ResponseBody) -> str | None:
     """The finish reason, in a chat's terms; None without one."""
     if response.status == "completed":
-        is_call = any(isinstance(item, Mapping) and item.get("type") == "function_call" for item in response.output)
+        is_call = any(
+            isinstance(output_item, Mapping) and output_item.get("type") == "function_call"
+            for output_item in response.output
+        )
         return "tool_calls" if is_call else "stop"
     details = response.incomplete_details
     reason = details.get("reason") if isinstance(details, Mapping) else None
@@ -219,10 +222,10 @@ def answer_messages(response: ResponseBody) -> list[dict[str, Any]]:
         RecordError: malformed, or unsupported: an item has no place in a chat.
     """
     messages: list[dict[str, Any]] = []
-    for place, item in enumerate(response.output):
-        if not isinstance(item, Mapping):
+    for place, output_item in enumerate(response.output):
+        if not isinstance(output_item, Mapping):
             raise malformed_error(f"invalid:response.output.{place}")
-        _add_item(messages, item, f"response.output.{place}")
+        _add_item(messages, output_item, f"response.output.{place}")
     return messages
 
 

@@ -144,8 +144,8 @@ def tool_fields(
     tools, choice = request.get("tools"), request.get("tool_choice")
     if tools is not None and not isinstance(tools, list):
         raise malformed_error("invalid:request.tools")
-    found = {} if tools is None else {"tools": [tool_of(tool) for tool in tools]}
-    return found if choice is None else found | {"tool_choice": choice_of(choice)}
+    fields = {} if tools is None else {"tools": [tool_of(tool) for tool in tools]}
+    return fields if choice is None else fields | {"tool_choice": choice_of(choice)}
 
 
 def malformed_error(reason: str) -> RecordError:

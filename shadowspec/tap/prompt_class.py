@@ -70,13 +70,13 @@ def prompt_class(
         return STRUCTURED
     if len(texts) == 1:
         return classify_text(texts[0])
-    found = [classify_text(text) for text in texts]
-    if TOOL_CALLING in found:  # offered once, at the beginning, for the whole conversation
+    text_classes = [classify_text(text) for text in texts]
+    if TOOL_CALLING in text_classes:  # offered once, at the beginning, for the whole conversation
         return TOOL_CALLING
-    for text_class in reversed(found):
+    for text_class in reversed(text_classes):
         if text_class not in (CHAT, OTHER):
             return text_class
-    return found[-1] if found else OTHER
+    return text_classes[-1] if text_classes else OTHER
 
 
 def classify_text(text: str) -> str:
@@ -98,18 +98,18 @@ def classify_text(text: str) -> str:
             asked = _asked_in_line(first_line)
             if asked is not None:
                 return asked
-    found: Sequence[int] = ()
+    possible_rules: Sequence[int] = ()
     # To rules on lines a text is the same as its lines with ordinary ends, and to be split only where one may hold.
-    if not is_short or (found := patterns.LINES.possible(whole)):
+    if not is_short or (possible_rules := patterns.LINES.possible(whole)):
         lines, body = _body(read)
-        if not is_short or patterns.ODD_LINE_END in found:
-            found = patterns.BODY.possible(body)
-        if _is_source_text(lines, body, found):
+        if not is_short or patterns.ODD_LINE_END in possible_rules:
+            possible_rules = patterns.BODY.possible(body)
+        if _is_source_text(lines, body, possible_rules):
             return CODE
     asked = _asked_for(ends, rules) if is_asked else None
     if asked is not None:
         return asked
-    if not is_short and any(place in found and patterns.BODY.holds(place, body) for place in _DATA):
+    if not is_short and any(place in possible_rules and patterns.BODY.holds(place, body) for place in _DATA):
         return STRUCTURED
     if b"```" in whole and patterns.CODE_FENCE.search(whole):
         return CODE
@@ -154,10 +154,11 @@ def _is_maths(whole: bytes, ends: bytes, rules: Sequence[int]) -> bool:
     return sum(1 for _ in islice(patterns.NUMBERS.finditer(whole), MIN_PROBLEM_NUMBERS)) == MIN_PROBLEM_NUMBERS
 
 
-def _is_source_text(lines: Sequence[str], body: bytes, found: Sequence[int]) -> bool:
+def _is_source_text(lines: Sequence[str], body: bytes, possible_rules: Sequence[int]) -> bool:
     """Whether the text is a program rather than words about one."""
-    if patterns.SOURCE_LINE not in found:
-        if patterns.PROGRAM_LINE not in found:  # comments do not suffice: Markdown has headings, logs have hashes
+    if patterns.SOURCE_LINE not in possible_rules:
+        # Comments do not suffice: Markdown has headings, logs have hashes.
+        if patterns.PROGRAM_LINE not in possible_rules:
             return False
         num_lines = sum(1 for line in lines if line.strip())
         if not any(

@@ -48,12 +48,18 @@ class Rules:
         self._screen = re2.Set.SearchSet(options)
         self._counting: dict[int, Sequence[Any]] = {}
         for place, rule in enumerate(rules):
-            at_any_distance = [_DISTANCE.sub(lambda found: "*" if found[1] == "0" else "+", each) for each in rule]
+            at_any_distance = [
+                _DISTANCE.sub(lambda distance: "*" if distance[1] == "0" else "+", pattern) for pattern in rule
+            ]
             self._screen.Add("|".join(at_any_distance))
-            counting = [each for each in rule if _DISTANCE.search(each)]
+            counting = [pattern for pattern in rule if _DISTANCE.search(pattern)]
             if counting:
-                others = [each for each in rule if each not in counting]
-                self._counting[place] = [_compile(each) for each in (others, *([each] for each in counting)) if each]
+                others = [pattern for pattern in rule if pattern not in counting]
+                self._counting[place] = [
+                    _compile(alternatives)
+                    for alternatives in (others, *([pattern] for pattern in counting))
+                    if alternatives
+                ]
         self._screen.Compile()
 
     def all_hold(self, text: bytes) -> bool:

@@ -136,9 +136,9 @@ class Reader:
         7. bodies; 8. class; 9. tokens, checked against the context, and slice.
         """
         readings, placed = [], []
-        for each, hints in opened:
-            readings.append(reading := Reading(each.key, each.error))
-            if each.record is not None and _is_done(self._place, reading, each.record, hints):
+        for opened_record, hints in opened:
+            readings.append(reading := Reading(opened_record.key, opened_record.error))
+            if opened_record.record is not None and _is_done(self._place, reading, opened_record.record, hints):
                 placed.append(reading)
         parsed = [reading for reading in placed if _is_done(self._parse, reading)]
         classes = [_prompt_class(reading.record, reading.request) for reading in parsed]
@@ -215,14 +215,14 @@ class Reader:
         )  # else the operator's, or nobody's
         spoken = _language(reading.record, request) if is_language_asked else ""
         asked = (class_name, regime, bucket, kind, spoken, rule.name)
-        if (found := self._labelled.get(asked)) is None:
+        if (labels_and_key := self._labelled.get(asked)) is None:
             labels = {"prompt_class": class_name, "sampling_regime": regime.value, "context_bucket": bucket}
             if constraint is not None or OUTPUT_CONSTRAINT in rule.slice_by:
                 labels[OUTPUT_CONSTRAINT] = kind
             if spoken:
                 labels[LANGUAGE] = spoken
-            found = self._labelled[asked] = (labels, format_slice_key(labels, rule.slice_by))
-        reading.labels, reading.slice_key = found
+            labels_and_key = self._labelled[asked] = (labels, format_slice_key(labels, rule.slice_by))
+        reading.labels, reading.slice_key = labels_and_key
         tenant = reading.record.tenant_id()
         tenant_hash = None if tenant is None else self._hash.identifier("tenant", tenant)
         if own_labels := _own_labels(reading.record, rule, tenant_hash):

@@ -91,17 +91,17 @@ class ResponseReader:
 
     def read(self, raw: RawRecord) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
         """The calls of one message, or where its records end; of half a call nothing until it is settled."""
-        found: list[Opened] = []
+        settled: list[Opened] = []
         for opened in open_message(raw, MessageFormat.AUTO):
-            found += [opened] if opened.half is None else self._joiner.add(opened.key, opened.half)
-        yield from self._select_calls(found)
+            settled += [opened] if opened.half is None else self._joiner.add(opened.key, opened.half)
+        yield from self._select_calls(settled)
 
     def drain(self) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
         """The records that waited for their other half; no message follows."""
         yield from self._select_calls(self._joiner.drain())
 
-    def _select_calls(self, found: Sequence[Opened]) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
-        for reading in self._reader.read((opened, NO_HINTS) for opened in found):
+    def _select_calls(self, settled: Sequence[Opened]) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
+        for reading in self._reader.read((opened, NO_HINTS) for opened in settled):
             endpoint = reading.rule.name if reading.is_placed else None
             if reading.error is not None:
                 yield reading.key, (endpoint, FunnelCounter(reading.error.counter), reading.error.reason)

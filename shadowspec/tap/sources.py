@@ -116,7 +116,7 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
         digest = digest_of(_unpack(stream, is_gzip))
         content = _unpack(stream, is_gzip)
     second_digest = hashlib.sha256()
-    found = False
+    has_record = False
     line = 0
     while True:
         with _translated_errors(name):
@@ -126,12 +126,12 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
         line += 1
         if not is_too_large and not value.strip():
             continue
-        found = True
+        has_record = True
         key = RecordKey(source=digest, partition=0, offset=line)
         yield RawRecord(key, b"", "too_large") if is_too_large else RawRecord(key, value.rstrip(b"\r\n"))
     if second_digest.hexdigest() != digest:
         raise InputError(f"{name}: changed while it was read; nothing after it was counted, run it again")
-    if not found:
+    if not has_record:
         raise NoDataError(f"{name}: is empty; give a file with at least one record")
 
 

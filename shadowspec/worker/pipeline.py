@@ -175,10 +175,10 @@ class Pipeline:
         hints_of = [hints for _, hints, early in taken if early is None]
         readings = iter(
             self._reader.read(
-                (each, hints)
+                (record, hints)
                 for opened, hints in zip(messages, hints_of, strict=True)
-                for each in opened
-                if each.half is None
+                for record in opened
+                if record.half is None
             )
         )
         left = iter(messages)
@@ -190,11 +190,11 @@ class Pipeline:
                 continue
             opened = next(left)
             is_new = tracker.deliver(raw.key.offset, len(opened))
-            for each in opened:
-                if each.half is not None:
-                    self._messages[each.key] = (raw, hints)
-                    self._admit_joined(self._joiner.add(each.key, each.half))
-                    self._pass_time(each.half.event_time)
+            for record in opened:
+                if record.half is not None:
+                    self._messages[record.key] = (raw, hints)
+                    self._admit_joined(self._joiner.add(record.key, record.half))
+                    self._pass_time(record.half.event_time)
                     continue
                 reading = next(readings)
                 if is_new or tracker.is_reread:  # else the ledger has passed it, and only halves matter
@@ -218,26 +218,26 @@ class Pipeline:
 
     def finish(self, result: BlockResult, poisoned: Mapping[RecordKey, str] | None = None) -> None:
         """Take back a measured block; `poisoned` requests become dead letters of the stage `engine`."""
-        found = (self._waiting.pop(prompt.key, None) for prompt in result.block.requests)
-        waiting = [each for each in found if each is not None]
-        for each in waiting:
-            if poisoned and each.raw is not None and each.record.key in poisoned:
-                self._send(each.raw, "engine", poisoned[each.record.key])
-        self.outbox.add(result, [each.record for each in waiting])
+        popped = (self._waiting.pop(prompt.key, None) for prompt in result.block.requests)
+        measured = [waiting for waiting in popped if waiting is not None]
+        for waiting in measured:
+            if poisoned and waiting.raw is not None and waiting.record.key in poisoned:
+                self._send(waiting.raw, "engine", poisoned[waiting.record.key])
+        self.outbox.add(result, [waiting.record for waiting in measured])
 
     # one record
 
-    def _admit_joined(self, found: Sequence[Opened]) -> None:
-        for each in found:
-            raw, hints = self._messages[each.key]
-            for member in each.members:
+    def _admit_joined(self, settled: Sequence[Opened]) -> None:
+        for record in settled:
+            raw, hints = self._messages[record.key]
+            for member in record.members:
                 del self._messages[member]
-                if member != each.key:
-                    self.outbox.end_half(member, each.key)
-            tracker = self.outbox.tracker(each.key)
-            if tracker is not None and tracker.was_passed(each.key.offset) and not tracker.is_reread:
+                if member != record.key:
+                    self.outbox.end_half(member, record.key)
+            tracker = self.outbox.tracker(record.key)
+            if tracker is not None and tracker.was_passed(record.key.offset) and not tracker.is_reread:
                 continue  # counted already; it was read again for its other half
-            self._end(self._admission.admit(each, hints), raw)
+            self._end(self._admission.admit(record, hints), raw)
 
     def _end(self, fate: Admitted | Rejected, raw: RawRecord) -> None:
         """A record ends here, or waits for its block."""
@@ -245,8 +245,8 @@ class Pipeline:
             self._reject(fate, raw)
             return
         key, slice_key = fate.record.key, fate.record.slice_key or ""
-        found = self._stored.get(key[:2])
-        stored = found.get(key) if found else None
+        stored_records = self._stored.get(key[:2])
+        stored = stored_records.get(key) if stored_records else None
         if stored is not None:
             self.num_found += 1
             self._former.remember(fate.prompt, slice_key)

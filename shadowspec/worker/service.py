@@ -280,7 +280,7 @@ class SliceRates:
     """The rates as of the last decisions that were read; until the engines report their configs, the full ones."""
 
     def __init__(self, loads: Mapping[str, Collection[int]]) -> None:
-        self._scopes = {endpoint: Scope((), item) for endpoint, item in loads.items()}
+        self._scopes = {endpoint: Scope((), endpoint_loads) for endpoint, endpoint_loads in loads.items()}
         self._decided: frozenset[tuple[str, str]] = frozenset()
 
     def measure_with(self, fingerprints: Mapping[str, Collection[str]]) -> None:

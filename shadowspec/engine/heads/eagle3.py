@@ -187,7 +187,7 @@ def _layer_config(folder: HeadFolder, target_config: Any) -> Any:
         fields.get("sliding_window") is not None and fields.get("use_sliding_window", kind == "llama")
     )
     rope_type = (config.rope_parameters or {}).get("rope_type")
-    for name, found, is_run in (
+    for name, value, is_run in (
         ("vocab_size", config.vocab_size, config.vocab_size == target_config.vocab_size),
         ("num_hidden_layers", config.num_hidden_layers, config.num_hidden_layers == 1),
         ("hidden_act", config.hidden_act, config.hidden_act == "silu"),
@@ -198,14 +198,14 @@ def _layer_config(folder: HeadFolder, target_config: Any) -> Any:
     ):
         if not is_run:
             needed = f" (the target has {target_config.vocab_size})" if name == "vocab_size" else ""
-            raise folder.wrong(f"{LAYER_FIELD}.{name}", f"{found!r} cannot be run{needed}")
+            raise folder.wrong(f"{LAYER_FIELD}.{name}", f"{value!r} cannot be run{needed}")
     return config
 
 
 def _auxiliary_layers(folder: HeadFolder, num_layers: int) -> tuple[int, ...]:
     """Where the hidden states are taken: as the config says, else where vLLM takes them."""
     ids = folder.config.get(AUXILIARY_FIELD) or [2, num_layers // 2, num_layers - 3]
-    if not isinstance(ids, list) or not all(isinstance(each, int) and 0 <= each < num_layers for each in ids):
+    if not isinstance(ids, list) or not all(isinstance(layer, int) and 0 <= layer < num_layers for layer in ids):
         raise folder.wrong(AUXILIARY_FIELD, f"{ids!r} are not layers of the target, which has {num_layers}")
     if ids != sorted(set(ids)):
         raise folder.wrong(AUXILIARY_FIELD, f"{ids!r} do not rise")

@@ -59,9 +59,9 @@ def load_heads(path: str, kind: str, target: LoadedModel) -> LoadedHeads:
     """
     config = target.model.config
     folder = read_heads(path, target.model.device, target.model.dtype)
-    found = heads_kind(folder)
-    if found != kind:
-        raise ModelError(f"{path}: the proposer is {kind}, and the folder holds {found}")
+    held_kind = heads_kind(folder)
+    if held_kind != kind:
+        raise ModelError(f"{path}: the proposer is {kind}, and the folder holds {held_kind}")
     heads: StagedHeads | Eagle3Draft
     if kind == "eagle3":
         heads = eagle3_draft(folder, config, input_embedding(target.model))

@@ -47,7 +47,7 @@ class MedusaHeads:
         return state[index], state
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        layers = [each for layer in self.layers for each in layer if each is not None]
+        layers = [tensor for layer in self.layers for tensor in layer if tensor is not None]
         return (*layers, self.heads, *([self.vocabulary.ids] if self.vocabulary.ids is not None else []))
 
 

@@ -59,8 +59,8 @@ def _followed(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count:
         matches = np.flatnonzero((windows == tokens[length - size :]).all(axis=1))
         if len(matches):
             start = 1 + int(matches[-1]) + size
-            found = tokens[start : min(start + count, known)]
-            return found if len(found) >= size and length > size + count + 2 else tokens[:0]
+            draft = tokens[start : min(start + count, known)]
+            return draft if len(draft) >= size and length > size + count + 2 else tokens[:0]
     return tokens[:0]
 
 
@@ -95,11 +95,11 @@ class NgramProposer:
         counts = np.zeros(batch.num_rows, dtype=np.int64)
         for row in range(batch.num_rows):
             if batch.is_active(row):
-                found = lookup(
+                draft = lookup(
                     batch.history(row), self._shortest, self._longest, self._num_speculative_tokens, self._occurrence
                 )
-                drafted[row, : len(found)] = found
-                counts[row] = len(found)
+                drafted[row, : len(draft)] = draft
+                counts[row] = len(draft)
         drafted = drafted[:, : counts.max()]
         return Proposal(to_device(drafted, batch.device), to_device(counts, batch.device), None)
 

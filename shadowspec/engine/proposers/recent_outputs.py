@@ -75,7 +75,7 @@ class OutputsByEndpoint:
         Outputs of the block's prompts, fillers included, are left out, so that no request finds its answer ready.
         """
         recent = self._recent.get((block.endpoint, candidate.fingerprint))
-        return None if recent is None else recent.without({each.key for each in (*block.requests, *block.fillers)})
+        return None if recent is None else recent.without({prompt.key for prompt in (*block.requests, *block.fillers)})
 
     def after(self, block: Block, candidate: FingerprintedConfig, outputs: Iterable[Sequence[int] | None]) -> None:
         """Add the candidate's outputs of the block's measured requests, which come first (None: it failed)."""

@@ -166,9 +166,9 @@ class SuffixProposer:
         for row, text in self._texts.items():
             if batch.is_active(row):
                 text.extend(batch.rows[row].output[text.num_tokens - len(batch.prompts[row]) :])
-                found = text.draft(self._num_speculative_tokens)
-                drafted[row, : len(found)] = found
-                counts[row] = len(found)
+                draft = text.draft(self._num_speculative_tokens)
+                drafted[row, : len(draft)] = draft
+                counts[row] = len(draft)
         drafted = drafted[:, : counts.max()]
         return Proposal(to_device(drafted, batch.device), to_device(counts, batch.device), None)
 

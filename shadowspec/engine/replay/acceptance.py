@@ -156,11 +156,11 @@ def lookup_chances(
                 continue
             start, size = found_at
             now = len(prompt) + place
-            found = tokens[start : min(start + depth, now - is_followed)]
-            if is_followed and (len(found) < size or now <= size + depth + 2):
+            draft = tokens[start : min(start + depth, now - is_followed)]
+            if is_followed and (len(draft) < size or now <= size + depth + 2):
                 continue
-            proposed[row, place] = len(found)
-            for ahead, token in enumerate(found[: len(tokens) - now]):
+            proposed[row, place] = len(draft)
+            for ahead, token in enumerate(draft[: len(tokens) - now]):
                 accept[row, place, ahead] = token == tokens[now + ahead]
     return StepChances(accept, proposed, lengths)
 
@@ -174,14 +174,14 @@ def _proposal_starts(
     The places that followed each run of tokens are noted as they are passed, so that a response costs as much as it is
     long and not its square.
     """
-    is_first, is_followed = (occurrence is each for each in (NgramOccurrence.EARLIEST, NgramOccurrence.LATEST_FOLLOWED))
+    is_first, is_followed = (occurrence is kind for kind in (NgramOccurrence.EARLIEST, NgramOccurrence.LATEST_FOLLOWED))
     places: list[dict[tuple[int, ...], int]] = [{} for _ in range(shortest, longest + 1)]
     starts: list[tuple[int, int] | None] = []
     for now in range(len(tokens)):
         if now >= first:
             sizes = range(min(longest, now - 1), shortest - 1, -1)
-            found = ((places[size - shortest].get(tuple(tokens[now - size : now])), size) for size in sizes)
-            starts.append(next(((start, size) for start, size in found if start is not None), None))
+            earlier = ((places[size - shortest].get(tuple(tokens[now - size : now])), size) for size in sizes)
+            starts.append(next(((start, size) for start, size in earlier if start is not None), None))
         end = now - is_followed  # an occurrence that a single token follows is found one position later
         for size in range(shortest, min(longest, end - is_followed) + 1):
             run, noted = tuple(tokens[end - size : end]), places[size - shortest]
@@ -215,9 +215,9 @@ def suffix_steps(
     text = SuffixText(options, recent, response.request.prompt)
     for place, token in enumerate(output):
         for index, depth in enumerate(depths):
-            found = text.draft(depth)
-            proposed[index, place] = len(found)
-            borne_out[index, place] = _num_equal(found, output[place : place + len(found)])
+            draft = text.draft(depth)
+            proposed[index, place] = len(draft)
+            borne_out[index, place] = _num_equal(draft, output[place : place + len(draft)])
         text.extend((token,))
     return SuffixSteps(proposed, borne_out)
 

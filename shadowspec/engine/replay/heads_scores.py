@@ -76,12 +76,12 @@ def start_chances(
     lengths = np.array([len(response.output) for response in responses], dtype=np.int64)
     width, own_depth = int(lengths.max(initial=0)), scores[0].is_best.shape[1] if scores else depth
     accept = np.zeros((len(responses), width, depth))
-    for row, (each, probs) in enumerate(zip(scores, target_probs, strict=True)):
-        chances: Reals = each.is_best.astype(np.float64)
+    for row, (start_scores, probs) in enumerate(zip(scores, target_probs, strict=True)):
+        chances: Reals = start_scores.is_best.astype(np.float64)
         if probs is not None:
-            assert each.probs is not None, "rejection was asked for without the draft's probabilities"
+            assert start_scores.probs is not None, "rejection was asked for without the draft's probabilities"
             places = np.minimum(np.arange(len(probs))[:, None] + np.arange(own_depth), len(probs) - 1)
-            chances = np.minimum(1.0, each.probs / probs[places])
+            chances = np.minimum(1.0, start_scores.probs / probs[places])
         accept[row, : lengths[row], :own_depth] = chances
     return StepChances(accept, np.full((len(responses), width), own_depth, dtype=np.int64), lengths)
 

@@ -48,11 +48,11 @@ class StepChances:
             accept: for each response the chance of each of its tokens, [tokens].
             depth: the most tokens that a step proposes.
         """
-        lengths = np.array([len(each) for each in accept], dtype=np.int64)
+        lengths = np.array([len(chances) for chances in accept], dtype=np.int64)
         longest = int(lengths.max(initial=0))
         padded = np.zeros((len(accept), longest + depth - 1))
-        for row, each in enumerate(accept):
-            padded[row, : len(each)] = each
+        for row, chances in enumerate(accept):
+            padded[row, : len(chances)] = chances
         windows = np.lib.stride_tricks.sliding_window_view(padded, depth, axis=1)  # [responses, longest, depth]
         return cls(windows, np.full((len(accept), longest), depth, dtype=np.int64), lengths)
 

@@ -122,8 +122,10 @@ class Replayer:
             else self._counts(drafting, kept, scores)
             for recent, (drafting, scores) in zip(self._recent, self._score(kept), strict=True)
         ]
-        for index, (place, item) in enumerate(judged.items()):
-            results[place] = Replayed(item.response, tuple(every[index] for every in counts), item.num_near_ties)
+        for index, (place, judged_response) in enumerate(judged.items()):
+            results[place] = Replayed(
+                judged_response.response, tuple(every[index] for every in counts), judged_response.num_near_ties
+            )
         return [results[place] for place in range(len(responses))]
 
     def _target_scores(self, responses: Sequence[Response]) -> Sequence[TokenScores | None]:
@@ -157,21 +159,23 @@ class Replayer:
 
     def _score(self, judged: Sequence[_Judged]) -> Iterator[tuple[Drafting, Scores | None]]:
         """Each way of drafting with its draft's scores; a draft that several share is run once for each sampling."""
-        responses = [each.response for each in judged]
+        responses = [judged_response.response for judged_response in judged]
         # The drafts whose probabilities are needed.
-        samples = {id(each.draft) for each in self._draftings if each.config.verify_rule is VerifyRule.REJECTION}
-        found: dict[tuple[int, DraftSampling], Scores] = {}
+        samples = {
+            id(drafting.draft) for drafting in self._draftings if drafting.config.verify_rule is VerifyRule.REJECTION
+        }
+        scores_by_draft: dict[tuple[int, DraftSampling], Scores] = {}
         for drafting in self._draftings:
             draft = drafting.draft
             if draft is None:
                 yield drafting, None
                 continue
             key = id(draft), drafting.config.draft_sampling
-            if key not in found:
+            if key not in scores_by_draft:
                 is_whole = drafting.config.draft_sampling is DraftSampling.REQUEST
-                drafted_for = responses if is_whole else [each.by_temperature_alone() for each in responses]
-                found[key] = self._draft_scores(draft, drafted_for, with_probs=id(draft) in samples)
-            yield drafting, found[key]
+                drafted_for = responses if is_whole else [response.by_temperature_alone() for response in responses]
+                scores_by_draft[key] = self._draft_scores(draft, drafted_for, with_probs=id(draft) in samples)
+            yield drafting, scores_by_draft[key]
 
     def _draft_scores(
         self, draft: LoadedModel | LoadedHeads, responses: Sequence[Response], *, with_probs: bool
@@ -190,7 +194,9 @@ class Replayer:
         self, drafting: Drafting, judged: Sequence[_Judged], scores: Scores | None
     ) -> list[tuple[ExpectedCounts, ...]]:
         counts: dict[int, tuple[ExpectedCounts, ...]] = {}
-        for rows in group_by_length([len(each.response.output) for each in judged], LAW_POSITIONS):
+        for rows in group_by_length(
+            [len(judged_response.response.output) for judged_response in judged], LAW_POSITIONS
+        ):
             group = [judged[row] for row in rows]
             chances = self._chances(drafting.config, group, scores and [scores[row] for row in rows])
             law = _law(drafting.config, chances, group, self._depths)
@@ -204,14 +210,16 @@ class Replayer:
         """In the order of the responses, each of which is remembered for those after it."""
         options = SuffixOptions.of(config)
         steps: list[SuffixSteps] = []
-        for each in judged:
-            response = each.response
+        for judged_response in judged:
+            response = judged_response.response
             index = None if recent is None else recent.without({response.key})
             steps.append(suffix_steps(response, options, index, self._depths))
             if recent is not None:
                 recent.add(response.key, response.output)
         counts: list[list[ExpectedCounts]] = [[] for _ in judged]
-        for rows in group_by_length([len(each.response.output) for each in judged], LAW_POSITIONS):
+        for rows in group_by_length(
+            [len(judged_response.response.output) for judged_response in judged], LAW_POSITIONS
+        ):
             for number, depth in enumerate(self._depths):
                 chances = suffix_chances([steps[row] for row in rows], number, depth)
                 law = _law(config, chances, [judged[row] for row in rows], [depth])
@@ -221,18 +229,21 @@ class Replayer:
 
     def _chances(self, config: SpeculationConfig, group: Sequence[_Judged], scores: Scores | None) -> StepChances:
         """By the start of a step and the depth, for responses of like length."""
-        responses, deepest = [each.response for each in group], max(self._depths)
+        responses, deepest = [judged_response.response for judged_response in group], max(self._depths)
         if scores is None:
             return lookup_chances(responses, config.ngram_min, config.ngram_max, deepest, config.ngram_occurrence)
         rule = config.verify_rule
-        by_start = [each for each in scores if isinstance(each, StartScores)]
+        by_start = [response_scores for response_scores in scores if isinstance(response_scores, StartScores)]
         if by_start:
-            probs = [each.target_probs if needs_probs(rule, each.response) else None for each in group]
+            probs = [
+                judged_response.target_probs if needs_probs(rule, judged_response.response) else None
+                for judged_response in group
+            ]
             return start_chances(responses, by_start, probs, deepest)
-        by_token = [each for each in scores if isinstance(each, TokenScores)]
+        by_token = [response_scores for response_scores in scores if isinstance(response_scores, TokenScores)]
         accepts = [
-            prefix_accept(rule, each.response, token_scores, each.target_probs)
-            for each, token_scores in zip(group, by_token, strict=True)
+            prefix_accept(rule, judged_response.response, token_scores, judged_response.target_probs)
+            for judged_response, token_scores in zip(group, by_token, strict=True)
         ]
         return StepChances.of_prefix(accepts, deepest)
 
@@ -240,7 +251,7 @@ class Replayer:
 def _law(config: SpeculationConfig, chances: StepChances, group: Sequence[_Judged], depths: Sequence[int]) -> StepLaw:
     """The law of the steps of these responses, by the config's rule for drafts near a request's limit."""
     if config.drafts_within_limit:
-        chances = chances.within([each.response.request.sampling.max_tokens for each in group])
+        chances = chances.within([judged_response.response.request.sampling.max_tokens for judged_response in group])
     return step_law(chances, depths)
 
 

@@ -96,11 +96,11 @@ def token_scores(
     for rows in pack(responses, budget.tokens, _whole if is_direct else _apart):
         batch = [responses[row] for row in rows]
         if is_direct:
-            found = _direct_scores(model, batch, end_token_ids, with_probs, budget.logits, kernels)
+            batch_scores = _direct_scores(model, batch, end_token_ids, with_probs, budget.logits, kernels)
         else:
             passes = _ForcedPasses(model, batch)
-            found = _logit_scores(passes, batch, vocabulary, end_token_ids, with_probs, budget.logits)
-        scores.update(zip(rows, found, strict=True))
+            batch_scores = _logit_scores(passes, batch, vocabulary, end_token_ids, with_probs, budget.logits)
+        scores.update(zip(rows, batch_scores, strict=True))
     return [scores[row] for row in range(len(responses))]
 
 
@@ -181,14 +181,16 @@ def _direct_scores(
     if fused:
         assert kernels is not None, "only they fuse"
         responses = [batch[row] for row in fused]
-        found = _fused_scores(torch.cat([of_response[row] for row in fused]), model, responses, with_probs, kernels)
-        scores.update(zip(fused, found, strict=True))
+        fused_scores = _fused_scores(
+            torch.cat([of_response[row] for row in fused]), model, responses, with_probs, kernels
+        )
+        scores.update(zip(fused, fused_scores, strict=True))
     for rows in group_by_length([len(batch[row].output) for row in others], max(1, logits_per_pass // vocabulary)):
         block = [others[place] for place in rows]
         responses = [batch[row] for row in block]
         passes = _HeadPasses(model, [of_response[row] for row in block], responses)
-        found = _logit_scores(passes, responses, vocabulary, end_token_ids, with_probs, logits_per_pass)
-        scores.update(zip(block, found, strict=True))
+        block_scores = _logit_scores(passes, responses, vocabulary, end_token_ids, with_probs, logits_per_pass)
+        scores.update(zip(block, block_scores, strict=True))
     return [scores[row] for row in range(len(batch))]
 
 

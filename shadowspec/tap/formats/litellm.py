@@ -109,20 +109,20 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
+        for nested in value:
+            yield from _texts(nested)
     elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
+        for nested in value.values():
+            yield from _texts(nested)
 
 
 def _intervention(payload: Mapping[str, Any]) -> str | None:
     """The guardrails' action on the answer: of those that run behind the model and report that they intervened."""
     entries = payload.get("guardrail_information")
     failures = [
-        each
-        for each in (entries if isinstance(entries, list) else [entries])
-        if isinstance(each, dict) and _is_behind_model(each.get("guardrail_mode")) and _has_intervened(each)
+        entry
+        for entry in (entries if isinstance(entries, list) else [entries])
+        if isinstance(entry, dict) and _is_behind_model(entry.get("guardrail_mode")) and _has_intervened(entry)
     ]
     if not failures:
         return None
@@ -132,7 +132,7 @@ def _intervention(payload: Mapping[str, Any]) -> str | None:
 def _is_behind_model(mode: Any) -> bool:
     """Whether a guardrail saw only the answer; for one that runs before as well the log does not say which it was."""
     modes = mode if isinstance(mode, list) else [mode]
-    return _BEHIND_MODEL in modes and all(each in _NOT_BEFORE for each in modes)
+    return _BEHIND_MODEL in modes and all(guardrail_mode in _NOT_BEFORE for guardrail_mode in modes)
 
 
 def _has_intervened(entry: Mapping[str, Any]) -> bool:

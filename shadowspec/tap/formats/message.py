@@ -75,10 +75,10 @@ def open_message(
     size = len(raw.value) // len(documents)
     opened: list[Opened] = []
     parts = chain.from_iterable(_parts(document, format) for document in documents)
-    for item, (part, part_format) in enumerate(parts):
-        if item >= MAX_RECORDS_PER_MESSAGE:
+    for number, (part, part_format) in enumerate(parts):
+        if number >= MAX_RECORDS_PER_MESSAGE:
             return [Opened(raw.key, error=malformed_error("too_many_records"))]
-        key = raw.key._replace(item=item) if item else raw.key
+        key = raw.key._replace(item=number) if number else raw.key
         try:
             opened.append(_open(key, _read(key, part, part_format, headers, event_suffixes, size)))
         except RecordError as error:
@@ -114,12 +114,12 @@ def recognise(document: Mapping[str, Any]) -> MessageFormat:
         RecordError: malformed; "unknown_format" or "ambiguous_format".
     """
     if _FOREIGN_FIELDS.isdisjoint(document):
-        found = [MessageFormat.OPENAI] if _is_openai(document) else []
+        formats = [MessageFormat.OPENAI] if _is_openai(document) else []
     else:
-        found = [format for format, matches in _RECOGNISERS if matches(document)]
-    if len(found) == 1:
-        return found[0]
-    raise malformed_error("ambiguous_format" if found else "unknown_format")
+        formats = [format for format, matches in _RECOGNISERS if matches(document)]
+    if len(formats) == 1:
+        return formats[0]
+    raise malformed_error("ambiguous_format" if formats else "unknown_format")
 
 
 def _read(

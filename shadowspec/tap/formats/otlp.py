@@ -66,19 +66,19 @@ def envelopes(document: Mapping[str, Any]) -> list[dict[str, Any] | RecordError]
         RecordError: unsupported ("no_genai"), the document holds no call of a model; malformed, a list is not one of
             objects, or holds too many records.
     """
-    found: list[dict[str, Any] | RecordError] = []
+    calls: list[dict[str, Any] | RecordError] = []
     for record, resource in _records(document):
         try:
             attributes = _attributes(record.get("attributes"))
             if _is_call(record, attributes):
-                found.append(_envelope(record, attributes, resource))
+                calls.append(_envelope(record, attributes, resource))
         except RecordError as error:
-            found.append(error.without_traceback())
-        if len(found) > MAX_RECORDS_PER_MESSAGE:
+            calls.append(error.without_traceback())
+        if len(calls) > MAX_RECORDS_PER_MESSAGE:
             raise malformed_error("too_many_records")
-    if not found:
+    if not calls:
         raise unsupported_error("no_genai")
-    return found
+    return calls
 
 
 def _records(document: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -93,19 +93,19 @@ def _records(document: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]
 def _objects(value: Any, name: str) -> list[dict[str, Any]]:
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(element, dict) for element in value):
         raise malformed_error(f"invalid:{name}")
     return value
 
 
 def _attributes(listed: Any) -> dict[str, Any]:
     """Those attributes of a record that are read, by key; of a repeated key the last."""
-    found = {}
+    attributes = {}
     for attribute in _objects(listed, "attributes"):
         key = attribute.get("key")
         if isinstance(key, str) and key.startswith(_READ):
-            found[key] = _value(attribute.get("value"))
-    return found
+            attributes[key] = _value(attribute.get("value"))
+    return attributes
 
 
 def _value(value: Any) -> Any:
@@ -121,11 +121,11 @@ def _value(value: Any) -> Any:
             if kind == "arrayValue" and isinstance(content, dict):
                 values = content.get("values") or []
                 if isinstance(values, list):
-                    return [_value(each) for each in values]
+                    return [_value(element) for element in values]
             if kind == "kvlistValue" and isinstance(content, dict):
                 pairs = _objects(content.get("values"), "attributes")
-                if all(isinstance(each.get("key"), str) for each in pairs):
-                    return {each["key"]: _value(each.get("value")) for each in pairs}
+                if all(isinstance(pair.get("key"), str) for pair in pairs):
+                    return {pair["key"]: _value(pair.get("value")) for pair in pairs}
     raise malformed_error("invalid:attributes")
 
 
@@ -263,17 +263,23 @@ def _tools(definitions: Any) -> Any:
     if not isinstance(definitions, list):
         return definitions
     return [
-        {"type": "function", "function": {name: each[name] for name in _TOOL_FIELDS if each.get(name) is not None}}
-        if isinstance(each, dict) and "function" not in each
-        else each
-        for each in definitions
+        {
+            "type": "function",
+            "function": {name: definition[name] for name in _TOOL_FIELDS if definition.get(name) is not None},
+        }
+        if isinstance(definition, dict) and "function" not in definition
+        else definition
+        for definition in definitions
     ]
 
 
 def _lacks_tools(definitions: Any, messages: Any) -> bool:
     """Whether the log lacks the tools that the prompt held: it names them without schemas, or shows only calls."""
     if isinstance(definitions, list) and definitions:
-        return any(isinstance(each, dict) and not {"parameters", "function"} & each.keys() for each in definitions)
+        return any(
+            isinstance(definition, dict) and not {"parameters", "function"} & definition.keys()
+            for definition in definitions
+        )
     called = messages if isinstance(messages, list) else []
     return any(isinstance(message, dict) and message.get("tool_calls") for message in called)
 

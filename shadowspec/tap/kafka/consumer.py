@@ -161,11 +161,11 @@ class KafkaTap:
         refused: dict[PartitionId, str] = {}
         wanted: dict[TopicPartition, OffsetAndMetadata] = {}
         for partition, offset in offsets.items():
-            found = self._partitions.find(partition)
-            if found is None or self._partitions.delivering(found.place) is None:
+            assigned = self._partitions.find(partition)
+            if assigned is None or self._partitions.delivering(assigned.place) is None:
                 refused[partition] = "not_assigned"
             else:
-                wanted[found.place] = OffsetAndMetadata(offset, "", -1)
+                wanted[assigned.place] = OffsetAndMetadata(offset, "", -1)
         if not wanted:
             return CommitOutcome(refused)
         try:
@@ -228,10 +228,10 @@ class KafkaTap:
         """The next offset to be fetched; beyond the last record where transaction markers follow it."""
         assert partition.position is not None
         try:
-            found = self._consumer.position(partition.place, timeout_ms=0)
+            position = self._consumer.position(partition.place, timeout_ms=0)
         except errors.KafkaError:  # it has gone, or its offset is invalid
             return partition.position
-        return max(partition.position, found or 0)
+        return max(partition.position, position or 0)
 
     def _fail(self, error: errors.KafkaError) -> None:
         """Wait on a temporary fault, raise on a lasting one."""

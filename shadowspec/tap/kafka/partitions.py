@@ -120,18 +120,18 @@ class Partitions:
             partition = Partition(PartitionId(source, place.partition), place, number, is_new)
             self._ours[place] = partition
             assigned.append(partition.id)
-        found = Changes(tuple(assigned), tuple(self._revoked), tuple(self._lost))
+        changes = Changes(tuple(assigned), tuple(self._revoked), tuple(self._lost))
         self._revoked, self._lost = [], []
-        return found
+        return changes
 
     def start(self, partition: PartitionId, offset: int | None) -> None:
         """Fetch from an offset on; None: from where the broker's answers say.  Nothing if it has gone meanwhile."""
-        found = self.find(partition)
-        if found is None or not self._assignments.is_current(found.place, found.number):
+        assigned = self.find(partition)
+        if assigned is None or not self._assignments.is_current(assigned.place, assigned.number):
             return
-        found.is_started, found.position, found.is_offset_invalid = True, offset, offset is None
+        assigned.is_started, assigned.position, assigned.is_offset_invalid = True, offset, offset is None
         if offset is not None:
-            self._seek(found, offset)
+            self._seek(assigned, offset)
 
     def hold(self) -> None:
         """Fetch nothing until `release`."""
@@ -148,8 +148,8 @@ class Partitions:
     def find(self, partition: PartitionId) -> Partition | None:
         """A partition of ours by its id."""
         topic = self._topics.get(partition.source)
-        found = None if topic is None else self._ours.get(TopicPartition(topic, partition.partition))
-        return found if found is not None and found.id == partition else None
+        assigned = None if topic is None else self._ours.get(TopicPartition(topic, partition.partition))
+        return assigned if assigned is not None and assigned.id == partition else None
 
     def delivering(self, place: TopicPartition) -> Partition | None:
         """The partition, if its fetched records belong to the assignment that was started."""
@@ -195,13 +195,13 @@ class Partitions:
         ]
         extents = look_up(self._consumer, unresolved, unknown, LOOKUP_TIMEOUT_MS)
         for place, partition in unresolved.items():
-            found = judge(partition.position, extents[place], from_begin=self._from_begin or partition.is_new)
-            if found.loss is not None and not partition.has_lost_end:
-                self._lose(partition, *found.loss)
-            partition.has_lost_end = found.offset is None
-            if found.offset is not None:
+            placement = judge(partition.position, extents[place], from_begin=self._from_begin or partition.is_new)
+            if placement.loss is not None and not partition.has_lost_end:
+                self._lose(partition, *placement.loss)
+            partition.has_lost_end = placement.offset is None
+            if placement.offset is not None:
                 partition.is_offset_invalid = False
-                self._seek(partition, found.offset)
+                self._seek(partition, placement.offset)
 
     def notice_recreated(self) -> None:
         """Partitions of a topic that has another id than when they came go, and come as another topic's."""

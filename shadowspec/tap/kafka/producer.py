@@ -99,14 +99,14 @@ class TopicWriter:
         with self._lock:
             messages, self._waiting = self._waiting, []
         failed: list[OutgoingMessage] = []
-        found: list[errors.KafkaError] = []
+        delivery_errors: list[errors.KafkaError] = []
         sent: list[tuple[OutgoingMessage, Any]] = []
         try:
             for message in messages:
                 try:
                     sent.append((message, self._produce(message)))
                 except errors.KafkaError as error:  # no metadata of the topic
-                    found.append(error)
+                    delivery_errors.append(error)
                     failed = messages[len(sent) :]
                     break
             deadline = time.monotonic() + DELIVERY_TIMEOUT_S + 1
@@ -114,7 +114,7 @@ class TopicWriter:
                 try:
                     delivery.get(timeout=max(0.0, deadline - time.monotonic()))
                 except errors.KafkaError as error:
-                    found.append(error)
+                    delivery_errors.append(error)
                     failed.append(message)
         except BaseException:  # interrupted: nothing is known to be safe
             failed = messages
@@ -123,9 +123,9 @@ class TopicWriter:
             if failed:
                 with self._lock:
                     self._waiting = [*failed, *self._waiting]
-        if found:
+        if delivery_errors:
             # A message that is refused fails the others of its batch too, with an error that says less.
-            telling = next((error for error in found if isinstance(error, REFUSED)), found[0])
+            telling = next((error for error in delivery_errors if isinstance(error, REFUSED)), delivery_errors[0])
             raise self._explain(telling) from telling
         return len(messages)
 
