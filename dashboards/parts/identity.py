@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from shadowspec.config.dashboard_settings import AccessSettings, Role
+from shadowspec.config.dashboard_settings import AccessSettings, DashboardRole
 from shadowspec.errors import UsageError
 
 
@@ -24,13 +24,13 @@ class Identity:
     """
 
     name: str | None
-    role: Role
+    role: DashboardRole
     until: datetime | None
 
     @property
     def may_order(self) -> bool:
         """Whether the kill switch is his to use."""
-        return self.role is Role.OPERATOR
+        return self.role is DashboardRole.OPERATOR
 
 
 def identify(claims: Mapping[str, Any], settings: AccessSettings, now: datetime) -> Identity:
@@ -54,9 +54,9 @@ def identify(claims: Mapping[str, Any], settings: AccessSettings, now: datetime)
         raise AccessError("the e-mail of this login is not verified")
     values = _values(claims.get(settings.roles.claim))
     if values & settings.roles.operators:
-        return Identity(name, Role.OPERATOR, until)
+        return Identity(name, DashboardRole.OPERATOR, until)
     if settings.roles.viewers is None or values & settings.roles.viewers:
-        return Identity(name, Role.VIEWER, until)
+        return Identity(name, DashboardRole.VIEWER, until)
     raise AccessError(f"you are logged in as {name}, who may not open this dashboard")
 
 

@@ -36,7 +36,7 @@ from shadowspec import demo
 from shadowspec.store import upgrade
 
 DEPTHS = "1..8"
-ACTOR = "_Judged"  # in the title of an actor that replays
+ACTOR = "_JudgingActor"  # in the title of an actor that replays
 KINDS = ("driver", "readers", "actors", "ray")
 LOOK_S = 2.0
 

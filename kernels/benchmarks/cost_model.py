@@ -27,7 +27,7 @@ from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate, Models
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.profiling import Grid, num_steps, profile
+from shadowspec.engine.profiling import ProfileGrid, num_steps, profile
 from shadowspec.planning.cost_model import CostSurface, Drafts
 from shadowspec.types import Place, SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
@@ -150,7 +150,7 @@ def measured(
     is_greedy: bool,
 ) -> list[dict[str, Any]]:
     """Profile, and after each round of the profile some blocks of every cell: a machine's slow minutes hit both."""
-    grid = Grid(LOADS, way.depths, way.contexts, is_greedy)
+    grid = ProfileGrid(LOADS, way.depths, way.contexts, is_greedy)
     cells = [LoadCell((target, candidate), texts, load, depth, is_greedy=is_greedy) for load, depth in way.held_out]
     with Progress() as progress:
         task = progress.add_task("greedy" if is_greedy else "sampled", total=grid.num_runs)

@@ -52,7 +52,7 @@ from shadowspec.engine.device import choose_device, choose_kernels, device_name
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.profiling import num_steps
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.engine.static_passes import CudaGraphs, Recorder, StaticPasses
+from shadowspec.engine.static_passes import CudaGraphs, PassRecorder, StaticPasses
 from shadowspec.types import SamplingParameters, VerifyRule
 
 Result = TypeVar("Result")
@@ -110,7 +110,7 @@ class RunningWay:
         )  # fmt: skip
 
 
-def recorder(device: torch.device) -> Recorder:
+def recorder(device: torch.device) -> PassRecorder:
     """CUDA graphs where there are any."""
     return CudaGraphs(device) if device.type == "cuda" else Rerun()
 

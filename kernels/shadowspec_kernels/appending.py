@@ -51,7 +51,7 @@ def append(
     """`reference.append`, in place.  A slot or column past the cache, which the reference refuses, is not written.
 
     Raises:
-        InputError: shapes, dtypes or strides do not fit.
+        OperandError: shapes, dtypes or strides do not fit.
     """
     check_append(cache, states, slots, columns)
     rows, tokens, heads, head_dim = states.shape

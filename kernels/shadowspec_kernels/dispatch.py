@@ -45,7 +45,7 @@ class Kernels:
         """`reference.verify`; rows of `step.truncation` by the reference under every backend.
 
         Raises:
-            InputError: the step's tensors do not fit together, or the kernels cannot address them.
+            OperandError: the step's tensors do not fit together, or the kernels cannot address them.
         """
         step.check()
         truncated = step.truncation.slots if step.truncation is not None else ()
@@ -79,7 +79,7 @@ class Kernels:
         """`reference.score`.
 
         Raises:
-            InputError: the tensors do not fit together, or the kernel cannot address them.
+            OperandError: the tensors do not fit together, or the kernel cannot address them.
         """
         check_score(hidden, head, tokens, temperature)
         if self.backend == "torch":
@@ -101,7 +101,7 @@ class Kernels:
         """`reference.append`, in place.
 
         Raises:
-            InputError: the tensors do not fit together, or the kernel cannot address them.
+            OperandError: the tensors do not fit together, or the kernel cannot address them.
         """
         check_append(cache, states, slots, columns)
         if self.backend == "torch":

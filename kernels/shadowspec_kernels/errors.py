@@ -7,7 +7,7 @@ class KernelError(Exception):
     """A kernel does not support the request."""
 
 
-class InputError(KernelError):
+class OperandError(KernelError):
     """Tensors that do not fit together, or that a kernel cannot address; the message names them."""
 
 

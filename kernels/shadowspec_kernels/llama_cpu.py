@@ -120,7 +120,7 @@ class WeightMemory:
         """For weights [outputs, inputs] of these shapes, in one of the `FORMATS`.
 
         Raises:
-            InputError: a shape has no int8 form.
+            OperandError: a shape has no int8 form.
         """
         self.dtype = dtype
         size = sum(ALIGNMENT + outputs * packed_width(inputs, dtype) * dtype.itemsize for outputs, inputs in shapes)
@@ -147,7 +147,7 @@ def product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tensor | No
     """`llama_reference.product`.
 
     Raises:
-        InputError: the operands do not fit together, or cannot be addressed.
+        OperandError: the operands do not fit together, or cannot be addressed.
         UnavailableError: as `library`.
     """
     check_product(states, weight, total)
@@ -187,7 +187,7 @@ class CompiledLlama:
         """`llama_reference.llama_pass`.
 
         Raises:
-            InputError: the operands do not fit the weights, or cannot be addressed.
+            OperandError: the operands do not fit the weights, or cannot be addressed.
         """
         check_pass(self.weights, operands)
         rows, count, size = operands.hidden.shape

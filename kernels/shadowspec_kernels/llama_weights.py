@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from shadowspec_kernels.errors import InputError
+from shadowspec_kernels.errors import OperandError
 
 FORMATS: Final = (torch.float32, torch.bfloat16, torch.int8)  # in the order of `llama_cpu.cpp`
 SCALED: Final = 32  # int8 weights that share a scale
@@ -24,12 +24,12 @@ def packed_width(inputs: int, dtype: torch.dtype) -> int:
     """Entries of a row of this number of weights.
 
     Raises:
-        InputError: int8 rows of this size have no whole number of scales.
+        OperandError: int8 rows of this size have no whole number of scales.
     """
     if dtype != torch.int8:
         return inputs
     if inputs % SCALED:
-        raise InputError(f"rows of {inputs} weights do not divide into groups of {SCALED}, which share a scale")
+        raise OperandError(f"rows of {inputs} weights do not divide into groups of {SCALED}, which share a scale")
     return inputs + inputs // SCALED * _SCALE_BYTES
 
 
@@ -46,7 +46,7 @@ def pack(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     The scale of an int8 group is its largest absolute value over 127, as a bfloat16: a product with it has no rounding.
 
     Raises:
-        InputError: as `packed_width`.
+        OperandError: as `packed_width`.
     """
     if dtype != torch.int8:
         return weight.to(dtype)
@@ -127,43 +127,43 @@ def check_product(states: torch.Tensor, weight: torch.Tensor, total: torch.Tenso
     """Refuse operands of a product [rows, inputs] by [outputs, inputs] that do not fit or cannot be addressed.
 
     Raises:
-        InputError: dtypes, devices, shapes or strides.
+        OperandError: dtypes, devices, shapes or strides.
     """
     given = (states, weight) if total is None else (states, weight, total)
     if any(operand.device.type != "cpu" or operand.dim() != 2 for operand in given) or weight.dtype not in FORMATS:
-        raise InputError("a product is one of matrices on a CPU, whose weight is float32, bfloat16 or int8")
+        raise OperandError("a product is one of matrices on a CPU, whose weight is float32, bfloat16 or int8")
     if any(operand is not weight and operand.dtype != torch.float32 for operand in given):
-        raise InputError("the states and the total of a product are float32")
+        raise OperandError("the states and the total of a product are float32")
     if states.shape[1] != num_inputs(weight):
-        raise InputError(f"states {tuple(states.shape)} do not fit a weight {tuple(weight.shape)}")
+        raise OperandError(f"states {tuple(states.shape)} do not fit a weight {tuple(weight.shape)}")
     if not weight.is_contiguous():
-        raise InputError("the weight is not contiguous")
+        raise OperandError("the weight is not contiguous")
     if total is not None and (total.shape != (states.shape[0], weight.shape[0]) or total.stride(1) != 1):
-        raise InputError(f"a total {tuple(total.shape)} does not fit {states.shape[0]} by {weight.shape[0]}")
+        raise OperandError(f"a total {tuple(total.shape)} does not fit {states.shape[0]} by {weight.shape[0]}")
 
 
 def check_pass(weights: LlamaWeights, operands: CachedPass) -> None:
     """Refuse operands of a pass that do not fit together or cannot be addressed.
 
     Raises:
-        InputError: dtypes, shapes or strides.
+        OperandError: dtypes, shapes or strides.
     """
     rows, count, size = operands.hidden.shape
     if size != weights.final_norm.shape[0] or operands.hidden.dtype != torch.float32:
-        raise InputError(f"states of size {size}, {operands.hidden.dtype} do not fit the model")
+        raise OperandError(f"states of size {size}, {operands.hidden.dtype} do not fit the model")
     if operands.columns.shape != (rows, count) or operands.columns.dtype != torch.int64:
-        raise InputError(f"columns are not int64 [{rows}, {count}]")
+        raise OperandError(f"columns are not int64 [{rows}, {count}]")
     if operands.angles.numel() * 2 != rows * count * weights.head_dim or operands.angles.dtype != torch.complex64:
-        raise InputError(f"angles are not complex64 [{rows}, {count}, 1, {weights.head_dim // 2}]")
+        raise OperandError(f"angles are not complex64 [{rows}, {count}, 1, {weights.head_dim // 2}]")
     if not 1 <= operands.keep <= count or len(operands.caches) != len(weights.layers):
-        raise InputError(f"{operands.keep} of {count} tokens, {len(operands.caches)} caches")
+        raise OperandError(f"{operands.keep} of {count} tokens, {len(operands.caches)} caches")
     first = operands.caches[0]
     slots, heads, columns, head_dim = first.shape
     if slots < rows or heads != 2 * weights.kv_heads or head_dim != weights.head_dim or operands.width > columns:
-        raise InputError(f"a cache {tuple(first.shape)} does not fit {rows} rows of {operands.width} columns")
+        raise OperandError(f"a cache {tuple(first.shape)} does not fit {rows} rows of {operands.width} columns")
     strides = first.stride()
     if strides[3] != 1 or any(
         cache.dtype != torch.float32 or cache.stride() != strides or cache.shape != first.shape
         for cache in operands.caches
     ):
-        raise InputError("the layers' caches differ in form, or their heads are not contiguous")
+        raise OperandError("the layers' caches differ in form, or their heads are not contiguous")

@@ -107,7 +107,7 @@ def score(
     """`reference.score`.
 
     Raises:
-        InputError: the tensors do not fit together, or a row of states or of the head is not contiguous.
+        OperandError: the tensors do not fit together, or a row of states or of the head is not contiguous.
     """
     check_score(hidden, head, tokens, temperature)
     tiling = tiling or (Tiling(inner=16) if hidden.dtype == torch.float32 else Tiling())  # float32: no tensor cores

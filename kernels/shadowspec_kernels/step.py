@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from shadowspec_kernels.errors import InputError
+from shadowspec_kernels.errors import OperandError
 
 Rule = Literal["rejection", "greedy_draft", "exact_match", "greedy"]
 RULES: tuple[Rule, ...] = ("rejection", "greedy_draft", "exact_match", "greedy")
@@ -92,14 +92,14 @@ class Step:
         """See that shapes, dtypes and devices fit.
 
         Raises:
-            InputError: they do not; the message names the tensor.
+            OperandError: they do not; the message names the tensor.
         """
         if self.rule not in RULES:
-            raise InputError(f"rule {self.rule!r} is not one of {', '.join(RULES)}")
+            raise OperandError(f"rule {self.rule!r} is not one of {', '.join(RULES)}")
         if self.logits.dim() != 3 or min(self.logits.shape) == 0:
-            raise InputError(f"logits must be [rows, K + 1, vocabulary] and hold something, not {_form(self.logits)}")
+            raise OperandError(f"logits must be [rows, K + 1, vocabulary] and hold something, not {_form(self.logits)}")
         if self.logits.dtype not in LOGIT_DTYPES:
-            raise InputError(f"logits must be float32, bfloat16 or float16, not {_form(self.logits)}")
+            raise OperandError(f"logits must be float32, bfloat16 or float16, not {_form(self.logits)}")
         rows, columns, vocabulary = self.logits.shape
         depth = columns - 1
         self._expect("drafted", self.drafted, torch.int64, rows, depth)
@@ -125,12 +125,12 @@ class Step:
             if len(set(self.truncation.slots)) != len(self.truncation.slots) or not all(
                 0 <= slot < rows for slot in self.truncation.slots
             ):
-                raise InputError(f"truncation.slots must be different rows of 0 to {rows - 1}")
+                raise OperandError(f"truncation.slots must be different rows of 0 to {rows - 1}")
 
     def _expect(self, name: str, tensor: torch.Tensor, dtype: torch.dtype, *shape: int) -> None:
         if tuple(tensor.shape) != shape or tensor.dtype != dtype or tensor.device != self.logits.device:
             wanted = f"{_short(dtype)} {list(shape)} on {self.logits.device}"
-            raise InputError(f"{name} must be {wanted}, not {_form(tensor)} on {tensor.device}")
+            raise OperandError(f"{name} must be {wanted}, not {_form(tensor)} on {tensor.device}")
 
     def take(self, slots: torch.Tensor) -> Step:
         """The step of only these rows, int64 [taken]; with a truncation, all of them are among its slots."""

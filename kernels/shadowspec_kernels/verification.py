@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from shadowspec_kernels.errors import InputError
+from shadowspec_kernels.errors import OperandError
 from shadowspec_kernels.step import Step, Verified
 
 TILE = 4096  # entries of the vocabulary that one program holds; 16 for each thread of eight warps
@@ -292,10 +292,10 @@ def verify(step: Step, slots: torch.Tensor | None = None, tile: int = TILE) -> V
         tile: entries of the vocabulary per program, a power of two.
 
     Raises:
-        InputError: the kernels cannot run on these tensors.
+        OperandError: the kernels cannot run on these tensors.
     """
     if (reason := why_not(step)) is not None:
-        raise InputError(reason)
+        raise OperandError(reason)
     device, rows, depth = step.logits.device, step.num_rows, step.depth
     if slots is None:
         slots = torch.arange(rows, device=device)

@@ -18,7 +18,7 @@ from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, lo
 from shadowspec.backfill.cluster import Actors, Judge
 from shadowspec.backfill.logs import read_log
 from shadowspec.backfill.places import describe_place
-from shadowspec.backfill.replay_blocks import Part, Unused, parts
+from shadowspec.backfill.replay_blocks import UnreplayedBlock, Unused, unreplayed_blocks
 from shadowspec.config import Config, EndpointConfig
 from shadowspec.engine import Models
 from shadowspec.engine.models import load_end_token_ids
@@ -55,7 +55,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedBlock:
     """A block that raised what nobody foresaw; its text may quote a prompt, so that the kind is all that is said."""
 
     place: BlockPlace
@@ -85,7 +85,7 @@ def chosen_parallel(config: Config, endpoint: str | None) -> dict[str, EndpointC
 
 def read_file(
     config: Config, asked: Asked, secret: bytes, finished: Finished, place: str
-) -> Iterator[Part[Call] | FileRead]:
+) -> Iterator[UnreplayedBlock[Call] | FileRead]:
     """The blocks of a file that are still to do, then what was read of it."""
     source = None
     try:
@@ -105,10 +105,10 @@ def read_file(
         reader = ResponseReader(rules, tokenizers, KeyedHash(secret))
         found = (_tag_endpoint(each) for each in logged_responses(chain([first], raws), reader, texts))
         count = 0
-        for part in parts(source, found, WINDOW):
-            count = part.place.number + 1
-            if part.place.number not in numbers:
-                yield part
+        for block in unreplayed_blocks(source, found, WINDOW):
+            count = block.place.number + 1
+            if block.place.number not in numbers:
+                yield block
         yield FileRead(place, source, count)
     except ShadowSpecError as error:
         yield FileRead(place, source, error=error)
@@ -125,32 +125,32 @@ def build_judge(config: Config, asked: Asked, actors: Actors) -> Judge:
     torch.set_num_threads(max(1, int(actors.cpus)))
     endpoints = _load(config, asked)
 
-    def judge(row: Part[Call] | FileRead) -> Judged | Failed | FileRead:
+    def judge(row: UnreplayedBlock[Call] | FileRead) -> Judged | FailedBlock | FileRead:
         if isinstance(row, FileRead):
             return row
         try:
             return _judge(row, endpoints)
         except Exception as error:
-            return Failed(row.place, type(error).__name__)
+            return FailedBlock(row.place, type(error).__name__)
         finally:
             give_back()
 
     return judge
 
 
-def fail_part(row: Part[Call] | FileRead) -> Failed | FileRead:
+def fail_block(row: UnreplayedBlock[Call] | FileRead) -> FailedBlock | FileRead:
     """What becomes of a block that ends every process that judges it."""
-    return row if isinstance(row, FileRead) else Failed(row.place, "a process that died")
+    return row if isinstance(row, FileRead) else FailedBlock(row.place, "a process that died")
 
 
-def _judge(part: Part[Call], endpoints: Mapping[str, EndpointReplay]) -> Judged:
-    funnel, messages = Counter(part.funnel), dict(part.messages)
+def _judge(block: UnreplayedBlock[Call], endpoints: Mapping[str, EndpointReplay]) -> Judged:
+    funnel, messages = Counter(block.funnel), dict(block.messages)
     records: list[ReplayedRecord] = []
     num_near_ties = 0
-    if part.endpoint is not None:
-        endpoint = endpoints[part.endpoint]
-        results = endpoint.replayer.replay([response for _, response in part.calls])
-        for (call, _), result in zip(part.calls, results, strict=True):
+    if block.endpoint is not None:
+        endpoint = endpoints[block.endpoint]
+        results = endpoint.replayer.replay([response for _, response in block.calls])
+        for (call, _), result in zip(block.calls, results, strict=True):
             if isinstance(result, RecordError):
                 ended = Ended.from_error(call, result)
                 funnel[ended.end] += 1
@@ -158,16 +158,16 @@ def _judge(part: Part[Call], endpoints: Mapping[str, EndpointReplay]) -> Judged:
             else:
                 records.append(replayed_record(call, endpoint.fingerprints, result))
                 num_near_ties += result.num_near_ties
-    block = BackfilledBlock(
-        place=part.place,
-        is_last=part.is_last,
-        num_records=part.num_records,
+    backfilled = BackfilledBlock(
+        place=block.place,
+        is_last=block.is_last,
+        num_records=block.num_records,
         num_replayed=len(records),
         num_near_ties=num_near_ties,
         funnel=funnel,
         last_event=max((record.event_time for record in records), default=None),
     )
-    return Judged(block, tuple(records), messages)
+    return Judged(backfilled, tuple(records), messages)
 
 
 def _load(config: Config, asked: Asked) -> dict[str, EndpointReplay]:

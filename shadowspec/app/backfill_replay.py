@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 from shadowspec.app.backfill_judge import (
-    Failed,
+    FailedBlock,
     FileRead,
     Finished,
     Judged,
     build_judge,
-    fail_part,
+    fail_block,
     fingerprints,
     read_file,
 )
@@ -80,12 +80,12 @@ def backfill_files(
         # Step 2
         finished = store.finished_blocks(work)
         # Step 3
-        run = _Run(store, work)
+        run = _ReplayWriter(store, work)
         read = partial(read_file, config, asked, secret, finished)
         build = partial(build_judge, config, asked, actors)
         with progress_bar() as bar:
             task = bar.add_task("replaying files", total=len(files), detail="")
-            for found in judge_rows(files, read, build, fail_part, actors, readers=actors.number):
+            for found in judge_rows(files, read, build, fail_block, actors, readers=actors.number):
                 run.take(found)
                 bar.update(task, completed=len(run.files), detail=run.detail)
         # Step 4
@@ -113,7 +113,7 @@ def work_id(
     return hashlib.sha256(said.encode()).hexdigest()
 
 
-class _Run:
+class _ReplayWriter:
     """Writes what comes back, and counts it."""
 
     def __init__(self, store: Store, work: str) -> None:
@@ -123,11 +123,11 @@ class _Run:
         self.messages: dict[str, str] = {}
         self.num_blocks = self.num_replayed = self.num_new_rows = 0
 
-    def take(self, found: Judged | Failed | FileRead) -> None:
+    def take(self, found: Judged | FailedBlock | FileRead) -> None:
         """One row of what comes back."""
         if isinstance(found, FileRead):
             self.files.append(found)
-        elif isinstance(found, Failed):
+        elif isinstance(found, FailedBlock):
             self.failures[found.kind] += 1
             log.warning("block %d of %s ended in %s", found.place.number, found.place.source[:12], found.kind)
         else:
@@ -146,7 +146,7 @@ def _summary(
     store: Store,
     work: str,
     configs: Mapping[str, tuple[tuple[FingerprintedConfig, ...], ...]],
-    run: _Run,
+    run: _ReplayWriter,
     files: Sequence[str],
     before: Finished,
 ) -> Backfilled:

@@ -15,7 +15,7 @@ from shadowspec.config import Config
 from shadowspec.engine import Models
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.profiling import Grid, max_depth, profile
+from shadowspec.engine.profiling import ProfileGrid, max_depth, profile
 from shadowspec.errors import NoDataError
 from shadowspec.planning.cost_model import CostSurface
 from shadowspec.types import CostKey, FingerprintedConfig, ProfiledCosts
@@ -34,7 +34,7 @@ class Profile:
 
 
 def profile_pairs(
-    config: Config, grids: Sequence[Grid], *, endpoint: str | None, on_profile: Callable[[Profile], None]
+    config: Config, grids: Sequence[ProfileGrid], *, endpoint: str | None, on_profile: Callable[[Profile], None]
 ) -> list[Profile]:
     """Profile each pair once on each grid, with a progress bar on stderr.
 
@@ -87,10 +87,10 @@ class _Pair:
     endpoints: list[str]
     target: LoadedModel
     candidate: Candidate
-    grids: list[Grid]
+    grids: list[ProfileGrid]
 
 
-def _limit_depths(grid: Grid, candidate: Candidate) -> Grid | None:
+def _limit_depths(grid: ProfileGrid, candidate: Candidate) -> ProfileGrid | None:
     """The grid without the depths that the candidate's heads do not reach; None where none is left."""
     most = max_depth(candidate)
     depths = tuple(depth for depth in grid.depths if most is None or depth <= most)

@@ -88,7 +88,7 @@ def judge_rows(
         num_cpus=0,
     )
     results = rows.map_batches(
-        _Judged,
+        _JudgingActor,
         fn_constructor_args=(pickle.dumps(build), pickle.dumps(give_up), tries),
         batch_size=1,
         batch_format="numpy",
@@ -141,7 +141,7 @@ class _Tries:
         return len(self._again)
 
 
-class _Judged:
+class _JudgingActor:
     """An actor that judges rows one after the other."""
 
     def __init__(self, build: bytes, give_up: bytes, tries: Any) -> None:

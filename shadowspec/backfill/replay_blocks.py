@@ -24,7 +24,7 @@ class Unused(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[Call]):
+class UnreplayedBlock(Generic[Call]):
     """A block before it is replayed."""
 
     place: BlockPlace
@@ -39,7 +39,9 @@ class Part(Generic[Call]):
         return len(self.calls) + sum(self.funnel.values())
 
 
-def parts(source: str, records: Iterable[tuple[str, Call] | Unused], size: int) -> Iterator[Part[Call]]:
+def unreplayed_blocks(
+    source: str, records: Iterable[tuple[str, Call] | Unused], size: int
+) -> Iterator[UnreplayedBlock[Call]]:
     """The blocks of a file, the last of which is known as such.
 
     Args:
@@ -48,19 +50,19 @@ def parts(source: str, records: Iterable[tuple[str, Call] | Unused], size: int) 
         size: how many responses a block holds at most.
     """
     cut: _Cut[Call] = _Cut(source, size)
-    held: Part[Call] | None = None
+    held: UnreplayedBlock[Call] | None = None
     for record in records:
-        part = cut.take(record)
-        if part is not None:
+        block = cut.take(record)
+        if block is not None:
             if held is not None:
                 yield held
-            held = part
+            held = block
     for rest in cut.rest(is_needed=held is None):
         if held is not None:
             yield held
         held = rest
     assert held is not None, "a file has a block, be it empty"
-    yield Part(held.place, True, held.endpoint, held.calls, held.funnel, held.messages)
+    yield UnreplayedBlock(held.place, True, held.endpoint, held.calls, held.funnel, held.messages)
 
 
 class _Cut(Generic[Call]):
@@ -73,7 +75,7 @@ class _Cut(Generic[Call]):
         self._funnel: Counter[FunnelKey] = Counter()
         self._messages: dict[str, str] = {}
 
-    def take(self, record: tuple[str, Call] | Unused) -> Part[Call] | None:
+    def take(self, record: tuple[str, Call] | Unused) -> UnreplayedBlock[Call] | None:
         """Take a record in; the block that it fills."""
         if isinstance(record, Unused):
             self._funnel[record.end] += 1
@@ -83,19 +85,21 @@ class _Cut(Generic[Call]):
         endpoint, call = record
         waiting = self._waiting.setdefault(endpoint, [])
         waiting.append(call)
-        return self._part(endpoint) if len(waiting) >= self._size else None
+        return self._block(endpoint) if len(waiting) >= self._size else None
 
-    def rest(self, *, is_needed: bool) -> Iterator[Part[Call]]:
+    def rest(self, *, is_needed: bool) -> Iterator[UnreplayedBlock[Call]]:
         """The remaining calls; a block without responses where records ended since the last one, or there was none."""
         for endpoint in [name for name, calls in self._waiting.items() if calls]:
-            yield self._part(endpoint)
+            yield self._block(endpoint)
             is_needed = False
         if self._funnel or is_needed:
-            yield self._part(None)
+            yield self._block(None)
 
-    def _part(self, endpoint: str | None) -> Part[Call]:
+    def _block(self, endpoint: str | None) -> UnreplayedBlock[Call]:
         calls = self._waiting.pop(endpoint) if endpoint is not None else ()
-        part = Part(BlockPlace(self._source, self._number), False, endpoint, tuple(calls), self._funnel, self._messages)
+        block = UnreplayedBlock(
+            BlockPlace(self._source, self._number), False, endpoint, tuple(calls), self._funnel, self._messages
+        )
         self._number += 1
         self._funnel, self._messages = Counter(), {}
-        return part
+        return block

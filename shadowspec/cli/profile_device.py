@@ -68,10 +68,10 @@ def profile_device(
         parse_numbers("--contexts", contexts, MAX_CONTEXT),
     )
     from shadowspec.app.profile_engine import profile_pairs
-    from shadowspec.engine.profiling import Grid
+    from shadowspec.engine.profiling import ProfileGrid
 
     grids = [
-        Grid(
+        ProfileGrid(
             loads=wanted[0],
             depths=wanted[1],
             contexts=wanted[2],

@@ -41,7 +41,7 @@ from shadowspec.types import CostKey, Place, ProfiledCosts
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ServerCosts:
     """The costs of one endpoint's servers; `costs` holds the depths that were profiled there before, too."""
 
     endpoint: str
@@ -118,7 +118,7 @@ def _profiles(
     kinds: tuple[bool, ...],
     rounds: int,
     known: Mapping[CostKey, ProfiledCosts],
-) -> Iterator[Profile]:
+) -> Iterator[ServerCosts]:
     """One for each endpoint and kind of requests, with a progress bar on stderr."""
     from shadowspec.engine.tokenizer import load_tokenizer
 
@@ -141,7 +141,7 @@ def _profile(
     vocab_size: int,
     known: Mapping[CostKey, ProfiledCosts],
     on_run: Callable[[], None],
-) -> Profile:
+) -> ServerCosts:
     assert endpoint.servers is not None, "only endpoints with servers are profiled"
     measured = profile_servers(
         endpoint.servers,
@@ -157,10 +157,10 @@ def _profile(
     costs = ProfiledCosts(key, datetime.now(UTC), measured.points)
     if key in known:
         costs = costs.with_depths_of(known[key])
-    return Profile(name, measured, costs, CostSurface(costs.points))
+    return ServerCosts(name, measured, costs, CostSurface(costs.points))
 
 
-def _warn(profile: Profile) -> None:
+def _warn(profile: ServerCosts) -> None:
     """Warn of servers whose acceptance is not real."""
     measured = profile.measured
     if measured.num_compared and not measured.num_same:
@@ -172,7 +172,7 @@ def _warn(profile: Profile) -> None:
         )
 
 
-def _document(profile: Profile) -> dict[str, Any]:
+def _document(profile: ServerCosts) -> dict[str, Any]:
     measured, config = profile.measured, profile.measured.config
     now = {(each.speculative.concurrency, each.speculative.context): each for each in measured.places}
     return {
@@ -195,7 +195,7 @@ def _document(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _print(profile: Profile) -> None:
+def _print(profile: ServerCosts) -> None:
     surface, config = profile.surface, profile.measured.config
     at = {each.place: each for each in surface.points}
 

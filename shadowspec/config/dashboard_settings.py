@@ -22,7 +22,7 @@ _PROVIDER = ("client_id", "client_secret", "server_metadata_url")
 _MIN_SECRET = 32  # characters: anyone who guesses it can forge a login
 
 
-class Role(StrEnum):
+class DashboardRole(StrEnum):
     """What somebody may do: look, or order too."""
 
     VIEWER = "viewer"
@@ -47,7 +47,7 @@ class AccessSettings:
 
     auth_file: PathText | None = None
     override_url: Text | None = field(default=None, repr=False)  # may hold a password; None: the database's own URL
-    local_role: Role = Role.VIEWER
+    local_role: DashboardRole = DashboardRole.VIEWER
     roles: RoleSettings = RoleSettings()
 
 

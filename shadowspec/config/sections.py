@@ -49,26 +49,26 @@ _METHOD = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # a server's own name: any
 _SCORE = r"^(json_valid|contract_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """Unknown keys are errors, and so are values of another type, in the dataclasses within as well."""
 
     # Strict: "4" is not 4, and 1 is not true.  Values are kept out of messages, a URL may hold a password.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
-class DatabaseSection(Section):
+class DatabaseSection(ConfigSection):
     """[database]"""
 
     url: Text = DEFAULT_DATABASE_URL
 
 
-class PrivacySection(Section):
+class PrivacySection(ConfigSection):
     """[privacy]"""
 
     hash_secret_file: PathText | None = None
 
 
-class CandidateSection(Section):
+class CandidateSection(ConfigSection):
     """[[endpoints.NAME.candidates]]"""
 
     name: Name
@@ -147,7 +147,7 @@ def _has_null(value: JsonValue) -> bool:
     return value is None or (isinstance(value, list) and any(map(_has_null, value)))
 
 
-class DefaultSamplingSection(Section):
+class DefaultSamplingSection(ConfigSection):
     """[endpoints.NAME.default_sampling]"""
 
     temperature: Annotated[float, Field(ge=0)] | None = None
@@ -165,7 +165,7 @@ class DefaultSamplingSection(Section):
     )
 
 
-class EndpointSection(Section):
+class EndpointSection(ConfigSection):
     """[endpoints.NAME]"""
 
     target: Text
@@ -244,7 +244,7 @@ def _check_contract(contracts: dict[str, str], dialect: str | None) -> None:
         raise ValueError("sql_dialect: is only for the contract sql; remove it")
 
 
-class FileSection(Section):
+class FileSection(ConfigSection):
     """The whole file."""
 
     database: DatabaseSection = DatabaseSection()

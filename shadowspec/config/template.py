@@ -14,7 +14,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from shadowspec.config.dashboard_settings import DashboardSettings, RoleSettings
-from shadowspec.config.sections import CandidateSection, DatabaseSection, EndpointSection, Section
+from shadowspec.config.sections import CandidateSection, ConfigSection, DatabaseSection, EndpointSection
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, JobSettings, LiveSettings, ScheduleSettings
@@ -391,7 +391,7 @@ _DEFAULTED = re.compile(r"^((?:# )?([a-z_0-9]+) = (?:.*# default: )?)(~ *)")
 
 def config_template(policy: str = DEFAULT_POLICY_NAME, serving_engine: str = IN_PROCESS) -> str:
     """A commented configuration that parses unchanged, beside a policy file and with the engine that it names."""
-    sections: dict[str, type[Section]] = {
+    sections: dict[str, type[ConfigSection]] = {
         "database": DatabaseSection,
         "endpoints.chat": EndpointSection,
         "endpoints.served": EndpointSection,

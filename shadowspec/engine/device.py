@@ -15,7 +15,7 @@ import torch
 from shadowspec.errors import ModelError
 
 if TYPE_CHECKING:
-    from shadowspec.engine.static_passes import Recorder
+    from shadowspec.engine.static_passes import PassRecorder
     from shadowspec_kernels.dispatch import Kernels
 
 
@@ -77,7 +77,7 @@ def choose_kernels(name: str, device: torch.device) -> Kernels | None:
     raise ModelError(f'kernels = "{name}" is configured, but they cannot run on {device}: {reason}')
 
 
-def choose_recorder(name: str, device: torch.device) -> Callable[[], Recorder] | None:
+def choose_recorder(name: str, device: torch.device) -> Callable[[], PassRecorder] | None:
     """The recorder factory for a configured name: "auto" (CUDA graphs on a GPU), "graphs", or "dynamic" (None).
 
     Raises:

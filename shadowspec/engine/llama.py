@@ -21,7 +21,7 @@ from shadowspec.engine.forward import FINAL, side_by_side
 from shadowspec.engine.kv_cache import RaggedCache, RaggedLayer
 from shadowspec.engine.llama_layer import Matrix, Norm, adopt_layer, projections, rotation_table, select_rotations
 from shadowspec.engine.ordinary import LEAST_COMPILED
-from shadowspec_kernels.errors import InputError, UnavailableError
+from shadowspec_kernels.errors import OperandError, UnavailableError
 from shadowspec_kernels.llama_weights import (
     CachedPass,
     LayerWeights,
@@ -85,7 +85,7 @@ def why_not_compiled(model: Any, weights_dtype: torch.dtype) -> str | None:
         for _, inputs in shapes:
             packed_width(inputs, weights_dtype)
         library()
-    except InputError as error:
+    except OperandError as error:
         return str(error)
     except UnavailableError as error:
         log.warning("a model with %d weights runs on torch: the compiled forward is not available: %s", entries, error)

@@ -38,7 +38,7 @@ SAMPLED_TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class ProfileGrid:
     """Where costs are measured.  `is_greedy`: requests at temperature 0, which skip the sampling in verification."""
 
     loads: tuple[int, ...]
@@ -58,7 +58,7 @@ class Grid:
 
 
 def profile(
-    target: LoadedModel, candidate: Candidate, grid: Grid, *, on_run: Callable[[], None] = lambda: None
+    target: LoadedModel, candidate: Candidate, grid: ProfileGrid, *, on_run: Callable[[], None] = lambda: None
 ) -> list[StepCost]:
     """The costs at every place of the grid, in its order.
 

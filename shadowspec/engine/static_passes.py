@@ -7,7 +7,7 @@ never padded to a number that was recorded before: that would change the load th
 a round number, so that few passes are needed: columns after a row's end are masked, and always finite.
 
 Both arms run the same passes of the target.  Prefills are not recorded: every prompt has another length.  The recorder
-is a `Recorder`: CUDA graphs, or for tests without a GPU a rerun of the same calls.
+is a `PassRecorder`: CUDA graphs, or for tests without a GPU a rerun of the same calls.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _RecordedPass:
     """A recorded pass with the buffers that it reads and writes."""
 
     tokens: torch.Tensor  # int64 [slots, count]
@@ -84,7 +84,7 @@ class StaticPasses:
     """
 
     def __init__(
-        self, model: DirectLlama, new_recorder: Callable[[], Recorder], kernels: Kernels | None = None
+        self, model: DirectLlama, new_recorder: Callable[[], PassRecorder], kernels: Kernels | None = None
     ) -> None:
         """
         Args:
@@ -102,7 +102,7 @@ class StaticPasses:
         return self._recorder.name
 
     def _forget(self) -> None:
-        self._passes: dict[_Shape, _Pass] = {}  # before their cache and their memory
+        self._passes: dict[_Shape, _RecordedPass] = {}  # before their cache and their memory
         self._buffers: dict[tuple[object, ...], torch.Tensor] = {}
         self._cache: RaggedCache | None = None
         self._recorder = self._new_recorder()
@@ -163,14 +163,14 @@ class StaticPasses:
         recorded.again()
         return recorded.logits, recorded.hidden_states
 
-    def _pass(self, shape: _Shape) -> _Pass:
+    def _pass(self, shape: _Shape) -> _RecordedPass:
         recorded = self._passes.get(shape)
         if recorded is None:
             recorded = self._passes[shape] = self._record(shape)
             self.num_recorded += 1
         return recorded
 
-    def _record(self, shape: _Shape) -> _Pass:
+    def _record(self, shape: _Shape) -> _RecordedPass:
         assert self._cache is not None, "a runner has made the cache"
         model, device, cache = self._model, self._model.device, self._cache.first(shape.slots)
         size = (shape.slots, shape.count)
@@ -200,7 +200,7 @@ class StaticPasses:
 
         again = self._recorder.record(work)
         again()  # a first run now loads the graph onto the device
-        return _Pass(tokens, columns, logits, states, again)
+        return _RecordedPass(tokens, columns, logits, states, again)
 
     def _buffer(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """The buffer of this name for tensors of this form, which passes of several widths share."""
@@ -268,7 +268,7 @@ WARM_UPS: Final = 3  # as torch's documentation has it: libraries choose kernels
 Work = Callable[[], None]
 
 
-class Recorder(Protocol):
+class PassRecorder(Protocol):
     """Records work; the recordings of one recorder share memory and never run at the same time."""
 
     name: str

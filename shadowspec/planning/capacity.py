@@ -13,7 +13,7 @@ WHOLE_ENDPOINT = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ClusterDemand:
     """Clusters that a slice still needs at one load, and how many come for measuring per second at the current rate.
 
     The whole endpoint (slice "") offers none itself: every slice's clusters are its.  `wanted` is infinite where no
@@ -35,7 +35,7 @@ class Course:
     measured: Mapping[tuple[str, int], float]
 
 
-def course(demands: Sequence[Demand], capacity_per_s: float | None, decided_share: float) -> Course:
+def course(demands: Sequence[ClusterDemand], capacity_per_s: float | None, decided_share: float) -> Course:
     """The course of the demands; the offer beyond the capacity is shed evenly.
 
     A slice that is decided at every load falls to `decided_share` of its rate, once its endpoint is decided too,
@@ -88,7 +88,7 @@ def starting_rates(
 
 
 def _allocate(
-    demands: Sequence[Demand], open_: set[tuple[str, int]], capacity_per_s: float | None, decided_share: float
+    demands: Sequence[ClusterDemand], open_: set[tuple[str, int]], capacity_per_s: float | None, decided_share: float
 ) -> dict[tuple[str, int], float]:
     endpoint_is_open = any(slice_key == WHOLE_ENDPOINT for slice_key, _ in open_)
     open_slices = {slice_key for slice_key, _ in open_}

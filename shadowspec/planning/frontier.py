@@ -35,7 +35,7 @@ class Length:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class PricedDrafting:
     """One candidate: the tokens that a step emits, and the cost of its steps."""
 
     name: str  # of the config
@@ -49,7 +49,7 @@ class Drafting:
 class Gain:
     """One candidate's predicted end-to-end gain at one load; bounds are only those of its length."""
 
-    drafting: Drafting
+    drafting: PricedDrafting
     concurrency: float
     speedup: float
     lower: float | None
@@ -100,7 +100,7 @@ class Crossing:
     is_downward: bool  # above it speculation is the slower one
 
 
-def gain(drafting: Drafting, concurrency: float, work: Work) -> Gain:
+def gain(drafting: PricedDrafting, concurrency: float, work: Work) -> Gain:
     """The gain of a candidate at a load.
 
     Raises:
@@ -130,7 +130,7 @@ def gain(drafting: Drafting, concurrency: float, work: Work) -> Gain:
     )
 
 
-def frontier(draftings: Sequence[Drafting], loads: Sequence[float], work: Work) -> list[Choice]:
+def frontier(draftings: Sequence[PricedDrafting], loads: Sequence[float], work: Work) -> list[Choice]:
     """The choice at every load, in their order.
 
     Raises:

@@ -14,7 +14,7 @@ from shadowspec.gate.run.folding import FoldRules
 from shadowspec.gate.run.gate_run import load_evidence
 from shadowspec.metrics import finite
 from shadowspec.planning.block_costs import SessionCosts
-from shadowspec.planning.capacity import WHOLE_ENDPOINT, Course, Demand, course, starting_rates
+from shadowspec.planning.capacity import WHOLE_ENDPOINT, ClusterDemand, Course, course, starting_rates
 from shadowspec.planning.forecasts import HypothesisPlan, plan_hypothesis, wanted_clusters
 from shadowspec.store import Store
 
@@ -119,7 +119,7 @@ def plan_endpoint(
     rates = _rates(plans)
     demands = {
         is_late: [
-            Demand(name, load, cluster, rates.get((name, load), 0.0))
+            ClusterDemand(name, load, cluster, rates.get((name, load), 0.0))
             for (name, load), cluster in wanted_clusters(plans, is_late=is_late).items()
         ]
         for is_late in (False, True)
@@ -204,7 +204,7 @@ def _spans(plans: Sequence[HypothesisPlan]) -> dict[tuple[str, int], float]:
 
 
 def _starting_rates(
-    demands: Sequence[Demand], sample_rate: float, capacity_per_s: float | None
+    demands: Sequence[ClusterDemand], sample_rate: float, capacity_per_s: float | None
 ) -> tuple[Mapping[str, float], float | None]:
     """The rate per slice that decides the last one soonest, and one rate for all that fits the capacity."""
     wanted: dict[str, float] = {}

@@ -13,7 +13,7 @@ from typing import Final
 from shadowspec import metrics
 from shadowspec.errors import InputError
 from shadowspec.planning.cost_model import Drafts
-from shadowspec.planning.frontier import Choice, Crossing, Drafting, Gain, Length, Work, crossings, frontier, gain
+from shadowspec.planning.frontier import Choice, Crossing, Gain, Length, PricedDrafting, Work, crossings, frontier, gain
 from shadowspec.reports.cells import Costs, MeasuredCell, Surfaces
 from shadowspec.reports.predictions import drafts_of, why_not
 from shadowspec.text import times
@@ -133,7 +133,7 @@ def _slice_frontier(
     here = [(candidate, found) for candidate, found in profiled if _place(found.key) == _place(latest)]
     alike = [candidate for candidate, _ in here]
     drafted = [
-        Drafting(
+        PricedDrafting(
             _name(candidate, alike),
             candidate.config.config.num_speculative_tokens,
             candidate.length,
@@ -173,7 +173,7 @@ def _name(candidate: _Candidate, candidates: Sequence[_Candidate]) -> str:
     return f"{config.name} {config.verify_rule.value if len(rules) == len(alike) else candidate.config.fingerprint[:6]}"
 
 
-def _is_within(drafting: Drafting, work: Work) -> bool:
+def _is_within(drafting: PricedDrafting, work: Work) -> bool:
     """Whether its depth and the requests lie within what was profiled of it."""
     try:
         gain(drafting, drafting.surface.loads[0], work)

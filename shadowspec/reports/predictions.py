@@ -17,7 +17,7 @@ from typing import Final
 from shadowspec import metrics
 from shadowspec.errors import InputError
 from shadowspec.planning.cost_model import Drafts
-from shadowspec.planning.frontier import Drafting, Gain, Length, Work, gain
+from shadowspec.planning.frontier import Gain, Length, PricedDrafting, Work, gain
 from shadowspec.reports.cells import NO_TIME, Costs, MeasuredCell, ProfiledSurface, Surfaces, is_greedy
 from shadowspec.reports.token_costs import DeviceTime
 from shadowspec.servers.engines import rule_differences
@@ -123,7 +123,7 @@ def _prediction(
     length = cell.tokens_per_step
     if length is None or cell.work is None:
         return replace(none, reason="nothing was drafted")
-    drafting = Drafting(
+    drafting = PricedDrafting(
         speculation_config.name,
         speculation_config.num_speculative_tokens,
         Length(length),

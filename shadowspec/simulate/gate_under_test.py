@@ -305,7 +305,7 @@ def _course(
             level = with_level(replace(trial, num_restarts=num_restarts), ("", 0, ""), {}).level
             if level is None:
                 break
-            run = _Run(measured_config, units, policy, level)
+            run = _TestRun(measured_config, units, policy, level)
             outcome, alarmed_at = yield from run.course(first)
             outcomes.append(outcome)
             expected = num_restarts, len(measured_config.units.blocks) - len(units.blocks)
@@ -319,7 +319,7 @@ def _course(
             num_restarts += 1
 
 
-class _Run:
+class _TestRun:
     """One run of a hypothesis's tests: where its verdict may come, and the gate's decisions there."""
 
     def __init__(self, measured: _MeasuredConfig, units: _Seen, policy: GatePolicy, level: float) -> None:

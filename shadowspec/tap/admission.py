@@ -47,7 +47,7 @@ SliceRate = Callable[[EndpointRule, str], float]
 
 
 @dataclass(slots=True)
-class Unit:
+class AdmissionUnit:
     """A session, or its substitute: how many usable requests it has had, and when the last one came.
 
     `rates` holds how it was drawn in each of its slices, fixed at the slice's first record; `partition`
@@ -71,7 +71,7 @@ class EndpointMemory:
     def __init__(self, forget_unit_after: timedelta) -> None:
         self.newest: datetime = EPOCH
         self._forget_unit_after = forget_unit_after
-        self._units: OrderedDict[str, Unit] = OrderedDict()  # least recently seen first
+        self._units: OrderedDict[str, AdmissionUnit] = OrderedDict()  # least recently seen first
         self._requests: OrderedDict[str, PartitionId] = OrderedDict()  # oldest first
 
     def advance(self, event_time: datetime) -> None:
@@ -81,11 +81,11 @@ class EndpointMemory:
         while self._units and self.newest - next(iter(self._units.values())).last_seen > self._forget_unit_after:
             self._units.popitem(last=False)
 
-    def count(self, unit_key: str, partition: PartitionId) -> Unit:
+    def count(self, unit_key: str, partition: PartitionId) -> AdmissionUnit:
         """The unit with one more usable request."""
         unit = self._units.get(unit_key)
         if unit is None:
-            unit = self._units[unit_key] = Unit(1, self.newest, partition)
+            unit = self._units[unit_key] = AdmissionUnit(1, self.newest, partition)
             return unit
         unit.position += 1
         unit.last_seen, unit.partition = self.newest, partition
@@ -112,7 +112,7 @@ class EndpointMemory:
     def restore(self, partition: PartitionId, units: Mapping[str, UnitMemory], request_ids: Iterable[str]) -> None:
         """Add the memory in the rows of a partition."""
         for key, memory in sorted(units.items(), key=lambda entry: (entry[1].last_seen, entry[0])):
-            self._units[key] = Unit(memory.position, memory.last_seen, partition, dict(memory.rates))
+            self._units[key] = AdmissionUnit(memory.position, memory.last_seen, partition, dict(memory.rates))
             self._units.move_to_end(key)
             self.newest = max(self.newest, memory.last_seen)
         self._requests.update(dict.fromkeys(request_ids, partition))

@@ -31,7 +31,7 @@ def _compile(rule: Sequence[str]) -> Any:
     return re2.compile("|".join(rule))
 
 
-class Rules:
+class PatternRules:
     """Rules that are tried on a text all at once.
 
     A rule that counts how far apart two words are has a state for every distance, so that every text would have other
@@ -197,18 +197,18 @@ _ODD_LINE_END = r"[\r\v\f\x1c-\x1e\x{85}\x{2028}\x{2029}]"
 
 # Rules that are tried together, and their places.  Those on lines have a separate pass: the states of a line, for each
 # state of a text, would exceed a processor's nearest memory.
-TEXT = Rules(
+TEXT = PatternRules(
     _TRANSLATION, _SUMMARISATION, _SQL, _FORMAT, _CODE_ASKED, _CREATIVE,
     _PROOF, _MATHS_ASKED, _WORD_PROBLEM, _ADDRESSES_SOMEONE, _NUMBER,
 )  # fmt: skip
 TRANSLATION, SUMMARISATION, SQL, FORMAT, CODE_ASKED, CREATIVE, PROOF, MATHS_ASKED, WORD_PROBLEM, ADDRESS, HAS_NUMBER = (
     range(11)
 )
-NUMBER = Rules(_NUMBER)  # whether there is any
+NUMBER = PatternRules(_NUMBER)  # whether there is any
 NUMBERS = _compile(_NUMBER)  # where they are
-FUNCTIONS = Rules([_FUNCTION_SCHEMA], _FUNCTIONS_OFFERED)
-LINES = Rules([_PROGRAM_LINE], [_SOURCE_LINE], [_ODD_LINE_END])
-BODY = Rules([_PROGRAM_LINE], [_SOURCE_LINE], _SQL, _FORMAT)
+FUNCTIONS = PatternRules([_FUNCTION_SCHEMA], _FUNCTIONS_OFFERED)
+LINES = PatternRules([_PROGRAM_LINE], [_SOURCE_LINE], [_ODD_LINE_END])
+BODY = PatternRules([_PROGRAM_LINE], [_SOURCE_LINE], _SQL, _FORMAT)
 PROGRAM_LINE, SOURCE_LINE = range(2)  # of both
 ODD_LINE_END = 2
 SQL_HELD, FORMAT_HELD = 2, 3

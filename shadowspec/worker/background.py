@@ -25,9 +25,9 @@ class Background:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
         self.error: ServiceUnavailableError | None = None  # why the last call is being repeated
 
-    def call(self, what: str, function: Callable[[], T]) -> Call[T]:
+    def call(self, what: str, function: Callable[[], T]) -> RetriedCall[T]:
         """Begin a call; `what` names it in the log."""
-        return Call(self, what, function)
+        return RetriedCall(self, what, function)
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
         return self._executor.submit(function)
@@ -37,7 +37,7 @@ class Background:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-class Call(Generic[T]):
+class RetriedCall(Generic[T]):
     """One call, repeated with growing waits as long as its failure is one that heals."""
 
     def __init__(self, background: Background, what: str, function: Callable[[], T]) -> None:

@@ -53,7 +53,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class MeasuringFailed:
     """Measuring raised; the error's message stays behind, because it may quote prompts.  The process ends."""
 
     block_id: str
@@ -82,7 +82,7 @@ class Died:
 
 
 # A child's reports: its configs, a measured block, or why it ends.
-Event: TypeAlias = Ready | BlockResult | Failed | BuildFailed | Died
+Event: TypeAlias = Ready | BlockResult | MeasuringFailed | BuildFailed | Died
 
 
 class Channel:
@@ -280,7 +280,9 @@ def _run(connection: socket.socket, factory: bytes, parent: int, log_level: int)
             result = engines[block.endpoint].measure(block)
         except Exception as error:
             log.error("measuring block %s: %s", block.block_id, _without_message(error))
-            channel.send(Failed(block.block_id, type(error).__name__, isinstance(error, ServiceUnavailableError)))
+            channel.send(
+                MeasuringFailed(block.block_id, type(error).__name__, isinstance(error, ServiceUnavailableError))
+            )
             break  # the device may be left in a state in which every block fails
         channel.send(result)
 

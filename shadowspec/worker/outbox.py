@@ -29,7 +29,7 @@ from shadowspec.types import (
     WriteBatch,
     WriteOutcome,
 )
-from shadowspec.worker.background import Background, Call
+from shadowspec.worker.background import Background, RetriedCall
 from shadowspec.worker.tracker import LedgerStep, PartitionTracker
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Writer:
         self._store, self._source, self._dead_letters = store, source, dead_letters
         self._telemetry, self._consumer, self._on_fenced = telemetry, consumer, on_fenced
         self._flush_interval_s = flush_interval_s
-        self._write: Call[WriteOutcome] | None = None
+        self._write: RetriedCall[WriteOutcome] | None = None
         self._known: frozenset[str] = frozenset()  # fingerprints that are in the database
         self._ended_at = self._began_at = time.monotonic()
 
@@ -239,7 +239,7 @@ class Writer:
         if offsets and not self._source.commit(offsets).is_complete:
             self._telemetry.commit_failed()
 
-    def _begin(self, batch: WriteBatch, configs: Sequence[FingerprintedConfig]) -> Call[WriteOutcome]:
+    def _begin(self, batch: WriteBatch, configs: Sequence[FingerprintedConfig]) -> RetriedCall[WriteOutcome]:
         fingerprints = frozenset(config.fingerprint for config in configs)
 
         def write() -> WriteOutcome:

@@ -59,7 +59,7 @@ class DeadLetters(Protocol):
         """Hand over a message; it is safe once the writer of the batch has flushed."""
 
 
-class _Waiting(Struct, frozen=True, gc=False):
+class _WaitingRequest(Struct, frozen=True, gc=False):
     """An admitted request whose block is not measured yet; its message is kept where it may become a dead letter."""
 
     record: StoredRecord
@@ -92,7 +92,7 @@ class Pipeline:
         self._keeps_messages = keeps_messages and dead_letters is not None
         self.outbox = Outbox()
         self._stored: dict[tuple[str, int], Mapping[RecordKey, StoredRecord]] = {}  # by source and partition
-        self._waiting: dict[RecordKey, _Waiting] = {}
+        self._waiting: dict[RecordKey, _WaitingRequest] = {}
         self._messages: dict[RecordKey, tuple[RawRecord, Hints]] = {}  # halves whose other half has not come
         self.ready: deque[Block] = deque()
         self.is_shedding = False  # admitted requests are shed instead of measured
@@ -262,7 +262,7 @@ class Pipeline:
             self.outbox.end(shed, row=shed)
         else:
             self.num_admitted += 1
-            self._waiting[key] = _Waiting(fate.record, raw if self._keeps_messages else None)
+            self._waiting[key] = _WaitingRequest(fate.record, raw if self._keeps_messages else None)
             self.ready += self._former.add(fate.prompt, fate.concurrency, slice_key)
 
     def _pass_time(self, event_time: datetime) -> None:

@@ -20,7 +20,7 @@ from shadowspec.tap.admission import Admission
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import FingerprintedConfig, LedgerEntry, PartitionId, RecordKey, StoredRecord, UnitMemory
 from shadowspec.types.settings import WorkerSettings
-from shadowspec.worker.background import Background, Call
+from shadowspec.worker.background import Background, RetriedCall
 from shadowspec.worker.outbox import Writer
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.telemetry import Telemetry
@@ -61,8 +61,8 @@ class Service:
         self._block_max_wait_s = min(rule.block_max_wait for rule in rules).total_seconds()
         self._consumer, self._settings, self._telemetry = consumer, settings, telemetry
         self._database = Background("shadowspec-database")
-        self._starting: dict[PartitionId, Call[PartitionPast]] = {}
-        self._refresh: Call[Mapping[str, Standing]] | None = None
+        self._starting: dict[PartitionId, RetriedCall[PartitionPast]] = {}
+        self._refresh: RetriedCall[Mapping[str, Standing]] | None = None
         self._writer = Writer(
             self._outbox,
             self._database,
@@ -129,7 +129,7 @@ class Service:
                 del self._starting[partition]
                 self._start(partition, call.result())
 
-    def _read_past(self, partition: PartitionId) -> Call[PartitionPast]:
+    def _read_past(self, partition: PartitionId) -> RetriedCall[PartitionPast]:
         return self._database.call(
             f"reading the ledger of {partition.source}[{partition.partition}]",
             lambda: partition_past(self._store, self._consumer, partition, self._rules),

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Self
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.types import Block, BlockResult, FingerprintedConfig, RecordKey
 from shadowspec.types.settings import WorkerSettings
-from shadowspec.worker.engine_process import BuildFailed, Died, EngineFactory, EngineProcess, Event, Failed, Ready
+from shadowspec.worker.engine_process import (
+    BuildFailed,
+    Died,
+    EngineFactory,
+    EngineProcess,
+    Event,
+    MeasuringFailed,
+    Ready,
+)
 from shadowspec.worker.recovery import Attempts, BlockOutcome, Case, MeasuredPrompts
 
 if TYPE_CHECKING:
@@ -185,7 +193,7 @@ class Supervisor:
                     self._attempts.clear(case.clear_suspect())
                 else:
                     self._outcomes.append(BlockOutcome(replace(event, block=case.block), {}, seconds))
-            case Failed():
+            case MeasuringFailed():
                 slot.blame = SERVER_AWAY if event.is_away else "engine_failed"
             case BuildFailed(message, exit_code):
                 if not slot.has_been_ready:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.backfill.replay_blocks import Part, Unused, parts
+from shadowspec.backfill.replay_blocks import UnreplayedBlock, Unused, unreplayed_blocks
 from shadowspec.types import BlockPlace, FunnelCounter, FunnelKey
 
 MALFORMED: FunnelKey = (None, FunnelCounter.MALFORMED, "no_json")
@@ -18,13 +18,13 @@ NO_REASON: FunnelKey = (None, FunnelCounter.DUPLICATE, None)
 Found = tuple[str, int] | Unused
 
 
-def cut(found: list[Found], size: int = 2) -> list[Part[int]]:
-    return list(parts("digest", iter(found), size))
+def cut(found: list[Found], size: int = 2) -> list[UnreplayedBlock[int]]:
+    return list(unreplayed_blocks("digest", iter(found), size))
 
 
 def test_each_endpoint_fills_blocks_of_its_own_in_order() -> None:
     found: list[Found] = [("chat", 1), ("sql", 2), ("chat", 3), ("chat", 4), ("sql", 5), ("sql", 6)]
-    assert [(part.place, part.endpoint, part.calls, part.is_last) for part in cut(found)] == [
+    assert [(block.place, block.endpoint, block.calls, block.is_last) for block in cut(found)] == [
         (BlockPlace("digest", 0), "chat", (1, 3), False),
         (BlockPlace("digest", 1), "sql", (2, 5), False),
         (BlockPlace("digest", 2), "chat", (4,), False),
@@ -48,7 +48,7 @@ def test_a_last_block_holds_what_ended_after_all_responses() -> None:
 
 
 def test_full_blocks_end_without_an_empty_one() -> None:
-    assert [(part.calls, part.is_last) for part in cut([("chat", 1), ("chat", 2), ("chat", 3), ("chat", 4)])] == [
+    assert [(block.calls, block.is_last) for block in cut([("chat", 1), ("chat", 2), ("chat", 3), ("chat", 4)])] == [
         ((1, 2), False),
         ((3, 4), True),
     ]
@@ -69,7 +69,7 @@ def test_blocks_are_cut_as_records_come() -> None:
             taken.append(number)
             yield "chat", number
 
-    first = next(parts("digest", read_all(), 2))
+    first = next(unreplayed_blocks("digest", read_all(), 2))
     assert first.calls == (0, 1)
     assert len(taken) == 4
 
@@ -83,20 +83,20 @@ records = st.one_of(
 @given(st.lists(records, max_size=40), st.integers(1, 7))
 def test_every_record_is_in_one_block(found: list[Found], size: int) -> None:
     made = cut(found, size)
-    assert [part.place for part in made] == [BlockPlace("digest", number) for number in range(len(made))]
-    assert [part.is_last for part in made] == [False] * (len(made) - 1) + [True]
-    assert sum(part.num_records for part in made) == len(found)
+    assert [block.place for block in made] == [BlockPlace("digest", number) for number in range(len(made))]
+    assert [block.is_last for block in made] == [False] * (len(made) - 1) + [True]
+    assert sum(block.num_records for block in made) == len(found)
     for endpoint in ("chat", "sql", "sum"):
-        parts = [part for part in made if part.endpoint == endpoint]
-        assert [call for part in parts for call in part.calls] == [
+        blocks = [block for block in made if block.endpoint == endpoint]
+        assert [call for block in blocks for call in block.calls] == [
             each[1] for each in found if not isinstance(each, Unused) and each[0] == endpoint
         ]
-        assert all(len(part.calls) == size for part in parts[:-1])
-        assert all(1 <= len(part.calls) <= size for part in parts[-1:])
-    assert all(not part.calls for part in made if part.endpoint is None)
+        assert all(len(block.calls) == size for block in blocks[:-1])
+        assert all(1 <= len(block.calls) <= size for block in blocks[-1:])
+    assert all(not block.calls for block in made if block.endpoint is None)
     ends: Counter[FunnelKey] = Counter()
-    for part in made:
-        ends.update(part.funnel)
+    for block in made:
+        ends.update(block.funnel)
     assert ends == Counter(each.end for each in found if isinstance(each, Unused))
-    assert sum(1 for part in made if not part.num_records) <= (not found)
+    assert sum(1 for block in made if not block.num_records) <= (not found)
     assert cut(found, size) == made

@@ -21,19 +21,19 @@ from shadowspec.app import backfill_replay as backfilling
 from shadowspec.app import replay_records as replaying
 from shadowspec.app.backfill_judge import (
     Call,
-    Failed,
+    FailedBlock,
     FileRead,
     Finished,
     Judged,
     build_judge,
     chosen_parallel,
-    fail_part,
+    fail_block,
     read_file,
 )
 from shadowspec.app.backfill_replay import work_id
 from shadowspec.app.replayers import Asked
 from shadowspec.backfill.cluster import Actors
-from shadowspec.backfill.replay_blocks import Part
+from shadowspec.backfill.replay_blocks import UnreplayedBlock
 from shadowspec.config import Config, load_config
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Replayer
@@ -115,13 +115,13 @@ def mixed(target: LoadedModel) -> list[Any]:
 
 def blocks_of(
     config: Config, place: str, asked: Asked = ASKED, finished: Finished | None = None
-) -> tuple[list[Part[Call]], FileRead]:
+) -> tuple[list[UnreplayedBlock[Call]], FileRead]:
     *found, read = read_file(config, asked, SECRET, finished or {}, place)
     assert isinstance(read, FileRead)
-    return [part for part in found if isinstance(part, Part)], read
+    return [part for part in found if isinstance(part, UnreplayedBlock)], read
 
 
-def judged(config: Config, parts: Iterable[Part[Call]], asked: Asked = ASKED) -> list[Judged]:
+def judged(config: Config, parts: Iterable[UnreplayedBlock[Call]], asked: Asked = ASKED) -> list[Judged]:
     judge = build_judge(config, asked, Actors(1))
     done = [judge(part) for part in parts]
     assert all(isinstance(each, Judged) for each in done)
@@ -238,12 +238,12 @@ def test_a_block_that_raises_is_said_by_its_kind(
 
     monkeypatch.setattr(Replayer, "replay", broken)
     first, second = (judge(part) for part in parts)
-    assert first == Failed(parts[0].place, "RuntimeError")
+    assert first == FailedBlock(parts[0].place, "RuntimeError")
     assert isinstance(second, Judged)
     assert "prompt" not in caplog.text + repr(first)
-    assert fail_part(parts[0]) == Failed(parts[0].place, "a process that died")
+    assert fail_block(parts[0]) == FailedBlock(parts[0].place, "a process that died")
     read = FileRead("t.jsonl", "digest", 2)
-    assert judge(read) == fail_part(read) == read
+    assert judge(read) == fail_block(read) == read
 
 
 def test_candidates_that_remember_are_left_out(workspace: Workspace, caplog: pytest.LogCaptureFixture) -> None:

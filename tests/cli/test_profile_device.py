@@ -12,7 +12,7 @@ import pytest
 
 from shadowspec import demo
 from shadowspec.engine import Models
-from shadowspec.engine.profiling import Grid, profile
+from shadowspec.engine.profiling import ProfileGrid, profile
 from shadowspec.errors import InputError
 from shadowspec.store import Store
 from shadowspec.types import SpeculationConfig, VerifyRule
@@ -168,7 +168,7 @@ def test_a_step_that_depends_on_the_text_has_no_surface(
         str(tiny_pair[0]), [replace(config, **changes)], print, 1, {}
     )
     with pytest.raises(InputError, match=says):
-        profile(target, candidate, Grid((1,), (2,), (8,)))
+        profile(target, candidate, ProfileGrid((1,), (2,), (8,)))
 
 
 @pytest.mark.parametrize(

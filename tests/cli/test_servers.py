@@ -24,7 +24,7 @@ from shadowspec.servers import closed_loop, measure_servers
 from shadowspec.servers.stream import Completion
 from shadowspec.store import Store
 from shadowspec.types import Arm, ArmTiming, Block, BlockResult, PairedScore, Validity
-from shadowspec.worker.engine_process import EngineProcess, Event, Failed, Ready
+from shadowspec.worker.engine_process import EngineProcess, Event, MeasuringFailed, Ready
 from tests.cli.conftest import Workspace, record, write_traffic
 from tests.cli.test_replay import answered
 from tests.servers.fake_server import FakeServer, running, silent, well
@@ -247,7 +247,7 @@ def test_a_workers_process_measures_through_servers_and_ends_when_they_are_gone(
         servers[1].version = "0.33.0"
         process.submit(block)
         failed = events_of(process)[0]
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, MeasuringFailed)
         assert failed.error == "ServiceUnavailableError"
     finally:
         process.stop(5.0)

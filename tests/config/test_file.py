@@ -25,7 +25,7 @@ from shadowspec.config import (
     load_hash_secret,
     policy_template,
 )
-from shadowspec.config.dashboard_settings import AccessSettings, Role
+from shadowspec.config.dashboard_settings import AccessSettings, DashboardRole
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.live.live_source import LiveSource
@@ -110,7 +110,7 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
         shown.dashboard, price_per_gpu_hour=None, data_note=None, access=AccessSettings(), public_url=None
     )
     assert plain_dashboard == DashboardSettings()
-    assert (shown.dashboard.access.local_role, shown.dashboard.access.roles.claim) == (Role.VIEWER, "email")
+    assert (shown.dashboard.access.local_role, shown.dashboard.access.roles.claim) == (DashboardRole.VIEWER, "email")
     assert replace(shown.schedule, jobs={}, receivers={}, metrics_address=None) == ScheduleSettings()
     servers = shown.endpoints["served"].servers
     assert servers is not None

@@ -18,7 +18,7 @@ from sqlalchemy import NullPool, make_url
 from dashboards.parts import kill_switch
 from dashboards.parts.identity import AccessError, identify, local, require_operator
 from shadowspec.config import load_config
-from shadowspec.config.dashboard_settings import AccessSettings, Role, RoleSettings, require_auth_file
+from shadowspec.config.dashboard_settings import AccessSettings, DashboardRole, RoleSettings, require_auth_file
 from shadowspec.errors import ConfigError, ServiceUnavailableError, StoreError, UsageError
 from shadowspec.gate.verdict.effective_decisions import effective_decisions
 from shadowspec.store import RoleKind, Store
@@ -43,16 +43,16 @@ def claims(**changes: Any) -> dict[str, Any]:
 
 def test_roles_come_from_the_lists() -> None:
     ada = identify(claims(), SETTINGS, NOW)
-    assert (ada.name, ada.role, ada.until) == ("ada@example.com", Role.OPERATOR, NOW + timedelta(hours=1))
+    assert (ada.name, ada.role, ada.until) == ("ada@example.com", DashboardRole.OPERATOR, NOW + timedelta(hours=1))
     bob = identify(claims(email="bob@example.com"), SETTINGS, NOW)
-    assert bob.role is Role.VIEWER
+    assert bob.role is DashboardRole.VIEWER
     with pytest.raises(AccessError, match="only an operator"):
         require_operator(bob)
     require_operator(ada)
     with pytest.raises(AccessError, match=r"logged in as eve@example\.com, who may not open"):
         identify(claims(email="eve@example.com"), SETTINGS, NOW)
     anybody = replace(SETTINGS, roles=replace(SETTINGS.roles, viewers=None))
-    assert identify(claims(email="eve@example.com"), anybody, NOW).role is Role.VIEWER
+    assert identify(claims(email="eve@example.com"), anybody, NOW).role is DashboardRole.VIEWER
 
 
 @pytest.mark.parametrize("ends", [NOW.timestamp(), 0, None, "tomorrow", True, float("nan"), 1e30])
@@ -66,7 +66,7 @@ def test_an_unverified_address_is_nobodys() -> None:
         identify(claims(email_verified=False), SETTINGS, NOW)
     by_group = replace(SETTINGS, roles=replace(SETTINGS.roles, claim="groups", operators=frozenset({"sre"})))
     identity = identify(claims(groups=["all", "sre"], email_verified=False, preferred_username="ada"), by_group, NOW)
-    assert (identity.name, identity.role) == ("ada", Role.OPERATOR)
+    assert (identity.name, identity.role) == ("ada", DashboardRole.OPERATOR)
     with pytest.raises(AccessError, match="who may not open"):
         identify(claims(groups={"sre": True}), by_group, NOW)
     with pytest.raises(AccessError, match="neither an e-mail nor a name"):
@@ -74,8 +74,8 @@ def test_an_unverified_address_is_nobodys() -> None:
 
 
 def test_without_a_login_nobody_is_vouched_for() -> None:
-    assert local(AccessSettings()) == local(AccessSettings(local_role=Role.VIEWER))
-    assert local(AccessSettings(local_role=Role.OPERATOR)).may_order
+    assert local(AccessSettings()) == local(AccessSettings(local_role=DashboardRole.VIEWER))
+    assert local(AccessSettings(local_role=DashboardRole.OPERATOR)).may_order
     assert local(AccessSettings()).name is None
 
 

@@ -29,7 +29,7 @@ from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
-from shadowspec.engine.static_passes import CudaGraphs, Reach, Recorder, StaticPasses, rounded_up
+from shadowspec.engine.static_passes import CudaGraphs, PassRecorder, Reach, StaticPasses, rounded_up
 from shadowspec.errors import ModelError
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
@@ -41,7 +41,7 @@ DEVICE = choose_device("auto")
 KINDS = ["baseline", "draft", "adaptive", "ngram", "suffix"]
 
 
-def new_recorder() -> Recorder:
+def new_recorder() -> PassRecorder:
     return CudaGraphs(DEVICE) if DEVICE.type == "cuda" else Rerun()
 
 

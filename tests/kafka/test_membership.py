@@ -11,14 +11,14 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
 from shadowspec.tap.kafka.membership import Assignments
-from shadowspec.tap.kafka.partitions import Partitions, topic_source
+from shadowspec.tap.kafka.partitions import AssignedPartitions, topic_source
 
 PLACE = TopicPartition("topic", 0)
 TOPIC_ID = uuid.UUID(int=7)
 
 
 class FakeConsumer:
-    """What Partitions tells a consumer to do."""
+    """What AssignedPartitions tells a consumer to do."""
 
     def __init__(self) -> None:
         self.paused: set[TopicPartition] = set()
@@ -57,7 +57,7 @@ class Group:
         self.assignor = CooperativeStickyAssignor()
         self.listener = Assignments(self.consumer, self.assignor)
         client: Any = self.client
-        self.partitions = Partitions(self.consumer, client, self.listener, from_begin=True)
+        self.partitions = AssignedPartitions(self.consumer, client, self.listener, from_begin=True)
 
 
 @pytest.fixture

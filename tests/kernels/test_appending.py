@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec_kernels import appending, reference
-from shadowspec_kernels.errors import InputError
+from shadowspec_kernels.errors import OperandError
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
@@ -80,5 +80,5 @@ def test_nothing_is_written_outside_the_cache(device) -> None:
     ],
 )
 def test_tensors_that_do_not_fit_are_named(cache, states, slots, named) -> None:
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(OperandError, match=named):
         appending.append(cache, states, slots, torch.zeros((2, 1), dtype=torch.int64))

@@ -11,7 +11,7 @@ import torch
 
 from shadowspec_kernels import backends, reference, verification
 from shadowspec_kernels.dispatch import Kernels
-from shadowspec_kernels.errors import InputError, UnavailableError
+from shadowspec_kernels.errors import OperandError, UnavailableError
 from tests.kernels.steps import a_step, moved, with_truncation
 
 REFUSED = """
@@ -78,7 +78,7 @@ def test_a_step_that_the_kernels_cannot_address_is_no_step_for_torch(device) -> 
     step = moved(a_step("greedy", 1), device)
     object.__setattr__(step, "logits", step.logits.transpose(1, 2).contiguous().transpose(1, 2))
     kernels = Kernels("triton", device)
-    with pytest.raises(InputError, match="not contiguous"):
+    with pytest.raises(OperandError, match="not contiguous"):
         kernels.verify(step)
     assert kernels.ran() == {}
 

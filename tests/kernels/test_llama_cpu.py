@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from shadowspec_kernels import llama_cpu, llama_reference
-from shadowspec_kernels.errors import InputError
+from shadowspec_kernels.errors import OperandError
 from shadowspec_kernels.llama_weights import (
     FORMATS,
     CachedPass,
@@ -283,7 +283,7 @@ def test_a_bfloat16_weight_may_end_anywhere() -> None:
 
 
 def test_int8_rows_without_whole_groups_are_refused() -> None:
-    with pytest.raises(InputError, match="rows of 45 weights do not divide into groups of 32"):
+    with pytest.raises(OperandError, match="rows of 45 weights do not divide into groups of 32"):
         pack(torch.randn(10, 45), torch.int8)
 
 
@@ -315,7 +315,7 @@ def test_a_pass_over_a_format_gives_the_bits_of_its_values_in_float32(dtype: tor
 )
 def test_operands_of_a_product_that_do_not_fit_are_refused(changes: dict[str, torch.Tensor], message: str) -> None:
     operands = {"states": torch.zeros(2, 3), "weight": torch.zeros(5, 3)} | changes
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(OperandError, match=message):
         llama_cpu.product(**operands)
 
 
@@ -333,5 +333,5 @@ def test_operands_of_a_product_that_do_not_fit_are_refused(changes: dict[str, to
 )
 def test_operands_of_a_pass_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
     weights = random_weights(layers=1, hidden=8, heads=2, group=1, head_dim=16, intermediate=8, has_extras=False)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(OperandError, match=message):
         llama_cpu.CompiledLlama(weights).run(replace(random_pass(weights, [1], 2), **changes))

@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from shadowspec_kernels import reference, scoring
-from shadowspec_kernels.errors import InputError
+from shadowspec_kernels.errors import OperandError
 from shadowspec_kernels.scoring import Tiling
 
 SMALL = Tiling(rows=16, tokens=16, inner=16, splits=2)
@@ -118,5 +118,5 @@ def test_what_it_allocates_does_not_grow_with_the_vocabulary(device, monkeypatch
     ],
 )
 def test_tensors_that_do_not_fit_are_named(change, named) -> None:
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(OperandError, match=named):
         scoring.score(*change(*draw_values(1, 3, 4, 5, torch.float32)))

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from shadowspec_kernels import reference, verification
-from shadowspec_kernels.errors import InputError
+from shadowspec_kernels.errors import OperandError
 from shadowspec_kernels.step import RULES, Step
 from tests.kernels.steps import a_step, moved, with_minimum_length, with_penalties
 
@@ -207,7 +207,7 @@ def test_rows_of_a_larger_tensor(device) -> None:
 def test_a_vocabulary_that_is_not_contiguous_is_refused(device) -> None:
     step = moved(a_step("greedy", 1), device)
     backwards = step.logits.transpose(1, 2).contiguous().transpose(1, 2)
-    with pytest.raises(InputError, match="the vocabulary of logits is not contiguous"):
+    with pytest.raises(OperandError, match="the vocabulary of logits is not contiguous"):
         verification.verify(replace(step, logits=backwards))
 
 
@@ -222,5 +222,5 @@ def test_a_vocabulary_that_is_not_contiguous_is_refused(device) -> None:
     ],
 )
 def test_tensors_that_do_not_fit_are_named(field, value) -> None:
-    with pytest.raises(InputError, match=field):
+    with pytest.raises(OperandError, match=field):
         replace(a_step("rejection", 1), **{field: value}).check()

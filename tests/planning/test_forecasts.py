@@ -18,7 +18,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.betting import Floats, Sums
 from shadowspec.planning import first_passage as planning
-from shadowspec.planning.capacity import Demand, course, starting_rates
+from shadowspec.planning.capacity import ClusterDemand, course, starting_rates
 from shadowspec.planning.first_passage import MIN_UNITS, FirstPassages, first_passage_times, outlook
 
 POLICY = GatePolicy()
@@ -195,7 +195,7 @@ def test_a_plan_is_the_same_twice() -> None:
 
 
 def test_unlimited_capacity_decides_each_slice_by_its_own_traffic() -> None:
-    demands = [Demand("", 4, 50.0), Demand("code", 4, 100.0, 2.0), Demand("chat", 4, 30.0, 1.0)]
+    demands = [ClusterDemand("", 4, 50.0), ClusterDemand("code", 4, 100.0, 2.0), ClusterDemand("chat", 4, 30.0, 1.0)]
     assert course(demands, None, 0.01).decided_after == {
         ("code", 4): 50.0,
         ("chat", 4): 30.0,
@@ -204,27 +204,31 @@ def test_unlimited_capacity_decides_each_slice_by_its_own_traffic() -> None:
 
 
 def test_what_is_decided_leaves_its_capacity_to_the_others() -> None:
-    demands = [Demand("code", 4, 100.0, 10.0), Demand("chat", 4, 300.0, 10.0)]
+    demands = [ClusterDemand("code", 4, 100.0, 10.0), ClusterDemand("chat", 4, 300.0, 10.0)]
     after = course(demands, 10.0, 0.0).decided_after
     assert after["code", 4] == pytest.approx(20.0)
     assert after["chat", 4] == pytest.approx(20.0 + 200.0 / 10.0)
-    held = course([Demand("", 4, 1e9), *demands], 10.0, 0.0).decided_after
+    held = course([ClusterDemand("", 4, 1e9), *demands], 10.0, 0.0).decided_after
     assert held["chat", 4] == pytest.approx(60.0)  # the endpoint is undecided, so code keeps its rate
 
 
 def test_what_nothing_feeds_is_never_decided() -> None:
-    demands = [Demand("code", 4, 10.0, 0.0), Demand("chat", 4, math.inf, 1.0), Demand("sql", 4, 0.0, 0.0)]
+    demands = [
+        ClusterDemand("code", 4, 10.0, 0.0),
+        ClusterDemand("chat", 4, math.inf, 1.0),
+        ClusterDemand("sql", 4, 0.0, 0.0),
+    ]
     assert course(demands, 5.0, 0.01).decided_after == {("code", 4): math.inf, ("chat", 4): math.inf, ("sql", 4): 0.0}
 
 
 def test_a_course_measures_what_is_served_until_the_last_question_that_can_be_decided() -> None:
-    demands = [Demand("", 4, 50.0), Demand("code", 4, 100.0, 2.0), Demand("chat", 4, 30.0, 1.0)]
+    demands = [ClusterDemand("", 4, 50.0), ClusterDemand("code", 4, 100.0, 2.0), ClusterDemand("chat", 4, 30.0, 1.0)]
     free = course(demands, None, 0.1)
     # Chat is decided after 30 s and then comes at a tenth; code wants 50 s.
     assert free.measured == {("code", 4): pytest.approx(100.0), ("chat", 4): pytest.approx(30.0 + 20.0 * 0.1)}
-    never = course([Demand("code", 4, math.inf, 2.0), Demand("chat", 4, 30.0, 1.0)], None, 0.1)
+    never = course([ClusterDemand("code", 4, math.inf, 2.0), ClusterDemand("chat", 4, 30.0, 1.0)], None, 0.1)
     assert never.measured == {("code", 4): pytest.approx(60.0), ("chat", 4): pytest.approx(30.0)}
-    assert set(course([Demand("code", 4, math.inf, 2.0)], None, 0.1).measured.values()) == {0.0}
+    assert set(course([ClusterDemand("code", 4, math.inf, 2.0)], None, 0.1).measured.values()) == {0.0}
 
 
 FLOWS = st.lists(st.tuples(st.floats(0.1, 1e4), st.floats(1e-3, 1e2)), min_size=1, max_size=8)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import InputError
 from shadowspec.planning.cost_model import CostSurface
-from shadowspec.planning.frontier import Choice, Drafting, Length, Work, crossings, frontier, gain
+from shadowspec.planning.frontier import Choice, Length, PricedDrafting, Work, crossings, frontier, gain
 from shadowspec.types import StepCost
 from tests.planning.test_cost_model import expected_tokens
 
@@ -29,13 +29,13 @@ def surface() -> CostSurface:
     )
 
 
-def ways(acceptance: float, *, width: float | None = None) -> list[Drafting]:
+def ways(acceptance: float, *, width: float | None = None) -> list[PricedDrafting]:
     cost_surface = surface()
     found = []
     for depth in (1, 2, 4, 8):
         length = expected_tokens(acceptance, depth)
         bounds = (None, None) if width is None else (length - width, length + width)
-        found.append(Drafting(f"draft-k{depth}", depth, Length(length, *bounds), cost_surface))
+        found.append(PricedDrafting(f"draft-k{depth}", depth, Length(length, *bounds), cost_surface))
     return found
 
 

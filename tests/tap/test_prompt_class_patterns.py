@@ -22,7 +22,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join) | st.text(ma
 @settings(max_examples=300, deadline=None)
 @given(TEXTS.map(str.encode))
 @pytest.mark.parametrize("rules", [patterns.TEXT, patterns.FUNCTIONS, patterns.LINES, patterns.BODY, patterns.NUMBER])
-def test_what_holds_is_possible_and_nothing_else_is_confirmed(rules: patterns.Rules, text: bytes) -> None:
+def test_what_holds_is_possible_and_nothing_else_is_confirmed(rules: patterns.PatternRules, text: bytes) -> None:
     possible = rules.possible(text)
     for place, rule in enumerate(rules.rules):
         holds = re2.search("|".join(rule), text) is not None

@@ -25,7 +25,7 @@ from shadowspec.worker.engine_process import (
     EngineFactory,
     EngineProcess,
     Event,
-    Failed,
+    MeasuringFailed,
     Ready,
 )
 from tests.fakes import FakeEngine, FakeEngineFactory, Marks
@@ -129,7 +129,7 @@ def test_an_error_crosses_by_name_alone(start: Start) -> None:
     events_until(process, Ready)
     bad = block(prompt(2, ERROR))
     process.submit(bad)
-    assert events_until(process, Died) == [Failed(bad.block_id, "RuntimeError", is_away=False), Died(0)]
+    assert events_until(process, Died) == [MeasuringFailed(bad.block_id, "RuntimeError", is_away=False), Died(0)]
 
 
 @dataclass(frozen=True)

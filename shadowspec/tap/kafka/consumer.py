@@ -24,7 +24,7 @@ from shadowspec.tap.kafka.batches import DamagedBatchError
 from shadowspec.tap.kafka.broker_clients import Consumer, await_topics, is_lasting, open_client, unavailable
 from shadowspec.tap.kafka.kafka_settings import KafkaSettings
 from shadowspec.tap.kafka.membership import Assignments
-from shadowspec.tap.kafka.partitions import Changes, Partition, Partitions
+from shadowspec.tap.kafka.partitions import AssignedPartitions, Changes, Partition
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import PartitionId, RecordKey
 
@@ -83,7 +83,7 @@ class KafkaTap:
             isolation_level="read_committed",
         )
         assignments = Assignments(self._consumer, assignor)
-        self._partitions = Partitions(
+        self._partitions = AssignedPartitions(
             self._consumer, self._client, assignments, from_begin=settings.auto_offset_reset == "earliest"
         )
         self._failing_since: float | None = None

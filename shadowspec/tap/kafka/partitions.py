@@ -83,7 +83,7 @@ class Partition:
     has_lost_end: bool = False  # the broker's log ends before `position`, and the loss is reported
 
 
-class Partitions:
+class AssignedPartitions:
     """The consumer's partitions.  Used by the thread that polls."""
 
     def __init__(self, consumer: Any, client: Client, assignments: Assignments, *, from_begin: bool) -> None:

@@ -14,7 +14,7 @@ from shadowspec.engine.batch import Batch
 from shadowspec.engine.candidate import Candidate, Models
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.profiling import Grid, max_depth, profile
+from shadowspec.engine.profiling import ProfileGrid, max_depth, profile
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.errors import InputError
 from shadowspec.types import CostKey, SpeculationConfig, VerifyRule
@@ -22,7 +22,7 @@ from shadowspec.types.settings import EngineSettings
 from tests.engine.heads.test_drafting import KINDS
 
 LOOKUPS = ("ngram", "suffix")
-GRID = Grid(loads=(1, 3), depths=(1, 3), contexts=(8, 24), rounds=1)
+GRID = ProfileGrid(loads=(1, 3), depths=(1, 3), contexts=(8, 24), rounds=1)
 
 
 def candidates(
@@ -54,7 +54,7 @@ def test_every_way_has_its_costs_on_the_whole_grid(
         return found
 
     monkeypatch.setattr(profiling, "decode_batch", watched)
-    grid = Grid(GRID.loads, GRID.depths, GRID.contexts, is_greedy, rounds=1)
+    grid = ProfileGrid(GRID.loads, GRID.depths, GRID.contexts, is_greedy, rounds=1)
     keys = set()
     for candidate in every:
         points = profile(loaded, candidate, grid)
@@ -93,7 +93,7 @@ def test_what_is_done_once_counts_to_the_prefill(
     monkeypatch.setattr(NgramProposer, "admit", slow_admit)
     loaded, every = candidates(target, folders)
     lookup = next(each for each in every if each.config.config.proposer == "ngram")
-    _, drafting = profile(loaded, lookup, Grid((1,), (2,), (8,), rounds=1))
+    _, drafting = profile(loaded, lookup, ProfileGrid((1,), (2,), (8,), rounds=1))
     assert drafting.prefill_ms >= 900.0
     assert drafting.draft_ms < 900.0 / 31
 
@@ -106,4 +106,4 @@ def test_more_tokens_than_there_are_heads_are_refused(target: LoadedModel, folde
     }  # fmt: skip
     medusa = next(each for each in every if each.config.config.name == "medusa")
     with pytest.raises(InputError, match="5 tokens cannot be profiled: it drafts 4 at most"):
-        profile(loaded, medusa, Grid((1,), (2, 5), (8,)))
+        profile(loaded, medusa, ProfileGrid((1,), (2, 5), (8,)))
