@@ -78,7 +78,7 @@ def connect(address: str | None, *, verbose: bool = False) -> Iterator[Resources
         stack.enter_context(_environment(variables))
         logging.getLogger("ray").setLevel(level)
         try:
-            with contextlib.nullcontext() if verbose else _errors_unsaid():
+            with contextlib.nullcontext() if verbose else _discarded_stderr():
                 _start(STARTS if address is None else 1, {"address": address or "local", **options})
         except Exception as error:  # a bare one where a node takes longer than Ray waits
             raise ServiceUnavailableError(f"no Ray cluster {where} ({type(error).__name__}: {error})") from error
@@ -174,7 +174,7 @@ def _num_nodes() -> int:
 
 
 @contextlib.contextmanager
-def _errors_unsaid() -> Iterator[None]:
+def _discarded_stderr() -> Iterator[None]:
     """Without native code's output to standard error, where Ray writes its log level."""
     sys.stderr.flush()
     kept = os.dup(2)

@@ -70,9 +70,11 @@ def find_files(places: Sequence[str]) -> list[str]:
 def open_stream(place: str) -> BinaryIO:
     """A file's bytes, to be read in their order; `seek(0)` goes back to the beginning."""
     if _scheme(place) in _WEB:
-        return io.BufferedReader(_Again(lambda: open_web(place)), CHUNK_BYTES)
+        return io.BufferedReader(_RestartableStream(lambda: open_web(place)), CHUNK_BYTES)
     filesystem, path = _filesystem(place)
-    return io.BufferedReader(_Again(lambda: filesystem.open_input_stream(path, compression=None)), CHUNK_BYTES)
+    return io.BufferedReader(
+        _RestartableStream(lambda: filesystem.open_input_stream(path, compression=None)), CHUNK_BYTES
+    )
 
 
 def open_file(place: str) -> Any:
@@ -149,7 +151,7 @@ def _beside(place: str, folder: str, file: str) -> str:
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{quote(below, safe='/=')}"))
 
 
-class _Again(io.RawIOBase):
+class _RestartableStream(io.RawIOBase):
     """A forward-only stream, with restarts."""
 
     def __init__(self, open_it: Callable[[], Any]) -> None:

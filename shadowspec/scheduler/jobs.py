@@ -37,7 +37,9 @@ LONGEST_LOOK = timedelta(days=1)
 _log = logging.getLogger(__name__)
 
 
-def work_off(store: Store, job: JobSettings, cron: Cron, settings: ScheduleSettings, policies: GatePolicies) -> int:
+def prepare_due_periods(
+    store: Store, job: JobSettings, cron: Cron, settings: ScheduleSettings, policies: GatePolicies
+) -> int:
     """Prepare every period of the job that is due; how many were.
 
     Raises:

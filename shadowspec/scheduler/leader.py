@@ -28,7 +28,7 @@ from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.deliverer import Deliverer, ReportCache
 from shadowspec.scheduler.job_settings import JobSettings, LiveSettings, ReceiverSettings, ScheduleSettings
-from shadowspec.scheduler.jobs import report_events, run_live, work_off
+from shadowspec.scheduler.jobs import prepare_due_periods, report_events, run_live
 from shadowspec.store import Store
 from shadowspec.store.locks import Leadership
 
@@ -118,7 +118,7 @@ class Scheduler:
                 _guard(partial(self._read_live, endpoint, term), f"live evidence of {endpoint}")()
             for job in sorted(self._settings.jobs.values(), key=lambda job: bool(job.on)):  # events of these gates too
                 term.confirm()
-                self._work_off(job, term)
+                self._prepare_due(job, term)
             deliverers = self._deliverers(lambda: True)
             with ThreadPoolExecutor(max(len(deliverers), 1)) as pool:
                 for done in [pool.submit(deliverer.run) for deliverer in deliverers.values()]:
@@ -163,7 +163,7 @@ class Scheduler:
             self._add(scheduler, f"receiver {name}", deliverer.run, IntervalTrigger(seconds=POLL_S, timezone=UTC))
 
         def wake(job: JobSettings) -> None:
-            while self._work_off(job, term):
+            while self._prepare_due(job, term):
                 for name in job.receivers:
                     scheduler.modify_job(f"receiver {name}", next_run_time=datetime.now(UTC))
 
@@ -199,12 +199,12 @@ class Scheduler:
         if term.is_on():
             run_live(self._store, endpoint, self._policies.gate[endpoint], self._live[endpoint])
 
-    def _work_off(self, job: JobSettings, term: LeaderTerm) -> int:
+    def _prepare_due(self, job: JobSettings, term: LeaderTerm) -> int:
         if not term.is_on():
             return 0
         if job.on:
             return report_events(self._store, job, self._settings, self._policies)
-        return work_off(self._store, job, self._crons[job.name], self._settings, self._policies)
+        return prepare_due_periods(self._store, job, self._crons[job.name], self._settings, self._policies)
 
 
 def _guard(call: Callable[[], object], name: str) -> Callable[[], None]:

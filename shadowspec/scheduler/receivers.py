@@ -154,23 +154,23 @@ def send_to_webhook(settings: WebhookSettings, message: ReportMessage, timeout_s
         headers[IDEMPOTENCY_HEADER] = message.delivery.idempotency_key
     service = apprise.Apprise()
     service.add(plugin)
-    heard: list[str] = []
+    logged: list[str] = []
     result = service.notify(
         body=render_period_summary(message.report),
         title=message.subject,
         body_format=apprise.NotifyFormat.MARKDOWN,
-        log_callback=lambda entry, _service: heard.append(entry.message),
+        log_callback=lambda entry, _service: logged.append(entry.message),
         log_level=logging.WARNING,
     )
     if not result:
-        status = next((match[1] for line in heard if (match := _STATUS.search(line))), None)
+        status = next((match[1] for line in logged if (match := _STATUS.search(line))), None)
         raise DeliveryError("WebhookError" if status is None else f"WebhookError {status}")
 
 
 def _plugin(settings: WebhookSettings) -> Any:
     import apprise
 
-    _silence()
+    _keep_urls_out_of_logs()
     url = settings.url.read()
     try:
         plugin = apprise.Apprise.instantiate(url)
@@ -181,7 +181,7 @@ def _plugin(settings: WebhookSettings) -> Any:
     return plugin
 
 
-def _silence() -> None:
+def _keep_urls_out_of_logs() -> None:
     """Keep lines that quote URLs out of our logs: apprise's, and those of the HTTP library below it."""
     for name in ("apprise", "urllib3", "requests"):
         logger = logging.getLogger(name)

@@ -251,7 +251,7 @@ class Admission:
             remaining -= load.share
             if remaining < 0:
                 return load.concurrency
-        return rule.loads[-1].concurrency  # rounding left a crumb
+        return rule.loads[-1].concurrency  # rounding error left a positive remainder
 
 
 def is_thinned(smallest: float, rate: float, draw: Callable[[], float]) -> bool | None:

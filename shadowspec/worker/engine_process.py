@@ -264,7 +264,7 @@ def _run(connection: socket.socket, factory: bytes, parent: int, log_level: int)
     for ignored in _IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-    _die_with(parent)
+    _end_with_parent(parent)
     os.set_inheritable(connection.fileno(), False)  # a helper of torch's must not hold our end open
     faulthandler.enable()
     logging.basicConfig(
@@ -310,7 +310,7 @@ def _without_message(error: BaseException) -> str:
     return " < ".join([type(error).__name__, *(f"{p.name} ({p.filename}:{p.lineno})" for p in reversed(places))])
 
 
-def _die_with(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     """Be killed when the parent ends; elsewhere than on Linux the closed channel ends the child a block later."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

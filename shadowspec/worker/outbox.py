@@ -72,9 +72,9 @@ class Outbox:
         self._trackers[partition.source, partition.partition].claim()
 
     @property
-    def unheard(self) -> frozenset[PartitionId]:
+    def without_messages(self) -> frozenset[PartitionId]:
         """The partitions of which no message has ever come."""
-        return frozenset(tracker.partition for tracker in self._trackers.values() if tracker.is_unheard)
+        return frozenset(tracker.partition for tracker in self._trackers.values() if tracker.has_no_messages)
 
     @property
     def num_unfinished(self) -> int:
@@ -253,10 +253,10 @@ class Writer:
         return self._database.call("writing measurements", write)
 
     def _behind(self) -> frozenset[PartitionId]:
-        """Partitions of which more is to come; of one that was never heard of, as long as nothing is known."""
+        """Partitions of which more is to come; of one without a message so far, as long as its lag is unknown."""
         lag = self._source.lag()
         more = frozenset(partition for partition, number in lag.items() if number > 0)
-        return more | (self._outbox.unheard - lag.keys())
+        return more | (self._outbox.without_messages - lag.keys())
 
 
 def partition_of(key: RecordKey) -> PartitionId:

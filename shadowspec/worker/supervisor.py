@@ -145,7 +145,7 @@ class Supervisor:
         """
         for slot in self._slots:
             for event in slot.process.poll() if slot.process is not None else ():
-                self._hear(slot, event)
+                self._handle(slot, event)
             self._watch(slot)
         for depth in range(1, SENT_AHEAD + 1):  # every engine has a block before any has two
             for slot in self._slots:
@@ -179,7 +179,7 @@ class Supervisor:
         slot.process, slot.since = EngineProcess(slot.factory, slot.name), time.monotonic()
         slot.process.start()
 
-    def _hear(self, slot: _Slot, event: Event) -> None:
+    def _handle(self, slot: _Slot, event: Event) -> None:
         match event:
             case Ready():
                 slot.is_ready = slot.has_been_ready = True

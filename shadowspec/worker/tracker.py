@@ -76,7 +76,7 @@ class PartitionTracker:
         self._claims = True
 
     @property
-    def is_unheard(self) -> bool:
+    def has_no_messages(self) -> bool:
         """Whether no message of it has ever come, as far as the ledger and this tracker know."""
         return self._first is None
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from shadowspec.backfill import connection
-from shadowspec.backfill.connection import _errors_unsaid, _watch
+from shadowspec.backfill.connection import _discarded_stderr, _watch
 from tests.backfill.deadly_rows import FILES, ROWS, SECRET
 from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_until_ended
 from tests.services import PATIENCE_S
@@ -90,7 +90,7 @@ def test_a_signal_ends_as_an_interruption_does_and_means_what_it_meant_afterward
 
 
 def test_what_native_code_says_while_ray_starts_is_unsaid(capfd: pytest.CaptureFixture[str]) -> None:
-    with _errors_unsaid():
+    with _discarded_stderr():
         os.write(2, b"a level of logging")
     os.write(2, b"an error")
     assert capfd.readouterr().err == "an error"

@@ -168,7 +168,7 @@ def test_nothing_is_sent_once_the_term_is_over(new_database: Callable[[str], str
         job = 'cron = "0 * * * *"\nreceivers = ["folder"]'
         config = config_of(tmp_path, url, job, FOLDER.format(tmp_path / "reports"))
         scheduler = scheduler_of(config, store)
-        assert scheduler._work_off(config.schedule.jobs["often"], LeaderTerm()) == 3
+        assert scheduler._prepare_due(config.schedule.jobs["often"], LeaderTerm()) == 3
         (deliverer,) = scheduler._deliverers(lambda: False).values()
         deliverer.run()
         assert not (tmp_path / "reports").exists()

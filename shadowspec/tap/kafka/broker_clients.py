@@ -75,7 +75,7 @@ class _Sockets(KafkaNetSocket):  # type: ignore[misc] # kafka-python has no type
             raise
 
 
-class _LastWords:
+class _DataBeforeEnd:
     """Returns the received data before it reports that the connection has ended.
 
     Where both arrive at the same read, as on a busy machine after a refused login, the library drops the data.  The end
@@ -87,11 +87,11 @@ class _LastWords:
         return data, None if data else error
 
 
-class PlainTransport(_LastWords, KafkaTCPTransport):  # type: ignore[misc] # kafka-python has no types
+class PlainTransport(_DataBeforeEnd, KafkaTCPTransport):  # type: ignore[misc] # kafka-python has no types
     """A connection that is not encrypted."""
 
 
-class EncryptedTransport(_LastWords, KafkaSSLTransport):  # type: ignore[misc] # kafka-python has no types
+class EncryptedTransport(_DataBeforeEnd, KafkaSSLTransport):  # type: ignore[misc] # kafka-python has no types
     """A connection under TLS."""
 
 
