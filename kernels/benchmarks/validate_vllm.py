@@ -37,7 +37,6 @@ from typing import Any
 
 from kernels.benchmarks.engines.collecting import Prompt
 from kernels.benchmarks.engines.documents import REAL_MODEL, add_pair_options, finish, pair_of
-from kernels.benchmarks.engines.machine_lock import MachineLock
 from kernels.benchmarks.engines.ours import Ours
 from kernels.benchmarks.engines.page import write_page
 from kernels.benchmarks.engines.pair import Pair
@@ -118,9 +117,6 @@ def main() -> None:
         "--speedups-only", action="store_true", help="keep the acceptance of the results that are there"
     )
     parser.add_argument("--raw", type=Path, default=RAW, help="what was collected (default: %(default)s)")
-    parser.add_argument(
-        "--lock", type=Path, help="taken exclusively (flock) while something is timed, else shared: for shared machines"
-    )
     parser.add_argument("--docs", type=Path, default=DOCS)
     parser.add_argument("--vllm-options", default="", help="further ones of its servers, such as --enforce-eager")
     add_pair_options(parser)
@@ -136,25 +132,23 @@ def main() -> None:
     if pair is not None:
         validate_pair(pair, environment, arguments)
         return
-    lock = MachineLock(arguments.lock)
     arguments.raw.mkdir(parents=True, exist_ok=True)
     prompts, for_costs = chosen(arguments.requests)
     only = [prompt for _, prompt in prompts]
     ways = [way for way in WAYS if way.name in arguments.timed]
     portions = [queues(by_slice(prompts), for_costs, number) for number in range(arguments.portions)]
     collects = not arguments.speedups_only
-    Visits(arguments.raw, environment, lock, only, arguments.tokens, ways, portions, collects=collects).make(
-        arguments.depths
-    )
+    visits = Visits(arguments.raw, environment, only, arguments.tokens, ways, portions, collects=collects)
+    visits.make(arguments.depths)
     ours = Ours()
     for way in ways:
         for depth in arguments.depths:
-            time_ours(arguments.raw, ours, way, depth, portions, arguments.tokens, lock)
+            time_ours(arguments.raw, ours, way, depth, portions, arguments.tokens)
     earlier = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     if collects:
         document = setting(environment, len(prompts), arguments.tokens)
-        document |= acceptance(arguments.raw, ours, prompts, arguments.tokens, lock)
-        document["shipped"] = shipped(arguments.raw, ours, only, lock)
+        document |= acceptance(arguments.raw, ours, prompts, arguments.tokens)
+        document["shipped"] = shipped(arguments.raw, ours, only)
     else:
         document = dict(earlier)
     found = []

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from kernels.benchmarks.engines import machine_lock, timing, visiting
+from kernels.benchmarks.engines import timing, visiting
 from kernels.benchmarks.engines.collecting import GREEDY_REGIME, SAMPLED_REGIME, collected
 from kernels.benchmarks.engines.counted import Counted
-from kernels.benchmarks.engines.machine_lock import MachineLock
 from kernels.benchmarks.engines.pair import BUNDLED, Pair
 from kernels.benchmarks.engines.predicting import Place
 from kernels.benchmarks.engines.servers import SERVED_MODEL, Environment
@@ -72,14 +71,13 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
     monkeypatch.setattr(timing, "CONCURRENCIES", (1, 2))
     monkeypatch.setattr(timing, "REQUESTS_PER_SLOT", {1: 2, 2: 2})
     monkeypatch.setattr(timing, "COST_REQUESTS", {1: 2, 2: 4})
-    monkeypatch.setattr(machine_lock, "BREATH_S", 0.0)
     return rig
 
 
 def visit(folder: Path, depths: Sequence[int], timed: Sequence[Way] = (), *, collects: bool = True) -> None:
     slices = {"a": PROMPTS[:2], "b": PROMPTS[2:]}
     portions = [queues(slices, slices, number) for number in range(2)]
-    Visits(folder, HERE, MachineLock(None), PROMPTS, 12, timed, portions, collects=collects).make(depths)
+    Visits(folder, HERE, PROMPTS, 12, timed, portions, collects=collects).make(depths)
 
 
 def test_every_deployment_is_asked_once_and_kept(tmp_path: Path, stand: Stand) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.benchmarks.engines import machine_lock
 from kernels.benchmarks.engines.collecting import GREEDY_REGIME, Answered, Prompt
 from kernels.benchmarks.engines.comparing import FAULT
-from kernels.benchmarks.engines.machine_lock import MachineLock
 from kernels.benchmarks.engines.ours import Ours
 from kernels.benchmarks.engines.page import PAGE, PICTURE, SAMPLED, write_page
 from kernels.benchmarks.engines.predicting import Costs, Place, Steps, TimedBlock, TimedRequest
@@ -32,11 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]
 MAX_TOKENS = 20
 ROWS = (0, 1, 2, 7, 8, 10, 11, 13)  # whose answers do not end by themselves
 AHEAD = max(DEPTHS)  # tokens that the last step may accept beyond the end
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_lock, "BREATH_S", 0.0)
 
 
 def prompts() -> list[tuple[str, Prompt]]:
@@ -109,7 +102,7 @@ def collected_folder(ours: Ours, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_a_server_that_steps_as_we_do_is_equal_in_everything(ours: Ours, collected_folder: Path) -> None:
-    found = acceptance(collected_folder, ours, prompts(), MAX_TOKENS, MachineLock(None))
+    found = acceptance(collected_folder, ours, prompts(), MAX_TOKENS)
     assert [(row["way"], row["K"]) for row in found["equality"]] == [
         (way, depth) for way in ("greedy", "ngram") for depth in DEPTHS
     ]
@@ -135,7 +128,7 @@ def test_a_server_that_steps_as_we_do_is_equal_in_everything(ours: Ours, collect
 def test_another_pair_is_held_against_the_loop_without_a_baseline(ours: Ours, collected_folder: Path) -> None:
     ways = [way for way in WAYS if way.is_greedy]
     found = greedy_equality(collected_folder, ours, ways, (4,), [prompt for _, prompt in prompts()], MAX_TOKENS)
-    whole = acceptance(collected_folder, ours, prompts(), MAX_TOKENS, MachineLock(None))
+    whole = acceptance(collected_folder, ours, prompts(), MAX_TOKENS)
     assert found["equality"] == [row for row in whole["equality"] if row["K"] == 4]
     assert {name: whole[name] for name in found if name != "equality"} == {
         name: value for name, value in found.items() if name != "equality"
@@ -153,7 +146,7 @@ def test_a_server_that_counts_another_step_is_a_fault(ours: Ours, collected_fold
     )
     steps[place : place + 2] = 0, 2
     path.write_text(json.dumps(document))
-    found = acceptance(tmp_path, ours, prompts(), MAX_TOKENS, MachineLock(None))
+    found = acceptance(tmp_path, ours, prompts(), MAX_TOKENS)
     differences = [(row["way"], row["K"], each["kind"]) for row in found["equality"] for each in row["differences"]]
     assert differences == [("greedy", 4, FAULT)]
 

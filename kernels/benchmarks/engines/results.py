@@ -16,7 +16,6 @@ from kernels.benchmarks.engines.candidates import SERVING_ENGINE
 from kernels.benchmarks.engines.collecting import GREEDY_REGIME, SAMPLED_REGIME, Answered, Prompt, collected
 from kernels.benchmarks.engines.comparing import LEVEL, acceptance_cell, equality, own_outputs, replayed_rate
 from kernels.benchmarks.engines.counted import Counted
-from kernels.benchmarks.engines.machine_lock import MachineLock
 from kernels.benchmarks.engines.ours import NEAR_TIE, Ours
 from kernels.benchmarks.engines.predicting import (
     Measured,
@@ -35,9 +34,7 @@ from kernels.benchmarks.engines.ways import BASELINE, DEPTHS, DRAFT, SHIPPED, SH
 from shadowspec.types import ExpectedCounts
 
 
-def acceptance(
-    folder: Path, ours: Ours, prompts: Sequence[tuple[str, Prompt]], max_tokens: int, lock: MachineLock
-) -> dict[str, Any]:
+def acceptance(folder: Path, ours: Ours, prompts: Sequence[tuple[str, Prompt]], max_tokens: int) -> dict[str, Any]:
     """Equality and rates of every way and K that was collected."""
     only = [prompt for _, prompt in prompts]
     slices = {name: [row for row, (text, _) in enumerate(prompts) if text == name] for name, _ in prompts}
@@ -49,21 +46,19 @@ def acceptance(
         if baseline is None:
             continue
         outputs = [answer.tokens for answer in baseline]
-        with lock.beside_others():
-            replay = ours.replayed(way, only, outputs, DEPTHS)
-            by_default = ours.replayed(way, only, outputs, DEPTHS, names_engine=False) if way.differs else None
+        replay = ours.replayed(way, only, outputs, DEPTHS)
+        by_default = ours.replayed(way, only, outputs, DEPTHS, names_engine=False) if way.differs else None
         for place, depth in enumerate(DEPTHS):
             answers = collected(folder, way.served.name, depth, regime)
             if answers is None:
                 continue
             where = {"way": way.name, "K": depth}
             theirs = _server_side(answers, only, depth, way)
-            with lock.beside_others():
-                loop = looped(folder, ours, way, only, max_tokens, depth)
-                again = ours.replayed(way, only, [each.tokens for each in theirs], [depth])
-                audits.append(where | _own_outputs(way, theirs, again))
-                if way.is_greedy:
-                    equalities.append(where | _equality(ours, way, only, theirs, loop))
+            loop = looped(folder, ours, way, only, max_tokens, depth)
+            again = ours.replayed(way, only, [each.tokens for each in theirs], [depth])
+            audits.append(where | _own_outputs(way, theirs, again))
+            if way.is_greedy:
+                equalities.append(where | _equality(ours, way, only, theirs, loop))
             for name, every in slices.items():
                 rows = [row for row in every if replay[row] is not None]
                 expected = [_at(replay, row, place) for row in rows]
@@ -113,7 +108,7 @@ def _own_outputs(
     return found | {"impossible": len(theirs) - len(pairs)}
 
 
-def shipped(folder: Path, ours: Ours, prompts: Sequence[Prompt], lock: MachineLock) -> dict[str, Any] | None:
+def shipped(folder: Path, ours: Ours, prompts: Sequence[Prompt]) -> dict[str, Any] | None:
     """How many sampled outputs of vLLM as it is shipped cannot be the target's; None: not collected."""
     way = next(each for each in WAYS if each.served is DRAFT and not each.is_greedy)
     found = {}
@@ -121,8 +116,7 @@ def shipped(folder: Path, ours: Ours, prompts: Sequence[Prompt], lock: MachineLo
         answers = collected(folder, name, depth, SAMPLED_REGIME)
         if answers is None:
             return None
-        with lock.beside_others():
-            replay = ours.replayed(way, prompts, [answer.tokens for answer in answers], [SHIPPED_DEPTH])
+        replay = ours.replayed(way, prompts, [answer.tokens for answer in answers], [SHIPPED_DEPTH])
         found[name] = sum(each is None for each in replay)
     return {
         "K": SHIPPED_DEPTH,

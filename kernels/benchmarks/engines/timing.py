@@ -19,7 +19,6 @@ from rich.console import Console
 
 from kernels.benchmarks.engines.collecting import WARM_TOKENS, Answered, Prompt, ask_server, server_requests
 from kernels.benchmarks.engines.counted import Counted
-from kernels.benchmarks.engines.machine_lock import MachineLock
 from kernels.benchmarks.engines.ours import Ours
 from kernels.benchmarks.engines.predicting import Place, Steps, TimedBlock, TimedRequest
 from kernels.benchmarks.engines.servers import Server
@@ -109,16 +108,13 @@ def time_servers(
     servers: Mapping[int, Server],
     portions: Sequence[Sequence[Queue]],
     max_tokens: int,
-    lock: MachineLock,
 ) -> None:
     """Time the portions that are not there yet on stopped servers: the baseline (0) and one with drafts, by K."""
     name = timed_name(way, max(servers))
-    if missing := missing_portions(folder, name, portions):
-        with lock.alone():
-            for number in missing:
-                Console(stderr=True).print(f"{name}: portion {number}")
-                blocks, idle = _portion(servers, way, portions[number], number, max_tokens)
-                keep_portion(folder, name, number, blocks, idle)
+    for number in missing_portions(folder, name, portions):
+        Console(stderr=True).print(f"{name}: portion {number}")
+        blocks, idle = _portion(servers, way, portions[number], number, max_tokens)
+        keep_portion(folder, name, number, blocks, idle)
 
 
 def time_ours(
@@ -128,22 +124,18 @@ def time_ours(
     depth: int,
     portions: Sequence[Sequence[Queue]],
     max_tokens: int,
-    lock: MachineLock,
 ) -> None:
     """The same portions through the engine in this process."""
     name = timed_name(way, depth) + IN_PROCESS
-    if not (missing := missing_portions(folder, name, portions)):
-        return
-    with lock.alone():
-        for number in missing:
-            Console(stderr=True).print(f"{name}: portion {number}")
-            blocks = []
-            for place, queue in enumerate(portions[number]):
-                for at in (0, depth) if (number + place) % 2 else (depth, 0):
-                    ours.queue(way, at, queue.prompts[:1], 1, WARM_TOKENS)
-                    timed = ours.queue(way, at, queue.prompts, queue.concurrency, max_tokens)
-                    blocks.append(TimedBlock(Place(queue.concurrency, at), queue.slice, number, timed))
-            keep_portion(folder, name, number, blocks, 0.0)
+    for number in missing_portions(folder, name, portions):
+        Console(stderr=True).print(f"{name}: portion {number}")
+        blocks = []
+        for place, queue in enumerate(portions[number]):
+            for at in (0, depth) if (number + place) % 2 else (depth, 0):
+                ours.queue(way, at, queue.prompts[:1], 1, WARM_TOKENS)
+                timed = ours.queue(way, at, queue.prompts, queue.concurrency, max_tokens)
+                blocks.append(TimedBlock(Place(queue.concurrency, at), queue.slice, number, timed))
+        keep_portion(folder, name, number, blocks, 0.0)
 
 
 def _portion(

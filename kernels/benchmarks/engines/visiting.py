@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kernels.benchmarks.engines.collecting import GREEDY_REGIME, Prompt, collect, missing_regimes
-from kernels.benchmarks.engines.machine_lock import MachineLock
 from kernels.benchmarks.engines.pair import Pair
 from kernels.benchmarks.engines.servers import Environment, Server, running
 from kernels.benchmarks.engines.timing import Queue, missing_portions, time_servers, timed_name
@@ -21,7 +20,6 @@ class Visits:
         self,
         folder: Path,
         environment: Environment,
-        lock: MachineLock,
         prompts: Sequence[Prompt],
         max_tokens: int,
         timed: Sequence[Way],
@@ -35,7 +33,7 @@ class Visits:
             collects: whether every deployment is asked for answers to all prompts.
         """
         self._collects = collects
-        self._folder, self._environment, self._lock = folder, environment, lock
+        self._folder, self._environment = folder, environment
         self._prompts, self._max_tokens = prompts, max_tokens
         self._timed, self._portions = timed, portions
 
@@ -59,7 +57,7 @@ class Visits:
                             for way in timed:
                                 assert baseline is not None, "it was started for what is timed"
                                 servers = {0: baseline, depth: server}
-                                time_servers(self._folder, way, servers, self._portions, self._max_tokens, self._lock)
+                                time_servers(self._folder, way, servers, self._portions, self._max_tokens)
 
     def _lacks(self, name: str, depth: int) -> bool:
         """Whether answers of a deployment are still to be collected."""
@@ -76,13 +74,12 @@ class Visits:
         """A server that was asked for what is missing of it and is stopped now."""
         config = None if served is None else served.speculative_config(depth)
         log = self._folder / f"server-{name}-k{depth}.log"
-        with self._lock.beside_others():
-            is_fixed = served is not None and served.is_fixed
-            server = stack.enter_context(running(self._environment, config, log, is_fixed=is_fixed))
-            if self._collects:
-                missing = missing_regimes(self._folder, name, depth)
-                collect(self._folder, server, name, depth, self._prompts, self._max_tokens, missing)
-            server.pause()
+        is_fixed = served is not None and served.is_fixed
+        server = stack.enter_context(running(self._environment, config, log, is_fixed=is_fixed))
+        if self._collects:
+            missing = missing_regimes(self._folder, name, depth)
+            collect(self._folder, server, name, depth, self._prompts, self._max_tokens, missing)
+        server.pause()
         return server
 
 
