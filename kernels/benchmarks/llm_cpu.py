@@ -44,7 +44,7 @@ from rich.console import Console
 from rich.progress import track
 
 from kernels.benchmarks.engines import servers as vllm_servers
-from kernels.benchmarks.engines.llamacpp.servers import Binary, LlamaServer, running
+from kernels.benchmarks.engines.llamacpp.servers import Binary, running
 from kernels.benchmarks.gpu_decode import random_model
 from kernels.benchmarks.harness import engine_machine, options, show, write
 from kernels.benchmarks.validate_llamacpp import gguf_of
@@ -107,7 +107,7 @@ def our_rate(model: DirectLlama, count: int, output: int) -> float:
     return rate((decoded.timing.decode_ms for decoded in result.decoded), count, output)
 
 
-def their_rate(server: LlamaServer, count: int, output: int) -> float:
+def their_rate(server: vllm_servers.EngineServer, count: int, output: int) -> float:
     """Likewise of llama.cpp, by its own clock."""
 
     def ask(request: Request) -> float:
@@ -247,7 +247,7 @@ class AskedRates:
 
 
 def measure(
-    shape: str, server: LlamaServer | None, vllm: vllm_servers.Server | None, asked: AskedRates
+    shape: str, server: vllm_servers.EngineServer | None, vllm: vllm_servers.Server | None, asked: AskedRates
 ) -> dict[str, Any]:
     """All contests of one shape."""
     models = {engine: direct(shape, engine) for engine in ENGINES}

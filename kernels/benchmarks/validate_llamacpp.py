@@ -28,24 +28,26 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 
-from kernels.benchmarks.engines.comparing import LEVEL
+from kernels.benchmarks.engines.comparing import LEVEL, own_outputs
 from kernels.benchmarks.engines.documents import REAL_MODEL, add_pair_options, finish, pair_of
-from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer, Prompt, ask, keep, kept, limited
-from kernels.benchmarks.engines.llamacpp.comparing import acceptance_cell, equality, own_outputs
+from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer, ask, keep, kept
+from kernels.benchmarks.engines.llamacpp.comparing import acceptance_cell, equality
 from kernels.benchmarks.engines.llamacpp.ours import LlamaCppOurs
 from kernels.benchmarks.engines.llamacpp.page import write_page
 from kernels.benchmarks.engines.llamacpp.servers import Binary, running
-from kernels.benchmarks.engines.llamacpp.ways import BASELINE, DEPTHS, DRAFT, GREEDY, SAMPLED, WAYS, LlamaWay
-from kernels.benchmarks.engines.pair import BUNDLED
+from kernels.benchmarks.engines.llamacpp.ways import DRAFT, WAYS, LlamaWay, speculation
+from kernels.benchmarks.engines.pair import BUNDLED, Prompt
 from kernels.benchmarks.engines.real_model.prompts import tokenised
+from kernels.benchmarks.engines.tables import ALL
+from kernels.benchmarks.engines.ways import BASELINE, DEPTHS, GREEDY, SAMPLED
 from kernels.benchmarks.harness import DOCS, engine_machine, options, traffic_prompts
 from shadowspec.quality.outputs import first_divergence
 
 RAW = Path("build/validation-llamacpp")
 CONVERTER = Path(__file__).parent / "engines" / "llamacpp" / "convert.py"
-ALL = "all"
 notes = Console(stderr=True)
 
 
@@ -86,19 +88,19 @@ def collect(binary: Binary, raw: Path, asked: AskedRequests, ways: Sequence[Llam
         if (file := baseline_file(raw, is_greedy)).exists() or not asked.has_baseline:
             continue
         prompts = asked.prompts(is_greedy=is_greedy)
-        sampling = limited(GREEDY if is_greedy else SAMPLED, asked.max_tokens)
+        sampling = replace(GREEDY if is_greedy else SAMPLED, max_tokens=asked.max_tokens)
         notes.print(f"{BASELINE}, temperature {sampling.temperature}: {len(prompts)} requests")
         with running(binary, ["--spec-type", "none"], raw / f"server-{file.stem}.log") as server:
-            keep(file, ask(server, prompts, sampling, 0, drafts_always=False))
+            keep(file, ask(server.url, prompts, sampling, 0, drafts_always=False))
     for depth in asked.depths:
         for way in ways:
             if (file := served_file(raw, way, depth)).exists():
                 continue
             prompts = asked.prompts(is_greedy=way.is_greedy)
             notes.print(f"{way.name} K={depth}: {len(prompts)} requests")
-            with running(binary, way.arguments(binary, depth), raw / f"server-{file.stem}.log") as server:
-                sampling, always = limited(way.sampling, asked.max_tokens), way.proposer == DRAFT
-                keep(file, ask(server, prompts, sampling, depth, drafts_always=always))
+            with running(binary, speculation(way.proposer, binary, depth), raw / f"server-{file.stem}.log") as server:
+                sampling, always = replace(way.sampling, max_tokens=asked.max_tokens), way.proposer == DRAFT
+                keep(file, ask(server.url, prompts, sampling, depth, drafts_always=always))
 
 
 def baseline_file(raw: Path, is_greedy: bool) -> Path:
@@ -116,12 +118,10 @@ def looped(
 ) -> list[LlamaAnswer]:
     """Our loop on the prompts, run once and kept."""
     file = raw / f"loop-{way.name}-k{depth}.json"
-    found = kept(file)
-    if found is None:
+    if not file.exists():
         notes.print(f"our loop, {way.name} K={depth}")
-        found = ours.loop(way, prompts, max_tokens, depth)
-        keep(file, found)
-    return found
+        keep(file, ours.loop(way, prompts, max_tokens, depth))
+    return kept(file) or []
 
 
 def arms(
@@ -147,7 +147,7 @@ def results(raw: Path, ours: LlamaCppOurs, asked: AskedRequests, ways: Sequence[
             assert theirs is not None, "every deployment was asked"
             where = {"way": way.name, "K": depth}
             again = ours.replayed(way, only, [each.tokens for each in theirs], asked.max_tokens, depth)
-            audits.append(where | own_outputs(theirs, again))
+            audits.append(where | own_outputs(theirs, again, is_certain=True))
             if asked.has_baseline:
                 assert base is not None, "the baseline was asked first"
                 both.append(where | arms(ours, way, only, base, theirs))

@@ -91,8 +91,10 @@ def theirs(server: Server, sampling: SamplingParameters) -> Contestant:
         time.sleep(SETTLING_S)  # torch's threads spin for milliseconds after a pass
         server.resume()
         try:
-            ask_server(server, server_requests(prompts[:slots], replace(sampling, max_tokens=WARM_TOKENS), 0), slots)
-            answers = ask_server(server, server_requests(prompts, sampling, 0), slots)
+            ask_server(
+                server.url, server_requests(prompts[:slots], replace(sampling, max_tokens=WARM_TOKENS), 0), slots
+            )
+            answers = ask_server(server.url, server_requests(prompts, sampling, 0), slots)
         finally:
             server.pause()
         seconds = max(one.last_token_s for one in answers) - min(one.sent_s for one in answers)

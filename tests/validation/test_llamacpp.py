@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
+from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE, own_outputs
 from kernels.benchmarks.engines.llamacpp import page
-from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer, ask, keep, kept, limited
-from kernels.benchmarks.engines.llamacpp.comparing import as_llamacpp, equality, own_outputs
+from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer, ask, keep, kept
+from kernels.benchmarks.engines.llamacpp.comparing import as_llamacpp, equality
 from kernels.benchmarks.engines.llamacpp.ours import LlamaCppOurs
-from kernels.benchmarks.engines.llamacpp.servers import SERVED_MODEL, LlamaServer
 from kernels.benchmarks.engines.llamacpp.ways import WAYS, LlamaWay
+from kernels.benchmarks.engines.servers import SERVED_MODEL
 from shadowspec.servers.engines import rule_differences
 from shadowspec.servers.engines.rules import used_rules
 from shadowspec.types import ExpectedCounts, SamplingParameters, SpeculationCounts, VerifyRule
@@ -29,9 +29,9 @@ GREEDY, LOOKED_UP = WAYS[0], WAYS[2]
 
 
 def asked(server: FakeLlamaCpp) -> list[LlamaAnswer]:
-    sampling = limited(SamplingParameters(temperature=0.0, ignore_eos=True), 12)
+    sampling = SamplingParameters(temperature=0.0, max_tokens=12, ignore_eos=True)
     with running(server):
-        return ask(LlamaServer(server.url), PROMPTS, sampling, server.num_speculative_tokens, drafts_always=True)
+        return ask(server.url, PROMPTS, sampling, server.num_speculative_tokens, drafts_always=True)
 
 
 def test_every_request_is_asked_once_with_its_counts_and_tokens(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_output_says_what_was_accepted_where_its_end_is_sure() -> None:
         4.0, 12.0, 8.0, (4.0, 1.0, 1.0), (0.0, 3.0, 0.0, 1.0), counts.num_output_tokens, 5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     )
     theirs = [counted(8), replace(counted(7), is_sure=False), counted(7)]
-    assert own_outputs(theirs, [said] * 3) == {"requests": 2, "unsure": 1, "equal": 1}
+    assert own_outputs(theirs, [said] * 3, is_certain=True) == {"requests": 2, "unsure": 1, "equal": 1}
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_our_side_drafts_by_the_rules_of_an_endpoint_that_llama_cpp_serves(way: 
     prompts = [tuple(range(5 + row, 15 + row)) * 4 for row in range(6)]
     loop = ours.loop(way, prompts, 11, 4)
     again = ours.replayed(way, prompts, [each.tokens for each in loop], 11, 4)
-    assert own_outputs(loop, again) == {"requests": 6, "unsure": 0, "equal": 6}
+    assert own_outputs(loop, again, is_certain=True) == {"requests": 6, "unsure": 0, "equal": 6}
     assert sum(each.counts.num_draft_tokens for each in loop) > 0
     assert all(each.counts.num_cut_draft_tokens == 0 for each in loop if each.finish_reason == "length")
 

@@ -16,6 +16,7 @@ from kernels.benchmarks.engines.servers import SERVED_MODEL, SLOTS, Server
 from kernels.benchmarks.engines.ways import BASELINE, SAMPLED, SERVED, SHIPPED, WAYS, raw_file
 from shadowspec.servers.client import fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import run_arm
+from shadowspec.servers.engines.engine import ServingEngine
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.servers.stream import Completion, ServerError
@@ -56,23 +57,26 @@ class Answered:
         return cls(**tuples)
 
 
-def ask_server(server: Server, requests: Sequence[ServerRequest], slots: int) -> tuple[Completion, ...]:
-    """All answers of a server, so many requests in flight.
+def ask_server(
+    url: str, requests: Sequence[ServerRequest], slots: int, engine: ServingEngine | None = None
+) -> tuple[Completion, ...]:
+    """All answers of a server, so many requests in flight; `engine`: another one than vLLM.
 
     Raises:
         ServerError: a request was not answered.
     """
 
-    async def work() -> tuple[Completion, ...]:
-        settings = ServerSettings(server.url, server.url, SERVED_MODEL, "cpu", "float32", waits=WAITS)
-        async with open_client("validated", server.url, settings, trust(None), slots) as client:
-            outcomes = await run_arm(client, requests, slots, fresh_salt())
-        for each in outcomes:
-            if isinstance(each, ServerError):
-                raise each
-        return tuple(each for each in outcomes if isinstance(each, Completion))
+    async def work() -> list[Completion | ServerError]:
+        settings = ServerSettings(url, url, SERVED_MODEL, "cpu", "float32", waits=WAITS)
+        async with open_client("validated", url, settings, trust(None), slots) as client:
+            speaking = client if engine is None else client.speaking_to(engine)
+            return await run_arm(speaking, requests, slots, fresh_salt())
 
-    return run_async(work())
+    outcomes = run_async(work())
+    for outcome in outcomes:
+        if isinstance(outcome, ServerError):
+            raise outcome
+    return tuple(outcomes)
 
 
 def server_requests(prompts: Sequence[Prompt], sampling: SamplingParameters, course: int) -> list[ServerRequest]:
@@ -117,11 +121,10 @@ def collect(
     for regime, sampling in missing.items():
         Console(stderr=True).print(f"{served} K={depth} {regime}: {len(prompts)} requests")
         sampling_parameters = replace(sampling, max_tokens=max_tokens)
-        answers = ask_server(
-            server, server_requests(prompts, sampling_parameters, course(served, depth, regime)), SLOTS
-        )
+        asked = server_requests(prompts, sampling_parameters, course(served, depth, regime))
+        answers = ask_server(server.url, asked, SLOTS)
         rows = [asdict(Answered.of(each)) for each in answers]
-        _write(raw_file(folder, served, depth, regime), {"max_tokens": max_tokens, "answers": rows})
+        write_whole(raw_file(folder, served, depth, regime), {"max_tokens": max_tokens, "answers": rows})
 
 
 def course(served: str, depth: int, regime: str) -> int:
@@ -141,7 +144,7 @@ def collected(folder: Path, served: str, depth: int, regime: str) -> list[Answer
     return [Answered.read(each) for each in json.loads(path.read_text(encoding="utf-8"))["answers"]]
 
 
-def _write(path: Path, document: dict[str, Any]) -> None:
+def write_whole(path: Path, document: Any) -> None:
     """Whole or not at all: what is there is not asked for again."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(document) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,14 @@ from shadowspec.types import ExpectedCounts, SpeculationCounts
 LEVEL = 0.99
 NEAR_TIE, DRAFT_NEAR_TIE, FAULT = "near_tie", "draft_near_tie", "fault"  # kinds of differences
 EXACT = 1e-6  # expected counts are sums of floats
+
+
+class HasCounts(Protocol):
+    """A request as it was counted."""
+
+    counts: SpeculationCounts
+    is_sure: bool
+
 
 Reals = npt.NDArray[np.float64]
 
@@ -126,15 +134,7 @@ def equality(
         equal_cut += is_equal and mine.counts == other.counts
         if is_equal and (mine.counts == other.counts or draft_gap is None):
             continue
-        position = first_divergence(mine.tokens, other.tokens)
-        if position is not None:
-            gap = gap_at(row, position)
-            kind = NEAR_TIE if gap <= near_tie else FAULT
-        elif draft_gap is not None:
-            gap = draft_gap(row)
-            kind = DRAFT_NEAR_TIE if gap <= near_tie else FAULT
-        else:
-            gap, kind = None, FAULT
+        position, gap, kind = difference_of(row, mine.tokens, other.tokens, gap_at, near_tie, draft_gap)
         differences.append(
             {
                 "request": row,
@@ -157,8 +157,27 @@ def equality(
     }
 
 
-def own_outputs(theirs: Sequence[Counted], expected: Sequence[ExpectedCounts], *, is_certain: bool) -> dict[str, Any]:
-    """vLLM's counters against what replay expects of vLLM's own speculative outputs.
+def difference_of(
+    row: int,
+    mine: Sequence[int],
+    other: Sequence[int],
+    gap_at: Callable[[int, int], float],
+    near_tie: float,
+    draft_gap: Callable[[int], float] | None,
+) -> tuple[int | None, float | None, str]:
+    """Where the tokens of a request that is not equal part (None: nowhere), the gap that decides, and its kind."""
+    position = first_divergence(mine, other)
+    if position is not None:
+        gap, kind = gap_at(row, position), NEAR_TIE
+    elif draft_gap is not None:
+        gap, kind = draft_gap(row), DRAFT_NEAR_TIE
+    else:
+        return None, None, FAULT
+    return position, gap, kind if gap <= near_tie else FAULT
+
+
+def own_outputs(theirs: Sequence[HasCounts], expected: Sequence[ExpectedCounts], *, is_certain: bool) -> dict[str, Any]:
+    """An engine's counters against what replay expects of its own speculative outputs.
 
     Where drafts are certain of their token (`is_certain`) they are equal; else their difference is told in standard
     errors (`z`), as the law itself gives them.

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI servers: started, waited for, stopped while another one is timed, and ended."""
+"""Servers of engines, vLLM's among them: started, waited for, stopped while another one is timed, and ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
@@ -74,48 +74,15 @@ class Environment:
         return cls(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload)
 
 
-class Server:
-    """One server process with all that it started, which is stopped (SIGSTOP) by `pause`."""
+class EngineServer:
+    """One server process with all that it started, which is stopped (SIGSTOP) by `pause`; `log`: what it prints."""
 
     def __init__(
-        self,
-        environment: Environment,
-        speculative_config: str | None,
-        log: Path,
-        *,
-        is_fixed: bool,
-        target: Path = BUNDLED.target,
+        self, command: Sequence[str], port: int, log: Path, variables: Mapping[str, str] | None = None
     ) -> None:
-        """
-        Args:
-            speculative_config: None: it decodes plainly.
-            is_fixed: with sampled speculation as it should be on a CPU (`mend`).
-            log: what the server prints goes there.
-        """
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
-        variables |= {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-            "VLLM_CPU_OMP_THREADS_BIND": environment.threads,
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CACHE_ROOT": str(log.parent.resolve() / "vllm-cache"),  # of compiled passes, its own
-            "LD_PRELOAD": environment.preload,
-        }
-        if is_fixed:
-            variables["PYTHONPATH"] = str(FIX_FOLDER)
-        command = [
-            str(environment.python), "-m", "vllm.entrypoints.openai.api_server",
-            "--model", str(target), "--served-model-name", SERVED_MODEL, "--dtype", "float32",
-            "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(SLOTS),
-            "--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log",
-            "--enable-per-request-metrics", "--enable-prompt-tokens-details", *environment.flags,
-        ]  # fmt: skip
-        if speculative_config is not None:
-            command += ["--speculative-config", speculative_config, "--per-request-spec-decode-metrics", "detailed"]
+        self.url = f"http://127.0.0.1:{port}"
         with log.open("w") as printed:
-            self._process = subprocess.Popen(  # noqa: S603 (what the caller names as its interpreter)
+            self._process = subprocess.Popen(  # noqa: S603 (what the caller names)
                 command, env=variables, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
             )
         self._log = log
@@ -129,13 +96,13 @@ class Server:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise SystemExit(f"vLLM's server has ended; what it said is in {self._log}")
+                raise SystemExit(f"the server has ended; what it said is in {self._log}")
             try:
                 with urlopen(f"{self.url}/health", timeout=LOOK_S):  # noqa: S310 (our own server)
                     return
             except (URLError, OSError):
                 time.sleep(LOOK_S)
-        raise SystemExit(f"vLLM's server does not answer; what it said is in {self._log}")
+        raise SystemExit(f"the server does not answer; what it said is in {self._log}")
 
     def pause(self) -> None:
         """Stop it where it is: it takes no processor time until `resume`."""
@@ -177,7 +144,57 @@ class Server:
         os.killpg(self._process.pid, number)
 
 
+class Server(EngineServer):
+    """One of vLLM's."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        speculative_config: str | None,
+        log: Path,
+        *,
+        is_fixed: bool,
+        target: Path = BUNDLED.target,
+    ) -> None:
+        """
+        Args:
+            speculative_config: None: it decodes plainly.
+            is_fixed: with sampled speculation as it should be on a CPU (`mend`).
+        """
+        port = free_port()
+        variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+        variables |= {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": environment.threads,
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": str(log.parent.resolve() / "vllm-cache"),  # of compiled passes, its own
+            "LD_PRELOAD": environment.preload,
+        }
+        if is_fixed:
+            variables["PYTHONPATH"] = str(FIX_FOLDER)
+        command = [
+            str(environment.python), "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(target), "--served-model-name", SERVED_MODEL, "--dtype", "float32",
+            "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(SLOTS),
+            "--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log",
+            "--enable-per-request-metrics", "--enable-prompt-tokens-details", *environment.flags,
+        ]  # fmt: skip
+        if speculative_config is not None:
+            command += ["--speculative-config", speculative_config, "--per-request-spec-decode-metrics", "detailed"]
+        super().__init__(command, port, log, variables)
+
+
 @contextmanager
+def answering(server: EngineServer) -> Iterator[EngineServer]:
+    """The server once it answers, which ends with the block."""
+    try:
+        server.await_ready()
+        yield server
+    finally:
+        server.close()
+
+
 def running(
     environment: Environment,
     speculative_config: str | None,
@@ -185,14 +202,9 @@ def running(
     *,
     is_fixed: bool,
     target: Path = BUNDLED.target,
-) -> Iterator[Server]:
-    """A server that answers, and ends with the block."""
-    server = Server(environment, speculative_config, log, is_fixed=is_fixed, target=target)
-    try:
-        server.await_ready()
-        yield server
-    finally:
-        server.close()
+) -> AbstractContextManager[EngineServer]:
+    """A server of vLLM's that answers, and ends with the block."""
+    return answering(Server(environment, speculative_config, log, is_fixed=is_fixed, target=target))
 
 
 def served_endpoint(
@@ -201,18 +213,20 @@ def served_endpoint(
     depth: int,
     loads: Sequence[int],
     *,
+    model: str = "",
     settings: str = "",
     server_settings: str = "",
 ) -> str:
-    """The configuration of an endpoint of the bundled traffic, measured through both servers of the bundled pair.
+    """The configuration of an endpoint that is measured through both servers of the bundled pair.
 
     Args:
+        model: that its requests name; none: the bundled traffic's.
         settings: further lines of the endpoint.
         server_settings: further lines of its servers.
     """
     return _SERVED_ENDPOINT.format(
         name=name,
-        model=demo.SERVED_MODELS[name],
+        model=model or demo.SERVED_MODELS[name],
         target=demo.TARGET,
         draft=demo.DRAFT,
         loads=", ".join(f"{{ concurrency = {load} }}" for load in loads),

@@ -21,7 +21,7 @@ def counted(kinds: Sequence[str]) -> str:
 
 def equality_table(equality: Sequence[Row]) -> str:
     """How many requests are equal."""
-    return _table(
+    return table(
         ("way", "K", "requests", "equal", "and after the cut", "steps with a draft", "accepted", "exceptions"),
         (
             (
@@ -36,7 +36,7 @@ def equality_table(equality: Sequence[Row]) -> str:
 
 def exceptions_table(equality: Sequence[Row]) -> str:
     """Every request that is not equal."""
-    return _table(
+    return table(
         ("way", "K", "request", "parts at token", "top-2 gap", "kind", "steps: ours, vLLM's", "accepted: ours, vLLM's"),
         (
             (
@@ -56,7 +56,7 @@ def exceptions_table(equality: Sequence[Row]) -> str:
 
 def acceptance_table(cells: Sequence[Row]) -> str:
     """Rates of each way, all slices together."""
-    return _table(
+    return table(
         ("way", "K", "vLLM", "loop", "vLLM, cut", "replay", "tokens per step: vLLM", "loop"),
         (
             (
@@ -87,7 +87,7 @@ def _marked(cell: Row, ours: str, theirs: str) -> str:
 def rules_table(cells: Sequence[Row]) -> str:
     """What a candidate would have accepted whose endpoint names no serving engine, where its rules are others."""
     rates = ("vllm_cut", "replay", "replay_by_default")
-    return _table(
+    return table(
         ("way", "K", "vLLM, cut", "replay, vLLM named", "replay, no engine named"),
         (
             (cell["way"], cell["K"], *(f"{100 * cell[name]:.1f}" for name in rates))
@@ -99,7 +99,7 @@ def rules_table(cells: Sequence[Row]) -> str:
 
 def speedup_table(cells: Sequence[Row]) -> str:
     """Predicted and measured speedups of one way."""
-    return _table(
+    return table(
         ("slice", "K", "at once", "measured", "predicted", "error"),
         (
             (
@@ -115,6 +115,7 @@ def speedup_table(cells: Sequence[Row]) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """In Markdown, the first column left and the others right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"

@@ -163,9 +163,8 @@ def _through(server: Server, way: Way, queues: Sequence[Queue], turn: ServerTurn
     try:
         warm = replace(way.sampling, max_tokens=WARM_TOKENS)
         slots = max(queue.concurrency for queue in queues)
-        ask_server(
-            server, server_requests([queue.prompts[0] for queue in queues for _ in range(slots)], warm, 0), slots
-        )
+        first = [queue.prompts[0] for queue in queues for _ in range(slots)]
+        ask_server(server.url, server_requests(first, warm, 0), slots)
         time.sleep(SETTLING_S)
         sampling = replace(way.sampling, max_tokens=max_tokens)
         course = 1_000 + 10 * turn.number + turn.depth
@@ -173,7 +172,7 @@ def _through(server: Server, way: Way, queues: Sequence[Queue], turn: ServerTurn
         for queue in queues:
             before, after = queue.around
             for prompts, is_for_costs in ((before, True), (queue.prompts, False), (after, True)):
-                answers = ask_server(server, server_requests(prompts, sampling, course), queue.concurrency)
+                answers = ask_server(server.url, server_requests(prompts, sampling, course), queue.concurrency)
                 timed = tuple(
                     timed_request(prompt, answer, turn.depth, way)
                     for prompt, answer in zip(prompts, answers, strict=True)

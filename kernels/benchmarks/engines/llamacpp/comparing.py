@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, EXACT, FAULT, NEAR_TIE, Rate, half_width
-from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer, Prompt
+from kernels.benchmarks.engines.comparing import Rate, difference_of, half_width
+from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer
 from kernels.benchmarks.engines.llamacpp.ours import LlamaCppOurs
 from kernels.benchmarks.engines.llamacpp.ways import DRAFT, LlamaWay
+from kernels.benchmarks.engines.pair import Prompt
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
-from shadowspec.quality.outputs import first_divergence
-from shadowspec.types import ExpectedCounts
 
 NEAR_TIE_GAP = NEAR_TIE_LOGIT["float32"]
 STEPS, PLAIN, DRAFTED, ACCEPTED = "num_drafts", "num_plain_steps", "num_draft_tokens", "num_accepted_tokens"
@@ -46,6 +45,14 @@ def equality(
     `equal_cut` are those of them that have all of our counters too, by position and cut at the last token; `unsure`
     those of which llama.cpp does not say whether the end token had been drafted.
     """
+
+    def gap_at(row: int, position: int) -> float:
+        return ours.top_two_gap(prompts[row], loop[row].tokens[: position + 1])
+
+    def smallest_gap(row: int) -> float:
+        return ours.smallest_draft_gap(prompts[row], loop[row].tokens)
+
+    draft_gap = smallest_gap if way.proposer == DRAFT else None
     differences = []
     equal_cut = 0
     for row, (other, mine) in enumerate(zip(theirs, loop, strict=True)):
@@ -53,15 +60,7 @@ def equality(
         if other.tokens == mine.tokens and counted == wanted:
             equal_cut += other.counts == mine.counts
             continue
-        position = first_divergence(mine.tokens, other.tokens)
-        if position is not None:
-            gap: float | None = ours.top_two_gap(prompts[row], mine.tokens[: position + 1])
-            kind = NEAR_TIE
-        elif way.proposer == DRAFT:
-            gap, kind = ours.smallest_draft_gap(prompts[row], mine.tokens), DRAFT_NEAR_TIE
-        else:
-            gap, kind = None, FAULT
-        kind = kind if gap is not None and gap <= NEAR_TIE_GAP else FAULT
+        position, gap, kind = difference_of(row, mine.tokens, other.tokens, gap_at, NEAR_TIE_GAP, draft_gap)
         differences.append(
             {"request": row, "position": position, "top_two_gap": gap, "kind": kind, "ours": wanted, "theirs": counted}
         )
@@ -75,23 +74,6 @@ def equality(
         **{name: sum(as_llamacpp(each, is_ours=False)[name] for each in theirs) for name in (STEPS, DRAFTED, ACCEPTED)},
         "differences": differences,
     }
-
-
-def own_outputs(theirs: Sequence[LlamaAnswer], expected: Sequence[ExpectedCounts]) -> dict[str, Any]:
-    """Of how many requests llama.cpp counted exactly what its own output says was accepted, by our counters.
-
-    Not of the unsure ones, whose end token may have been drafted, which the counts do not say.
-    """
-    sure = [(each.counts, one) for each, one in zip(theirs, expected, strict=True) if each.is_sure]
-    equal = [
-        all(abs(getattr(counts, name) - getattr(one, name)) <= EXACT for name in (STEPS, PLAIN, DRAFTED, ACCEPTED))
-        and all(
-            abs(number - other) <= EXACT
-            for number, other in zip(counts.acceptance_histogram, one.acceptance_histogram, strict=True)
-        )
-        for counts, one in sure
-    ]
-    return {"requests": len(sure), "unsure": len(theirs) - len(sure), "equal": sum(equal)}
 
 
 def acceptance_cell(theirs: Sequence[LlamaAnswer], loop: Sequence[LlamaAnswer]) -> Mapping[str, Any] | None:

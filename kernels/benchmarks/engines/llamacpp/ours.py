@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from kernels.benchmarks.engines.candidates import candidates_of
-from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer, Prompt, limited
+from kernels.benchmarks.engines.llamacpp.asking import LlamaAnswer
 from kernels.benchmarks.engines.llamacpp.ways import SERVING_ENGINE, LlamaWay
-from kernels.benchmarks.engines.pair import BUNDLED, LoadedPair, Pair, responses
+from kernels.benchmarks.engines.pair import BUNDLED, LoadedPair, Pair, Prompt, responses
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.types import ExpectedCounts
@@ -26,7 +28,7 @@ class LlamaCppOurs(LoadedPair):
 
     def loop(self, way: LlamaWay, prompts: Sequence[Prompt], max_tokens: int, depth: int) -> list[LlamaAnswer]:
         """Every prompt decoded by our loop."""
-        sampling = limited(way.sampling, max_tokens)
+        sampling = replace(way.sampling, max_tokens=max_tokens)
         decoded = self.decoded(self.candidate(way, depth), prompts, sampling, 1_000_000 * depth)
         return [LlamaAnswer(each.output, each.finish_reason, each.counts) for each in decoded]
 
@@ -37,7 +39,7 @@ class LlamaCppOurs(LoadedPair):
         candidate = self.candidate(way, depth)
         drafting = Drafting(candidate.config.config, candidate.draft)
         replayer = Replayer([drafting], [depth], end_token_ids=self.target.end_token_ids, target=None)
-        logged = responses(prompts, outputs, limited(way.sampling, max_tokens))
+        logged = responses(prompts, outputs, replace(way.sampling, max_tokens=max_tokens))
         return [each.counts[0][0] for each in replayer.replay(logged) if isinstance(each, Replayed)]
 
     def candidate(self, way: LlamaWay, depth: int) -> Candidate:

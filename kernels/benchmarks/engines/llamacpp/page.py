@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, FAULT, NEAR_TIE
 from kernels.benchmarks.engines.documents import REAL_MODEL
 from kernels.benchmarks.engines.llamacpp.comparing import ACCEPTED, DRAFTED, NEAR_TIE_GAP, PLAIN, STEPS
 from kernels.benchmarks.engines.llamacpp.ways import NGRAM, WAYS, LlamaWay
-from kernels.benchmarks.engines.tables import ALL
+from kernels.benchmarks.engines.tables import ALL, counted, table
 from kernels.benchmarks.harness import sections
 
 PAGE = "validation-llamacpp.md"
@@ -98,12 +97,6 @@ def _verdicts(document: Row) -> list[str]:
     return lines
 
 
-def counted(kinds: Sequence[str]) -> str:
-    """How many differences there are of each kind, in words."""
-    words = {NEAR_TIE: "near-ties of the target", DRAFT_NEAR_TIE: "near-ties of the draft", FAULT: "faults"}
-    return ", ".join(f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds) or "none"
-
-
 def equality_table(equality: Sequence[Row]) -> str:
     """How many requests are equal."""
     names = ("way", "K", "requests", "equal", "equal_cut", "unsure", "hidden", STEPS, DRAFTED, ACCEPTED)
@@ -112,7 +105,7 @@ def equality_table(equality: Sequence[Row]) -> str:
         (*(entry[name] for name in names), counted([each["kind"] for each in entry["differences"]]))
         for entry in equality
     )
-    return _table((*heads, "steps with a draft", "drafted", "accepted", "exceptions"), rows)
+    return table((*heads, "steps with a draft", "drafted", "accepted", "exceptions"), rows)
 
 
 def exceptions_table(equality: Sequence[Row]) -> str:
@@ -128,7 +121,7 @@ def exceptions_table(equality: Sequence[Row]) -> str:
     ]  # fmt: skip
     head = ("way", "K", "request", "parts at token", "top-2 gap", "kind")
     counts = ("steps: ours, theirs", "plain steps", "drafted", "accepted")
-    return _table((*head, *counts), rows) if rows else ""
+    return table((*head, *counts), rows) if rows else ""
 
 
 def acceptance_table(cells: Sequence[Row]) -> str:
@@ -141,9 +134,4 @@ def acceptance_table(cells: Sequence[Row]) -> str:
         marks = ("" if cell["is_inside"] else "*") + ("!" if is_apart else "")
         theirs = f"{100 * cell['llamacpp']:.1f} ± {100 * cell['llamacpp_half_width']:.1f}"
         rows.append((cell["way"], cell["K"], theirs, f"{100 * cell['loop']:.1f}{marks}"))
-    return _table(("way", "K", "llama.cpp", "loop"), rows)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+    return table(("way", "K", "llama.cpp", "loop"), rows)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
-from kernels.benchmarks.engines.servers import free_port
+from kernels.benchmarks.engines.servers import SERVED_MODEL, SLOTS, EngineServer, answering, free_port
 
-READY_S = 120.0
-LOOK_S = 0.2
-SERVED_MODEL = "bundled"
-SLOTS = 8
 CONTEXT = 1_024  # of a slot
 # float32 throughout: attention without its fast twin, and keys and values of both models as they are computed.
 EXACT = (
@@ -40,15 +33,7 @@ class Binary:
         return next(line for line in (said.stderr + said.stdout).splitlines() if line.startswith("version:"))
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaServer:
-    """A server that answers."""
-
-    url: str
-
-
-@contextmanager
-def running(binary: Binary, arguments: Sequence[str], log: Path) -> Iterator[LlamaServer]:
+def running(binary: Binary, arguments: Sequence[str], log: Path) -> AbstractContextManager[EngineServer]:
     """A server with these arguments about speculation, which ends with the block; what it prints goes to `log`.
 
     Raises:
@@ -60,29 +45,4 @@ def running(binary: Binary, arguments: Sequence[str], log: Path) -> Iterator[Lla
         "--port", str(port), "--parallel", str(SLOTS), "--ctx-size", str(SLOTS * CONTEXT), "--metrics",
         "--threads", str(binary.threads), "--offline", "--no-ui", "--cache-ram", "0", *EXACT, *arguments,
     ]  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    with log.open("w") as printed:
-        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)  # noqa: S603
-    try:
-        _await_ready(process, url, log)
-        yield LlamaServer(url)
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=30.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise SystemExit(f"llama-server has ended; what it said is in {log}")
-        try:
-            with urlopen(f"{url}/health", timeout=LOOK_S):  # noqa: S310 (our own server)
-                return
-        except (URLError, OSError):
-            time.sleep(LOOK_S)
-    raise SystemExit(f"llama-server does not answer; what it said is in {log}")
+    return answering(EngineServer(command, port, log))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 from urllib.request import Request, urlopen
 
-from kernels.benchmarks.engines.llamacpp import servers as llamacpp
 from kernels.benchmarks.engines.llamacpp.servers import CONTEXT, Binary, running
+from kernels.benchmarks.engines.llamacpp.ways import speculation
 from kernels.benchmarks.engines.pair import Pair
 from kernels.benchmarks.engines.real_model.prompts import ENDPOINT, LABEL
 from kernels.benchmarks.engines.servers import SERVED_MODEL, Environment, Server
@@ -70,14 +70,6 @@ class MeasuredWay:
             longest = NGRAM_MIN if engine == LLAMACPP else NGRAM_MAX
             lines += [f"ngram_min = {NGRAM_MIN}", f"ngram_max = {longest}"]
         return f"[[endpoints.{ENDPOINT}.candidates]]\n" + "".join(f"{line}\n" for line in lines)
-
-    def llama_arguments(self, binary: Binary) -> list[str]:
-        """`llama-server`'s about speculation."""
-        if self.proposer == "ngram":
-            size = ["--spec-ngram-simple-size-n", str(NGRAM_MIN), "--spec-ngram-simple-size-m", str(self.depth)]
-            return ["--spec-type", "ngram-simple", *size]
-        depth = ["--spec-draft-n-max", str(self.depth), "--spec-draft-threads", str(binary.threads)]
-        return ["--spec-type", "draft-simple", "--spec-draft-model", str(binary.draft), *depth]
 
     def vllm_config(self, draft: Path) -> str:
         """vLLM's --speculative-config."""
@@ -148,10 +140,12 @@ def llama_servers(binary: Binary, way: MeasuredWay, folder: Path) -> Iterator[st
     slots = ["--parallel", "1", "--ctx-size", str(CONTEXT)]
     with (
         running(binary, ["--spec-type", "none", *slots], folder / "baseline.log") as baseline,
-        running(binary, [*way.llama_arguments(binary), *slots], folder / "speculative.log") as speculative,
+        running(
+            binary, [*speculation(way.proposer, binary, way.depth), *slots], folder / "speculative.log"
+        ) as speculative,
     ):
         _draft_once(speculative.url)
-        yield served_section(baseline.url, speculative.url, llamacpp.SERVED_MODEL)
+        yield served_section(baseline.url, speculative.url, SERVED_MODEL)
 
 
 def _draft_once(url: str) -> None:
