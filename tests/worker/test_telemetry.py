@@ -16,7 +16,7 @@ from tests.fakes import FakeEngine, Marks, fake_config
 from tests.worker.blocks import block, prompt
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
-ROW = re.compile(r"^\| `(shadowspec_\w+)` \| (\w+) \| ([\w, ]*)\| .+ \|$", re.MULTILINE)
+ROW = re.compile(r"^- `(shadowspec_\w+)` \((counter|gauge|histogram)(?:; ([\w, ]*))?\): .+$", re.MULTILINE)
 CONFIG = fake_config("fast", 3)
 OOM = 100
 

@@ -140,15 +140,15 @@ def verdicts(document: Row) -> list[str]:
     cells = document["cells"]
     known = [row for row in document["own_outputs"] if "equal" in row]
     alike = _share(sum(row["equal"] for row in known), sum(row["requests"] for row in known))
-    lines.append(f"Replay of vLLM's own outputs gives its counters in {alike} requests whose cut is known.")
+    lines.append(f"Replay of vLLM's outputs gives its counters in {alike} requests whose cut is known.")
     lines.append(f"Acceptance rates by way, slice and K: {_inside(cells)}.")
     sampled = [cell for cell in cells if cell["way"] in SAMPLED]
     if sampled:
         apart = _share(sum(not is_apart(cell, "loop", "vllm") for cell in sampled), len(sampled))
         replay_apart = _share(sum(not is_apart(cell, "replay", "vllm_cut") for cell in sampled), len(sampled))
         lines.append(
-            f"Of the sampled ways, within the {document['level']:.0%} interval of the difference, which covers both "
-            f"sides' draws, lie {apart} cells of `loop` and {replay_apart} of `replay`."
+            f"Of the sampled ways, within the {document['level']:.0%} interval of the difference lie {apart} cells of "
+            f"`loop` and {replay_apart} of `replay`."
         )
     for item in document["speedups"]:
         close = _share(sum(cell["is_close"] for cell in item["cells"]), len(item["cells"]))
@@ -164,8 +164,8 @@ def verdicts(document: Row) -> list[str]:
             calm = _share(sum(cell["baseline_again"]["is_close"] for cell in item["cells"]), len(item["cells"]))
             furthest = max(abs(cell["baseline_again"]["error"]) for cell in item["cells"])
             lines.append(
-                f"The machine's drift: the baseline's blocks, sent again, took as long within 10% in {calm} cells, and "
-                f"were off by {furthest:.1%} at most."
+                f"The machine's drift: the baseline's blocks, sent again, took as long within 10% in {calm} cells. "
+                f"At most they were off by {furthest:.1%}."
             )
     return lines
 

@@ -88,9 +88,7 @@ def _verdicts(document: Row) -> list[str]:
             )
     outputs = document["own_outputs"]
     equal, every = (sum(row[name] for row in outputs) for name in ("equal", "requests"))
-    lines.append(
-        f"- Replay of llama.cpp's own outputs gives its counters in {equal} of {every} requests that are sure."
-    )
+    lines.append(f"- Replay of llama.cpp's outputs gives its counters in {equal} of {every} requests that are sure.")
     if arms := document.get("arms"):
         equal, every = (sum(row[name] for row in arms) for name in ("equal", "requests"))
         lines.append(f"- llama.cpp's two arms gave the same tokens in {equal} of {every} requests, sampled ones too.")
