@@ -179,7 +179,7 @@ class Batch:
         self.emitted = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
         self.hidden_states: torch.Tensor | None = None  # [rows, columns, size], of the target's latest pass
         self.prompt_states: torch.Tensor | None = None  # [slots, columns, size], of the prompts prefilled last
-        self.standing = torch.zeros_like(self.emitted)  # int64 [rows]: the column of the last emitted token
+        self.last_emitted_columns = torch.zeros_like(self.emitted)  # int64 [rows], in hidden_states
 
     def admit(self) -> list[int]:
         """Put waiting requests into the slots of finished rows; those slots, whose rows are to be prefilled."""
@@ -233,7 +233,7 @@ class Batch:
         self.lengths, self.last_tokens = self.lengths[index], self.last_tokens[index]
         self.previous_tokens, self.emitted = self.previous_tokens[index], self.emitted[index]
         if self.hidden_states is not None:
-            self.hidden_states, self.standing = self.hidden_states[index], self.standing[index]
+            self.hidden_states, self.last_emitted_columns = self.hidden_states[index], self.last_emitted_columns[index]
 
     def see_prompts(self, slots: Sequence[int], hidden_states: torch.Tensor) -> None:
         """Store the hidden states of the target's prefill for the proposer, if it uses them.
@@ -248,24 +248,24 @@ class Batch:
             torch.arange(len(slots), device=self.device), torch.tensor(last, device=self.device)
         ]
         if self.hidden_states is None or len(slots) == self.num_rows:
-            self.hidden_states, self.standing = hidden_state[:, None], torch.zeros_like(self.emitted)
+            self.hidden_states, self.last_emitted_columns = hidden_state[:, None], torch.zeros_like(self.emitted)
         else:
             places = torch.tensor(slots, device=self.device)
-            self.hidden_states[places, 0], self.standing[places] = hidden_state, 0
+            self.hidden_states[places, 0], self.last_emitted_columns[places] = hidden_state, 0
 
-    def see(self, hidden_states: torch.Tensor, standing: torch.Tensor) -> None:
+    def see(self, hidden_states: torch.Tensor, last_emitted_columns: torch.Tensor) -> None:
         """Store the hidden states of the target's pass for the proposer, if it uses them.
 
         Args:
             hidden_states: [rows, columns, size].
-            standing: the last column of each row whose token is emitted, int64 [rows].
+            last_emitted_columns: the last column of each row whose token is emitted, int64 [rows].
         """
-        self.hidden_states, self.standing = hidden_states, standing
+        self.hidden_states, self.last_emitted_columns = hidden_states, last_emitted_columns
 
     def last_hidden(self) -> torch.Tensor:
         """The hidden states from which the target made each row's last token, [rows, size]."""
         assert self.hidden_states is not None, "the proposer did not ask for hidden states"
-        return self.hidden_states[torch.arange(self.num_rows, device=self.device), self.standing]
+        return self.hidden_states[torch.arange(self.num_rows, device=self.device), self.last_emitted_columns]
 
     def is_active(self, row: int) -> bool:
         return self.rows[row].finish_reason is None

@@ -58,7 +58,10 @@ class Forward(Protocol):
 
 
 class TransformersForward:
-    """A transformers model's forward, for every architecture without a direct one."""
+    """A transformers model's forward, for every architecture without a direct one.
+
+    Shapes are those of `Forward`; its angles are the positions themselves, int64 [rows, count].
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model

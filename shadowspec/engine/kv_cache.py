@@ -110,6 +110,7 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         return self._readable() if self.read_width else (keys, values)
 
     def _write(self, states: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """States [rows, tokens, 2 * heads, head_dim] to slots [rows, 1] and columns [rows, tokens], both int64."""
         self.states.transpose(1, 2).index_put_(place, states)
 
     def _readable(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,6 +234,7 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
     def _place_layers(
         self, place: tuple[torch.Tensor, torch.Tensor], read_width: int, read_rows: torch.Tensor | None = None
     ) -> None:
+        """Set every layer's `place`, `read_width` and `read_rows`, of the shapes that they have there."""
         for layer in self.layers:
             layer.place, layer.read_width, layer.read_rows = place, read_width, read_rows
 

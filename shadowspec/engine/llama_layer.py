@@ -33,7 +33,7 @@ class Norm:
 
     @classmethod
     def of(cls, module: Any, weight: torch.Tensor) -> Norm:
-        """The norm of a transformers module with its weight, perhaps in another order.
+        """The norm of a transformers module with its weight [size], perhaps in another order.
 
         Torch's rms_norm is one kernel on a GPU and some ten on a CPU, which cost more than a small layer's
         products.  x / sqrt(mean(x^2) + eps) is x * sqrt(size) / hypot(|x|, sqrt(size * eps)).
@@ -44,6 +44,7 @@ class Norm:
         return cls(weight * size**0.5, eps, torch.tensor((size * eps) ** 0.5))
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., size] -> [..., size]."""
         if self.floor is None:
             return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
         size: torch.Tensor = torch.linalg.vector_norm(states, 2, -1, keepdim=True)
@@ -229,7 +230,7 @@ class Matrix:
 
     @classmethod
     def of(cls, weight: torch.Tensor, *, is_held: bool = False) -> Matrix:
-        """The product with a weight as linear layers have it, [out, in].
+        """The product with a weight [out, in], as linear layers have it.
 
         Args:
             is_held: whether the weight is kept elsewhere anyway, so that its plain form takes no memory.

@@ -144,6 +144,7 @@ class BatchSampling:
         return adjusted
 
     def _penalise(self, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, vocabulary] under the penalties of tokens that occur `counts` times, [rows, vocabulary]."""
         seen = self.in_prompt | (counts > 0)
         scaled = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
         logits = torch.where(seen, scaled, logits)
@@ -180,7 +181,7 @@ class BatchSampling:
         return masked
 
     def _truncate(self, processed: torch.Tensor) -> torch.Tensor:
-        """Logits by temperature, -inf where min-p or top-k cut, in new memory; float32, of the same shape."""
+        """Logits by temperature, -inf where min-p or top-k cut, in new memory; float32 [rows, tokens, vocabulary]."""
         rows, tokens, _ = processed.shape
         logits = processed.to(torch.float32) / self.temperature[:, None]
         if self.has_min_p:
@@ -227,7 +228,7 @@ class BatchSampling:
 
 
 def highest_first(values: torch.Tensor, count: int | None = None) -> torch.Tensor:
-    """The highest `count` entries of the last dimension (None: all), in descending order; float32 [..., count].
+    """The highest `count` entries (None: all) of the last dimension of float32 [..., size], descending, [..., count].
 
     On a CPU numpy finds them, which sorts with vector instructions and takes a tenth of torch's time.
     """
@@ -265,7 +266,10 @@ def kept_heads(probs: torch.Tensor, needed: torch.Tensor, head: int) -> tuple[to
 
 
 def greedy_tokens(processed: torch.Tensor) -> torch.Tensor:
-    """Arg-max over the last dimension, int64; torch's max finds it three times faster than its argmax on a CPU."""
+    """The highest entry's index in float [..., vocabulary], int64 [...].
+
+    Torch's max finds it three times faster than its argmax on a CPU.
+    """
     return processed.max(-1).indices
 
 

@@ -80,7 +80,7 @@ class TranslatedLlama(DirectLlama):
         keep: int,
         hidden_layers: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `runner.Forward`; tokens and logits are the target's."""
+        """As `Forward.forward`, whose shapes these are; tokens and logits are the target's."""
         logits, states = super().forward(self._shared.read(tokens), angles, mask, cache, keep, hidden_layers)
         return self._shared.spread(logits), states
 
@@ -107,7 +107,7 @@ class TranslatedModel:
         return int(self._model.num_parameters())
 
     def __call__(self, *, input_ids: torch.Tensor, **given: Any) -> Any:
-        """The model's output with logits over the target's vocabulary."""
+        """The output for int64 [rows, tokens], with logits over the target's vocabulary, [..., size]."""
         output = self._model(input_ids=self._shared.read(input_ids), **given)
         output.logits = self._shared.spread(output.logits)
         return output

@@ -105,5 +105,6 @@ def mlp_speculator(folder: HeadFolder, hidden_size: int, vocabulary: int) -> Mlp
 
 
 def _normalise(states: torch.Tensor) -> torch.Tensor:
+    """[..., size] -> [..., size], of mean square 1."""
     normed: torch.Tensor = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + EPSILON)
     return normed

@@ -188,7 +188,7 @@ class Draft:
         return chosen
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
-        """Both, for a draft that always continues."""
+        """`consider` logits [rows, vocabulary] and `take` int64 [rows], for a draft that always continues."""
         self.consider(logits)
         return self.take()
 

@@ -136,11 +136,11 @@ class Eagle3Proposer:
         assert hidden is not None, "the target's pass handed out no hidden states"
         columns = hidden.shape[1]
         rows = torch.arange(batch.num_rows, device=batch.device)
-        tokens = self._following[:, :columns].index_put((rows, batch.standing), batch.last_tokens)
+        tokens = self._following[:, :columns].index_put((rows, batch.last_emitted_columns), batch.last_tokens)
         span = ColumnSpan.after(self._lengths, self._longest, columns, hidden.dtype)
         # Columns beyond a row's last emitted one hold rejected tokens; they are overwritten before they are read.
         states = self._pass(span, 0, tokens, self._draft.fuse(hidden))
-        return states[rows, batch.standing][:, None]
+        return states[rows, batch.last_emitted_columns][:, None]
 
     def _pass(self, span: ColumnSpan, start: int, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """One pass over the span's columns from `start` on: tokens [rows, count], states [rows, count, hidden]."""

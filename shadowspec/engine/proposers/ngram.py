@@ -24,13 +24,13 @@ def lookup(
     """Up to `count` tokens that followed an earlier occurrence of the longest matching suffix.
 
     Args:
-        tokens: the row's prompt and output so far, [length].
+        tokens: the row's prompt and output so far, int64 [length].
         shortest, longest: lengths of the suffixes looked up, longest first.
         count: maximum number of tokens.
         occurrence: which one, where the suffix has several.
 
     Returns:
-        0 to `count` tokens; none where no suffix occurs earlier.
+        0 to `count` tokens, int64 [tokens]; none where no suffix occurs earlier.
     """
     length = len(tokens)
     if occurrence is NgramOccurrence.LATEST_FOLLOWED:
@@ -48,8 +48,8 @@ def lookup(
 def _followed(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count: int) -> npt.NDArray[np.int64]:
     """As llama.cpp's `common_ngram_simple_draft`, which looks up one length and ignores the text's last token.
 
-    An occurrence at the very beginning does not count, nor one that a single token follows.  A text that is no longer
-    than suffix, draft and two tokens gets no draft.
+    Shapes are those of `lookup`.  An occurrence at the very beginning does not count, nor one that a single token
+    follows.  A text that is no longer than suffix, draft and two tokens gets no draft.
     """
     length, known = len(tokens), len(tokens) - 1
     for size in range(min(longest, known - 1), shortest - 1, -1):

@@ -64,6 +64,7 @@ def check_target(response: Response, scores: TokenScores, near_tie_logit: float)
 
 
 def _check_possible(response: Response, target_probs: Reals) -> None:
+    """Refuse a response one of whose tokens the target never draws; `target_probs` [tokens]."""
     if len(impossible := np.flatnonzero(~(target_probs > 0.0))):
         raise refusal_error(
             response.key,

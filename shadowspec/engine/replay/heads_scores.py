@@ -128,7 +128,7 @@ def _score(
 def _chains(
     target: Any, heads: StagedHeads | Eagle3Draft, response: Response, text: torch.Tensor, budget: Budget
 ) -> _StagedChains | _EagleChains:
-    """The heads with the target's hidden states over the response."""
+    """The heads with the target's hidden states over the response; `text` int64, the token of each position."""
     prompt = response.request.prompt
     wanted = heads.hidden if isinstance(heads, Eagle3Draft) else HiddenStates((FINAL,), of_prompt=False)
     before, stop = len(prompt) - 1, len(prompt) + len(response.output) - 1

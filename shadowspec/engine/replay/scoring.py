@@ -219,7 +219,7 @@ def group_by_length(lengths: Sequence[int], positions: int) -> Iterator[list[int
 def _fused_scores(
     states: torch.Tensor, model: DirectLlama, batch: Sequence[Response], with_probs: bool, kernels: Kernels
 ) -> list[TokenScores]:
-    """Of responses whose parameters are plain: positions x vocabulary is never made."""
+    """From states [tokens of all responses, hidden], under plain parameters: positions x vocabulary is never made."""
     lengths = [len(response.output) for response in batch]
     tokens = torch.tensor([token for response in batch for token in response.output], device=states.device)
     temperature = torch.tensor(
