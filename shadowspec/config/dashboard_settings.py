@@ -23,7 +23,7 @@ _MIN_SECRET = 32  # characters: anyone who guesses it can forge a login
 
 
 class DashboardRole(StrEnum):
-    """What somebody may do: look, or order too."""
+    """What a user may do: look, or order too."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"

@@ -211,7 +211,7 @@ class Batch:
         return self._num_admitted < len(self.all_rows)
 
     def slots_to_keep(self) -> list[int]:
-        """The slots of active rows once it pays to drop the others and nobody waits for them; else none.
+        """The slots of active rows once it pays to drop the others and no request waits for one; else none.
 
         Rows from the end move into the slots of finished ones, so that no other row need be copied.
         """

@@ -33,7 +33,7 @@ class StepClock:
     """Lays marks while the arm runs and reads them once it is done.
 
     A request is issued when its slot is free: at the start, or when the row before it has ended (a closed loop, in
-    which nobody waits for a slot).
+    which no request waits for a slot).
     """
 
     def __init__(self, timeline: Timeline, batch: Batch, start: int) -> None:

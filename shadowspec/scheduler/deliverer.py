@@ -1,7 +1,7 @@
 """Sends one receiver's deliveries: stored as started, sent, stored as sent, in that order.
 
 A crash between sending and storing leaves a delivery only started: the next leader sends it again, with the same key
-and Message-ID, because nobody can know whether it arrived.  A receiver that fails waits, longer each time.
+and Message-ID, because whether it arrived cannot be known.  A receiver that fails waits, longer each time.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class LeaderTerm:
 
 
 class JobTrigger(BaseTrigger):  # type: ignore[misc]
-    """When a job wakes: when it is due, and at intervals for work that an error left undone."""
+    """When a job runs: when it is due, and at intervals for work that an error left undone."""
 
     def __init__(self, cron: Cron) -> None:
         self._cron = cron
@@ -90,7 +90,7 @@ class Scheduler:
         self._policies, self._reports, self._live = policies, reports, live
 
     def run(self, stopped: threading.Event) -> None:
-        """Lead whenever nobody else does.
+        """Lead whenever no other scheduler does.
 
         Raises:
             ServiceUnavailableError: the database refuses permanently.

@@ -111,7 +111,7 @@ class Conversations:
         return dropped
 
     def _end(self, sessions: Iterable[str]) -> list[tuple[Place, Conversation]]:
-        """Let go of these; one of which every turn was shed leaves nothing."""
+        """Remove these; one of which every turn was shed leaves nothing."""
         conversations = []
         for session_hash in sessions:
             held = self._held.pop(session_hash)

@@ -210,9 +210,7 @@ class Reader:
         regime, bucket = reading.sampling.regime, context_bucket(len(ids))
         constraint = request.asked.constraint
         kind = UNCONSTRAINED if constraint is None else constraint.kind.value
-        is_language_asked = (
-            LANGUAGE in rule.slice_by and LANGUAGE not in rule.labels
-        )  # else the operator's, or nobody's
+        is_language_asked = LANGUAGE in rule.slice_by and LANGUAGE not in rule.labels  # else detection is not used
         spoken = _language(reading.record, request) if is_language_asked else ""
         asked = (class_name, regime, bucket, kind, spoken, rule.name)
         if (labels_and_key := self._labelled.get(asked)) is None:

@@ -157,7 +157,7 @@ class Outbox:
         return places
 
     def without(self, partition: PartitionId) -> WriteBatch:
-        """The batch in hand without a partition that turned out to be somebody else's by now."""
+        """The batch in hand without a partition that another member has by now."""
         assert self._writing is not None, "no batch is in hand"
         self._steps = [pair for pair in self._steps if pair[0].partition != partition]
         self._writing = _batch(self._writing.blocks, self._steps)

@@ -137,7 +137,7 @@ class Supervisor:
         return True
 
     def step(self) -> list[BlockOutcome]:
-        """Hear the children, replace those that are gone, give them work; the blocks finished meanwhile.
+        """Handle the events of the children, replace those that ended, give them work; the blocks finished meanwhile.
 
         Raises:
             ShadowSpecError: engines cannot be built at their first start, or not in time, or attempts cannot be

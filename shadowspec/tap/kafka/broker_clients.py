@@ -39,7 +39,7 @@ TOPIC_TIMEOUT_S: Final = 5.0  # a topic that was just created may not be known t
 HANDSHAKE_TIMEOUT_S: Final = 10.0  # TCP and TLS together
 REQUEST_TIMEOUT_MS: Final = 20_000  # of one request; a broker that hangs is given up after it
 
-# Waiting does not help: somebody has to fix credentials, permissions, names or settings.
+# Waiting does not help: an operator has to fix credentials, permissions, names or settings.
 LASTING: Final = (
     errors.AuthorizationError,
     errors.SaslAuthenticationFailedError,
@@ -204,7 +204,7 @@ class Consumer(KafkaConsumer):  # type: ignore[misc]
         self._net.run(self._replace_coordinator)  # on the client's thread, which calls the coordinator's listener
 
     async def _replace_coordinator(self) -> None:
-        """The library makes its coordinator itself; until somebody subscribes it has done nothing."""
+        """The library makes its coordinator itself; before a subscription it has done nothing."""
         self._cluster.remove_listener(WeakMethod(self._coordinator._handle_metadata_update))  # noqa: SLF001
         assignors = self.config["partition_assignment_strategy"]
         self._coordinator = Coordinator(

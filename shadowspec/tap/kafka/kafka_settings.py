@@ -22,7 +22,7 @@ Milliseconds = Annotated[int, Field(ge=1, lt=2**31)]
 class KafkaSecurity:
     """Encryption and login.  Certificates and keys are PEM files; the broker's name is always verified.
 
-    Files are read when somebody connects: a report needs none of them.
+    Files are read when a client connects: a report needs none of them.
 
     Raises:
         ConfigError: the parts do not fit together.
@@ -49,7 +49,7 @@ class KafkaSecurity:
         if self.is_sasl and not self.username:
             raise ConfigError(f"kafka.security_protocol = {self.protocol} needs kafka.username")
         if not self.is_sasl and (self.mechanism or self.username or self.password_file):
-            raise ConfigError(f"kafka.security_protocol = {self.protocol} logs nobody in: use SASL_SSL")
+            raise ConfigError(f"kafka.security_protocol = {self.protocol} sends no login: use SASL_SSL")
         if not self.is_encrypted and (self.ca_file or self.certificate_file or self.key_file):
             raise ConfigError(f"kafka.security_protocol = {self.protocol} does not encrypt: use SSL or SASL_SSL")
         if (self.certificate_file is None) != (self.key_file is None):
