@@ -285,8 +285,8 @@ class SliceRates:
 
     def measure_with(self, fingerprints: Mapping[str, Collection[str]]) -> None:
         """The engines are built: the configs of each endpoint."""
-        for endpoint, fingerprint in fingerprints.items():
-            self._scopes[endpoint] = replace(self._scopes[endpoint], fingerprints=tuple(fingerprint))
+        for endpoint, of_endpoint in fingerprints.items():
+            self._scopes[endpoint] = replace(self._scopes[endpoint], fingerprints=tuple(of_endpoint))
 
     def __call__(self, rule: EndpointRule, slice_key: str) -> float:
         """The rate of a slice that begins now; of the whole endpoint (""), the smallest of its slices'."""

@@ -60,16 +60,16 @@ def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
 def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
     """The offsets of `spans` that lie in none of `taken`, as spans."""
     by_place: dict[SourcePartition, list[Span]] = defaultdict(list)
-    for merge_span in merge_spans(taken):
-        by_place[_place(merge_span)].append(merge_span)
+    for span in merge_spans(taken):
+        by_place[_place(span)].append(span)
     remaining = []
-    for merge_span in merge_spans(spans):
-        start = merge_span.start
-        for taken_span in by_place[_place(merge_span)]:
-            if start < taken_span.stop and taken_span.start < merge_span.stop:
-                remaining.append(replace(merge_span, start=start, stop=taken_span.start))
+    for span in merge_spans(spans):
+        start = span.start
+        for taken_span in by_place[_place(span)]:
+            if start < taken_span.stop and taken_span.start < span.stop:
+                remaining.append(replace(span, start=start, stop=taken_span.start))
                 start = taken_span.stop
-        remaining.append(replace(merge_span, start=start))
+        remaining.append(replace(span, start=start))
     return tuple(span for span in remaining if span.start < span.stop)
 
 
