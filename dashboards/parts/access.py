@@ -1,4 +1,4 @@
-"""The door: who is at this page, by Streamlit's login where one is configured, and what is said to who may not in."""
+"""Access: who is at this page, by Streamlit's login where one is configured, and what is said to who may not in."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def admit() -> Identity | None:
     try:
         return current()
     except AccessError as error:
-        _door(str(error))
+        _draw_login(str(error))
         return None
 
 
-def _door(message: str) -> None:
+def _draw_login(message: str) -> None:
     claims = dict(st.user)
     with st.container(border=True):
         st.markdown("# :material/lock: ShadowSpec")
@@ -57,7 +57,7 @@ def _door(message: str) -> None:
         first, second, _ = st.columns([1, 1, 4])
         if first.button("Log in", type="primary", icon=":material/login:", key="login"):
             st.login()
-        if claims.get("is_logged_in") and second.button("Log out", icon=":material/logout:", key="logout-at-door"):
+        if claims.get("is_logged_in") and second.button("Log out", icon=":material/logout:", key="logout-at-login"):
             st.logout()
 
 

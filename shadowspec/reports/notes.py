@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from shadowspec.gate.verdict.effective_decisions import order_words
+from shadowspec.gate.verdict.effective_decisions import override_text
 from shadowspec.gate.verdict.slice_rules import forbidding_slices
 from shadowspec.metrics import ratio
 from shadowspec.text import moment, percent, plural, slice_title, times
@@ -87,7 +87,7 @@ def order_note(order: Override, written: Callable[[datetime | None], str] = mome
     """An override: what it covers, who ordered it, why, and until when; `written` is how times are."""
     load = "every load" if order.concurrency is None else f"load {order.concurrency}"
     covered = f"{order.verdict} on {slice_title(order.slice_key)}, {load}"
-    words = order_words(order)
+    words = override_text(order)
     return f"{words[0].upper()}{words[1:]}. {covered}, {_in_force(order.created_at, order.expires_at, written)}."
 
 

@@ -191,7 +191,7 @@ def test_a_login_ends_while_the_page_is_open(site: Callable[[int], Served], new_
     other.get_by_text("login has ended").wait_for(timeout=SETTLE_TIMEOUT_MS)
 
 
-def test_a_mere_file_opens_no_door(tmp_path: Path) -> None:
+def test_a_file_alone_gives_no_access(tmp_path: Path) -> None:
     """The server's own check of the login stands in the function that writes: see tests/dashboards/test_access.py."""
     path = tmp_path / "auth.toml"
     path.write_text("[auth]\n", encoding="utf-8")

@@ -157,7 +157,7 @@ def decide(
             newest_evidence=evidence.last_event,
             newest_record=evidence.newest_event,
         ),
-        verdict_since=since_when(outcome.verdict, previous, now),
+        verdict_since=verdict_start(outcome.verdict, previous, now),
         recording_only=policy.recording_only,
     )
 
@@ -174,7 +174,7 @@ def test_results(
     return results
 
 
-def since_when(verdict: Verdict, previous: Decision | None, now: datetime) -> datetime:
+def verdict_start(verdict: Verdict, previous: Decision | None, now: datetime) -> datetime:
     """Since when a verdict is in force that is given after `previous`."""
     return now if previous is None or previous.verdict is not verdict else previous.since
 

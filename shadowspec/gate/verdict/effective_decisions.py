@@ -58,7 +58,7 @@ class StandingVerdict:
             self.measured,
             verdict=self.override.verdict,
             reason_code=ReasonCode.OVERRIDE,
-            reason=order_words(self.override),
+            reason=override_text(self.override),
             clusters_needed=None,
             verdict_since=self.override.created_at,
             override=OverriddenVerdict(
@@ -90,7 +90,7 @@ def effective(decision: Decision, overrides: Iterable[Override], now: datetime) 
     return in_force
 
 
-def order_words(order: Override) -> str:
+def override_text(order: Override) -> str:
     """Who ordered it, and why."""
     return f"override {order.override_id} by {order.author}: {order.reason}"
 

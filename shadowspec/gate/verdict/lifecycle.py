@@ -18,7 +18,7 @@ from datetime import datetime
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_states
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
-from shadowspec.gate.verdict.decision import Hypothesis, decide, since_when
+from shadowspec.gate.verdict.decision import Hypothesis, decide, verdict_start
 from shadowspec.gate.verdict.trial_levels import HypothesisId, passed_clusters
 from shadowspec.types import (
     Decision,
@@ -97,7 +97,7 @@ def standing_decision(
         decision = _after_detectors(decision, detectors, policy)
     elif decision.verdict is Verdict.HOLD and trial.num_restarts and decision.reason_code != ReasonCode.OTHER_ENGINE:
         decision = _meanwhile(decision, trial, policy)
-    return replace(decision, verdict_since=since_when(decision.verdict, previous, now))
+    return replace(decision, verdict_since=verdict_start(decision.verdict, previous, now))
 
 
 def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> HypothesisEvidence:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
-from shadowspec.gate.verdict.effective_decisions import is_revoked, order_words
+from shadowspec.gate.verdict.effective_decisions import is_revoked, override_text
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.definitions import config_name
@@ -177,7 +177,7 @@ def _of_overrides(records: Iterable[OverrideRecord], since: datetime, until: dat
 
 
 def _of_order(override: Override, at: datetime, kind: ChangeKind, what: str) -> Change:
-    change = Change.of_order(override, at, kind, what, order_words(override))
+    change = Change.of_order(override, at, kind, what, override_text(override))
     if at == override.created_at:
         return replace(change, after=override.verdict.value)
     return replace(change, before=override.verdict.value)

@@ -13,7 +13,7 @@ from datetime import datetime
 from operator import attrgetter
 
 from shadowspec.gate.verdict.curves import SequencePoint
-from shadowspec.gate.verdict.effective_decisions import order_words
+from shadowspec.gate.verdict.effective_decisions import override_text
 from shadowspec.planning.demand import EndpointLoads
 from shadowspec.reports.by_turn import ProductionCache, TurnRow
 from shadowspec.reports.definitions import find_test
@@ -179,7 +179,7 @@ class ReportedHypothesis:
         """Its reason, in a sentence."""
         if self.decision is not None:
             return self.decision.reason
-        return order_words(self.override) if self.override else "measured, but the gate has not judged it yet"
+        return override_text(self.override) if self.override else "measured, but the gate has not judged it yet"
 
     def test(self, name: str) -> TestResult | None:
         """The decision's test of that name, or None."""
