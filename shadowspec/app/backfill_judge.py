@@ -70,15 +70,15 @@ def chosen_parallel(config: Config, endpoint: str | None) -> dict[str, EndpointC
     """
     chosen: dict[str, EndpointConfig] = {}
     for name, chosen_endpoint in chosen_endpoints(config, endpoint).items():
-        alone = tuple(each for each in chosen_endpoint.candidates if not each.remembers)
+        alone = tuple(candidate for candidate in chosen_endpoint.candidates if not candidate.remembers)
         if not alone:
             raise ConfigError(
                 f"{config.path}: endpoints.{name}: its candidates draft from the outputs before, whose order blocks do "
                 "not keep: replay them with `shadowspec replay`, or set suffix_memory_tokens to 0"
             )
-        for each in chosen_endpoint.candidates:
-            if each.remembers:
-                log.warning("left out: candidate %r of %s drafts from the outputs before", each.name, name)
+        for candidate in chosen_endpoint.candidates:
+            if candidate.remembers:
+                log.warning("left out: candidate %r of %s drafts from the outputs before", candidate.name, name)
         chosen[name] = replace(chosen_endpoint, candidates=alone)
     return chosen
 
@@ -103,9 +103,9 @@ def read_file(
         }
         rules = [endpoint.rule for endpoint in config.endpoints.values()]
         reader = ResponseReader(rules, tokenizers, KeyedHash(secret))
-        found = (_tag_endpoint(each) for each in logged_responses(chain([first], raws), reader, texts))
+        responses = (_tag_endpoint(response) for response in logged_responses(chain([first], raws), reader, texts))
         count = 0
-        for block in unreplayed_blocks(source, found, WINDOW):
+        for block in unreplayed_blocks(source, responses, WINDOW):
             count = block.place.number + 1
             if block.place.number not in numbers:
                 yield block
@@ -181,10 +181,10 @@ def _load(config: Config, asked: Asked) -> dict[str, EndpointReplay]:
 
 def fingerprints(config: Config, asked: Asked) -> dict[str, tuple[tuple[FingerprintedConfig, ...], ...]]:
     """What is asked for of each endpoint, by way of drafting and depth; the models are loaded for it."""
-    return {name: tuple(tuple(each) for each in replay.fingerprints) for name, replay in _load(config, asked).items()}
+    return {name: tuple(tuple(group) for group in replay.fingerprints) for name, replay in _load(config, asked).items()}
 
 
-def _tag_endpoint(found: Call | Ended) -> tuple[str, Call] | Unused:
-    if isinstance(found, Ended):
-        return Unused(found.end, str(found.refusal) if found.refusal is not None else None)
-    return found[0].prompt.endpoint, found
+def _tag_endpoint(response: Call | Ended) -> tuple[str, Call] | Unused:
+    if isinstance(response, Ended):
+        return Unused(response.end, str(response.refusal) if response.refusal is not None else None)
+    return response[0].prompt.endpoint, response

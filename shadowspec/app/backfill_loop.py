@@ -58,7 +58,7 @@ def loop_files(
         notes.print(f"loading models: {who}", highlight=False)
         with notes.status("loading models"):
             configs: Configs = call_remotely(partial(_configs, config), actors)
-        every = {each.fingerprint: each for group in configs.values() for each in group}
+        every = {fingerprinted.fingerprint: fingerprinted for group in configs.values() for fingerprinted in group}
         store.save_fingerprints(list(every.values()))
         before = store.funnel()
         tokenizers = load_tokenizers(config)
@@ -90,11 +90,11 @@ def require_measurable(config: Config) -> None:
                 f"{config.path}: endpoints.{name} is measured through servers, whose load would be that of all actors: "
                 "measure it with `shadowspec run`"
             )
-        for each in endpoint.candidates:
-            if each.remembers:
+        for candidate in endpoint.candidates:
+            if candidate.remembers:
                 raise ConfigError(
-                    f"{config.path}: endpoints.{name}: candidate {each.name!r} drafts from the outputs before, and "
-                    "every actor would remember others: measure it with `shadowspec run`, or set "
+                    f"{config.path}: endpoints.{name}: candidate {candidate.name!r} drafts from the outputs before, "
+                    "and every actor would remember others: measure it with `shadowspec run`, or set "
                     "suffix_memory_tokens to 0"
                 )
 

@@ -85,8 +85,8 @@ def backfill_files(
         build = partial(build_judge, config, asked, actors)
         with progress_bar() as bar:
             task = bar.add_task("replaying files", total=len(files), detail="")
-            for found in judge_rows(files, read, build, fail_block, actors, readers=actors.number):
-                run.take(found)
+            for judged in judge_rows(files, read, build, fail_block, actors, readers=actors.number):
+                run.take(judged)
                 bar.update(task, completed=len(run.files), detail=run.detail)
         # Step 4
         return _summary(store, work, configs, run, files, finished)
@@ -99,7 +99,10 @@ def work_id(
 
     Routing, slices and hashes are part of it, as are weights, device and precision, by the configs' fingerprints.
     """
-    named = {name: [[each.fingerprint for each in group] for group in groups] for name, groups in configs.items()}
+    named = {
+        name: [[fingerprinted.fingerprint for fingerprinted in group] for group in groups]
+        for name, groups in configs.items()
+    }
     # How much is measured, and under which load, is nothing to a replay.
     alike: dict[str, Any] = {
         "sample_rate": 1.0,
@@ -123,18 +126,18 @@ class _ReplayWriter:
         self.messages: dict[str, str] = {}
         self.num_blocks = self.num_replayed = self.num_new_rows = 0
 
-    def take(self, found: Judged | FailedBlock | FileRead) -> None:
+    def take(self, judged: Judged | FailedBlock | FileRead) -> None:
         """One row of what comes back."""
-        if isinstance(found, FileRead):
-            self.files.append(found)
-        elif isinstance(found, FailedBlock):
-            self.failures[found.kind] += 1
-            log.warning("block %d of %s ended in %s", found.place.number, found.place.source[:12], found.kind)
+        if isinstance(judged, FileRead):
+            self.files.append(judged)
+        elif isinstance(judged, FailedBlock):
+            self.failures[judged.kind] += 1
+            log.warning("block %d of %s ended in %s", judged.place.number, judged.place.source[:12], judged.kind)
         else:
-            self.num_new_rows += self._store.save_backfilled(self._work, found.block, found.records)
+            self.num_new_rows += self._store.save_backfilled(self._work, judged.block, judged.records)
             self.num_blocks += 1
-            self.num_replayed += found.block.num_replayed
-            for reason, message in found.messages.items():
+            self.num_replayed += judged.block.num_replayed
+            for reason, message in judged.messages.items():
                 self.messages.setdefault(reason, message)
 
     @property
@@ -162,7 +165,7 @@ def _summary(
     funnel: Counter[FunnelKey] = Counter()
     for block in blocks:
         funnel.update(block.funnel)
-    wanted = {config.fingerprint for groups in configs.values() for each in groups for config in each}
+    wanted = {config.fingerprint for groups in configs.values() for group in groups for config in group}
     return Backfilled(
         configs=configs,
         sums=store.backfilled_sums(sources, wanted, list(configs)),

@@ -105,7 +105,7 @@ def require_inputs(config: Config, files: Sequence[str], endpoint: str | None = 
     for name, settings in config.chosen(endpoint).items():
         folders = {"target": settings.target}
         if settings.loads_models:
-            drafts = {f"candidates.{each.name}.draft": each.draft for each in settings.candidates}
+            drafts = {f"candidates.{candidate.name}.draft": candidate.draft for candidate in settings.candidates}
             folders |= {key: draft for key, draft in drafts.items() if draft is not None}
         for key, folder in folders.items():
             if not (Path(folder) / "config.json").is_file():

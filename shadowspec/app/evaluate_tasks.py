@@ -93,7 +93,7 @@ def evaluate_tasks(config: Config, endpoint: str, task_set: TaskSet, on_arm: Cal
         # 4. Pairs, without texts.  Under the lock, so that the clock orders them and the gate's looks.
         with store.endpoint_lock(endpoint):
             now = datetime.now(UTC)
-            found = tuple(
+            evaluations = tuple(
                 Evaluation(
                     endpoint,
                     measured.fingerprint,
@@ -107,12 +107,12 @@ def evaluate_tasks(config: Config, endpoint: str, task_set: TaskSet, on_arm: Cal
                 )
                 for name, base in samples[Arm.BASELINE].items()
             )
-            _require_same_metrics(before, found)
+            _require_same_metrics(before, evaluations)
             store.save_fingerprints([measured])
-            store.append_evaluations(found)
+            store.append_evaluations(evaluations)
     num_known = len(first_scores(before, measured.fingerprint))
-    num_new = len(first_scores([*before, *found], measured.fingerprint)) - num_known
-    return Evaluated(found, sum(len(each.documents) for each in found), num_new)
+    num_new = len(first_scores([*before, *evaluations], measured.fingerprint)) - num_known
+    return Evaluated(evaluations, sum(len(evaluation.documents) for evaluation in evaluations), num_new)
 
 
 def find_program(given: Path | None) -> Path:
@@ -126,13 +126,13 @@ def find_program(given: Path | None) -> Path:
             raise ConfigError(f"--lm-eval: {given} is not an executable file; give the harness's lm_eval")
         return given
     beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    found = shutil.which(PROGRAM, path=beside)
-    if found is None:
+    program = shutil.which(PROGRAM, path=beside)
+    if program is None:
         raise ConfigError(
             f"{PROGRAM} is not installed: make an environment with `python3 -m venv harness && harness/bin/pip install "
             "'lm-eval[api]'`, and give --lm-eval harness/bin/lm_eval"
         )
-    return Path(found)
+    return Path(program)
 
 
 def _ask(
@@ -178,11 +178,13 @@ def _ask(
         return read_samples(Path(folder), task_set.metric)
 
 
-def _require_same_metrics(before: Sequence[Evaluation], found: Sequence[Evaluation]) -> None:
-    for each in found:
-        others = {old.metric for old in before if (old.fingerprint, old.task) == (each.fingerprint, each.task)}
-        if others - {each.metric}:
+def _require_same_metrics(before: Sequence[Evaluation], evaluations: Sequence[Evaluation]) -> None:
+    for evaluation in evaluations:
+        others = {
+            old.metric for old in before if (old.fingerprint, old.task) == (evaluation.fingerprint, evaluation.task)
+        }
+        if others - {evaluation.metric}:
             raise InputError(
-                f"task {each.task} was evaluated with this config by {', '.join(sorted(others))}, and now by "
-                f"{each.metric}. Another metric is another measure: give the same --metric"
+                f"task {evaluation.task} was evaluated with this config by {', '.join(sorted(others))}, and now by "
+                f"{evaluation.metric}. Another metric is another measure: give the same --metric"
             )

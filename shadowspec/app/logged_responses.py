@@ -45,20 +45,20 @@ def logged_responses(
 
 
 def _read_responses(
-    found: Iterable[LoggedCall | tuple[RecordKey, FunnelKey]], endpoints: Mapping[str, EndpointTexts]
+    readings: Iterable[LoggedCall | tuple[RecordKey, FunnelKey]], endpoints: Mapping[str, EndpointTexts]
 ) -> Iterator[tuple[LoggedCall, Response] | Ended]:
-    for each in found:
-        if isinstance(each, tuple):
-            yield Ended(*each)
+    for reading in readings:
+        if isinstance(reading, tuple):
+            yield Ended(*reading)
             continue
-        prompt = each.prompt
+        prompt = reading.prompt
         endpoint_texts = endpoints.get(prompt.endpoint)
         if endpoint_texts is None:
             yield Ended(prompt.key, (prompt.endpoint, FunnelCounter.SAMPLED_OUT, "other_endpoint"))
             continue
         try:
-            response = logged_response(prompt, each.text, endpoint_texts.tokenizer, endpoint_texts.end_token_ids)
+            response = logged_response(prompt, reading.text, endpoint_texts.tokenizer, endpoint_texts.end_token_ids)
         except RecordError as error:
-            yield Ended.from_error(each, error)
+            yield Ended.from_error(reading, error)
         else:
-            yield each, response
+            yield reading, response

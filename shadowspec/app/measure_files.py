@@ -83,11 +83,11 @@ class Unreadable:
 @contextmanager
 def unreadable_in(path: str) -> Iterator[Unreadable]:
     """Takes a file's dead letters, and reports them at the end, also if the file was not read to its end."""
-    found = Unreadable(path)
+    unreadable = Unreadable(path)
     try:
-        yield found
+        yield unreadable
     finally:
-        found.tell()
+        unreadable.tell()
 
 
 log = logging.getLogger(__name__)
@@ -203,13 +203,13 @@ def one_by_one(
     Args:
         measure: measures one file, and stops reading it after this number of requests.
     """
-    found: list[Progress] = []
+    measured: list[Progress] = []
     for path in paths:
-        left = None if max_requests is None else max_requests - sum(progress.requests_measured for progress in found)
+        left = None if max_requests is None else max_requests - sum(progress.requests_measured for progress in measured)
         if left is not None and left <= 0:
             break
-        found.append(measure(path, left))
-    return tuple(found)
+        measured.append(measure(path, left))
+    return tuple(measured)
 
 
 def _measure_file(
@@ -262,5 +262,7 @@ def new_pipeline(
 
 def show_progress(bar: Bar, task: TaskID, progress: Progress) -> None:
     """How far a file is measured."""
-    found = f", {progress.requests_found} requests found" if progress.requests_found else ""
-    bar.update(task, completed=progress.records_read, detail=f"{progress.blocks_measured} blocks measured{found}")
+    measured_before = f", {progress.requests_found} requests found" if progress.requests_found else ""
+    bar.update(
+        task, completed=progress.records_read, detail=f"{progress.blocks_measured} blocks measured{measured_before}"
+    )

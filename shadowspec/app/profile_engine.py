@@ -66,7 +66,7 @@ def profile_pairs(
         pairs[key].endpoints.append(name)
     if not any(pair.grids for pair in pairs.values()):
         raise NoDataError("no candidate drafts to a fixed depth of the grid: there is nothing to profile")
-    found = []
+    profiles = []
     with progress_bar() as bar:
         wanted = [(pair, grid) for pair in pairs.values() for grid in pair.grids]
         task = bar.add_task("profiling", total=sum(grid.num_runs for _, grid in wanted), detail="")
@@ -75,9 +75,9 @@ def profile_pairs(
             bar.update(task, detail=f"{fingerprinted.config.name}, {'greedy' if grid.is_greedy else 'sampled'}")
             points = profile(pair.target, pair.candidate, grid, on_run=lambda: bar.update(task, advance=1))
             costs = ProfiledCosts(CostKey.of(fingerprinted, is_greedy=grid.is_greedy), datetime.now(UTC), tuple(points))
-            found.append(Profile(tuple(dict.fromkeys(pair.endpoints)), fingerprinted, costs, CostSurface(points)))
-            on_profile(found[-1])
-    return found
+            profiles.append(Profile(tuple(dict.fromkeys(pair.endpoints)), fingerprinted, costs, CostSurface(points)))
+            on_profile(profiles[-1])
+    return profiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, Loa
     models = Models(config.engine)
     for name, endpoint_config in config.chosen(endpoint).items():
         rule = endpoint_config.rule
-        ours = tuple(each for each in endpoint_config.candidates if not each.is_served_method)
-        for each in set(endpoint_config.candidates).difference(ours):
+        ours = tuple(candidate for candidate in endpoint_config.candidates if not candidate.is_served_method)
+        for served in set(endpoint_config.candidates).difference(ours):
             log.warning(
                 "%s: a server drafts %s by its method %s: profile it with `shadowspec profile-server`",
-                *(name, each.name, each.proposer),
+                *(name, served.name, served.proposer),
             )
         if not ours:
             continue

@@ -43,16 +43,16 @@ class Outcome:
 
     def document(self, depths: Sequence[int]) -> dict[str, Any]:
         """One line of `--out`."""
-        found: dict[str, Any] = {"key": str(self.key), "endpoint": self.endpoint}
+        document: dict[str, Any] = {"key": str(self.key), "endpoint": self.endpoint}
         if self.reason is not None:
-            return {**found, "reason": self.reason}
+            return {**document, "reason": self.reason}
         replays = [
             {"config": name, "verify_rule": rule, "num_speculative_tokens": depth, "expected": asdict(count)}
             for (name, rule), counts in self.counts.items()
             for depth, count in zip(depths, counts, strict=True)
         ]
         return {
-            **found,
+            **document,
             "slice": parse_slice_key(self.slice_key or ""),
             "session": self.unit_key,
             "near_tie_tokens": self.num_near_ties,
@@ -126,15 +126,15 @@ class _Run:
         texts = {name: endpoint.texts for name, endpoint in self._endpoints.items()}
         with progress_bar() as bar:
             raws = track_records(path, bar, "replaying", lambda: f"{self.done.num_replayed} replayed")
-            for found in logged_responses(raws, reader, texts):
-                if isinstance(found, Ended):
-                    self._end(found)
+            for response in logged_responses(raws, reader, texts):
+                if isinstance(response, Ended):
+                    self._end(response)
                     continue
-                name = found[0].prompt.endpoint
-                self._waiting[name].append(found)
+                name = response[0].prompt.endpoint
+                self._waiting[name].append(response)
                 if len(self._waiting[name]) >= WINDOW:
                     self._replay(name)
-                waiting = sum(len(each) for each in self._waiting.values())
+                waiting = sum(len(responses) for responses in self._waiting.values())
                 if max_requests is not None and self.done.num_replayed + waiting >= max_requests:
                     self._replay_waiting()
                     if self.done.num_replayed >= max_requests:  # else some were refused

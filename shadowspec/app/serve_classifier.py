@@ -29,14 +29,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
-def slice_headers(found: Classified) -> list[tuple[str, str]]:
+def slice_headers(classified: Classified) -> list[tuple[str, str]]:
     """The headers that a gateway adds to a request."""
-    if found.endpoint is None or found.tag is None:
-        return [(ENDPOINT_HEADER, NO_SLICE), (SLICE_HEADER, NO_SLICE), (REASON_HEADER, found.reason or NO_SLICE)]
+    if classified.endpoint is None or classified.tag is None:
+        return [(ENDPOINT_HEADER, NO_SLICE), (SLICE_HEADER, NO_SLICE), (REASON_HEADER, classified.reason or NO_SLICE)]
     return [
-        (ENDPOINT_HEADER, found.endpoint),
-        (SLICE_HEADER, found.tag),
-        (LITELLM_HEADER, f"{found.tag},{found.endpoint}"),
+        (ENDPOINT_HEADER, classified.endpoint),
+        (SLICE_HEADER, classified.tag),
+        (LITELLM_HEADER, f"{classified.tag},{classified.endpoint}"),
     ]
 
 
@@ -65,12 +65,12 @@ class ClassifierApp:
             return
         body = await _body(receive)
         if body is None:
-            found = TOO_LARGE
+            classified = TOO_LARGE
         else:
             headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
-            found = self._classifier.classify(body, path=scope["path"], headers=headers)
+            classified = self._classifier.classify(body, path=scope["path"], headers=headers)
         answer = [(b"content-length", b"0")]
-        answer += [(name.encode(), value.encode("latin-1", "replace")) for name, value in slice_headers(found)]
+        answer += [(name.encode(), value.encode("latin-1", "replace")) for name, value in slice_headers(classified)]
         await send({"type": "http.response.start", "status": 200, "headers": answer})
         await send({"type": "http.response.body", "body": b""})
 

@@ -107,9 +107,9 @@ def backfill(
     cluster = partial(_cluster, ray_address, actors, gpus_per_actor, cpus_per_actor)
     if is_loop:
         require_measurable(config)
-        found = find_files(files)
+        recordings = find_files(files)
         with cluster() as (resources, pool):
-            measured = loop_files(config, found, resources, pool, max_requests=max_requests)
+            measured = loop_files(config, recordings, resources, pool, max_requests=max_requests)
         show_measured(measured, files, as_json=as_json)
         return
     asked = Asked(
@@ -119,10 +119,10 @@ def backfill(
         near_tie_logit=NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
     )
     chosen_parallel(config, endpoint)  # refuses wrong input before a cluster starts
-    found = find_files(files)
+    recordings = find_files(files)
     began = time.monotonic()
     with cluster() as (resources, pool):
-        done = backfill_files(config, found, asked, resources, pool)
+        done = backfill_files(config, recordings, asked, resources, pool)
     seconds = time.monotonic() - began
     if as_json:
         print_json(_document(done, asked.depths, seconds))
@@ -163,14 +163,14 @@ def _pool(resources: Resources, number: int | None, gpus: float | None, cpus: fl
     """
     from shadowspec.backfill.cluster import Actors
 
-    each = gpus if gpus is not None else float(resources.gpus > 0)
-    if each > resources.gpus or cpus > resources.cpus:
+    gpus_per_actor = gpus if gpus is not None else float(resources.gpus > 0)
+    if gpus_per_actor > resources.gpus or cpus > resources.cpus:
         raise UsageError(
-            f"an actor needs {cpus:g} CPUs and {each:g} GPUs, and the cluster has {resources.cpus} and "
+            f"an actor needs {cpus:g} CPUs and {gpus_per_actor:g} GPUs, and the cluster has {resources.cpus} and "
             f"{resources.gpus}; give fewer with --cpus-per-actor or --gpus-per-actor"
         )
-    most = int(resources.gpus / each) if each else int(resources.cpus / cpus) if cpus else 1
-    return Actors(max(1, most if number is None else number), each, cpus)
+    most = int(resources.gpus / gpus_per_actor) if gpus_per_actor else int(resources.cpus / cpus) if cpus else 1
+    return Actors(max(1, most if number is None else number), gpus_per_actor, cpus)
 
 
 def _raise_what_is_missing(done: Backfilled) -> None:
@@ -277,10 +277,10 @@ def _print(done: Backfilled, depths: Sequence[int], seconds: float) -> None:
         groups = [group for group in groups if group[0] or several]
         for start in range(0, len(depths) if groups else 0, DEPTHS_ACROSS):
             results.print(_table(endpoint, groups, depths[start : start + DEPTHS_ACROSS]))
-    found = f" ({done.num_blocks_found} were finished before)" if done.num_blocks_found else ""
+    finished_before = f" ({done.num_blocks_found} were finished before)" if done.num_blocks_found else ""
     results.print(
         f"{done.num_records:,} records of {len(done.files)} files: {done.num_replayed:,} responses replayed in "
-        f"{done.num_blocks} blocks{found}, {done.num_new_rows:,} new rows, {seconds:.0f} s"
+        f"{done.num_blocks} blocks{finished_before}, {done.num_new_rows:,} new rows, {seconds:.0f} s"
         + (f", {done.num_near_ties:,} greedy tokens are near-ties" if done.num_near_ties else ""),
         highlight=False,
     )
@@ -297,7 +297,7 @@ def _table(endpoint: str, groups: Sequence[tuple[str, Cells]], depths: Sequence[
         first_sums, config = cells[0]
         label = f"{slice_title(slice_key)}, {config.config.name}, {config.config.verify_rule}"
         first = metrics.first_position_acceptance_rate(first_sums)
-        by_depth = {each.config.num_speculative_tokens: sums for sums, each in cells}
+        by_depth = {fingerprinted.config.num_speculative_tokens: sums for sums, fingerprinted in cells}
         table.add_row(
             escape(label),
             f"{first_sums.num_requests:,}",

@@ -115,14 +115,14 @@ def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
     settings = config.endpoints.get(question.endpoint)
     with Store.open(config.database_url) as store:
         policy = settings.policy if settings else config.policy
-        found = read_endpoint_decisions(store, question.endpoint, policy, now)
-        if not found.latest:
+        decisions = read_endpoint_decisions(store, question.endpoint, policy, now)
+        if not decisions.latest:
             known = sorted({*config.endpoints, *store.endpoints()})
             if question.endpoint not in known:
                 raise unknown_endpoint(question.endpoint, known)
             raise no_decision(store, [question.endpoint])
         return CheckInput(
-            decisions=found,
+            decisions=decisions,
             configs=store.fingerprints(),
             traffic=store.traffic(question.endpoint),
             load_shares={load.concurrency: load.share for load in settings.rule.loads} if settings else {},

@@ -53,10 +53,10 @@ def classify(
         (raw.key.offset, classifier.classify(raw.value or b"")) for file in files or () for raw in read_records(file)
     ]
     if as_json:
-        print_json({"requests": [_entry(line, found) for line, found in rows]})
+        print_json({"requests": [_entry(line, classified) for line, classified in rows]})
         return
-    for line, found in rows:
-        place = found.tag or f"no slice ({found.reason})"
+    for line, classified in rows:
+        place = classified.tag or f"no slice ({classified.reason})"
         results.print(f"{line}: {place}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -95,11 +95,11 @@ def _serve(config: Config, listen: str) -> None:
             uvicorn.Server(settings).run(sockets=[listener])
 
 
-def _entry(line: int, found: Classified) -> dict[str, object]:
+def _entry(line: int, classified: Classified) -> dict[str, object]:
     return {
         "line": line,
-        "endpoint": found.endpoint,
-        "slice": None if found.slice_key is None else parse_slice_key(found.slice_key),
-        "tag": found.tag,
-        "reason": found.reason,
+        "endpoint": classified.endpoint,
+        "slice": None if classified.slice_key is None else parse_slice_key(classified.slice_key),
+        "tag": classified.tag,
+        "reason": classified.reason,
     }

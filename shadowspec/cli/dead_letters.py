@@ -47,8 +47,8 @@ def list_(
     """Show source and reason of dead letters, never their content."""
     settings = _settings(config_path)
     is_filtered = any((topic, stage, reason))
-    found = read_dead_letters(settings, limit=None if is_filtered else max_messages)
-    chosen = [letter for letter in found if _matches(letter, topic, stage, reason)]
+    letters = read_dead_letters(settings, limit=None if is_filtered else max_messages)
+    chosen = [letter for letter in letters if _matches(letter, topic, stage, reason)]
     chosen = sorted(chosen, key=_age)[-max_messages:]
     if as_json:
         print_json({"topic": settings.dead_letter_topic, "dead_letters": [_document(letter) for letter in chosen]})
@@ -108,7 +108,7 @@ def _settings(config_path: Path | None) -> KafkaSettings:
 
 def _matches(letter: DeadLetter, topic: str | None, stage: str | None, reason: str | None) -> bool:
     wanted = ((topic, letter.topic), (stage, letter.stage), (reason, letter.reason))
-    return all(value is None or value == found for value, found in wanted)
+    return all(value is None or value == actual for value, actual in wanted)
 
 
 def _age(letter: DeadLetter) -> tuple[float, int, int]:

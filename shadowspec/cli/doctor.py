@@ -158,7 +158,9 @@ def _live(endpoint: str) -> Callable[[Config], str]:
         drafting = [
             scrape for scrape in scrapes if isinstance(scrape, LiveScrape) and scrape.counts.num_drafts is not None
         ]
-        if drafting_plain := [each.replica for each in drafting if each.counts.num_drafts and each.replica in plain]:
+        if drafting_plain := [
+            reading.replica for reading in drafting if reading.counts.num_drafts and reading.replica in plain
+        ]:
             raise ConfigError(
                 f"{', '.join(drafting_plain)}: of plain_metrics_urls, but drafts; start it without speculation"
             )
@@ -209,7 +211,7 @@ def _receiver(receiver: ReceiverSettings) -> Callable[[Config], str]:
 def _scores(config: Config) -> str:
     wanted = {"structured_validity": '"json_valid" or "contract_valid"', "score": "a function of yours"}
     for name, endpoint in config.endpoints.items():
-        scored = {score_name(each) for each in endpoint.scores}
+        scored = {score_name(scorer) for scorer in endpoint.scores}
         for margin, score in SCORES.items():
             if getattr(endpoint.policy, margin) is not None and score not in scored:
                 raise ConfigError(
@@ -221,40 +223,40 @@ def _scores(config: Config) -> str:
                 f"{config.path}: endpoints.{name}: the policy sets task_margin, and a task set needs servers to ask "
                 '(engine = "openai"); without it the endpoint stays on HOLD'
             )
-    names = sorted({each for endpoint in config.endpoints.values() for each in endpoint.scores})
+    names = sorted({scorer for endpoint in config.endpoints.values() for scorer in endpoint.scores})
     return ", ".join(names) or "no output is scored; no policy asks for it"
 
 
 def _serving_engines(config: Config) -> str:
     """The engine that the verdicts on each endpoint are for; naming none is no failure."""
-    found = []
+    engines = []
     for name, endpoint in config.endpoints.items():
         serving = endpoint.policy.serving_engine
         if serving is not None:
-            found.append(f"{name}: {serving}")
+            engines.append(f"{name}: {serving}")
             if endpoint.servers is None and endpoint.policy.other_engine(IN_PROCESS) is not None:
-                found[-1] += f", but latency is measured on {IN_PROCESS}: such verdicts are HOLD (docs/servers.md)"
+                engines[-1] += f", but latency is measured on {IN_PROCESS}: such verdicts are HOLD (docs/servers.md)"
         elif endpoint.servers is None:
-            found.append(f"{name} names none: verdicts are for {verdict_engine(None, IN_PROCESS)}")
+            engines.append(f"{name} names none: verdicts are for {verdict_engine(None, IN_PROCESS)}")
         else:
-            found.append(f"{name} names none: verdicts are for the engine that its servers report")
-    return "; ".join(found) or "no endpoint yet"
+            engines.append(f"{name} names none: verdicts are for the engine that its servers report")
+    return "; ".join(engines) or "no endpoint yet"
 
 
 def _audits(config: Config) -> str:
     """The endpoints whose outputs are replayed after measuring, and the others."""
     share = config.engine.audit_share
     in_process = [name for name, endpoint in config.endpoints.items() if endpoint.servers is None]
-    found = [f"{share:.0%} of the outputs of {', '.join(in_process)} are replayed"] if in_process and share else []
+    audits = [f"{share:.0%} of the outputs of {', '.join(in_process)} are replayed"] if in_process and share else []
     unaudited = []
     for name, endpoint in config.endpoints.items():
         if endpoint.servers is not None and endpoint.servers.audit_share:
-            found.append(f"{endpoint.servers.audit_share:.0%} of the outputs of {name}'s servers are replayed")
+            audits.append(f"{endpoint.servers.audit_share:.0%} of the outputs of {name}'s servers are replayed")
         elif endpoint.servers is not None:
             unaudited.append(name)
     if unaudited:
-        found.append(f"outputs of servers are not ({', '.join(unaudited)}; audit_share in docs/servers.md)")
-    return "; ".join(found) or "no output is replayed"
+        audits.append(f"outputs of servers are not ({', '.join(unaudited)}; audit_share in docs/servers.md)")
+    return "; ".join(audits) or "no output is replayed"
 
 
 def _device(config: Config) -> str:
@@ -308,7 +310,7 @@ def _traffic(config: Config, path: str) -> list[Finding]:
     unplaced = f"; of no endpoint: {refusals(refused[''])}" if refused[""] else ""
     is_any = bool(surveys) or any("not_sampled" in reasons for reasons in refused.values())
     remedy = "" if is_any else remedy_for(sum(refused.values(), start=Counter()))
-    found = [
+    findings = [
         Finding(
             "traffic", is_any, f"{path}: {records} in its first {sample.num_sampled:,} lines{unplaced}{remedy}",
             NoDataError.exit_code,
@@ -316,8 +318,8 @@ def _traffic(config: Config, path: str) -> list[Finding]:
     ]  # fmt: skip
     for name, endpoint in config.endpoints.items():
         words = _matched(endpoint, surveys.get(name), refused[name])
-        found.append(Finding(f"traffic {name}", is_any, words, NoDataError.exit_code))
-    return found
+        findings.append(Finding(f"traffic {name}", is_any, words, NoDataError.exit_code))
+    return findings
 
 
 def _matched(endpoint: EndpointConfig, survey: Survey | None, refused: Counter[str]) -> str:
@@ -347,11 +349,11 @@ def _servers(name: str) -> Callable[[Config], str]:
         source = counts_source(endpoint.candidates[0], baseline, speculative)
         length = load_tokenizers(config)[name].context_length
         require_length(f"{config.path}: endpoints.{name}.servers", length, baseline, speculative)
-        found = (
+        served = (
             f"{endpoint.servers.model} on {baseline.identity.name}, and with {speculative.num_speculative_tokens} "
             f"speculative tokens on {speculative.identity.name}; acceptance from {source.meaning}"
         )
         slots = slot_remarks(max(load.concurrency for load in endpoint.rule.loads), baseline, speculative)
-        return "; ".join([found, *remarks(baseline, speculative, endpoint.candidates[0]), *slots])
+        return "; ".join([served, *remarks(baseline, speculative, endpoint.candidates[0]), *slots])
 
     return check

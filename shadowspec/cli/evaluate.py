@@ -72,19 +72,19 @@ def _document(endpoint: str, done: Evaluated) -> dict[str, Any]:
         "num_new_documents": done.num_new,
         "tasks": [
             {
-                "task": each.task,
-                "metric": each.metric,
-                "num_documents": len(each.documents),
-                **_figures(each),
+                "task": evaluation.task,
+                "metric": evaluation.metric,
+                "num_documents": len(evaluation.documents),
+                **_figures(evaluation),
             }
-            for each in done.evaluations
+            for evaluation in done.evaluations
         ],
     }
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:
     """Means over the documents that both arms have a score of, and how many of these differ."""
-    pairs = [(each.baseline, each.speculative) for each in evaluation.documents.values()]
+    pairs = [(pair.baseline, pair.speculative) for pair in evaluation.documents.values()]
     known = [(base, spec) for base, spec in pairs if base is not None and spec is not None]
     return {
         "baseline": ratio(sum(base for base, _ in known), len(known)),
@@ -99,11 +99,11 @@ def _print(done: Evaluated) -> None:
         table.add_column(name)
     for name in ("documents", "baseline", "speculative", "difference", "documents that differ"):
         table.add_column(name, justify="right")
-    for each in done.evaluations:
-        found = _figures(each)
-        base, spec = found["baseline"], found["speculative"]
+    for evaluation in done.evaluations:
+        means = _figures(evaluation)
+        base, spec = means["baseline"], means["speculative"]
         difference = None if base is None or spec is None else spec - base
-        figures = (figure(base), figure(spec), format_signed(difference), str(found["num_different"]))
-        table.add_row(escape(each.task), escape(each.metric), str(len(each.documents)), *figures)
+        figures = (figure(base), figure(spec), format_signed(difference), str(means["num_different"]))
+        table.add_row(escape(evaluation.task), escape(evaluation.metric), str(len(evaluation.documents)), *figures)
     results.print(table)
     results.print(f"{plural(done.num_new, 'new document')} of {done.num_documents} for the gate", style="dim")

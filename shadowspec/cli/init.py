@@ -62,9 +62,9 @@ def init(
         path /= DEFAULT_CONFIG_NAME
     policy_path = path.parent / DEFAULT_POLICY_NAME
     written = [path] if target is not None and not full else [path, policy_path]
-    for each in written:
-        if each.exists() and not force:
-            raise UsageError(f"{each} exists already; --force overwrites it")
+    for file in written:
+        if file.exists() and not force:
+            raise UsageError(f"{file} exists already; --force overwrites it")
     engine = choose_serving_engine(serving_engine, server)
     if target is None or traffic is None:
         write_file(path, config_template(str(policy_path), engine), makes_folder=True)

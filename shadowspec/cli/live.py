@@ -65,7 +65,7 @@ def live_jobs(config: Config, endpoint: str | None = None) -> dict[str, LiveSett
     Raises:
         ConfigError: there is no such endpoint.
     """
-    return {name: found.live for name, found in config.chosen(endpoint).items() if found.live is not None}
+    return {name: chosen.live for name, chosen in config.chosen(endpoint).items() if chosen.live is not None}
 
 
 def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -> None:
@@ -73,14 +73,14 @@ def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -
     for run in runs:
         guards = {replica.replica: replica for replica in run.watched.replicas}
         promise = run.watched.promise
-        for each in run.taken:
-            window, guarded = each.window, guards.get(each.replica.replica)
+        for taken in run.taken:
+            window, guarded = taken.window, guards.get(taken.replica.replica)
             accepted = None if window is None else live_period([hour_of_window(window)]).first_position_acceptance_rate
             drafts = None if window is None else window.counts.num_drafts
             cells = (
                 run.endpoint,
-                each.replica.replica + (", plain" if each.pool is Pool.PLAIN else ""),
-                scrape_outcome(each),
+                taken.replica.replica + (", plain" if taken.pool is Pool.PLAIN else ""),
+                scrape_outcome(taken),
                 DASH if window is None else f"{window.seconds:.0f}",
                 DASH if drafts is None else f"{drafts:,}",
                 percent(accepted),
@@ -92,9 +92,9 @@ def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -
             table.add_row(*map(escape, cells))
     results.print(table)
     for run in runs:
-        for each in run.taken:
-            if isinstance(each.scraped, FailedScrape):
-                results.print(f"{run.endpoint}: {each.scraped.message}", **_PLAIN)
+        for taken in run.taken:
+            if isinstance(taken.scraped, FailedScrape):
+                results.print(f"{run.endpoint}: {taken.scraped.message}", **_PLAIN)
         if run.watched.ordered is not None:
             words = f"{run.endpoint}: override {run.watched.ordered} sets DISABLE: {alarm_words(run.watched)}"
             results.print(words, **_PLAIN)

@@ -22,11 +22,11 @@ from shadowspec.types import Decision
 
 def shown_decisions(decisions: Sequence[Decision]) -> list[Decision]:
     """Of several endpoints the decisions on each as a whole; of one those by slice and candidate."""
-    is_one = len({each.endpoint for each in decisions}) == 1
-    shown = [each for each in decisions if is_one or not each.slice_key]
+    is_one = len({decision.endpoint for decision in decisions}) == 1
+    shown = [decision for decision in decisions if is_one or not decision.slice_key]
     return sorted(
         distinct_slices(shown, attrgetter("slice_key")),
-        key=lambda each: (each.endpoint, each.slice_key, each.config.name),
+        key=attrgetter("endpoint", "slice_key", "config.name"),
     )
 
 
@@ -91,17 +91,17 @@ def progress_lines(progress: MeasuringProgress) -> list[str]:
 def _rows(decisions: Sequence[Decision]) -> list[tuple[str, str, str, str, str]]:
     """Name, verdict, speedup, acceptance and blocks of each decision that is shown."""
     rows, shown = [], shown_decisions(decisions)
-    has_candidates = len({each.config.name for each in shown}) > 1
-    for each in shown:
-        speedup, acceptance = find_test(each, "speedup"), find_test(each, "acceptance")
-        where = f", {slice_title(each.slice_key)}" if each.slice_key else ""
+    has_candidates = len({decision.config.name for decision in shown}) > 1
+    for decision in shown:
+        speedup, acceptance = find_test(decision, "speedup"), find_test(decision, "acceptance")
+        where = f", {slice_title(decision.slice_key)}" if decision.slice_key else ""
         rows.append(
             (
-                f"{each.config.name if has_candidates else each.endpoint}{where}",
-                f"{each.verdict}{' (trial)' if each.recording_only else ''}",
+                f"{decision.config.name if has_candidates else decision.endpoint}{where}",
+                f"{decision.verdict}{' (trial)' if decision.recording_only else ''}",
                 interval_text(speedup, times) if speedup else DASH,
                 interval_text(acceptance, percent) if acceptance else DASH,
-                f"{each.num_blocks:,}",
+                f"{decision.num_blocks:,}",
             )
         )
     return rows
@@ -110,11 +110,11 @@ def _rows(decisions: Sequence[Decision]) -> list[tuple[str, str, str, str, str]]
 def _headline(progress: MeasuringProgress, since: float = 0.0) -> str:
     """Counts and times; `since` seconds have passed since it was taken."""
     done = progress.done
-    found = f", {done.requests_found:,} measured before" if done.requests_found else ""
+    measured_before = f", {done.requests_found:,} measured before" if done.requests_found else ""
     limit_s = max(progress.limit_s - since, 0.0)
     limit = f", --minutes ends it in {span_text(limit_s)}" if limit_s < progress.eta_s - since else ""
     return (
         f"{done.records_read:,}/{plural(progress.num_records, 'record')}, {plural(done.blocks_measured, 'block')}, "
-        f"{plural(done.requests_measured, 'request')}{found}, {span_text(progress.seconds + since)}, about "
+        f"{plural(done.requests_measured, 'request')}{measured_before}, {span_text(progress.seconds + since)}, about "
         f"{span_text(max(progress.eta_s - since, 0.0))} to the end of the recording{limit}"
     )

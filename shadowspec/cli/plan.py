@@ -79,8 +79,8 @@ def plan(
                 )  # fmt: skip
         if not any(endpoint_plan.hypotheses for endpoint_plan in plans):
             raise no_decision(store, chosen)
-        mirrored = {each.endpoint: stored_traffic(store, each.endpoint) for each in plans}
-    document: dict[str, Any] = {"plans": [plan_document(each, mirrored[each.endpoint]) for each in plans]}
+        mirrored = {plan.endpoint: stored_traffic(store, plan.endpoint) for plan in plans}
+    document: dict[str, Any] = {"plans": [plan_document(plan, mirrored[plan.endpoint]) for plan in plans]}
     sizings = []
     if within_s is not None:
         for endpoint_plan in plans:
@@ -117,8 +117,8 @@ def plan_document(plan: EndpointPlan, requests_per_s: float | None) -> dict[str,
             "source": plan.costs.overall.source.value,
         },
         **_time_document(plan.shadow_time),
-        "slices": [_slice_document(each) for each in plan.slices],
-        "hypotheses": [_hypothesis_document(each) for each in plan.hypotheses],
+        "slices": [_slice_document(slice_) for slice_ in plan.slices],
+        "hypotheses": [_hypothesis_document(planned) for planned in plan.hypotheses],
     }
 
 
@@ -166,8 +166,8 @@ def _size_document(sizing: Sizing) -> dict[str, Any]:
         "sample_rate": sizing.sample_rate,
         "busy_devices": sizing.busy_devices,
         "too_slow": [
-            {"slice": parse_slice_key(each.slice_key), "load": {"concurrency": each.concurrency}}
-            for each in sizing.too_slow
+            {"slice": parse_slice_key(place.slice_key), "load": {"concurrency": place.concurrency}}
+            for place in sizing.too_slow
         ],
     }
 
@@ -207,13 +207,13 @@ def _hypothesis_document(plan: HypothesisPlan) -> dict[str, Any]:
 
 
 def _print(plan: EndpointPlan) -> None:
-    several = len({(each.hypothesis.concurrency, each.hypothesis.config.fingerprint) for each in plan.hypotheses}) > 1
+    several = len(set(map(attrgetter("hypothesis.concurrency", "hypothesis.config.fingerprint"), plan.hypotheses))) > 1
     table = Table("slice", "verdict", "still needed", "in simulated outcomes", title=plan.endpoint, box=None)
-    for each in distinct_slices(plan.hypotheses, attrgetter("hypothesis.slice_key")):
-        hypothesis = each.hypothesis
+    for planned in distinct_slices(plan.hypotheses, attrgetter("hypothesis.slice_key")):
+        hypothesis = planned.hypothesis
         candidate = f" ({hypothesis.config.config.name}, load {hypothesis.concurrency})" if several else ""
         name = f"{slice_title(hypothesis.slice_key)}{candidate}"
-        table.add_row(*map(escape, (name, each.verdict.value, _needed(each), _futures(each))))
+        table.add_row(*map(escape, (name, planned.verdict.value, _needed(planned), _futures(planned))))
     results.print(table)
     capacity = "" if plan.capacity_per_s is None else f", at {plan.capacity_per_s:g} requests per second"
     slices = Table(
@@ -253,7 +253,7 @@ def _print_sizing(sizings: Sequence[Pair], within_s: float) -> None:
                  f"{len(median.too_slow)} / {len(late.too_slow)}")  # fmt: skip
         table.add_row(*map(escape, (median.endpoint, f"{median.requests_per_s:.3g}", *pairs)))
     results.print(table)
-    devices = [devices_needed(item) for item in zip(*sizings, strict=True)]
+    devices = [devices_needed(of_share) for of_share in zip(*sizings, strict=True)]
     results.print(
         f"shadow devices: {_size(devices[0])} / {_size(devices[1])}, busy for at most {MAX_BUSY:.0%} of the time",
         highlight=False,

@@ -85,9 +85,9 @@ def profile_device(
         # Opened first: a profile takes minutes, and a missing database is reported at once.
         store = stack.enter_context(Store.open(config.database_url)) if is_stored else None
 
-        def keep(found: Profile) -> None:
+        def keep(profile: Profile) -> None:
             if store is not None:
-                store.append_costs(found.costs)
+                store.append_costs(profile.costs)
 
         profiles = profile_pairs(config, grids, endpoint=endpoint, on_profile=keep)
     show_profiles(profiles, _document, None if as_json else _print, out, is_stored=is_stored, is_wanted=is_wanted)
@@ -103,7 +103,7 @@ def show_profiles(
     is_wanted: bool | None,
 ) -> None:
     """Write the profiles to `out`, say where their costs are, and print each by `show` (None: all as one document)."""
-    document = {"profiles": [document_of(each) for each in profiles]}
+    document = {"profiles": [document_of(profile) for profile in profiles]}
     if out is not None:
         write_file(out, json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n")
         notes.print(f"cost surface written to {escape(str(out))}")
@@ -114,8 +114,8 @@ def show_profiles(
     if show is None:
         print_json(document)
     else:
-        for each in profiles:
-            show(each)
+        for profile in profiles:
+            show(profile)
 
 
 def parse_numbers(option: str, text: str, largest: int) -> tuple[int, ...]:
@@ -156,8 +156,8 @@ def config_document(endpoints: Sequence[str], config: FingerprintedConfig, costs
 def point_documents(surface: CostSurface) -> list[dict[str, Any]]:
     """The costs at each place, as --json shows them."""
     return [
-        asdict(each) | {"step_ms": each.step_ms, "break_even_length": surface.break_even_length(each.place)}
-        for each in surface.points
+        asdict(point) | {"step_ms": point.step_ms, "break_even_length": surface.break_even_length(point.place)}
+        for point in surface.points
     ]
 
 

@@ -80,12 +80,12 @@ def profile_server(
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(config.database_url)) if is_stored else None
         profiles = []
-        for found in _profiles(served, wanted, at, kinds, rounds, {} if store is None else store.costs()):
-            profiles.append(found)
+        for profile in _profiles(served, wanted, at, kinds, rounds, {} if store is None else store.costs()):
+            profiles.append(profile)
             if store is not None:
-                store.append_costs(found.costs)
-    for each in profiles:
-        _warn(each)
+                store.append_costs(profile.costs)
+    for profile in profiles:
+        _warn(profile)
     show_profiles(profiles, _document, None if as_json else _print, out, is_stored=is_stored, is_wanted=is_wanted)
 
 
@@ -95,13 +95,13 @@ def _select_served(config: Config, endpoint: str | None) -> dict[str, EndpointCo
     Raises:
         UsageError: none is.
     """
-    found = {name: settings for name, settings in config.chosen(endpoint).items() if settings.servers is not None}
-    if not found:
+    chosen = {name: settings for name, settings in config.chosen(endpoint).items() if settings.servers is not None}
+    if not chosen:
         who = "no endpoint has" if endpoint is None else f"endpoint {endpoint!r} does not have"
         raise UsageError(
             f'{who} engine = "openai": add its servers (docs/servers.md), or use `shadowspec profile-device`'
         )
-    return found
+    return chosen
 
 
 def _numbers_of(loads: str | None, served: Mapping[str, EndpointConfig]) -> dict[str, tuple[int, ...]]:
@@ -126,7 +126,9 @@ def _profiles(
     vocabularies = {name: load_tokenizer(endpoint.target).vocabulary_size for name, endpoint in served.items()}
     with progress_bar() as bar:
         task = bar.add_task(
-            "profiling", total=sum(server_grid.num_runs for each in grids.values() for server_grid in each), detail=""
+            "profiling",
+            total=sum(server_grid.num_runs for server_grids in grids.values() for server_grid in server_grids),
+            detail="",
         )
         for name, endpoint in served.items():
             for grid in grids[name]:
@@ -174,7 +176,7 @@ def _warn(profile: ServerCosts) -> None:
 
 def _document(profile: ServerCosts) -> dict[str, Any]:
     measured, config = profile.measured, profile.measured.config
-    now = {(each.speculative.concurrency, each.speculative.context): each for each in measured.places}
+    now = {(place.speculative.concurrency, place.speculative.context): place for place in measured.places}
     return {
         **config_document([profile.endpoint], config, profile.costs),
         "counts_source": config.counts_source,
@@ -186,18 +188,18 @@ def _document(profile: ServerCosts) -> dict[str, Any]:
             {
                 "concurrency": concurrency,
                 "context": context,
-                "mean_acceptance_length": each.mean_acceptance_length,
-                "accepted_token_ms": each.accepted_token_ms,
-                "accepted_token_error_ms": each.accepted_token_error_ms,
+                "mean_acceptance_length": place.mean_acceptance_length,
+                "accepted_token_ms": place.accepted_token_ms,
+                "accepted_token_error_ms": place.accepted_token_error_ms,
             }
-            for (concurrency, context), each in now.items()
+            for (concurrency, context), place in now.items()
         ],
     }
 
 
 def _print(profile: ServerCosts) -> None:
     surface, config = profile.surface, profile.measured.config
-    at = {each.place: each for each in surface.points}
+    at = {point.place: point for point in surface.points}
 
     def step(place: Place) -> str:
         error = at[place].step_error_ms

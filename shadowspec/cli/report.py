@@ -145,7 +145,7 @@ def span_of(
     jobs = list(config.schedule.jobs)
     if period not in jobs:
         raise UsageError(f"--period {period}: is not known; give {', '.join([*NAMED, *jobs])}")
-    found = store.last_period(period)
-    if found is None or found.until is None or found.since >= found.until:
+    last = store.last_period(period)
+    if last is None or last.until is None or last.since >= last.until:
         raise UsageError(f"job {period} has sent no report yet; it does so when it is due")
-    return found.since, found.until, found.gate_outcome
+    return last.since, last.until, last.gate_outcome

@@ -43,13 +43,13 @@ def run(
 
     done = measure_files(config, files, max_requests=max_requests)
     show_measured(done, files, as_json=as_json)
-    if max_requests is not None and sum(each.requests_measured for each in done.progress) >= max_requests:
+    if max_requests is not None and sum(progress.requests_measured for progress in done.progress) >= max_requests:
         notes.print(
             "stopped by --max-requests: sessions may continue in the unread part, so the gate may count few or none of "
             "them. Run the same command without it to read the rest",
             highlight=False,
         )
-    if any(each.requests_measured or each.requests_found for each in done.progress):
+    if any(progress.requests_measured or progress.requests_found for progress in done.progress):
         notes.print("next: shadowspec gate, then shadowspec report", highlight=False)
     else:
         notes.print("no requests were measured", highlight=False)
@@ -62,10 +62,10 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
         NoDataError: no record could be used.
     """
     totals = {
-        "records_read": sum(each.records_read for each in done.progress),
-        "blocks_measured": sum(each.blocks_measured for each in done.progress),
-        "requests_found": sum(each.requests_found for each in done.progress),
-        "requests_measured": sum(each.requests_measured for each in done.progress),
+        "records_read": sum(progress.records_read for progress in done.progress),
+        "blocks_measured": sum(progress.blocks_measured for progress in done.progress),
+        "requests_found": sum(progress.requests_found for progress in done.progress),
+        "requests_measured": sum(progress.requests_measured for progress in done.progress),
     }
     if as_json:
         print_json({"files": files, **totals, "funnel": funnel_document(done.funnel)})
@@ -116,4 +116,4 @@ def funnel_table(funnel: Mapping[FunnelKey, int]) -> Table:
 
 
 def _in_order(funnel: Mapping[FunnelKey, int]) -> list[tuple[FunnelKey, int]]:
-    return sorted(funnel.items(), key=lambda item: (item[0][0] or "", -item[1], item[0][1], item[0][2] or ""))
+    return sorted(funnel.items(), key=lambda count: (count[0][0] or "", -count[1], count[0][1], count[0][2] or ""))

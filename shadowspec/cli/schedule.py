@@ -75,7 +75,7 @@ def schedule(
             return
         if not scheduler.run_once():
             notes.print("another scheduler leads and runs the due jobs")
-        waiting = [each for each in store.deliveries(limit=1_000) if each.state in ("pending", "sending")]
+        waiting = [delivery for delivery in store.deliveries(limit=1_000) if delivery.state in ("pending", "sending")]
     _print_deliveries(waiting, as_json=as_json)
     if waiting:
         raise ServiceUnavailableError(f"{len(waiting)} deliveries failed; the next run tries them again")
@@ -108,7 +108,7 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
         newest = store.last_period(job.name)
         due = crons[job.name].next_after(now) if job.cron else None
         jobs.append((job, None if newest is None else newest.due_at, due))
-    found = store.deliveries(limit=NUM_LISTED)
+    deliveries = store.deliveries(limit=NUM_LISTED)
     if as_json:
         documents = [
             {
@@ -127,7 +127,9 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
             {"endpoint": name, "interval_s": settings.interval_s, "replicas": list(settings.source.replicas)}
             for name, settings in live_jobs(config).items()
         ]
-        print_json({"jobs": documents, "live": live, "deliveries": [delivery_document(each) for each in found]})
+        print_json(
+            {"jobs": documents, "live": live, "deliveries": [delivery_document(delivery) for delivery in deliveries]}
+        )
         return
     table = Table("job", "when", "does", "receivers", "last due", "next due (UTC)", title="jobs", box=None)
     for job, last, due in jobs:
@@ -142,7 +144,7 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
     for name, settings in live_jobs(config).items():
         words = f"live evidence of {name}: every {settings.interval_s:g} s from {', '.join(settings.source.replicas)}"
         results.print(words, markup=False, highlight=False, soft_wrap=True)
-    _print_deliveries(found, as_json=False)
+    _print_deliveries(deliveries, as_json=False)
 
 
 def delivery_document(delivery: Delivery) -> dict[str, Any]:
@@ -161,16 +163,16 @@ def delivery_document(delivery: Delivery) -> dict[str, Any]:
     }
 
 
-def _print_deliveries(found: list[Delivery], *, as_json: bool) -> None:
+def _print_deliveries(deliveries: list[Delivery], *, as_json: bool) -> None:
     if as_json:
-        print_json({"deliveries": [delivery_document(each) for each in found]})
+        print_json({"deliveries": [delivery_document(delivery) for delivery in deliveries]})
         return
-    if not found:
+    if not deliveries:
         return
     table = Table(
         "due (UTC)", "job", "receiver", "state", "attempts", "sent", "last error", title="deliveries", box=None
     )
-    for delivery in found:
+    for delivery in deliveries:
         cells = (
             _moment(delivery.due_at),
             delivery.job,

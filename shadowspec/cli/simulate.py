@@ -62,8 +62,8 @@ def simulate(
         def advance(name: str, done: int) -> None:
             bar.update(task, advance=done, detail=name)
 
-        found = run_worlds([WORLDS[name] for name in names], total, seed, jobs or os.cpu_count() or 1, out, advance)
-    broken = broken_promises(found.values())
+        simulated = run_worlds([WORLDS[name] for name in names], total, seed, jobs or os.cpu_count() or 1, out, advance)
+    broken = broken_promises(simulated.values())
     if as_json:
         print_json(
             {
@@ -71,11 +71,11 @@ def simulate(
                 "repetitions": total,
                 "environment": environment(),
                 "broken_promises": broken,
-                "worlds": {name: result.document() for name, result in found.items()},
+                "worlds": {name: result.document() for name, result in simulated.items()},
             }
         )
     else:
-        for table in tables_of(found):
+        for table in tables_of(simulated):
             drawn = Table(title=table.title, title_justify="left", caption_justify="left")
             for head in table.heads:
                 drawn.add_column(head, overflow="fold")

@@ -114,7 +114,7 @@ def _print_plan(trial: PreparedTrial) -> None:
     num_requests, num_sessions = len(survey.requests), len(survey.sessions)
     sampled = "" if trial.sample.scale == 1.0 else f" in the first {trial.sample.num_sampled:,} lines"
     span = span_text((survey.last - survey.first).total_seconds())
-    candidates = ", ".join(each.name for each in trial.config.endpoints[inputs.endpoint].candidates)
+    candidates = ", ".join(candidate.name for candidate in trial.config.endpoints[inputs.endpoint].candidates)
     labels = ", ".join(trial.slicing.slice_by)
     slices = labels if trial.slicing.is_divided else f"none ({labels}: one value)"
     reach = f"ENABLE needs {trial.min_timed:,} or more"
@@ -205,5 +205,7 @@ def _still_wanted(trial: PreparedTrial, decisions: Sequence[Decision]) -> dict[s
     serves = "the engine that serves" if is_in_process(engine) else engine
     latency = f"latency measured on {serves}, through two servers (docs/servers.md)"
     return {
-        each.config.name: [*needed_for_promotion(each, policy), latency] for each in decisions if not each.slice_key
+        decision.config.name: [*needed_for_promotion(decision, policy), latency]
+        for decision in decisions
+        if not decision.slice_key
     }

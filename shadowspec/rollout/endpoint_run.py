@@ -94,9 +94,9 @@ def advance_rollouts(
     """
     with store.endpoint_lock(endpoint):
         standing = {rollout.concurrency: rollout for rollout in store.rollouts(endpoint)}
-        found = read_endpoint_decisions(store, endpoint, gate_policy, now, latest)
-        controls = read_controls(store, endpoint, found, list(standing.values()), policy)
-        steps = next_steps(endpoint, found, list(standing.values()), policy, now, controls)
+        decisions = read_endpoint_decisions(store, endpoint, gate_policy, now, latest)
+        controls = read_controls(store, endpoint, decisions, list(standing.values()), policy)
+        steps = next_steps(endpoint, decisions, list(standing.values()), policy, now, controls)
         changed = [step.rollout for step in steps if step.is_change(standing.get(step.rollout.concurrency))]
         if changed:
             store.append_rollouts(changed)
@@ -105,7 +105,7 @@ def advance_rollouts(
 
 def next_steps(
     endpoint: str,
-    found: EndpointDecisions,
+    decisions: EndpointDecisions,
     standing: Sequence[Rollout],
     policy: RolloutPolicy,
     now: datetime,
@@ -114,12 +114,12 @@ def next_steps(
     """One step per load that was decided, by load; an ENABLE of a replaced fingerprint does not count."""
     current = {rollout.concurrency: rollout for rollout in standing}
     steps = []
-    for concurrency in sorted({each.decision.concurrency for each in found.latest}):
-        here = [each for each in found.latest if each.decision.concurrency == concurrency]
-        here = [each for each in here if each.is_current or each.decision.verdict is not Verdict.ENABLE]
+    for concurrency in sorted({newest.decision.concurrency for newest in decisions.latest}):
+        here = [newest for newest in decisions.latest if newest.decision.concurrency == concurrency]
+        here = [newest for newest in here if newest.is_current or newest.decision.verdict is not Verdict.ENABLE]
         before = current.get(concurrency)
         fingerprint = before.fingerprint if before is not None else None
-        served = [each.decision for each in here if each.decision.fingerprint == fingerprint]
+        served = [newest.decision for newest in here if newest.decision.fingerprint == fingerprint]
         look = StageLook(
             endpoint,
             concurrency,
@@ -127,7 +127,7 @@ def next_steps(
             now,
             _alarms(served),
             _shares(served),
-            found.overrides,
+            decisions.overrides,
             controls.get(concurrency),
         )
         steps.append(next_step(before, look, policy))
@@ -136,18 +136,18 @@ def next_steps(
 
 def _alarms(decisions: Sequence[Decision]) -> tuple[str, ...]:
     """Names of the firing detectors of the config that is rolled out: alarms of slices, and advice."""
-    found = []
+    alarms = []
     for decision in decisions:
         where = slice_title(decision.slice_key)
         if decision.reason_code == ReasonCode.DRIFT:
-            found.append(f"drift in {where}")
+            alarms.append(f"drift in {where}")
         elif decision.drift is not None and decision.drift.advice:
-            found.append(f"{decision.drift.advice} declining in {where}")
-    return tuple(sorted(found))
+            alarms.append(f"{decision.drift.advice} declining in {where}")
+    return tuple(sorted(alarms))
 
 
 def read_controls(
-    store: Store, endpoint: str, found: EndpointDecisions, standing: Sequence[Rollout], policy: RolloutPolicy
+    store: Store, endpoint: str, decisions: EndpointDecisions, standing: Sequence[Rollout], policy: RolloutPolicy
 ) -> dict[int, Control]:
     """Production's pools compared since each stage that serves speculation began, by load; empty without a plain pool.
 
@@ -160,7 +160,7 @@ def read_controls(
     return {
         rollout.concurrency: compare_pools(
             (window for window in windows if window.began_at >= rollout.since),
-            _promised_speedup(found, rollout),
+            _promised_speedup(decisions, rollout),
             policy,
         )
         for rollout in served
@@ -173,15 +173,15 @@ def read_endpoint_controls(
     """The same with the endpoint's decisions of now."""
     if not policy.has_control:
         return {}
-    found = read_endpoint_decisions(store, endpoint, gate_policy, datetime.now(UTC))
-    return read_controls(store, endpoint, found, store.rollouts(endpoint), policy)
+    decisions = read_endpoint_decisions(store, endpoint, gate_policy, datetime.now(UTC))
+    return read_controls(store, endpoint, decisions, store.rollouts(endpoint), policy)
 
 
-def _promised_speedup(found: EndpointDecisions, rollout: Rollout) -> float | None:
+def _promised_speedup(decisions: EndpointDecisions, rollout: Rollout) -> float | None:
     """The lower bound of the whole endpoint's speedup in the shadow, with the config that is rolled out."""
     served = WHOLE_ENDPOINT, rollout.concurrency, rollout.fingerprint
-    for each in found.latest:
-        decision = each.decision
+    for newest in decisions.latest:
+        decision = newest.decision
         if (decision.slice_key, decision.concurrency, decision.fingerprint) == served:
             speedup = decision.find_test("speedup")
             return None if speedup is None else speedup.lower

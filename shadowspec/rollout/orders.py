@@ -59,7 +59,7 @@ def set_override(
         raise UsageError(f"endpoint {override.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {known_labels})")
     traffic = store.traffic(override.endpoint)
     asked = parse_slice_key(override.slice_key).items()
-    seen = {each.slice_key for each in traffic} | {each.slice_key for each in decisions}
+    seen = {hypothesis.slice_key for hypothesis in traffic} | {hypothesis.slice_key for hypothesis in decisions}
     seen.discard("")
     if asked and not allow_unseen and not any(asked <= parse_slice_key(key).items() for key in seen):
         wanted, known_slices = slice_title(override.slice_key), "; ".join(map(slice_title, sorted(seen)[:MAX_SEEN]))
@@ -67,7 +67,9 @@ def set_override(
             f"no measured record of endpoint {override.endpoint!r} has {plain_text(wanted)} (seen: "
             f"{plain_text(known_slices or 'none')}); correct it, or give --allow-unseen to cover future records"
         )
-    known_loads = {each.concurrency for each in traffic} | {each.concurrency for each in decisions}
+    known_loads = {hypothesis.concurrency for hypothesis in traffic} | {
+        hypothesis.concurrency for hypothesis in decisions
+    }
     known_loads.update(loads.get(override.endpoint, ()))
     if override.concurrency is not None and not allow_unseen and override.concurrency not in known_loads:
         shown = ", ".join(map(str, sorted(known_loads))) or "none"

@@ -125,8 +125,8 @@ def take(
     wanted = _unnest_rows(columns, rows)
     ctid: ColumnElement[Any] = literal_column(f"{table.name}.ctid")
     of_row = (column == wanted.c[column.name] for column in columns)
-    found = select(ctid.label("place")).select_from(table).where(same, *of_row).offset(0).lateral()
-    places = select(found.c.place).select_from(wanted.join(found, true())).scalar_subquery()
+    place = select(ctid.label("place")).select_from(table).where(same, *of_row).offset(0).lateral()
+    places = select(place.c.place).select_from(wanted.join(place, true())).scalar_subquery()
     connection.exec_driver_sql("SET LOCAL enable_seqscan TO off")
     taken = connection.execute(gone.where(ctid == func.any(func.array(places)))).mappings().all()
     connection.exec_driver_sql("SET LOCAL enable_seqscan TO DEFAULT")
@@ -137,7 +137,7 @@ def _unnest_rows(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> TableVa
     """Rows as the server unnests them."""
     literals = [_array(column.type, values) for column, values in zip(columns, zip(*rows, strict=True), strict=True)]
     arrays = [
-        cast(literal(each, Text), postgresql.ARRAY(column.type)) for each, column in zip(literals, columns, strict=True)
+        cast(literal(text, Text), postgresql.ARRAY(column.type)) for text, column in zip(literals, columns, strict=True)
     ]
     return func.unnest(*arrays).table_valued(*(column.name for column in columns)).render_derived()
 
@@ -220,6 +220,6 @@ def distinct_keys(columns: Sequence[Column[Any]], *where: ColumnElement[bool]) -
     """
     first = select(*columns).where(*where).order_by(*columns).limit(1)
     keys = first.cte("keys", recursive=True)
-    is_later = tuple_(*columns) > tuple_(*(keys.c[each.name] for each in columns))
+    is_later = tuple_(*columns) > tuple_(*(keys.c[column.name] for column in columns))
     following = select(*columns).where(*where, is_later).order_by(*columns).limit(1).lateral("following")
     return keys.union_all(select(following).select_from(keys.join(following, true())))

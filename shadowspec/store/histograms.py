@@ -49,14 +49,14 @@ class Histogram:
         if total <= 0:
             return None
         reached = 0.0
-        found = max(figures)
+        bin_number = max(figures)
         for number in sorted(figures):
             reached += figures[number]
             if reached >= share * total and figures[number] > 0:
-                found = number
+                bin_number = number
                 break
         return Quantile(
-            estimate=GROWTH ** (found + 0.5),
-            lower=0.0 if found == LOWEST_BIN else GROWTH**found,
-            upper=math.inf if found == HIGHEST_BIN else GROWTH ** (found + 1),
+            estimate=GROWTH ** (bin_number + 0.5),
+            lower=0.0 if bin_number == LOWEST_BIN else GROWTH**bin_number,
+            upper=math.inf if bin_number == HIGHEST_BIN else GROWTH ** (bin_number + 1),
         )

@@ -109,7 +109,7 @@ class Rollup:
     @property
     def counts(self) -> SpeculationCounts:
         """The pooled counts, of which `shadowspec.metrics` forms ratios."""
-        names = (each.name for each in fields(SpeculationCounts))
+        names = (count.name for count in fields(SpeculationCounts))
         sums = {name: getattr(self.sums, name) for name in names if hasattr(self.sums, name)}
         return SpeculationCounts(
             num_accepted_tokens_per_pos=self.num_accepted_tokens_per_pos,
@@ -156,12 +156,12 @@ def additions(runs: Iterable[tuple[Run, BlockResult, StoredRecord]]) -> dict[Rol
     Raises:
         StoreError: an inclusion rate is not above 0 and at most 1.
     """
-    found: dict[RollupKey, Addition] = {}
+    additions: dict[RollupKey, Addition] = {}
     for run, result, record in runs:
         block, hour = result.block, hour_of(event_time(result, record))
         key = RollupKey(block.endpoint, hour, block.slice_key, run.fingerprint, block.concurrency)
-        _add_run(found.setdefault(key, Addition()), run, weight_of(record))
-    return found
+        _add_run(additions.setdefault(key, Addition()), run, weight_of(record))
+    return additions
 
 
 def hour_of(time: datetime) -> datetime:

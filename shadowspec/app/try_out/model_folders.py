@@ -31,7 +31,7 @@ def require_model_folder(option: str, path: Path) -> None:
     if not path.is_dir():
         raise ModelError(f"{name}: no such folder; {download_remedy(path)} and give {WANTED}")
     try:
-        files = {each.name for each in path.iterdir()}
+        files = {file.name for file in path.iterdir()}
         config = (path / "config.json").read_text(encoding="utf-8") if "config.json" in files else None
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{name}: cannot be read ({getattr(error, 'strerror', 'config.json is not text')})") from error
@@ -42,8 +42,10 @@ def require_model_folder(option: str, path: Path) -> None:
         raise ModelError(f"{name}: has no tokenizer ({TOKENIZERS[0]}); copy the tokenizer's files into it")
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        found = next((kind for pattern, kind in OTHER_WEIGHTS.items() if any(path.glob(pattern))), None)
-        more = "" if found is None else f" but {found} weights; save the model as safetensors (save_pretrained)"
+        other_kind = next((kind for pattern, kind in OTHER_WEIGHTS.items() if any(path.glob(pattern))), None)
+        more = (
+            "" if other_kind is None else f" but {other_kind} weights; save the model as safetensors (save_pretrained)"
+        )
         raise ModelError(f"{name}: has no weights in *.safetensors{more or '; download them'}")
     _require_shards(name, path)
     for file in weights:
@@ -84,8 +86,8 @@ def _problem(file: Path) -> str | None:
             return "no safetensors file, or cut short; download the weights again"
         opened.seek(HEADER_LENGTH_BYTES)
         try:
-            tensors = [each for name, each in json.loads(opened.read(length)).items() if name != "__metadata__"]
-            end = HEADER_LENGTH_BYTES + length + max((each["data_offsets"][1] for each in tensors), default=0)
+            tensors = [tensor for name, tensor in json.loads(opened.read(length)).items() if name != "__metadata__"]
+            end = HEADER_LENGTH_BYTES + length + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             return "no safetensors file; download the weights again"
     return f"cut short ({size:,} of {end:,} bytes); download the weights again" if size < end else None

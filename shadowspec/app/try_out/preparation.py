@@ -157,11 +157,11 @@ def _is_taken_up(inputs: TrialInputs, out: Path) -> bool:
     path = out / CONFIG
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: is a file; give a folder")
-    found = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    if found.startswith(inputs.header):
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if text.startswith(inputs.header):
         return True
-    if found or (out / DATABASE).exists():
-        old = zip(found.splitlines(), inputs.header.splitlines(), strict=False)
+    if text or (out / DATABASE).exists():
+        old = zip(text.splitlines(), inputs.header.splitlines(), strict=False)
         line = next((before.removeprefix("# ") for before, now in old if before != now), "another configuration")
         raise UsageError(f"--out {out}: holds another trial ({line}); give another folder with --out, or delete it")
     return False

@@ -58,11 +58,11 @@ def read_sample(path: str) -> Sample:
     joiner = Joiner(DEFAULT_WINDOW)
     opened: list[Opened] = []
     for raw in raws:
-        for each in open_message(raw, MessageFormat.AUTO):
-            opened += joiner.add(each.key, each.half) if each.half is not None else [each]
+        for message in open_message(raw, MessageFormat.AUTO):
+            opened += joiner.add(message.key, message.half) if message.half is not None else [message]
     opened += joiner.drain()
-    if all(each.record is None for each in opened):
-        reasons = Counter(each.error.reason for each in opened if each.error is not None)
+    if all(message.record is None for message in opened):
+        reasons = Counter(message.error.reason for message in opened if message.error is not None)
         raise NoDataError(
             f"{path}: none of its first {plural(len(raws), 'line')} is a record ({_counts(reasons)}); "
             "give JSON lines of mirrored requests (docs/formats.md)"
@@ -79,11 +79,11 @@ def served_models(sample: Sample, given: Sequence[str]) -> ServedModels:
     """
     asked: Counter[str] = Counter()
     answers: dict[str, Counter[str]] = {}
-    for each in sample.opened:
-        if each.record is None:
+    for message in sample.opened:
+        if message.record is None:
             continue
-        answer = each.record.in_response("model")
-        name = each.record.model or answer
+        answer = message.record.in_response("model")
+        name = message.record.model or answer
         if isinstance(name, str) and name:
             asked[name] += 1
             if isinstance(answer, str) and answer:
@@ -97,6 +97,6 @@ def served_models(sample: Sample, given: Sequence[str]) -> ServedModels:
     return ServedModels(tuple(names), Counter({name: number for name, number in asked.items() if name not in names}))
 
 
-def _counts(found: Counter[str]) -> str:
-    shown = ", ".join(f"{plain_text(name)}: {number}" for name, number in found.most_common(SHOWN_MODELS))
-    return shown + (", ..." if len(found) > SHOWN_MODELS else "")
+def _counts(answers: Counter[str]) -> str:
+    shown = ", ".join(f"{plain_text(name)}: {number}" for name, number in answers.most_common(SHOWN_MODELS))
+    return shown + (", ..." if len(answers) > SHOWN_MODELS else "")

@@ -110,10 +110,10 @@ class Survey:
 
     def _count(self, slice_by: tuple[str, ...]) -> dict[str, float]:
         """Sessions of the whole file by the slice of their first request."""
-        found: dict[str, float] = defaultdict(float)
+        by_slice: dict[str, float] = defaultdict(float)
         for session in self.sessions:
-            found[format_slice_key(session[0].labels, slice_by)] += self.scale
-        return found
+            by_slice[format_slice_key(session[0].labels, slice_by)] += self.scale
+        return by_slice
 
 
 def survey_endpoints(
@@ -129,7 +129,7 @@ def survey_endpoints(
     sessions: dict[str, dict[str, list[UsableRequest]]] = defaultdict(lambda: defaultdict(list))
     refused: dict[str, Counter[str]] = defaultdict(Counter)
     times: dict[str, list[datetime]] = defaultdict(list)
-    for reading in reader.read((each, NO_HINTS) for each in sample.opened):
+    for reading in reader.read((message, NO_HINTS) for message in sample.opened):
         if reading.error is not None:
             refused[reading.rule.name if reading.is_placed else ""][reading.error.reason] += 1
             continue
@@ -138,8 +138,10 @@ def survey_endpoints(
         sessions[reading.rule.name][reading.unit_key].append(request)
         times[reading.rule.name].append(reading.event_time)
     surveys = {
-        name: Survey(tuple(map(tuple, found.values())), refused[name], min(times[name]), max(times[name]), sample.scale)
-        for name, found in sessions.items()
+        name: Survey(
+            tuple(map(tuple, of_endpoint.values())), refused[name], min(times[name]), max(times[name]), sample.scale
+        )
+        for name, of_endpoint in sessions.items()
     }
     return surveys, refused
 

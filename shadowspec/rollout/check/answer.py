@@ -127,7 +127,7 @@ class Answer:
         blocking = {finding.outcome for finding in self.findings if finding.is_blocking}
         if self.problem is not None:
             return Outcome.UNUSABLE
-        return next((each for each in WORST_FIRST if each in blocking), Outcome.ENABLE)
+        return next((outcome for outcome in WORST_FIRST if outcome in blocking), Outcome.ENABLE)
 
     @property
     def verdict_engine(self) -> str:
@@ -154,8 +154,8 @@ class Answer:
     @property
     def blocking(self) -> Sequence[Finding]:
         """The findings that keep the answer from ENABLE, worst first."""
-        found = (finding for finding in self.findings if finding.is_blocking)
-        return sorted(found, key=lambda finding: WORST_FIRST.index(finding.outcome))
+        blocking = (finding for finding in self.findings if finding.is_blocking)
+        return sorted(blocking, key=lambda finding: WORST_FIRST.index(finding.outcome))
 
 
 def refusal(question: Question, problem: str, now: datetime) -> Answer:

@@ -37,7 +37,7 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
         UsageError: there is no such load or label; the message names the existing ones.
         NoDataError: nothing was decided, or not on such slices or such a deployment, or only by a trial policy.
     """
-    decisions = [each.decision for each in inputs.decisions.latest]
+    decisions = [latest.decision for latest in inputs.decisions.latest]
     if not decisions:
         raise NoDataError(f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate`")
     require_promotable(question.endpoint, inputs.decisions)
@@ -46,7 +46,9 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
     fingerprints = _find_expected(question, decisions, inputs)
     answers = [_answer(question, *current, slices, shares, inputs, now) for current in fingerprints.items()]
     best = min(answers, key=_rank)
-    return replace(best, others=tuple((str(each.config_name), each.outcome) for each in answers if each is not best))
+    return replace(
+        best, others=tuple((str(answer.config_name), answer.outcome) for answer in answers if answer is not best)
+    )
 
 
 def _answer(
@@ -74,7 +76,7 @@ def _answer(
         findings.append(find(slice_key, role, fingerprint, shares, share, inputs, question, now))
     findings += _order_findings(question, inputs.decisions.overrides, findings, weights, shares)
     config = inputs.configs.get(fingerprint)
-    serving_engine = next((each.decision.serving_engine for each in inputs.decisions.latest), None)
+    serving_engine = next((latest.decision.serving_engine for latest in inputs.decisions.latest), None)
     return Answer(
         question=question,
         checked_at=now,
@@ -126,15 +128,15 @@ def _slices(question: Question, decisions: Iterable[Decision]) -> list[str]:
         raise UsageError(
             f"endpoint {question.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {plain_text(known_labels)})"
         )
-    found = [key for key in known if question.slice_labels.items() <= parse_slice_key(key).items()]
-    if not found:
+    chosen = [key for key in known if question.slice_labels.items() <= parse_slice_key(key).items()]
+    if not chosen:
         asked = ", ".join(f"{name}={value}" for name, value in question.slice_labels.items())
         more = f" and {plural(len(known) - MAX_NAMED, 'other')}" if len(known) > MAX_NAMED else ""
         raise NoDataError(
             f"endpoint {question.endpoint!r}: nothing has been decided on a slice with {plain_text(asked)} "
             f"(decided: {plain_text('; '.join(map(slice_title, known[:MAX_NAMED])))}{more})"
         )
-    return found
+    return chosen
 
 
 def _find_expected(question: Question, decisions: Sequence[Decision], inputs: CheckInput) -> dict[str, str]:

@@ -36,7 +36,7 @@ def find(
         _load(slice_key, concurrency, share, fingerprint, inputs, question, now)
         for concurrency, share in sorted(shares.items())
     )
-    by_outcome = {each: sum(load.share for load in loads if load.outcome is each) for each in Outcome}
+    by_outcome = {outcome: sum(load.share for load in loads if load.outcome is outcome) for outcome in Outcome}
     speedup, is_proven = _speedup(loads, inputs.log_speedup_clip)
     if bears_on_endpoint(by_outcome[Outcome.DISABLE]):
         outcome = Outcome.DISABLE
@@ -83,14 +83,14 @@ def _load(
     now: datetime,
 ) -> LoadFinding:
     here = [
-        each
-        for each in inputs.decisions.latest
-        if (each.decision.slice_key, each.decision.concurrency) == (slice_key, concurrency)
+        latest
+        for latest in inputs.decisions.latest
+        if (latest.decision.slice_key, latest.decision.concurrency) == (slice_key, concurrency)
     ]
-    found = next((each for each in here if each.is_current and each.decision.fingerprint == fingerprint), None)
-    if found is None:
+    own = next((latest for latest in here if latest.is_current and latest.decision.fingerprint == fingerprint), None)
+    if own is None:
         return LoadFinding(concurrency, share, None, None, _explain_unjudged(here, fingerprint, inputs))
-    decision, evidence_at = found.decision, found.evidence_at
+    decision, evidence_at = own.decision, own.evidence_at
     age = None if evidence_at is None else max(now - evidence_at, timedelta(0))
     problem = _staleness(decision, age, question.max_age, now) if is_stale(evidence_at, question.max_age, now) else None
     return LoadFinding(concurrency, share, decision, age, problem)
@@ -99,7 +99,7 @@ def _load(
 def _explain_unjudged(here: Sequence[LatestDecision], fingerprint: str, inputs: CheckInput) -> str | None:
     """A note where only another fingerprint of the same candidate was decided; None without one."""
     config = inputs.configs.get(fingerprint)
-    if config is None or config.config.name not in {each.decision.config.name for each in here}:
+    if config is None or config.config.name not in {latest.decision.config.name for latest in here}:
         return None
     name = config.config.name
     return f"{name} is measured with fingerprint {fingerprint[:12]} now, which the gate has not judged yet"

@@ -133,8 +133,8 @@ def _months_before(connection: Connection, cut: datetime) -> list[date]:
     """The months that have partitions and end before the cut, oldest first."""
     if connection.dialect.name != "postgresql":
         return []
-    found = map(_PARTITION.match, month_partitions.partition_names(connection))
-    months = sorted(date(int(match[1]), int(match[2]), 1) for match in found if match is not None)
+    matches = map(_PARTITION.match, month_partitions.partition_names(connection))
+    months = sorted(date(int(match[1]), int(match[2]), 1) for match in matches if match is not None)
     return [month for month in months if month_partitions.bounds_ms(month)[1] <= cut.timestamp() * 1000]
 
 
@@ -167,15 +167,15 @@ def _count(connection: Connection, place: Place, cut: datetime) -> int:
 
 def _undecided_endpoints(connection: Connection, places: Sequence[Place], cut: datetime) -> tuple[str, ...]:
     """Endpoints with a hypothesis, of a slice or of the whole, that needs old runs still and is not decided."""
-    found: set[str] = set()
+    endpoints: set[str] = set()
     for (table, is_old), is_needed in itertools.product(places, NEEDED):
         sql = f"SELECT DISTINCT {OF_HYPOTHESIS} FROM {table} AS own WHERE {is_old} AND {is_needed}"  # noqa: S608
         for endpoint, slice_key, concurrency, fingerprint in connection.execute(_statement(sql, cut)):
             standing = decision_reads.read_verdicts(connection, endpoint)
             keys = [(name, concurrency, fingerprint) for name in ("", slice_key)]
             if any(key not in standing or standing[key][0] is Verdict.HOLD for key in keys):
-                found.add(endpoint)
-    return tuple(sorted(found))
+                endpoints.add(endpoint)
+    return tuple(sorted(endpoints))
 
 
 def _drop(engine: Engine, month: date) -> None:

@@ -30,11 +30,11 @@ class StoredKeys:
 
     def take(self, keys: Iterable[SliceKey]) -> list[OpenKey]:
         wanted = _sort_places(set(keys))
-        found: list[OpenKey] = []
+        open_keys: list[OpenKey] = []
         for start in range(0, len(wanted), AT_ONCE):
             part, columns = wanted[start : start + AT_ONCE], [_own.slice_key, _own.key]
-            found += map(_open_key, bulk.take(self._connection, tables.evidence_keys, self._is_ours, columns, part))
-        return found
+            open_keys += map(_open_key, bulk.take(self._connection, tables.evidence_keys, self._is_ours, columns, part))
+        return open_keys
 
     def take_waiting(self, until: datetime | None) -> list[OpenKey]:
         is_due = _own.first_event.is_not(None) if until is None else _own.first_event <= until
@@ -42,7 +42,7 @@ class StoredKeys:
         return [_open_key(row) for row in self._connection.execute(statement).mappings().all()]
 
     def add(self, keys: Iterable[OpenKey]) -> None:
-        by_place = {(each.slice_key, each.key): each for each in keys}
+        by_place = {(open_key.slice_key, open_key.key): open_key for open_key in keys}
         rows = [self._row(by_place[place]) for place in _sort_places(by_place)]
         bulk.insert_new(self._connection, tables.evidence_keys, NAMES, rows)
 
@@ -51,8 +51,8 @@ class StoredKeys:
             and_(_own.is_full, _own.closes_at <= closed_by), and_(~_own.is_full, _own.closes_at < closed_by)
         )
         where = (self._is_ours, _own.first_event.is_not(None), ~is_closed)
-        found: datetime | None = self._connection.scalar(select(func.min(_own.first_event)).where(*where))
-        return found
+        oldest: datetime | None = self._connection.scalar(select(func.min(_own.first_event)).where(*where))
+        return oldest
 
     def forget(self, reopened_by: datetime) -> None:
         # Arrivals without a cluster are late for one in evidence, and wait only to be counted.
@@ -84,7 +84,7 @@ def _open_key(row: RowMapping) -> OpenKey:
     return OpenKey(
         slice_key=row["slice_key"],
         key=row["key"],
-        arrivals=tuple(_arrival(each) for each in row["arrivals"]),
+        arrivals=tuple(_arrival(arrival) for arrival in row["arrivals"]),
         reopens_at=row["reopens_at"],
         first_event=row["first_event"],
         closes_at=row["closes_at"],

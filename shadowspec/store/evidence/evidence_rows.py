@@ -53,68 +53,68 @@ class EvidenceRows:
         seen = select(counts.consumer, counts.source).where(counts.endpoint == self.endpoint).distinct()
         columns = (_ledger.source, _ledger.source_partition, _ledger.first_offset, _ledger.next_offset)
         statement = select(*columns).where(tuple_(_ledger.consumer, _ledger.source).in_(seen))
-        found = self._connection.execute(statement.where(_ledger.first_offset < _ledger.next_offset))
-        return sorted(Span(source, partition, int(start), int(stop)) for source, partition, start, stop in found)
+        rows = self._connection.execute(statement.where(_ledger.first_offset < _ledger.next_offset))
+        return sorted(Span(source, partition, int(start), int(stop)) for source, partition, start, stop in rows)
 
     def ended_places(self) -> frozenset[tuple[str, int]]:
         """Where nothing follows, as a consumer says: files that were read to their end."""
         columns = (_ledger.source, _ledger.source_partition)
-        found = self._connection.execute(select(*columns).where(_ledger.is_ended).distinct())
-        return frozenset((source, partition) for source, partition in found)
+        rows = self._connection.execute(select(*columns).where(_ledger.is_ended).distinct())
+        return frozenset((source, partition) for source, partition in rows)
 
     def first_offset(self, span: Span) -> int | None:
         """The first offset in the span with a stored record of any endpoint; None without one."""
         statement = select(func.min(_records.source_offset)).where(_match_span(tables.records.c, span))
-        found = self._connection.scalar(statement)
-        return None if found is None else int(found)
+        first_offset = self._connection.scalar(statement)
+        return None if first_offset is None else int(first_offset)
 
     def num_rows(self, spans: Iterable[Span]) -> tuple[int, int]:
         totals = [0, 0]
         for span in spans:
             for number, table in enumerate((tables.records, tables.runs)):
                 where = (_match_span(table.c, span), table.c.endpoint == self.endpoint)
-                found = self._connection.scalar(select(func.count()).select_from(table).where(*where))
-                totals[number] += int(found or 0)
+                number_of_rows = self._connection.scalar(select(func.count()).select_from(table).where(*where))
+                totals[number] += int(number_of_rows or 0)
         return totals[0], totals[1]
 
     def records(self, spans: Iterable[Span]) -> list[StoredRecord]:
-        found: list[StoredRecord] = []
+        records: list[StoredRecord] = []
         for span in spans:
             where = _match_span(_records, span), _records.endpoint == self.endpoint
-            found += row_reads.read_records_where(self._connection, *where)
-        return found
+            records += row_reads.read_records_where(self._connection, *where)
+        return records
 
     def runs(self, spans: Iterable[Span]) -> list[Run]:
         """The endpoint's runs of the records in the spans, by span."""
-        found: list[Run] = []
+        runs: list[Run] = []
         for span in spans:
-            found += row_reads.read_runs_where(
+            runs += row_reads.read_runs_where(
                 self._connection, _match_span(_runs, span), _runs.endpoint == self.endpoint
             )
-        return found
+        return runs
 
     def runs_of(self, keys: Sequence[RecordKey]) -> list[Run]:
-        found: list[Run] = []
+        runs: list[Run] = []
         for part in _split(sorted(set(keys))):
             condition = bulk.one_of(self._connection, [_runs[name] for name in RECORD_KEY], part)
-            found += row_reads.read_runs_where(self._connection, condition, _runs.endpoint == self.endpoint)
-        return found
+            runs += row_reads.read_runs_where(self._connection, condition, _runs.endpoint == self.endpoint)
+        return runs
 
     def records_of(self, keys: Sequence[RecordKey]) -> list[StoredRecord]:
         """These records, as far as they are stored."""
-        found: list[StoredRecord] = []
+        records: list[StoredRecord] = []
         for part in _split(sorted(set(keys))):
             condition = bulk.one_of(self._connection, [_records[name] for name in RECORD_KEY], part)
-            found += row_reads.read_records_where(self._connection, condition)
-        return found
+            records += row_reads.read_records_where(self._connection, condition)
+        return records
 
     def blocks(self, block_ids: Iterable[str]) -> dict[str, tuple[StoredBlock, int]]:
         """These blocks by id, each with the number of runs that it was stored with."""
         wanted = sorted(set(block_ids))
-        found: dict[str, tuple[StoredBlock, int]] = {}
+        blocks: dict[str, tuple[StoredBlock, int]] = {}
         for start in range(0, len(wanted), KEYS_AT_ONCE):
-            found |= row_reads.read_blocks_of(self._connection, wanted[start : start + KEYS_AT_ONCE])
-        return found
+            blocks |= row_reads.read_blocks_of(self._connection, wanted[start : start + KEYS_AT_ONCE])
+        return blocks
 
     def key_columns(
         self, slice_key: str, until: datetime, counters: Iterable[FunnelCounter]
@@ -146,10 +146,10 @@ class EvidenceRows:
         condition = columns.endpoint == self.endpoint
         begun = select(func.max(columns.fold_id)).where(condition, columns.begins.is_not(None)).scalar_subquery()
         sums = func.sum(columns.num_records), func.sum(columns.num_runs)
-        found = self._connection.execute(
+        totals = self._connection.execute(
             select(*sums).where(condition, columns.fold_id >= func.coalesce(begun, 0))
         ).one()
-        return int(found[0] or 0), int(found[1] or 0)
+        return int(totals[0] or 0), int(totals[1] or 0)
 
     def folds_until(self, fold_id: int) -> list[Fold]:
         """The folds that the evidence of this one rests on, oldest first: from where it last restarted."""

@@ -59,25 +59,25 @@ class EvidenceSession(EvidenceRows):
         key = (columns.endpoint, columns.slice_key, columns.concurrency, columns.fingerprint)
         if not changed:
             return
-        named = [(each.slice_key, each.concurrency, each.fingerprint) for each in changed]
+        named = [(evidence.slice_key, evidence.concurrency, evidence.fingerprint) for evidence in changed]
         same = bulk.one_of(self._connection, key[1:], named)
         self._connection.execute(delete(tables.evidence).where(columns.endpoint == self.endpoint, same))
         names = [column.name for column in key]
         values = [
-            dict(zip(names, (self.endpoint, each.slice_key, each.concurrency, each.fingerprint), strict=True))
-            | {"document": dict(each.document), "tables": each.tables}
-            for each in changed
+            dict(
+                zip(names, (self.endpoint, evidence.slice_key, evidence.concurrency, evidence.fingerprint), strict=True)
+            )
+            | {"document": dict(evidence.document), "tables": evidence.tables}
+            for evidence in changed
         ]
         self._connection.execute(insert(tables.evidence), values)
 
     def open_blocks(self) -> dict[str, OpenBlock]:
         columns = tables.evidence_blocks.c
-        found = self._connection.execute(
-            select(columns.block_id, columns.runs).where(columns.endpoint == self.endpoint)
-        )
+        rows = self._connection.execute(select(columns.block_id, columns.runs).where(columns.endpoint == self.endpoint))
         return {
             block_id: OpenBlock(tuple(RecordKey(*key) for key in kept["keys"]), datetime.fromisoformat(kept["newest"]))
-            for block_id, kept in found
+            for block_id, kept in rows
         }
 
     def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
@@ -193,15 +193,15 @@ def read_snapshot(connection: Connection, endpoint: str) -> EvidenceSnapshot:
 def read_slice_evidence(connection: Connection, endpoint: str, slice_key: str) -> list[StoredEvidence]:
     """The folded evidence of one slice ("": the whole endpoint) at every load and of every config, sorted."""
     columns = tables.evidence.c
-    found = _read_evidence(connection, and_(columns.endpoint == endpoint, columns.slice_key == slice_key))
-    return sorted(found, key=lambda each: (each.concurrency, each.fingerprint))
+    evidence = _read_evidence(connection, and_(columns.endpoint == endpoint, columns.slice_key == slice_key))
+    return sorted(evidence, key=lambda row: (row.concurrency, row.fingerprint))
 
 
 def _read_evidence(connection: Connection, condition: ColumnElement[bool]) -> list[StoredEvidence]:
     names = ("slice_key", "concurrency", "fingerprint", "document", "tables")
     statement = select(*(tables.evidence.c[name] for name in names)).where(condition)
-    found = connection.execute(statement, execution_options={"shadowspec_binary": True})
-    return [StoredEvidence(*row) for row in found]
+    rows = connection.execute(statement, execution_options={"shadowspec_binary": True})
+    return [StoredEvidence(*row) for row in rows]
 
 
 def _read_progress(connection: Connection, endpoint: str, *, is_locked: bool = False) -> EndpointProgress | None:
@@ -222,5 +222,5 @@ def _read_cursors(connection: Connection, endpoint: str) -> tuple[Span, ...]:
         cursor_columns.start_offset,
         cursor_columns.folded_offset,
     )
-    found = connection.execute(select(*columns).where(cursor_columns.endpoint == endpoint))
-    return tuple(sorted(Span(source, partition, int(start), int(stop)) for source, partition, start, stop in found))
+    rows = connection.execute(select(*columns).where(cursor_columns.endpoint == endpoint))
+    return tuple(sorted(Span(source, partition, int(start), int(stop)) for source, partition, start, stop in rows))

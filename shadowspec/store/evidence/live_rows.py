@@ -78,8 +78,8 @@ def read_windows(
         statement = statement.where(window_columns.ended_at < until)
     if replicas is not None:
         statement = statement.where(window_columns.replica.in_(sorted(replicas)))
-    found = [_window(row) for row in connection.execute(statement.limit(limit)).mappings()]
-    return found[::-1]
+    windows = [_window(row) for row in connection.execute(statement.limit(limit)).mappings()]
+    return windows[::-1]
 
 
 class LiveSession:
@@ -98,15 +98,15 @@ class LiveSession:
         The new ones are added to their hours: a window that was kept before is in its hour already.
         """
         columns = live_replicas.c
-        names = [each.replica for each in replicas]
+        names = [replica.replica for replica in replicas]
         self._connection.execute(
             delete(live_replicas).where(columns.endpoint == self._endpoint, columns.replica.in_(names))
         )
         if replicas:
-            values = [{"endpoint": self._endpoint, **_replica_row(each)} for each in replicas]
+            values = [{"endpoint": self._endpoint, **_replica_row(replica)} for replica in replicas]
             self._connection.execute(insert(live_replicas), values)
-        by_key = {(each.replica, each.ended_at): each for each in windows}
-        rows = [(self._endpoint, *_window_row(each)) for each in by_key.values()]
+        by_key = {(window.replica, window.ended_at): window for window in windows}
+        rows = [(self._endpoint, *_window_row(window)) for window in by_key.values()]
         kept = bulk.insert_new(self._connection, live_windows, _WINDOW, rows)
         add_windows(self._connection, self._endpoint, [by_key[replica, ended_at] for _, replica, ended_at in kept])
         return len(kept)
@@ -208,9 +208,9 @@ def _sum_bins(rows: Sequence[LiveCounts], name: str) -> Buckets | None:
     if not buckets:
         return None
     bounds = buckets[-1].bounds
-    alike = [each for each in buckets if each.bounds == bounds]
-    sums_us = [each.sum_us for each in alike if each.sum_us is not None]
-    columns = zip(*(each.counts for each in alike), strict=True)
+    alike = [bucket for bucket in buckets if bucket.bounds == bounds]
+    sums_us = [bucket.sum_us for bucket in alike if bucket.sum_us is not None]
+    columns = zip(*(bucket.counts for bucket in alike), strict=True)
     return Buckets(bounds, tuple(map(sum, columns)), sum(sums_us) if len(sums_us) == len(alike) else None)
 
 
@@ -228,16 +228,16 @@ def add_windows(connection: Connection, endpoint: str, windows: Iterable[LiveWin
     if not new:
         return
     columns = live_hours.c
-    is_one = bulk.one_of(connection, [columns[name] for name in _HOUR_KEY], [each.key for each in new])
+    is_one = bulk.one_of(connection, [columns[name] for name in _HOUR_KEY], [hour.key for hour in new])
     rows = connection.execute(select(live_hours).where(columns.endpoint == endpoint, is_one)).mappings()
-    stored = {each.key: each for each in map(_hour, rows)}
-    for each in new:
-        known = stored.get(each.key)
+    stored = {hour.key: hour for hour in map(_hour, rows)}
+    for hour in new:
+        known = stored.get(hour.key)
         if known is None:
-            connection.execute(insert(live_hours).values(_hour_row(endpoint, each)))
+            connection.execute(insert(live_hours).values(_hour_row(endpoint, hour)))
             continue
-        same = (columns[name] == value for name, value in zip(_HOUR_KEY, each.key, strict=True))
-        whole = _hour_row(endpoint, _merge([known, each]))
+        same = (columns[name] == value for name, value in zip(_HOUR_KEY, hour.key, strict=True))
+        whole = _hour_row(endpoint, _merge([known, hour]))
         connection.execute(update(live_hours).where(columns.endpoint == endpoint, *same).values(whole))
 
 
@@ -295,7 +295,7 @@ def read_counts(document: Mapping[Any, Any]) -> LiveCounts:
         **{name: document.get(name) for name in COUNTS},
         num_accepted_tokens_per_pos=tuple(document["num_accepted_tokens_per_pos"]),
         latencies={
-            name: Buckets(tuple(item[0]), tuple(item[1]), *item[2:])
-            for name, item in document.get("latencies", {}).items()
+            name: Buckets(tuple(buckets[0]), tuple(buckets[1]), *buckets[2:])
+            for name, buckets in document.get("latencies", {}).items()
         },
     )

@@ -111,7 +111,7 @@ def read_position_counts(
 ) -> SpeculationCounts | None:
     """The counts of one slice (None: all of them) at one load and config, summed; None without counts."""
     where = _match_hypothesis(endpoint, slice_key, concurrency, fingerprint, since)
-    names = [each.name for each in fields(SpeculationCounts) if each.name in _rollups]
+    names = [count.name for count in fields(SpeculationCounts) if count.name in _rollups]
     sums = connection.execute(select(*(func.sum(_rollups[name]) for name in names)).where(*where)).one()
     if not sums[0]:
         return None

@@ -166,7 +166,7 @@ def read_advice_changes(
     of_chosen = tables.decisions.join(chosen, chosen.c.decision_id == _decisions.decision_id)
     columns = (_decisions.decision_id, *_HYPOTHESIS, _decisions.decided_at, _decisions.document)
     statement = select(*columns, *(chosen.c[name] for name in ("advice", "shift", "is_new_advice", "is_new_shift")))
-    found = connection.execute(statement.select_from(of_chosen).order_by(_decisions.decision_id.desc())).mappings()
+    rows = connection.execute(statement.select_from(of_chosen).order_by(_decisions.decision_id.desc())).mappings()
     return [
         AdviceChange(
             **{name: row[name] for name in ("decision_id", *tables.HYPOTHESIS)},
@@ -177,7 +177,7 @@ def read_advice_changes(
             decided_at=row["decided_at"],
             mix_change=read_mix_change(row["document"]),
         )
-        for row in found
+        for row in rows
     ]
 
 
@@ -199,6 +199,6 @@ def _select_previous(
     value: ColumnElement[Any], source: Any = _decisions, *where: ColumnElement[bool]
 ) -> ColumnElement[Any]:
     """The newest decision before the row `own` on its hypothesis; evaluated only where it is needed."""
-    found = select(value).where(*(_before[column.name] == source[column.name] for column in _HYPOTHESIS), *where)
-    newest = found.where(_before.decision_id < source.decision_id).order_by(_before.decision_id.desc()).limit(1)
+    earlier = select(value).where(*(_before[column.name] == source[column.name] for column in _HYPOTHESIS), *where)
+    newest = earlier.where(_before.decision_id < source.decision_id).order_by(_before.decision_id.desc()).limit(1)
     return newest.scalar_subquery()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, select, true
 
@@ -27,9 +28,9 @@ def read_latest_decisions(connection: Connection, endpoint: str | None = None) -
 
 def read_decisions(connection: Connection, ids: Sequence[int]) -> list[Decision]:
     """These decisions, sorted by endpoint, slice, load and fingerprint."""
-    found = connection.execute(select(decisions).where(decisions.c.decision_id.in_(ids))).mappings().all()
-    values = _read_values(connection, found, ids)
-    return sorted(values, key=lambda each: (each.endpoint, each.slice_key, each.concurrency, each.fingerprint))
+    rows = connection.execute(select(decisions).where(decisions.c.decision_id.in_(ids))).mappings().all()
+    values = _read_values(connection, rows, ids)
+    return sorted(values, key=attrgetter("endpoint", "slice_key", "concurrency", "fingerprint"))
 
 
 def read_decisions_on(connection: Connection, decision: Decision) -> list[tuple[int | None, Decision]]:
@@ -51,17 +52,17 @@ def read_decision(connection: Connection, decision_id: int) -> tuple[int | None,
 def _read_with_folds(connection: Connection, *where: ColumnElement[bool]) -> list[tuple[int | None, Decision]]:
     """The decisions that match, oldest first, each with the id of its fold."""
     statement = select(decisions).where(*where).order_by(decisions.c.decision_id)
-    found = connection.execute(statement).mappings().all()
-    values = _read_values(connection, found, select(decisions.c.decision_id).where(*where))
-    return [(row["fold_id"], decision) for row, decision in zip(found, values, strict=True)]
+    rows = connection.execute(statement).mappings().all()
+    values = _read_values(connection, rows, select(decisions.c.decision_id).where(*where))
+    return [(row["fold_id"], decision) for row, decision in zip(rows, values, strict=True)]
 
 
 def _read_values(
-    connection: Connection, found: Sequence[RowMapping], ids: Select[tuple[int]] | Sequence[int]
+    connection: Connection, rows: Sequence[RowMapping], ids: Select[tuple[int]] | Sequence[int]
 ) -> list[Decision]:
     """The decisions of these rows, whose ids are `ids`, with their tests."""
     tests = _read_tests(connection, ids)
-    configs = read_fingerprints(connection) if found else {}
+    configs = read_fingerprints(connection) if rows else {}
     return [
         decision_documents.read_decision(
             {name: row[name] for name in (*row_values.DECISION, "decision_id")}
@@ -72,7 +73,7 @@ def _read_values(
             },
             row["document"],
         )
-        for row in found
+        for row in rows
     ]
 
 
@@ -83,8 +84,8 @@ def read_verdicts(connection: Connection, endpoint: str) -> dict[tuple[str, int,
     """
     columns = [decisions.c[name] for name in ("slice_key", "concurrency", "fingerprint", "verdict", "reason_code")]
     latest = decisions.c.decision_id.in_(_read_latest_ids(connection, endpoint))
-    found = connection.execute(select(*columns).where(latest))
-    return {(row[0], row[1], row[2]): (Verdict(row[3]), row[4]) for row in found}
+    rows = connection.execute(select(*columns).where(latest))
+    return {(row[0], row[1], row[2]): (Verdict(row[3]), row[4]) for row in rows}
 
 
 def read_decisions_at(connection: Connection, moment: datetime) -> list[Decision]:

@@ -19,10 +19,10 @@ def read_finished_records(
     connection: Connection, partition: PartitionId, from_offset: int
 ) -> dict[RecordKey, StoredRecord]:
     """The stored records of a partition from an offset on: they were finished before earlier ones were."""
-    found = row_reads.read_records_where(
+    records = row_reads.read_records_where(
         connection, *_match_partition(partition), _records.source_offset >= from_offset
     )
-    return {record.key: record for record in found}
+    return {record.key: record for record in records}
 
 
 def read_unit_memories(

@@ -62,14 +62,14 @@ def read_group_sums(
     if step is not None:
         key.append(_step_start(connection, step))
     statement = select(*key, *(func.sum(_rollups[name]) for name in names)).where(*where).group_by(*key)
-    found = [_group_sums(endpoint, row, names, has_time=step is not None) for row in connection.execute(statement)]
+    groups = [_group_sums(endpoint, row, names, has_time=step is not None) for row in connection.execute(statement)]
     return sorted(
-        found,
-        key=lambda each: (
-            each.slice_key,
-            each.fingerprint,
-            each.concurrency,
-            each.start.timestamp() if each.start else 0,
+        groups,
+        key=lambda group: (
+            group.slice_key,
+            group.fingerprint,
+            group.concurrency,
+            group.start.timestamp() if group.start else 0,
         ),
     )
 
@@ -127,11 +127,11 @@ def read_rollups(
     joined = select(*columns).join(tables.rollups, of_rollup).where(*where)
     for rollup_id, position, accepted, steps in connection.execute(joined):
         positions[rollup_id][position] = (accepted, steps)
-    found = []
+    rollups = []
     for row in connection.execute(select(tables.rollups).where(*where)).mappings():
         entry = positions[row["rollup_id"]]
         depth = max(entry, default=0)  # the last position of the histogram is all tokens accepted: K
-        found.append(
+        rollups.append(
             Rollup(
                 RollupKey(*(row[name] for name in tables.ROLLUP_KEY)),
                 RollupSums(**{name: row[name] for name in SUM_NAMES}),
@@ -139,7 +139,7 @@ def read_rollups(
                 tuple(entry.get(position, (0, 0))[1] for position in range(depth + 1)) if entry else (),
             )
         )
-    return sorted(found, key=lambda rollup: rollup.key)
+    return sorted(rollups, key=lambda rollup: rollup.key)
 
 
 def read_traffic(connection: Connection, endpoint: str, until: datetime | None = None) -> list[Traffic]:
@@ -152,8 +152,8 @@ def read_traffic(connection: Connection, endpoint: str, until: datetime | None =
     if newest is None:
         return []
     statement = _select_skipping if connection.dialect.name == "postgresql" else _select_grouping
-    found = (Traffic(*row) for row in connection.execute(statement(endpoint, hours, newest - SHARE_WINDOW)))
-    traffic = (row for row in found if row.newest_hour is not None)  # None: only measured later
+    every_key = (Traffic(*row) for row in connection.execute(statement(endpoint, hours, newest - SHARE_WINDOW)))
+    traffic = (row for row in every_key if row.newest_hour is not None)  # None: only measured later
     return sorted(traffic, key=lambda row: (row.slice_key, row.fingerprint, row.concurrency))
 
 
@@ -166,7 +166,7 @@ def _select_grouping(_endpoint: str, hours: Sequence[ColumnElement[bool]], latel
 def _select_skipping(endpoint: str, hours: Sequence[ColumnElement[bool]], lately: datetime) -> Select[Any]:
     """Of each key its hours; otherwise the planner would read all of them."""
     keys = distinct_keys(_KEY, _rollups.endpoint == endpoint)
-    is_own = (*hours, *(each == keys.c[each.name] for each in _KEY))
+    is_own = (*hours, *(column == keys.c[column.name] for column in _KEY))
     weight = select(func.coalesce(func.sum(_rollups.weight), 0.0)).where(*is_own, _rollups.hour > lately)
     ends = (select(end(_rollups.hour)).where(*is_own).scalar_subquery() for end in (func.min, func.max))
     return select(*keys.c, weight.scalar_subquery(), *ends)
@@ -199,8 +199,8 @@ def read_histogram(
         .where(*where, _bins.metric == metric)
         .group_by(_bins.bin)
     )
-    found = connection.execute(statement).all()
-    return Histogram({row[0]: int(row[1]) for row in found}, {row[0]: float(row[2]) for row in found})
+    bins = connection.execute(statement).all()
+    return Histogram({row[0]: int(row[1]) for row in bins}, {row[0]: float(row[2]) for row in bins})
 
 
 def read_failure_counts(
@@ -220,7 +220,7 @@ def read_failure_counts(
         .where(*match_hours(endpoint, since, until, place))
         .group_by(*_KEY, _failures.name)
     )
-    found: dict[FailureKey, Counter[str]] = {}
+    failures: dict[FailureKey, Counter[str]] = {}
     for slice_key, fingerprint, concurrency, name, total in connection.execute(statement):
-        found.setdefault((slice_key, fingerprint, concurrency), Counter())[name] = int(total)
-    return found
+        failures.setdefault((slice_key, fingerprint, concurrency), Counter())[name] = int(total)
+    return failures

@@ -72,17 +72,17 @@ _EQUAL = Parity()  # greedy outputs that do not differ: most of them
 
 def read_records_where(connection: Connection, *where: Any) -> list[StoredRecord]:
     """The records that match."""
-    found = connection.execute(_select(_records, row_values.RECORD_NAMES, "labels").where(*where)).all()
+    rows = connection.execute(_select(_records, row_values.RECORD_NAMES, "labels").where(*where)).all()
     same: dict[Any, Any] = {}  # texts that come again and again are kept once
-    return [_record(row, same) for row in found]
+    return [_record(row, same) for row in rows]
 
 
 def read_runs_where(connection: Connection, *where: Any) -> list[Run]:
     """The runs that match."""
     statement = _select(_runs, _RUN_NAMES, *row_values.COUNTS[3:5], "scores").where(*where)
-    found = connection.execute(statement).all()
+    rows = connection.execute(statement).all()
     same: dict[Any, Any] = {}
-    return [_run(row, same) for row in found]
+    return [_run(row, same) for row in rows]
 
 
 def read_endpoints(connection: Connection) -> list[str]:
@@ -107,8 +107,8 @@ def read_blocks(connection: Connection, endpoint: str) -> list[StoredBlock]:
     statement = select(tables.block_memory).join(tables.blocks, of_block).where(tables.blocks.c.endpoint == endpoint)
     for row in connection.execute(statement).mappings():
         memory[row["block_id"]][row["fingerprint"]] = row_values.memory_value(row)
-    found = connection.execute(select(tables.blocks).where(tables.blocks.c.endpoint == endpoint)).mappings()
-    values = [row_values.block_value(row, memory.get(row["block_id"], {})) for row in found]
+    rows = connection.execute(select(tables.blocks).where(tables.blocks.c.endpoint == endpoint)).mappings()
+    values = [row_values.block_value(row, memory.get(row["block_id"], {})) for row in rows]
     return sorted(values, key=lambda block: (block.sequence, block.started_at, block.block_id))
 
 
@@ -119,30 +119,30 @@ def read_blocks_of(connection: Connection, block_ids: Sequence[str]) -> dict[str
         return {}
     names = [(block_id,) for block_id in block_ids]
     condition = bulk.one_of(connection, [tables.block_memory.c.block_id], names)
-    found = connection.execute(select(tables.block_memory).where(condition)).mappings().all()
-    for row in found:
+    memory_rows = connection.execute(select(tables.block_memory).where(condition)).mappings().all()
+    for row in memory_rows:
         memory[row["block_id"]][row["fingerprint"]] = row_values.memory_value(row)
     condition = bulk.one_of(connection, [tables.blocks.c.block_id], names)
-    found = connection.execute(select(tables.blocks).where(condition)).mappings().all()
+    memory_rows = connection.execute(select(tables.blocks).where(condition)).mappings().all()
     return {
         row["block_id"]: (row_values.block_value(row, memory.get(row["block_id"], {})), row["num_runs"])
-        for row in found
+        for row in memory_rows
     }
 
 
 def read_runs(connection: Connection, endpoint: str) -> list[Run]:
     """The endpoint's runs in the start order of their blocks, within a block by key and fingerprint."""
     columns = (tables.blocks.c.block_id, tables.blocks.c.sequence, tables.blocks.c.started_at)
-    found = connection.execute(select(*columns).where(tables.blocks.c.endpoint == endpoint))
-    starts = {block_id: (sequence, started_at) for block_id, sequence, started_at in found}
+    rows = connection.execute(select(*columns).where(tables.blocks.c.endpoint == endpoint))
+    starts = {block_id: (sequence, started_at) for block_id, sequence, started_at in rows}
     values = read_runs_where(connection, tables.runs.c.endpoint == endpoint)
     return sorted(values, key=lambda run: (starts[run.block_id], run.block_id, run.key, run.fingerprint))
 
 
 def read_fingerprints(connection: Connection) -> dict[str, FingerprintedConfig]:
     """Every stored config, by fingerprint."""
-    found = map(row_values.fingerprint_value, connection.execute(select(tables.fingerprints)).mappings())
-    return {config.fingerprint: config for config in found}
+    configs = map(row_values.fingerprint_value, connection.execute(select(tables.fingerprints)).mappings())
+    return {config.fingerprint: config for config in configs}
 
 
 def _select(columns: Any, names: Sequence[str], *as_text: str) -> Select[Any]:
@@ -151,11 +151,11 @@ def _select(columns: Any, names: Sequence[str], *as_text: str) -> Select[Any]:
 
 
 def _record(row: Sequence[Any], same: dict[Any, Any]) -> StoredRecord:
-    source, partition, offset, timestamp_ms, item, counter, reason, endpoint, slice_key, *rest = row
+    source, partition, offset, timestamp_ms, part, counter, reason, endpoint, slice_key, *rest = row
     kept = same.setdefault
     rest[0] = _labels(rest[0])
     return StoredRecord(
-        RecordKey(kept(source, source), partition, offset, timestamp_ms, item),
+        RecordKey(kept(source, source), partition, offset, timestamp_ms, part),
         _COUNTERS[counter],
         reason,
         kept(endpoint, endpoint),
@@ -165,13 +165,13 @@ def _record(row: Sequence[Any], same: dict[Any, Any]) -> StoredRecord:
 
 
 def _run(row: Sequence[Any], same: dict[Any, Any]) -> Run:
-    source, partition, offset, timestamp_ms, item, fingerprint, block_id, failure, is_loop, finish_reason, *rest = row
+    source, partition, offset, timestamp_ms, part, fingerprint, block_id, failure, is_loop, finish_reason, *rest = row
     kept = same.setdefault
     counts, baseline = rest[:_COUNTS], rest[_COUNTS : _COUNTS + _TIMING]
     speculative = rest[_COUNTS + _TIMING :][:_TIMING]
     has_parity, *parity, scores = rest[-_PARITY - _FLAGS - _SERVED - 2 : -_FLAGS - _SERVED]
     return Run(
-        RecordKey(kept(source, source), partition, offset, timestamp_ms, item),
+        RecordKey(kept(source, source), partition, offset, timestamp_ms, part),
         kept(fingerprint, fingerprint),
         kept(block_id, block_id),
         failure,

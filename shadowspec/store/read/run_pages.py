@@ -73,8 +73,8 @@ def read_run_page(connection: Connection, wanted: RunFilter, after: Place | None
     found_rows: list[dict[str, Any]] = []
     num_walked = 0
     last: Place | None = None
-    with connection.execution_options(yield_per=min(limit, 1_000)).execute(walked) as found:
-        for row in found.mappings():
+    with connection.execution_options(yield_per=min(limit, 1_000)).execute(walked) as rows:
+        for row in rows.mappings():
             num_walked += 1
             last = row["event_time"], tuple(row[name] for name in RUN_KEY)
             if _matches(row, wanted):

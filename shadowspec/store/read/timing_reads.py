@@ -27,17 +27,17 @@ def read_arrivals(connection: Connection, endpoint: str, *, limit: int) -> list[
             *(_records[name] for name in RECORD_KEY),
             *(_records.slice_key, _records.event_time, _records.counter, _records.reason, _records.sampling_rate),
         )
-        .where(_records.endpoint == endpoint, _records.counter.in_([each.value for each in ARRIVING]))
+        .where(_records.endpoint == endpoint, _records.counter.in_([counter.value for counter in ARRIVING]))
         .where(_records.slice_key.is_not(None), _records.event_time.is_not(None))
         .order_by(_records.event_time.desc(), *(_records[name].desc() for name in RECORD_KEY))
         .limit(limit)
     )
-    found = []
+    arrived = []
     for row in connection.execute(statement):
         slice_key, at, counter, reason, sampling_rate = row[_KEY_LENGTH:]
         weight = ArrivedRequest.weight_of(FunnelCounter(counter), reason, sampling_rate)
-        found.append(ArrivedRequest(RecordKey(*row[:_KEY_LENGTH]), slice_key, at, weight))
-    return sorted(found, key=lambda item: (item.at, item.key))
+        arrived.append(ArrivedRequest(RecordKey(*row[:_KEY_LENGTH]), slice_key, at, weight))
+    return sorted(arrived, key=lambda request: (request.at, request.key))
 
 
 def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit: int) -> dict[str, list[BlockTime]]:
@@ -52,19 +52,19 @@ def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit:
         .limit(limit)
     ).all()[::-1]  # fmt: skip
     arms = {block_id: arm for name in endpoints for block_id, arm in _read_arms(connection, name, limit).items()}
-    found: dict[str, list[BlockTime]] = {name: [] for name in endpoints}
+    times: dict[str, list[BlockTime]] = {name: [] for name in endpoints}
     for row, after in zip_longest(starts, starts[1:]):
         rows = arms.get(row.block_id, [])
         if not rows or sum(number for number, *_ in rows) != row.num_runs:
             continue
         # 1. The baseline ran once for all configs; its times are in the runs of each.
         number, longest, total = rows[0][:3]
-        pairs = [(longest, total), *((each[3], each[4]) for each in rows)]
+        pairs = [(longest, total), *((config_times[3], config_times[4]) for config_times in rows)]
         # 2. A short block's fillers are copies of its requests, so that the arm took as much more.  How many places
         # conversations left to fillers is not stored: it is taken to be none.
         full = row.n_max if (row.max_turns or 1) == 1 else number
         share = full / (number * row.concurrency)
-        found[row.endpoint].append(
+        times[row.endpoint].append(
             BlockTime(
                 slice_key=row.slice_key,
                 concurrency=row.concurrency,
@@ -75,7 +75,7 @@ def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit:
                 next_started_at=None if after is None else after.started_at,
             )
         )
-    return found
+    return times
 
 
 def _read_arms(

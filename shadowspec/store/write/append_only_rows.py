@@ -40,10 +40,10 @@ def clear_override(connection: Connection, clearing: Clearing) -> None:
     Raises:
         UsageError: there is no such override, or it was cleared before.
     """
-    found = _read_overrides(connection, overrides.c.override_id == clearing.override_id)
-    if not found:
+    stored = _read_overrides(connection, overrides.c.override_id == clearing.override_id)
+    if not stored:
         raise UsageError(f"there is no override {clearing.override_id}; `shadowspec override list` shows the numbers")
-    if (before := found[0].clearing) is not None:
+    if (before := stored[0].clearing) is not None:
         raise UsageError(
             f"override {clearing.override_id} was cleared before, by {before.author} "
             f"at {before.cleared_at:%Y-%m-%d %H:%M} UTC"
@@ -93,8 +93,8 @@ def read_rollouts(connection: Connection, endpoint: str | None = None) -> list[R
     statement = select(rollouts).where(rollouts.c.rollout_id.in_(newest))
     if endpoint is not None:
         statement = statement.where(rollouts.c.endpoint == endpoint)
-    found = [_rollout(row) for row in connection.execute(statement).mappings()]
-    return sorted(found, key=lambda rollout: (rollout.endpoint, rollout.concurrency))
+    current = [_rollout(row) for row in connection.execute(statement).mappings()]
+    return sorted(current, key=lambda rollout: (rollout.endpoint, rollout.concurrency))
 
 
 def read_rollout_history(connection: Connection, endpoint: str | None = None) -> list[Rollout]:
@@ -122,28 +122,28 @@ def read_costs(connection: Connection) -> dict[CostKey, ProfiledCosts]:
     """The profile that was stored last, of each pair, rule, engine, device and kind of requests."""
     newest = select(func.max(cost_surfaces.c.surface_id)).group_by(*(cost_surfaces.c[name] for name in COST_KEY))
     statement = select(cost_surfaces).where(cost_surfaces.c.surface_id.in_(newest))
-    found = {}
+    costs = {}
     for row in connection.execute(statement.order_by(cost_surfaces.c.surface_id)).mappings():
         key = CostKey(**{name: row[name] for name in COST_KEY})
-        found[key] = ProfiledCosts(key, row["profiled_at"], tuple(StepCost(**point) for point in row["points"]))
-    return found
+        costs[key] = ProfiledCosts(key, row["profiled_at"], tuple(StepCost(**point) for point in row["points"]))
+    return costs
 
 
 def append_evaluations(connection: Connection, measured: Iterable[Evaluation]) -> None:
     """Append one row per evaluated task."""
-    for each in measured:
-        documents = {name: [pair.baseline, pair.speculative] for name, pair in each.documents.items()}
+    for evaluation in measured:
+        documents = {name: [pair.baseline, pair.speculative] for name, pair in evaluation.documents.items()}
         names = ("endpoint", "fingerprint", "task", "metric", "measured_at")
-        values = {name: getattr(each, name) for name in names}
+        values = {name: getattr(evaluation, name) for name in names}
         connection.execute(insert(evaluations), values | {"documents": documents})
 
 
 def read_evaluations(connection: Connection, endpoint: str) -> list[Evaluation]:
     """Every evaluated task of an endpoint, oldest first."""
     statement = select(evaluations).where(evaluations.c.endpoint == endpoint).order_by(evaluations.c.evaluation_id)
-    found = []
+    stored = []
     for row in connection.execute(statement).mappings():
         documents = {name: PairedScore(*pair) for name, pair in row["documents"].items()}
         values = {name: row[name] for name in ("endpoint", "fingerprint", "task", "metric", "measured_at")}
-        found.append(Evaluation(**values, documents=documents))
-    return found
+        stored.append(Evaluation(**values, documents=documents))
+    return stored

@@ -31,13 +31,13 @@ def insert_audits(connection: Connection, runs: Sequence[tuple[Run, BlockResult,
 def read_audit_states(connection: Connection, endpoints: Collection[str]) -> dict[str, list[StoredAudit]]:
     """The audit states of each of the endpoints, sorted by slice and config."""
     columns = audit_states.c
-    found: dict[str, list[StoredAudit]] = {endpoint: [] for endpoint in endpoints}
+    audits: dict[str, list[StoredAudit]] = {endpoint: [] for endpoint in endpoints}
     statement = select(columns.endpoint, columns.slice_key, columns.fingerprint, columns.document)
-    for endpoint, *values in connection.execute(statement.where(columns.endpoint.in_(sorted(found)))):
-        found[endpoint].append(StoredAudit(*values))
+    for endpoint, *values in connection.execute(statement.where(columns.endpoint.in_(sorted(audits)))):
+        audits[endpoint].append(StoredAudit(*values))
     return {
-        endpoint: sorted(each, key=lambda state: (state.slice_key, state.fingerprint))
-        for endpoint, each in found.items()
+        endpoint: sorted(states, key=lambda state: (state.slice_key, state.fingerprint))
+        for endpoint, states in audits.items()
     }
 
 
@@ -57,8 +57,8 @@ class AuditSession:
         taken = statement.values(is_folded=True).returning(
             *(columns[name] for name in (*RECORD_KEY, *RUN_NAMES, "slice_key", "event_time"))
         )
-        found = self._connection.execute(taken).mappings().all()
-        ordered = sorted(found, key=lambda row: (row["event_time"], row_values.key_value(row), row["fingerprint"]))
+        rows = self._connection.execute(taken).mappings().all()
+        ordered = sorted(rows, key=lambda row: (row["event_time"], row_values.key_value(row), row["fingerprint"]))
         return [
             AuditedUnit(row["slice_key"], AuditedRun(row_values.key_value(row), *(row[name] for name in RUN_NAMES)))
             for row in ordered

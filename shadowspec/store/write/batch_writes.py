@@ -103,10 +103,10 @@ def add_to_rollups(connection: Connection, runs: Sequence[InsertedRun]) -> None:
     ordered = [(key.endpoint, key.hour, key.slice_key, key.fingerprint, key.concurrency) for key in keys]
     sums = [(*natural, *added[key].sums) for natural, key in zip(ordered, keys, strict=True)]
     names = (*tables.ROLLUP_KEY, *SUM_NAMES)
-    found = bulk.add(
+    changed = bulk.add(
         connection, tables.rollups, names, sums, tables.ROLLUP_KEY, returning=(*tables.ROLLUP_KEY, "rollup_id")
     )
-    ids = {tuple(row[:-1]): row[-1] for row in found}
+    ids = {tuple(row[:-1]): row[-1] for row in changed}
     by_id = sorted((ids[natural], added[key]) for natural, key in zip(ordered, keys, strict=True))
     positions = [
         (rollup_id, position, *figures)

@@ -49,22 +49,22 @@ def advance(connection: Connection, advances: Sequence[Advance], consumer: str) 
         StoreError: two advances of one partition, or one that goes backwards.
     """
     held = _hold(connection, advances, consumer)
-    ordered = sorted(advances, key=lambda each: each.partition)
+    ordered = sorted(advances, key=lambda advance: advance.partition)
     add_to_funnel(connection, ordered, consumer)
-    for each in ordered:
-        entry = held[each.partition]
-        begins = {} if entry.has_position else {"first_offset": each.first_offset}
+    for advance in ordered:
+        entry = held[advance.partition]
+        begins = {} if entry.has_position else {"first_offset": advance.first_offset}
         connection.execute(
             update(tables.ledger)
-            .where(_ledger.consumer == consumer, _same_partition(each.partition))
+            .where(_ledger.consumer == consumer, _same_partition(advance.partition))
             .values(
-                next_offset=each.next_offset,
-                num_messages=entry.num_messages + each.num_messages,
-                num_records=entry.num_records + sum(each.funnel.values()),
-                watermark=each.watermark,
-                is_behind=each.is_behind,
-                is_ended=each.is_ended,
-                resume_offset=each.resume_offset,
+                next_offset=advance.next_offset,
+                num_messages=entry.num_messages + advance.num_messages,
+                num_records=entry.num_records + sum(advance.funnel.values()),
+                watermark=advance.watermark,
+                is_behind=advance.is_behind,
+                is_ended=advance.is_ended,
+                resume_offset=advance.resume_offset,
                 moved_at=datetime.now(UTC),
                 **begins,
             )
@@ -84,8 +84,20 @@ def _hold(connection: Connection, advances: Sequence[Advance], consumer: str) ->
             raise StoreError(f"{_name(advance)}: a ledger never goes backwards")
     begun = [partition for partition in sorted(by_partition) if by_partition[partition].expected is None]
     new = [
-        (consumer, each.source, each.partition, 0, 0, 0, None, False, False, None, by_partition[each].first_offset)
-        for each in begun
+        (
+            consumer,
+            partition.source,
+            partition.partition,
+            0,
+            0,
+            0,
+            None,
+            False,
+            False,
+            None,
+            by_partition[partition].first_offset,
+        )
+        for partition in begun
     ]
     names = (*ENTRY_NAMES, "first_offset")
     inserted = {PartitionId(*key[1:]) for key in bulk.insert_new(connection, tables.ledger, names, new)}
@@ -104,9 +116,9 @@ def _hold(connection: Connection, advances: Sequence[Advance], consumer: str) ->
 def add_to_funnel(connection: Connection, advances: Sequence[Advance], consumer: str) -> None:
     """Add the funnel counts of these advances."""
     added: Counter[tuple[str, str, int, str, str, str]] = Counter()
-    for each in advances:
-        place = consumer, each.partition.source, each.partition.partition
-        for (endpoint, counter, reason), number in each.funnel.items():
+    for advance in advances:
+        place = consumer, advance.partition.source, advance.partition.partition
+        for (endpoint, counter, reason), number in advance.funnel.items():
             added[*place, endpoint or "", counter.value, reason or ""] += number
     values = [(*key, number) for key, number in sorted(added.items()) if number]
     bulk.add(connection, tables.funnel_counts, (*FUNNEL_KEY, "num_records"), values, FUNNEL_KEY)
@@ -114,8 +126,8 @@ def add_to_funnel(connection: Connection, advances: Sequence[Advance], consumer:
 
 def read_ledger(connection: Connection, consumer: str) -> list[LedgerEntry]:
     """Every partition that the consumer has started, sorted."""
-    found = connection.execute(select(tables.ledger).where(_ledger.consumer == consumer)).mappings()
-    return sorted(map(_entry, found), key=lambda entry: entry.partition)
+    rows = connection.execute(select(tables.ledger).where(_ledger.consumer == consumer)).mappings()
+    return sorted(map(_entry, rows), key=lambda entry: entry.partition)
 
 
 def read_entry(connection: Connection, consumer: str, partition: PartitionId) -> LedgerEntry | None:
@@ -128,10 +140,10 @@ def read_entry(connection: Connection, consumer: str, partition: PartitionId) ->
 def read_funnel(connection: Connection) -> dict[FunnelKey, int]:
     """Records by endpoint, counter and reason, over all consumers; they add up to the records consumed."""
     columns = (_counts.endpoint, _counts.counter, _counts.reason)
-    found = connection.execute(select(*columns, func.sum(_counts.num_records)).group_by(*columns))
+    totals = connection.execute(select(*columns, func.sum(_counts.num_records)).group_by(*columns))
     return {
         (endpoint or None, FunnelCounter(counter), reason or None): int(number)
-        for endpoint, counter, reason, number in found
+        for endpoint, counter, reason, number in totals
     }
 
 
@@ -148,17 +160,19 @@ def read_watermark(connection: Connection, endpoint: str) -> Watermark:
         _ledger.consumer.in_(select(sources.subquery().c.consumer)), _ledger.num_messages == 0, _ledger.is_behind
     )
     statement = select(tables.ledger).where(or_(is_seen, may_be_seen))
-    found = [(_entry(row), row["moved_at"]) for row in connection.execute(statement).mappings()]
-    newest = max((entry.watermark for entry, _ in found if entry.watermark), default=None)
-    is_ended = bool(found) and all(entry.is_ended for entry, _ in found)
+    entries = [(_entry(row), row["moved_at"]) for row in connection.execute(statement).mappings()]
+    newest = max((entry.watermark for entry, _ in entries if entry.watermark), default=None)
+    is_ended = bool(entries) and all(entry.is_ended for entry, _ in entries)
     behind = [
         WatermarkHolder(entry.consumer, entry.partition, entry.watermark, moved_at)
-        for entry, moved_at in found
+        for entry, moved_at in entries
         if entry.is_behind and not entry.is_ended
     ]
     if not behind:
         return Watermark(newest, is_ended)
-    last = min(behind, key=lambda each: (each.time is not None, each.time or newest, each.consumer, each.partition))
+    last = min(
+        behind, key=lambda holder: (holder.time is not None, holder.time or newest, holder.consumer, holder.partition)
+    )
     return Watermark(last.time, is_ended, None if last.time == newest else last)
 
 
@@ -201,17 +215,17 @@ def read_attempts(connection: Connection, keys: Sequence[RecordKey]) -> dict[Rec
     """Attempts so far of each record; 0 of one that was never tried singly."""
     columns = tables.attempts.primary_key.columns
     wanted = [(key.source, key.partition, key.offset, key.timestamp_ms, key.item) for key in keys]
-    found = connection.execute(select(tables.attempts).where(tuple_(*columns).in_(wanted))) if wanted else ()
-    numbers = {RecordKey(*row[:-1]): int(row[-1]) for row in found}
+    attempts = connection.execute(select(tables.attempts).where(tuple_(*columns).in_(wanted))) if wanted else ()
+    numbers = {RecordKey(*row[:-1]): int(row[-1]) for row in attempts}
     return {key: numbers.get(key, 0) for key in keys}
 
 
 def _lock(connection: Connection, partitions: Sequence[PartitionId], consumer: str) -> list[LedgerEntry]:
-    wanted = [(each.source, each.partition) for each in partitions]
+    wanted = [(partition.source, partition.partition) for partition in partitions]
     place = (_ledger.source, _ledger.source_partition)
     statement = select(tables.ledger).where(_ledger.consumer == consumer, tuple_(*place).in_(wanted))
-    found = connection.execute(statement.order_by(*place).with_for_update()).mappings() if wanted else ()
-    return [_entry(row) for row in found]
+    rows = connection.execute(statement.order_by(*place).with_for_update()).mappings() if wanted else ()
+    return [_entry(row) for row in rows]
 
 
 def _same_partition(partition: PartitionId) -> Any:

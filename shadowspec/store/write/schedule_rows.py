@@ -36,7 +36,7 @@ def prepare_period(connection: Connection, period: Period, deliveries: Iterable[
     condition = and_(_periods.job == period.job, _periods.due_at == period.due_at)
     values = {"until": period.until, "gate_outcome": period.gate_outcome}
     connection.execute(update(schedule_periods).where(condition, _periods.until.is_(None)).values(values))
-    rows = [tuple(_row(each)[name] for name in DELIVERY) for each in deliveries]
+    rows = [tuple(_row(delivery)[name] for name in DELIVERY) for delivery in deliveries]
     bulk.insert_new(connection, report_deliveries, DELIVERY, rows)
 
 

@@ -168,9 +168,11 @@ def _sum_sessions(
     return _sum_units(connection, units.c, endpoints)
 
 
-def _union(each: Collection[Select[Any]]) -> Any:
-    """The columns of all of these rows; each select keeps its order and limit."""
-    subqueries = [newest.subquery() for newest in each]  # the only form in which SQLite takes a limit within a union
+def _union(statements: Collection[Select[Any]]) -> Any:
+    """The columns of all of these rows; statements select keeps its order and limit."""
+    subqueries = [
+        newest.subquery() for newest in statements
+    ]  # the only form in which SQLite takes a limit within a union
     return union_all(*(select(*newest.c) for newest in subqueries)).subquery().c
 
 
@@ -217,13 +219,14 @@ def _sum_units(
         func.min(replay_table.first_event).label("first_event"),
         func.max(replay_table.last_event).label("last_event"),
     ).group_by(*key)
-    found: dict[str, list[AcceptanceSums]] = {endpoint: [] for endpoint in endpoints}
+    by_endpoint: dict[str, list[AcceptanceSums]] = {endpoint: [] for endpoint in endpoints}
     for row in connection.execute(statement).mappings():
         values = {name: value for name, value in row.items() if name != "endpoint"}
         values |= {name: float(row[name]) for name in sums} | {"num_requests": int(row["num_requests"])}
-        found[row["endpoint"]].append(AcceptanceSums(**values))
+        by_endpoint[row["endpoint"]].append(AcceptanceSums(**values))
     return {
-        endpoint: sorted(each, key=lambda sums: (sums.slice_key, sums.fingerprint)) for endpoint, each in found.items()
+        endpoint: sorted(sums_of_endpoint, key=lambda sums: (sums.slice_key, sums.fingerprint))
+        for endpoint, sums_of_endpoint in by_endpoint.items()
     }
 
 
