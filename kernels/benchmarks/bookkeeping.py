@@ -15,19 +15,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from kernels.benchmarks.decode import MAX_TOKENS, NUM_SPECULATIVE_TOKENS, SAMPLING
-from kernels.benchmarks.harness import code_prompts, engine_machine, options, write
+from kernels.benchmarks.decoding import one_arm
+from kernels.benchmarks.harness import code_prompts, engine_machine, options, show, write
 from shadowspec import demo
 from shadowspec.engine.batch import Request
-from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.profiling import num_steps
-from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.types import VerifyRule
 
 BATCHES = (1, 16)
 
@@ -62,22 +58,10 @@ def timed_forwards() -> Iterator[Clock]:
         DirectLlama.forward = original  # type: ignore[method-assign]
 
 
-def arm(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]) -> ArmResult[Decoded]:
-    """One arm of a block; the baseline without a draft."""
-    is_greedy = requests[0].sampling.temperature == 0.0
-    proposer = (
-        None if draft is None else DraftModelProposer(draft.model, NUM_SPECULATIVE_TOKENS, is_sampling=not is_greedy)
-    )
-    return decode_batch(
-        target.model, requests, proposer=proposer, num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
-        verify_rule=VerifyRule.GREEDY if is_greedy else VerifyRule.REJECTION, end_token_ids=frozenset(),
-    )  # fmt: skip
-
-
 def share(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]) -> tuple[float, float]:
     """The share of the steps' time that is no forward pass, and milliseconds of a step."""
     with timed_forwards() as clock:
-        result = arm(target, draft, requests)
+        result = one_arm(target.model, None if draft is None else draft.model, requests, NUM_SPECULATIVE_TOKENS)
     last = max(result.decoded, key=num_steps)
     # The draft's prefill lies within the first step's drafting.
     draft_prefill = 0.0 if draft is None else max(0.0, clock.prefill_seconds - last.timing.prefill_ms / 1e3)
@@ -99,21 +83,16 @@ def main() -> None:
         for name, sampling in SAMPLING.items():
             for batch in BATCHES:
                 requests = [Request(prompt, sampling, seed) for seed, prompt in enumerate(prompts[:batch])]
-                for which, item in (("baseline", None), ("speculative", draft)):
-                    measured = share(target, item, requests)
+                for which, drafting in (("baseline", None), ("speculative", draft)):
+                    measured = share(target, drafting, requests)
                     if turn:
                         found.setdefault((which, name, batch), []).append(measured)
-    table = Table("arm", "requests", "at once", "a step, ms", "not a forward pass")
     rows = []
-    for (which, name, batch), item in found.items():
-        shares, steps = zip(*item, strict=True)
-        row = {
-            "arm": which, "sampling": name, "concurrency": batch,
-            "step_ms": statistics.median(steps), "share_without_forwards": statistics.median(shares),
-        }  # fmt: skip
-        rows.append(row)
-        table.add_row(which, name, str(batch), f"{row['step_ms']:.2f}", f"{row['share_without_forwards']:.1%}")
-    Console().print(table)
+    for (which, name, batch), measured_shares in found.items():
+        shares, steps = zip(*measured_shares, strict=True)
+        row = {"arm": which, "sampling": name, "concurrency": batch, "step_ms": statistics.median(steps)}
+        rows.append(row | {"share_without_forwards": statistics.median(shares)})
+    show("the loop's own share of a step", rows)
     document = {
         "rounds": arguments.rounds, "num_speculative_tokens": NUM_SPECULATIVE_TOKENS, "max_tokens": MAX_TOKENS,
         "machine": engine_machine(), "results": rows,

@@ -35,8 +35,9 @@ from kernels.benchmarks.bundled_pair import (
     load_tokenizer,
     read_documents,
 )
+from kernels.benchmarks.decoding import in_batches
 from shadowspec.engine.batch import Request
-from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.decode import Decoded
 from shadowspec.quality.outputs import is_repetition_loop
 from shadowspec.types import SamplingParameters
 
@@ -347,12 +348,7 @@ def public_id(prefix: str, *parts: object) -> str:
 
 def respond(target: Any, requests: Sequence[Request]) -> list[Decoded]:
     """Sample every answer by the engine's own baseline loop; prompts of like length share a batch."""
-    order = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt))
-    ends, decoded = frozenset({int(target.config.eos_token_id)}), dict[int, Decoded]()
-    for rows in (order[start : start + 64] for start in range(0, len(order), 64)):
-        result = decode_batch(target, [requests[index] for index in rows], end_token_ids=ends)
-        decoded.update(zip(rows, result.decoded, strict=True))
-    return [decoded[index] for index in range(len(requests))]
+    return in_batches(target, requests, end_token_ids=frozenset({int(target.config.eos_token_id)}))
 
 
 def read_trace(traces: Path, name: str) -> list[datetime]:

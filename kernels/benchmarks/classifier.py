@@ -22,10 +22,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from kernels.benchmarks.harness import answered, engine_machine, options, write
+from kernels.benchmarks.harness import answered, engine_machine, options, show, write
 from shadowspec import demo
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.gate.policy import GatePolicy
@@ -170,11 +167,8 @@ def main() -> None:
         "machine": engine_machine(),
     }
     write(arguments.out, results)
-    table = Table("", "p50 ms", "p99 ms", "max ms")
-    for name in ("over_http", "in_process"):
-        figures = results[name]
-        table.add_row(name, *(f"{figures[key]:.2f}" for key in ("p50_ms", "p99_ms", "max_ms")))
-    Console().print(table, results["agreement"], f"{served['resident_mib']:.0f} MiB resident")
+    show("milliseconds", [{"": name} | results[name] for name in ("over_http", "in_process")])
+    print(results["agreement"])
 
 
 if __name__ == "__main__":

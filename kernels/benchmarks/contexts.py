@@ -10,25 +10,18 @@ turns.  Nothing else should run meanwhile.
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime
-from typing import Any
 
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from kernels.benchmarks.harness import engine_machine, options, traffic_prompts, write
+from kernels.benchmarks.decoding import block_of
+from kernels.benchmarks.harness import by_name, engine_machine, options, show, traffic_prompts, write
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
 from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
 from shadowspec.types import (
-    Arm,
-    Block,
     Memory,
-    RecordKey,
     Run,
     SamplingParameters,
-    ShadowPrompt,
     SpeculationConfig,
     VerifyRule,
 )
@@ -36,14 +29,12 @@ from shadowspec.types.settings import EngineSettings
 
 LENGTHS = (48, 96, 192, 384, 768, 1_536, 1_950)  # prompt tokens; the pair's context is 2,048
 CONCURRENCY = 4
-OUTPUT_TOKENS = 48
+SAMPLING = SamplingParameters(temperature=0.0, max_tokens=48, ignore_eos=True)
 
 
 def long_prompts(length: int, count: int, draw: random.Random) -> list[tuple[int, ...]]:
     """Prompts of this length, each of one endpoint's text."""
-    by_endpoint: dict[str, list[tuple[int, ...]]] = {}
-    for name, prompt in traffic_prompts(2_000):
-        by_endpoint.setdefault(name, []).append(prompt)
+    by_endpoint = by_name(traffic_prompts(2_000))
     names = sorted(by_endpoint)
     found = []
     for number in range(count):
@@ -52,24 +43,6 @@ def long_prompts(length: int, count: int, draw: random.Random) -> list[tuple[int
             tokens += draw.choice(texts_left)
         found.append(tuple(tokens[-length:]))
     return found
-
-
-def block(number: int, found: list[tuple[int, ...]]) -> Block:
-    """A block of these prompts."""
-    sampling = SamplingParameters(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-    requests = tuple(
-        ShadowPrompt(
-            key=RecordKey("contexts", 0, number * CONCURRENCY + place),
-            endpoint="contexts",
-            event_time=datetime.now(UTC),
-            labels={},
-            prompt_token_ids=prompt,
-            sampling=sampling,
-        )
-        for place, prompt in enumerate(found)
-    )
-    first = (Arm.BASELINE, Arm.SPECULATIVE)[number % 2]
-    return Block(f"contexts-{number}", number, "contexts", "", CONCURRENCY, requests, (), first)
 
 
 def main() -> None:
@@ -93,7 +66,16 @@ def main() -> None:
     for turn in track(range(arguments.blocks), description="blocks"):
         for place, length in enumerate(LENGTHS):
             turn_texts = texts[length][turn * CONCURRENCY : (turn + 1) * CONCURRENCY]
-            result = engine.measure(block(turn * len(LENGTHS) + place, turn_texts))
+            result = engine.measure(
+                block_of(
+                    "contexts",
+                    turn * len(LENGTHS) + place,
+                    turn_texts,
+                    SAMPLING,
+                    CONCURRENCY,
+                    turn * len(LENGTHS) + place,
+                )
+            )
             runs += result.runs
             peaks[length] += result.memory.values()
     memory = peaks[LENGTHS[0]][0]
@@ -103,21 +85,14 @@ def main() -> None:
         if run.counts is not None
     ]
     rows = by_context(points, CacheCost(memory.kv_bytes_per_token, memory.draft_kv_bytes_per_token))
-    table = Table("prompt tokens", "requests", "tokens per step", "1st position", "speedup", "cache kB, base", "spec")
-    document: list[dict[str, Any]] = []
-    for row in rows:
-        table.add_row(
-            row.name, str(row.num_requests), f"{row.mean_acceptance_length:.2f}",
-            f"{row.first_position_acceptance_rate:.0%}", f"{row.ratio_of_total_times:.2f}",
-            f"{(row.baseline_cache_bytes or 0) / 1024:.0f}", f"{(row.speculative_cache_bytes or 0) / 1024:.0f}",
-        )  # fmt: skip
-        document.append({name: getattr(row, name) for name in row.__slots__})
-    Console().print(table)
+    shown = ("name", "num_requests", "mean_acceptance_length", "first_position_acceptance_rate", "ratio_of_total_times",
+             "baseline_cache_bytes", "speculative_cache_bytes")  # fmt: skip
+    show("by prompt tokens", [{name: getattr(row, name) for name in shown} for row in rows])
     found = {
         "machine": engine_machine(),
         "num_speculative_tokens": arguments.k,
         "concurrency": CONCURRENCY,
-        "ranges": document,
+        "ranges": [{name: getattr(row, name) for name in row.__slots__} for row in rows],
         "peak_bytes": [
             {
                 "prompt_tokens": length,

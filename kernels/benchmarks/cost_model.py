@@ -19,9 +19,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from kernels.benchmarks.harness import RESULTS, engine_machine, options, traffic_prompts, write
+from kernels.benchmarks.harness import RESULTS, engine_machine, options, show, traffic_prompts, write
 from shadowspec import demo, metrics
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate, Models
@@ -187,15 +186,9 @@ def main() -> None:
     rows = []
     for is_greedy in (True, False):
         rows += measured(target, candidate, texts, arguments.blocks, way, is_greedy=is_greedy)
-    table = Table("regime", "load", "K", "L", "step ms", "predicted", "speedup", "predicted")
-    for row in rows:
-        table.add_row(
-            "greedy" if row["is_greedy"] else "sampled", str(row["load"]), str(row["num_speculative_tokens"]),
-            f"{row['tokens_per_step']:.2f}", f"{row['measured_speculative_step_ms']:.2f}",
-            f"{row['predicted_speculative_step_ms']:.2f}", f"{row['measured_speedup']:.2f}",
-            f"{row['predicted_speedup']:.2f}",
-        )  # fmt: skip
-    console.print(table)
+    shown = ("is_greedy", "load", "num_speculative_tokens", "tokens_per_step", "measured_speculative_step_ms",
+             "predicted_speculative_step_ms", "measured_speedup", "predicted_speedup")  # fmt: skip
+    show("held-out cells", [{name: row[name] for name in shown} for row in rows])
     errors = {
         name: statistics.median(abs(row[f"{name}_error"]) for row in rows)
         for name in ("speedup", "speculative_step", "baseline_step")

@@ -322,8 +322,7 @@ def measure(config: Path, rounds: int, only: str, out: Path) -> None:
         for each in acted:
             print(each["name"], each["seen_s"], each["s"], [round(item["ms"]) for item in each["sql"][:5]])
     results = {"machine": machine(config), "at the start": ahead, "pages": found, "interactions": acted}
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    harness.write(out, results)
 
 
 def example(config: Path) -> dict[str, str]:

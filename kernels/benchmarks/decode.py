@@ -21,16 +21,14 @@ import torch
 from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from transformers import AutoModelForCausalLM
 
-from kernels.benchmarks.harness import code_prompts, engine_machine, options, write
+from kernels.benchmarks.decoding import one_arm
+from kernels.benchmarks.harness import code_prompts, engine_machine, options, show, write
 from shadowspec import demo
 from shadowspec.engine.batch import Request
-from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import LoadedModel, load_model
-from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.types import SamplingParameters, VerifyRule
+from shadowspec.types import SamplingParameters
 
 NUM_SPECULATIVE_TOKENS = 4
 NUM_REQUESTS = 16
@@ -43,18 +41,8 @@ SAMPLING = {
 
 def ours(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]) -> int:
     """Decode with our loop (without a draft: the baseline arm); the number of tokens."""
-    is_greedy = requests[0].sampling.temperature == 0.0
-    result = decode_batch(
-        target.model,
-        requests,
-        proposer=None
-        if draft is None
-        else DraftModelProposer(draft.model, NUM_SPECULATIVE_TOKENS, is_sampling=not is_greedy),
-        num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
-        verify_rule=VerifyRule.GREEDY if is_greedy else VerifyRule.REJECTION,
-        end_token_ids=frozenset(),
-        releases_slots=True,
-    )
+    drafting = None if draft is None else draft.model
+    result = one_arm(target.model, drafting, requests, NUM_SPECULATIVE_TOKENS, releases_slots=True)
     return sum(len(decoded.output) for decoded in result.decoded)
 
 
@@ -141,28 +129,21 @@ def main() -> None:
             rates[name][0].append(tokens_per_second(first))
             rates[name][1].append(tokens_per_second(second))
 
-    table = Table("comparison", "ours tok/s", "transformers tok/s", "ratio", "ratio min..max")
     rows = []
     for name, (first_rates, second_rates) in rates.items():
         mine, other = first_rates[1:], second_rates[1:]  # the first round warms up
         ratios = [a / b for a, b in zip(mine, other, strict=True)]
-        row = {
-            "comparison": name,
-            "ours_tokens_per_second": statistics.median(mine),
-            "transformers_tokens_per_second": statistics.median(other),
-            "ratio_median": statistics.median(ratios),
-            "ratio_min": min(ratios),
-            "ratio_max": max(ratios),
-        }
-        rows.append(row)
-        table.add_row(
-            name,
-            f"{row['ours_tokens_per_second']:.0f}",
-            f"{row['transformers_tokens_per_second']:.0f}",
-            f"{row['ratio_median']:.2f}x",
-            f"{row['ratio_min']:.2f}..{row['ratio_max']:.2f}",
+        rows.append(
+            {
+                "comparison": name,
+                "ours_tokens_per_second": statistics.median(mine),
+                "transformers_tokens_per_second": statistics.median(other),
+                "ratio_median": statistics.median(ratios),
+                "ratio_min": min(ratios),
+                "ratio_max": max(ratios),
+            }
         )
-    Console().print(table)
+    show("tokens per second", rows)
     document = {
         "rounds": arguments.rounds,
         "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,

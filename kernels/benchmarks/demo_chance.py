@@ -25,7 +25,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.store import Store
-from shadowspec.types import ArmTiming, EndpointRows, RecordKey, Run, Watermark
+from shadowspec.types import EndpointRows, RecordKey, Run, Watermark
 
 REPETITIONS = 200
 ENDPOINTS = ("text-to-sql", "code-completion")
@@ -76,11 +76,6 @@ def pooled(paths: Sequence[str]) -> dict[str, str]:
             f"{slowed:.1%} slowed; {shown} of {len(paths)} demos"
         )
     return found
-
-
-def _both(*arms: ArmTiming) -> tuple[float, float]:
-    plain, speculative = (arm.prefill_ms + arm.decode_ms for arm in arms)
-    return plain, speculative
 
 
 def decide(policy: GatePolicy, rows: EndpointRows, random_: random.Random) -> str:

@@ -13,7 +13,6 @@ nothing else runs.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from kernels.benchmarks import harness
 from kernels.benchmarks.gate_rows import (
@@ -41,7 +39,7 @@ from kernels.benchmarks.gate_rows import (
     num_folded,
     vacuum,
 )
-from kernels.benchmarks.harness import options
+from kernels.benchmarks.harness import options, show, write
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -197,12 +195,8 @@ def main() -> None:
                 found.append(measure(url, num_runs, arguments.slices, arguments.fold, console.print))
                 console.print(found[-1])
         results = {"machine": machine(server), "results": found}
-    table = Table("", *(f"{row['num_runs']:,}" for row in found))
-    for name in found[0]:
-        table.add_row(name, *(str(row[name]) for row in found))
-    Console().print(table)
-    arguments.out.parent.mkdir(exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    show("seconds by runs", [{"": name} | {f"{row['num_runs']:,}": row[name] for row in found} for name in found[0]])
+    write(arguments.out, results)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,17 @@ def traffic_prompts(count: int) -> list[tuple[str, Prompt]]:
     return [(name, prompt) for name, prompts in by_endpoint.items() for prompt in prompts[:share]]
 
 
+def by_name(prompts: Iterable[tuple[str, Prompt]]) -> dict[str, list[Prompt]]:
+    """Prompts by their endpoint, or their class."""
+    named: dict[str, list[Prompt]] = {}
+    for name, prompt in prompts:
+        named.setdefault(name, []).append(prompt)
+    return named
+
+
 def code_prompts(count: int) -> list[Prompt]:
     """The first `count` prompts of the bundled code endpoint with 40 to 200 tokens."""
-    prompts = [prompt for name, prompt in traffic_prompts(100_000) if name == "code-completion"]
+    prompts = by_name(traffic_prompts(100_000))["code-completion"]
     chosen = [prompt for prompt in prompts if 40 <= len(prompt) <= 200][:count]
     if len(chosen) < count:
         raise SystemExit(f"{demo.TRAFFIC} holds only {len(chosen)} prompts of the wanted length")

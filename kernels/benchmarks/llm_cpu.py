@@ -43,6 +43,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from kernels.benchmarks.decoding import resident_bytes
 from kernels.benchmarks.engines import servers as vllm_servers
 from kernels.benchmarks.engines.llamacpp.servers import Binary, running
 from kernels.benchmarks.gpu_decode import random_model
@@ -213,12 +214,6 @@ def busy_neighbour() -> Iterator[None]:
         process.join()
 
 
-def resident_bytes() -> int:
-    """Of this process, now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4_096
-
-
 def memory_of(shape: str, engine: str) -> dict[str, Any]:
     """What one model holds, in this process, which does nothing else."""
     decode_batch(direct("small", engine), requests(1, 4), end_token_ids=frozenset())  # all code is loaded
@@ -314,16 +309,8 @@ def ratios(found: dict[str, list[float]]) -> dict[str, float]:
 
 
 def _in_process_of_its_own(shape: str, engine: str, threads: int) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "kernels.benchmarks.llm_cpu",
-        "--memory-of",
-        shape,
-        engine,
-        "--threads",
-        str(threads),
-    ]
+    script = [sys.executable, "-m", "kernels.benchmarks.llm_cpu"]
+    command = [*script, "--memory-of", shape, engine, "--threads", str(threads)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603
     return dict(json.loads(ran.stdout))
 

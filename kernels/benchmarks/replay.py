@@ -24,6 +24,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,11 +36,13 @@ from rich.progress import track
 from scipy.stats import t as student
 from transformers import AutoModelForCausalLM
 
+from kernels.benchmarks.decoding import in_batches
+from kernels.benchmarks.engines.comparing import standard_errors
 from kernels.benchmarks.harness import engine_machine, options, traffic_prompts, write
 from kernels.benchmarks.shifted import Shifted
 from shadowspec import demo
 from shadowspec.engine.batch import Request
-from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.decode import Decoded
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
@@ -59,7 +62,6 @@ MIN_CELL = 20  # requests: of fewer an interval says little
 SAMPLED = SamplingParameters(temperature=0.8, top_p=0.95, max_tokens=128)
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=128)
 SAMPLED_RULES = (VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH)
-BATCH = 64
 LEVEL = 0.99
 AUDIT_DEPTH = 4
 
@@ -82,23 +84,12 @@ class Loop:
 
     def __call__(self, requests: Sequence[Request], rule: VerifyRule, depth: int) -> list[Decoded]:
         """Depth 0 is the baseline."""
-        order = sorted(range(len(requests)), key=lambda row: len(requests[row].prompt))
-        found: dict[int, Decoded] = {}
-        for start in range(0, len(order), BATCH):
-            rows = order[start : start + BATCH]
-            is_sampling = rule is VerifyRule.REJECTION
-            proposer = DraftModelProposer(self._draft.model, depth, is_sampling=is_sampling) if depth else None
-            result = decode_batch(
-                self._target.model,
-                [requests[row] for row in rows],
-                proposer=proposer,
-                num_speculative_tokens=depth,
-                verify_rule=rule,
-                end_token_ids=self._target.end_token_ids,
-                releases_slots=True,
-            )
-            found.update(zip(rows, result.decoded, strict=True))
-        return [found[row] for row in range(len(requests))]
+        is_sampling = rule is VerifyRule.REJECTION
+        proposer = partial(DraftModelProposer, self._draft.model, depth, is_sampling=is_sampling)
+        return in_batches(
+            self._target.model, requests, proposer if depth else lambda: None, num_speculative_tokens=depth,
+            verify_rule=rule, end_token_ids=self._target.end_token_ids, releases_slots=True,
+        )  # fmt: skip
 
 
 def responses(requests: Sequence[Request], decoded: Sequence[Decoded]) -> list[Response]:
@@ -152,17 +143,6 @@ def cell(loop: Reals, replay: Reals) -> dict[str, Any]:
     }
 
 
-def audit(decoded: Sequence[Decoded], expected: Sequence[ExpectedCounts]) -> float:
-    """The difference of what the loop counted to its expectation given its outputs, in standard errors."""
-    length = sum(each.num_accepted_tokens for each in expected) / sum(each.num_drafts for each in expected)
-    difference = sums([each.counts for each in decoded]) - sums(expected)
-    variance = sum(
-        each.accepted_variance - 2.0 * length * each.drafts_accepted_covariance + length**2 * each.drafts_variance
-        for each in expected
-    )
-    return float((difference[:, 0] - length * difference[:, 1]).sum() / variance**0.5)
-
-
 def main() -> None:
     """Compare, print the summary and write all cells."""
     parser = options(__doc__, "replay.json")
@@ -181,7 +161,7 @@ def main() -> None:
         return [Request(prompt, sampling, 1_000_000 * course + row) for row, (_, prompt) in enumerate(chosen)]
 
     for sampling, rule in ((SAMPLED, VerifyRule.REJECTION), (GREEDY, VerifyRule.GREEDY)):  # warm
-        requests = build_requests(sampling, 99)[:BATCH]
+        requests = build_requests(sampling, 99)[:64]
         replayed(target, draft, rule, arguments.k, responses(requests, loop(requests, rule, 2)))
     cells, rows = [], []
     course = 0
@@ -227,7 +207,7 @@ def main() -> None:
     audits = {}
     for name, model in (("sound", draft), ("shifted", replace(draft, model=Shifted(theirs)))):
         results = replayed(target, model, VerifyRule.REJECTION, [AUDIT_DEPTH], responses(requests, decoded))
-        audits[name] = audit(decoded, [each.counts[0][0] for each in results])
+        audits[name] = standard_errors([each.counts for each in decoded], [each.counts[0][0] for each in results])
     document = {
         "requests": len(chosen),
         "tokens": arguments.tokens,

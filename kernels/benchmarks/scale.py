@@ -17,7 +17,6 @@ rows and evidence that are there are reused.  Nothing else may run meanwhile.
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import statistics
@@ -35,10 +34,9 @@ from typing import Any
 
 import sqlalchemy
 from rich.console import Console
-from rich.table import Table
 from sqlalchemy import text
 
-from kernels.benchmarks import store_writer
+from kernels.benchmarks import harness, store_writer
 from kernels.benchmarks.gate import endpoint_table, machine
 from kernels.benchmarks.gate_rows import (
     CONFIG,
@@ -330,12 +328,10 @@ def main() -> None:
                 results["store"] = _held(url)
             results[name] = measure(url, endpoints)
             console.print(results[name])
-            arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    table = Table("", "")
-    for part in ("store", "gate", "board", "ingest", "retention"):
-        for name, value in results[part].items():
-            table.add_row(f"{part}: {name}", str(value))
-    Console().print(table)
+            harness.write(arguments.out, results)
+    shown = ("store", "gate", "board", "ingest", "retention")
+    rows = [{"part": part, "": name, "value": value} for part in shown for name, value in results[part].items()]
+    harness.show("the store", rows)
 
 
 if __name__ == "__main__":

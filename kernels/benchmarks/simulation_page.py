@@ -53,7 +53,7 @@ def naive_table(results: Mapping[str, WorldResult]) -> Table:
     return Table("Other gates where nothing may be enabled", heads, tuple(rows))
 
 
-def shown(table: Table) -> Table:
+def without_columns(table: Table) -> Table:
     """The table without the columns that the page leaves out."""
     columns = [column for column, head in enumerate(table.heads) if head not in COLUMNS_LEFT_OUT]
     heads, *rows = (tuple(line[column] for column in columns) for line in (table.heads, *table.rows))
@@ -70,11 +70,7 @@ def page(path: Path) -> str:
     for table in (*tables_of(results), naive_table(results)):
         if table.title.startswith(OMITTED):
             continue
-        shown = [column for column, head in enumerate(table.heads) if head not in COLUMNS_LEFT_OUT]
-        heads, rows = (
-            [tuple(line[column] for column in shown) for line in lines] for lines in ([table.heads], table.rows)
-        )
-        parts.append(f"## {table.title}\n\n{markdown(Table(table.title, heads[0], tuple(rows)))}\n")
+        parts.append(f"## {table.title}\n\n{markdown(without_columns(table))}\n")
         if table.title in _NOTES:
             parts.append(_NOTES[table.title] + "\n")
     broken = broken_promises(results.values())

@@ -20,24 +20,22 @@ import gc
 import hashlib
 import json
 import math
-import resource
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
 from scipy import stats
 
+from kernels.benchmarks.decoding import block_of, resident_bytes
 from kernels.benchmarks.harness import engine_machine, options, traffic_prompts, write
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
-from shadowspec.types import Arm, Block, RecordKey, Run, SamplingParameters, ShadowPrompt, SpeculationConfig, VerifyRule
+from shadowspec.types import Block, Run, SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
 
 CONCURRENCY, REQUESTS_PER_SLOT = 4, 4
@@ -65,25 +63,12 @@ class Pass:
 def blocks() -> list[Block]:
     """Queues of the bundled traffic's prompts, every other one sampled."""
     size = CONCURRENCY * REQUESTS_PER_SLOT
-    found = [prompt for _, prompt in traffic_prompts(NUM_BLOCKS * size)]
+    prompts = [prompt for _, prompt in traffic_prompts(NUM_BLOCKS * size)]
     made = []
     for number in range(NUM_BLOCKS):
         sampling = SamplingParameters(temperature=0.8 * (number % 2), max_tokens=OUTPUT_TOKENS)
-        shadow_prompts = tuple(
-            ShadowPrompt(
-                key=RecordKey("soak", 0, number * size + place),
-                endpoint="soak",
-                event_time=datetime(2026, 1, 1, tzinfo=UTC),
-                labels={},
-                prompt_token_ids=prompt,
-                sampling=sampling,
-            )
-            for place, prompt in enumerate(found[number * size :][:size])
-        )
-        first = (Arm.BASELINE, Arm.SPECULATIVE)[number // 2 % 2]
-        made.append(
-            Block(f"soak-{number}", number, "soak", "", CONCURRENCY, shadow_prompts, (), first, REQUESTS_PER_SLOT)
-        )
+        own = prompts[number * size :][:size]
+        made.append(block_of("soak", number, own, sampling, CONCURRENCY, turn=number // 2))
     return made
 
 
@@ -98,12 +83,6 @@ def reference_ms() -> float:
         sum(number for number in range(100_000))
         times.append(1e3 * (time.process_time() - start))
     return statistics.median(times)
-
-
-def resident_bytes() -> int:
-    """Of this process, now."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
 
 
 def used_bytes() -> int:

@@ -11,7 +11,6 @@ Beside what the clock says stands the processor's time: the clock's means someth
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import shutil
@@ -24,9 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from kernels.benchmarks import harness
 from kernels.benchmarks.harness import ROOT, options
@@ -149,24 +145,13 @@ def _medians(times: Mapping[str, Sequence[CommandSeconds]]) -> dict[str, Any]:
     return medians
 
 
-def table_of(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+def shown(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
     """What `measure_all` found, for a reader."""
-    table = Table("command", "at most", title=title, title_justify="left", box=None)
-    for name in names:
-        table.add_column(f"{name}: first output", justify="right")
-        table.add_column("end", justify="right")
-        table.add_column("processor", justify="right")
-    for row in rows:
-        cells = [row["command"], f"{row['limit_s']:g} s"]
-        for name in names:
-            end = row[name]["end_s"]
-            cells += [
-                f"{row[name]['first_s']:.2f} s",
-                "" if end is None else f"{end:.2f} s",
-                f"{row[name]['cpu_s']:.2f} s",
-            ]
-        table.add_row(*cells)
-    return table
+    return [
+        {"command": row["command"], "at most": row["limit_s"]}
+        | {f"{name}: {figure}": seconds for name in names for figure, seconds in row[name].items()}
+        for row in rows
+    ]
 
 
 def machine(checkouts: Mapping[str, Path]) -> dict[str, Any]:
@@ -186,7 +171,7 @@ def main() -> None:
     parser.add_argument("--rounds-without-bytecode", type=int, default=1)
     given = parser.parse_args()
     checkouts = {**({"before": given.against.resolve()} if given.against else {}), "now": ROOT}
-    console, found = Console(), {}
+    found = {}
     with tempfile.TemporaryDirectory() as compiled, tempfile.TemporaryDirectory() as empty:
         with_bytecode = {"PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
         without = {"PYTHONPYCACHEPREFIX": empty, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -197,13 +182,13 @@ def main() -> None:
             if rounds:
                 is_warmed = variables is with_bytecode
                 found[title] = measure_all(given.demo, checkouts, rounds, variables, is_warmed=is_warmed)
-                console.print(table_of(title, found[title], tuple(checkouts)))
+                harness.show(title, shown(found[title], tuple(checkouts)))
     document = {
         "machine": machine(checkouts),
         "rounds": {"with bytecode": given.rounds, "without bytecode": given.rounds_without_bytecode},
         **found,
     }
-    given.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    harness.write(given.out, document)
 
 
 if __name__ == "__main__":

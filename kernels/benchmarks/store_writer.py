@@ -11,7 +11,6 @@ Nothing else may run meanwhile.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
@@ -21,11 +20,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from kernels.benchmarks import harness
-from kernels.benchmarks.harness import options
+from kernels.benchmarks.harness import options, show, write
 from shadowspec.store import Store, upgrade
 from shadowspec.types import (
     Advance,
@@ -203,12 +199,8 @@ def main() -> None:
                 measure(store, WrittenTraffic(seed), size, arguments.runs) for seed, size in enumerate(BATCH_SIZES)
             ]
         results = {"machine": machine(url), "results": found}
-    table = Table(*found[0])
-    for row in found:
-        table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
-    arguments.out.parent.mkdir(exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    show("batches", found)
+    write(arguments.out, results)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,8 @@ from typing import Any, NamedTuple
 
 from kafka import KafkaConsumer, KafkaProducer
 from rich.console import Console
-from rich.table import Table
 
-from kernels.benchmarks.harness import machine, options, write
+from kernels.benchmarks.harness import machine, options, show, write
 from shadowspec import demo
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.gate.policy import GatePolicy
@@ -208,7 +207,6 @@ def main() -> None:
                     f"round {number + 1}: {name}: {speed.messages_per_second:.0f} messages/s, "
                     f"{speed.cpu_us_per_message:.1f} us of processor time each"
                 )
-    table = Table("", "messages/s", "of the bare loop", "CPU us/message", "of the bare loop")
     rows = []
     for name, found in speeds.items():
         beside = speeds["bare poll loop, text only" if name.endswith("text only") else "bare poll loop"]
@@ -221,11 +219,7 @@ def main() -> None:
             "of_bare_loop_by_cpu": statistics.median(b.cpu_us_per_message / a.cpu_us_per_message for a, b in pairs),
         }
         rows.append(row)
-        table.add_row(
-            name, f"{row['messages_per_second']:.0f}", f"{row['of_bare_loop']:.2f}",
-            f"{row['cpu_us_per_message']:.1f}", f"{row['of_bare_loop_by_cpu']:.2f}",
-        )  # fmt: skip
-    Console().print(table)
+    show("messages", rows)
     document = {
         "messages": count,
         "rounds": arguments.rounds,

@@ -46,7 +46,7 @@ from kernels.benchmarks.engines.servers import Environment, vllm_version
 from kernels.benchmarks.engines.timing import queues, time_ours
 from kernels.benchmarks.engines.visiting import Visits, visit_pair
 from kernels.benchmarks.engines.ways import DEPTHS, WAYS
-from kernels.benchmarks.harness import DOCS, engine_machine, options, traffic_prompts
+from kernels.benchmarks.harness import DOCS, by_name, engine_machine, options, traffic_prompts
 
 RAW = Path("build/validation")
 TIMED = ("greedy", "ngram")
@@ -54,21 +54,10 @@ TIMED = ("greedy", "ngram")
 
 def chosen(count: int) -> tuple[list[tuple[str, Prompt]], dict[str, list[Prompt]]]:
     """Endpoint and prompt of those that are validated, and as many others of each endpoint for the costs."""
-    every = traffic_prompts(2 * count)
-    rows: list[tuple[str, Prompt]] = traffic_prompts(count)
-    each = len(rows) // len({name for name, _ in rows})
-    others: dict[str, list[Prompt]] = {}
-    for name, prompt in every:
-        others.setdefault(name, []).append(prompt)
-    return rows, {name: prompts[each:] for name, prompts in others.items()}
-
-
-def by_slice(prompts: list[tuple[str, Prompt]]) -> dict[str, list[Prompt]]:
-    """Prompts by endpoint."""
-    found: dict[str, list[Prompt]] = {}
-    for name, prompt in prompts:
-        found.setdefault(name, []).append(prompt)
-    return found
+    prompts = traffic_prompts(count)
+    others = by_name(traffic_prompts(2 * count))
+    share = len(prompts) // len(others)
+    return prompts, {name: later[share:] for name, later in others.items()}
 
 
 def setting(environment: Environment, requests: int, max_tokens: int) -> dict[str, Any]:
@@ -136,7 +125,7 @@ def main() -> None:
     prompts, for_costs = chosen(arguments.requests)
     only = [prompt for _, prompt in prompts]
     ways = [way for way in WAYS if way.name in arguments.timed]
-    portions = [queues(by_slice(prompts), for_costs, number) for number in range(arguments.portions)]
+    portions = [queues(by_name(prompts), for_costs, number) for number in range(arguments.portions)]
     collects = not arguments.speedups_only
     visits = Visits(arguments.raw, environment, only, arguments.tokens, ways, portions, collects=collects)
     visits.make(arguments.depths)

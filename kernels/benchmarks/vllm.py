@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
 
+from kernels.benchmarks.decoding import one_arm
 from kernels.benchmarks.engines.collecting import WARM_TOKENS, ask_server, server_requests
 from kernels.benchmarks.engines.servers import Environment, Server, both_arms, vllm_version
 from kernels.benchmarks.engines.timing import SETTLING_S
@@ -42,13 +43,11 @@ from kernels.benchmarks.harness import (
 )
 from shadowspec import demo
 from shadowspec.engine.batch import Request
-from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.parity import divergence_gap
-from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
 from shadowspec.quality.outputs import first_divergence
-from shadowspec.types import SamplingParameters, VerifyRule
+from shadowspec.types import SamplingParameters
 
 DEPTH = 4
 REQUESTS = {1: 4, 8: 16}  # timed, by how many are decoded at once: enough that no single prompt decides
@@ -62,17 +61,9 @@ def ours(target: LoadedModel, draft: LoadedModel | None, sampling: SamplingParam
     """One of our arms, in this process."""
 
     def decoded(prompts: Sequence[Prompt], slots: int, tokens: int) -> list[tuple[int, ...]]:
-        proposer = None if draft is None else DraftModelProposer(draft.model, DEPTH, is_sampling=False)
-        result = decode_batch(
-            target.model,
-            [Request(prompt, replace(sampling, max_tokens=tokens), 0) for prompt in prompts],
-            proposer=proposer,
-            num_speculative_tokens=DEPTH,
-            verify_rule=VerifyRule.GREEDY,
-            end_token_ids=frozenset(),
-            num_slots=slots,
-            releases_slots=True,
-        )
+        requests = [Request(prompt, replace(sampling, max_tokens=tokens), 0) for prompt in prompts]
+        drafting = None if draft is None else draft.model
+        result = one_arm(target.model, drafting, requests, DEPTH, num_slots=slots, releases_slots=True)
         return [request.output for request in result.decoded]
 
     def answer(prompts: Sequence[Prompt], slots: int) -> Answers:

@@ -8,18 +8,16 @@ from pathlib import Path
 
 import torch
 
+from kernels.benchmarks.decoding import in_batches
+from kernels.benchmarks.harness import Prompt
 from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate, fingerprint_candidate
-from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.decode import Decoded
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.parity import divergence_gap, teacher_forced_logits, top_two_gap
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig
-
-BATCH = 64
-
-Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +52,12 @@ class LoadedPair:
         self, candidate: Candidate, prompts: Sequence[Prompt], sampling: SamplingParameters, first_seed: int
     ) -> list[Decoded]:
         """Every prompt decoded by our loop, in batches of prompts of like length; seeds count up from the first."""
-        order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         config = candidate.config.config
-        found: dict[int, Decoded] = {}
-        for start in range(0, len(order), BATCH):
-            rows = order[start : start + BATCH]
-            result = decode_batch(
-                self.target.model,
-                [Request(prompts[row], sampling, first_seed + row) for row in rows],
-                proposer=candidate.proposer(),
-                num_speculative_tokens=config.num_speculative_tokens,
-                verify_rule=config.verify_rule,
-                end_token_ids=self.target.end_token_ids,
-                releases_slots=True,
-            )
-            found.update(zip(rows, result.decoded, strict=True))
-        return [found[row] for row in range(len(prompts))]
+        requests = [Request(prompt, sampling, first_seed + row) for row, prompt in enumerate(prompts)]
+        return in_batches(
+            self.target.model, requests, candidate.proposer, num_speculative_tokens=config.num_speculative_tokens,
+            verify_rule=config.verify_rule, end_token_ids=self.target.end_token_ids, releases_slots=True,
+        )  # fmt: skip
 
     def smallest_draft_gap(self, prompt: Prompt, output: Sequence[int]) -> float:
         """The smallest top-2 gap of the draft along an output: where its arg-max is in doubt, counts may differ."""
