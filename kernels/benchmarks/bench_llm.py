@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kernels.benchmarks.engines.llamacpp.servers import Binary
+from kernels.benchmarks.engines.llamacpp.servers import Binary, add_llama_options, check_llama_options
 from kernels.benchmarks.engines.pair import Pair
 from kernels.benchmarks.engines.real_model.answers import answer
 from kernels.benchmarks.engines.real_model.dequantised import model_folder
@@ -280,17 +279,14 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument("--replayed", type=int, default=25, help="of each class, whose answers are replayed")
     parser.add_argument("--tokens", type=int, default=64, help="of a measured answer, at most")
     parser.add_argument("--logged-tokens", type=int, default=64, help="of an answer that is learnt from or replayed")
-    parser.add_argument("--vllm-python", type=Path, help="the interpreter of vLLM's own environment")
-    parser.add_argument("--vllm-threads", default="0-1", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
-    parser.add_argument("--vllm-options", default="", help="further ones of its servers, such as --enforce-eager")
-    parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
-    parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, with its converter")
-    parser.add_argument("--llama-python", default=sys.executable, help="that runs the converter")
+    Environment.add_options(parser, "0-1", is_required=False)
+    add_llama_options(parser)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp")
     parser.add_argument("--parts", nargs="*", choices=parts, default=parts)
     parser.add_argument("--note", default="", help="a sentence about what else the machine did")
     parser.add_argument("--docs", type=Path, default=DOCS)
     given = parser.parse_args(arguments_given)
+    check_llama_options(parser, given)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -314,11 +310,8 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     if "in-process" in given.parts:
         measure_in_process(bench)
     if "vllm" in given.parts and given.vllm_python is not None:
-        flags = tuple(shlex.split(given.vllm_options))
-        measure_vllm(bench, Environment(given.vllm_python, given.vllm_threads, "", flags))
+        measure_vllm(bench, Environment.of(given))
     if "llama" in given.parts and given.llama_server is not None:
-        if given.llama_source is None:
-            parser.error("--llama-server needs --llama-source, which has the converter")
         from kernels.benchmarks.validate_llamacpp import gguf_of  # which loads what only this part needs
 
         there = [each for each in astuple(bench.pair) if each.exists()]

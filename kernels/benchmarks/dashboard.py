@@ -215,14 +215,12 @@ def interactions(browser: Any, base: str, statements: Statements, live_path: str
 
 def machine(config: Path) -> dict[str, Any]:
     """What the figures were measured on, and how much the store holds."""
-    import sqlalchemy
 
     from shadowspec.config import load_config
     from shadowspec.store import session
 
     url = session.parse_url(load_config(config).database_url)
-    engine = sqlalchemy.create_engine(url)
-    with engine.connect() as connection:
+    with harness.connected(url) as connection:
         held = {
             name: int(connection.exec_driver_sql(f"SELECT {what} FROM {table}").scalar() or 0)  # noqa: S608 - ours
             for name, what, table in (
@@ -235,7 +233,6 @@ def machine(config: Path) -> dict[str, Any]:
             )
         }
         server_version = str(connection.exec_driver_sql("SELECT version()").scalar())
-    engine.dispose()
     return harness.machine() | {
         "load average": [round(each, 1) for each in os.getloadavg()],
         "database": server_version,

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy
 from sqlalchemy import text
 
+from kernels.benchmarks.harness import connected
 from shadowspec.store import table_definitions as tables
 from shadowspec.types import FingerprintedConfig, SpeculationConfig, VerifyRule
 
@@ -44,56 +46,8 @@ class Traffic:
         return int(SPAN.total_seconds() * 1e6 / self.num_runs)
 
 
-# One row per request i: its place, its block i / 4 and that block's slice.
-REQUESTS = """
-    SELECT i, (i % :partitions)::bigint AS partition, (i / :partitions)::bigint AS place,
-           md5(:endpoint || i / 4) || md5(:endpoint || i / 4) AS block_id,
-           'prompt_class=s' || lpad(((i / 4) % :slices)::text, greatest(3, length(((i / 4) % :slices)::text)), '0')
-               AS slice_key,
-           timestamptz '2026-01-01 00:00:00+00' + i * (:step_us * interval '1 microsecond') AS at,
-           sin(i * 12.9898) * 43758.5453 - floor(sin(i * 12.9898) * 43758.5453) AS u,
-           sin(i * 78.233) * 12543.123 - floor(sin(i * 78.233) * 12543.123) AS v
-    FROM generate_series(cast(:first AS bigint), cast(:last AS bigint)) AS i
-"""
-STATEMENTS = (
-    """
-    INSERT INTO records (source, source_partition, source_offset, timestamp_ms, source_item, counter, endpoint,
-        slice_key, labels, event_time, session_hash, unit_key, session_position, sampling_rate, num_prompt_tokens)
-    SELECT :source, partition, place, (1000 * extract(epoch FROM at))::bigint, 0, 'measured', :endpoint, slice_key,
-        '{"sampling_regime":"greedy"}', at, md5(i::text), 'session:' || md5(i::text), 1, 0.1, 200
-    FROM requests
-    """,
-    """
-    INSERT INTO blocks (block_id, sequence, endpoint, slice_key, concurrency, n_max, first_arm, started_at,
-        num_out_of_memory, num_runs)
-    SELECT block_id, i / 4, :endpoint, slice_key, 4, 4, 'baseline', at, 0, 4 FROM requests WHERE i % 4 = 3
-    """,
-    """
-    INSERT INTO block_memory (block_id, fingerprint, baseline_peak_bytes, speculative_peak_bytes, kv_bytes_per_token,
-        draft_weight_bytes, draft_kv_bytes_per_token, source)
-    SELECT block_id, :fingerprint, 1000000000, 1100000000, 100000, 100000000, 10000, 'accounted'
-    FROM requests WHERE i % 4 = 3
-    """,
-    """
-    INSERT INTO runs (source, source_partition, source_offset, timestamp_ms, source_item, fingerprint, block_id,
-        endpoint, slice_key, concurrency, event_time, sampling_rate, num_drafts, num_draft_tokens, num_accepted_tokens,
-        num_accepted_tokens_per_pos, acceptance_histogram, num_output_tokens, num_prompt_tokens, num_plain_steps,
-        num_cut_steps, num_cut_draft_tokens, num_cut_accepted_tokens,
-        baseline_queue_ms, baseline_prefill_ms, baseline_decode_ms, baseline_draft_ms, baseline_verify_ms,
-        baseline_other_ms, baseline_num_output_tokens,
-        speculative_queue_ms, speculative_prefill_ms, speculative_decode_ms, speculative_draft_ms,
-        speculative_verify_ms, speculative_other_ms, speculative_num_output_tokens,
-        has_parity, is_repetition_loop, finish_reason)
-    SELECT :source, partition, place, (1000 * extract(epoch FROM at))::bigint, 0, :fingerprint, block_id, :endpoint,
-        slice_key, 4, at, 0.1, 30, 30, 10 + (20 * u)::bigint,
-        json_build_array(10 + (20 * u)::bigint), json_build_array(20 - (20 * u)::bigint, 10 + (20 * u)::bigint),
-        41 + (20 * u)::bigint, 200, 0, 0, 0, 0,
-        1.5, 50, 950, 0, 0, 0, 60,
-        1.5, 50, 950 * (0.65 + 0.3 * v), 100, 500, 50, 60,
-        true, false, 'stop'
-    FROM requests
-    """,
-)
+# The requests, one row each, and what is stored of them.
+REQUESTS, *STATEMENTS = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8").split(";\n")
 ROWS_AT_ONCE = 250_000
 
 
@@ -110,24 +64,20 @@ def fill(url: str, traffic: Traffic, first: int, last: int) -> None:
             for statement in STATEMENTS:
                 name = f"WITH requests AS ({REQUESTS}) {statement}"
                 connection.execute(text(name), values | {"first": start, "last": stop - 1})
-    engine.dispose()
     move_ledger(url, traffic, last)
 
 
 def vacuum(url: str, table: str = "") -> None:
     """Let the planner know the rows, of one table or of all."""
-    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
+    with connected(url, isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"VACUUM ANALYZE {table}")
-    engine.dispose()
 
 
 def move_ledger(url: str, traffic: Traffic, last: int) -> None:
     """The consumer has finished the requests up to, but without, `last`."""
     watermark = START + (last - 1) * timedelta(microseconds=traffic.step_us)
     place = {"source": traffic.source, "endpoint": traffic.endpoint, "at": watermark}
-    engine = sqlalchemy.create_engine(url)
-    with engine.begin() as connection:
+    with connected(url) as connection:
         for table in ("ledger", "funnel_counts"):
             connection.execute(text(f"DELETE FROM {table} WHERE source = :source"), place)  # noqa: S608 - our names
         for partition in range(NUM_PARTITIONS):
@@ -141,7 +91,6 @@ def move_ledger(url: str, traffic: Traffic, last: int) -> None:
                 "INSERT INTO funnel_counts (consumer, source, source_partition, endpoint, counter, reason, "
                 "num_records) VALUES ('group', :source, :partition, :endpoint, 'measured', '', :next)"
             ), place)  # fmt: skip
-    engine.dispose()
 
 
 def fill_rollups(url: str, traffic: Traffic) -> None:
@@ -149,8 +98,7 @@ def fill_rollups(url: str, traffic: Traffic) -> None:
     summed = {"num_runs": "count(*)", "weight": "sum(1 / sampling_rate)"}
     key = ("endpoint", "slice_key", "fingerprint", "concurrency", "hour")
     others = [column.name for column in tables.rollups.columns if column.name not in (*key, "rollup_id")]
-    engine = sqlalchemy.create_engine(url)
-    with engine.begin() as connection:
+    with connected(url) as connection:
         connection.execute(text(
             f"INSERT INTO rollups ({', '.join((*key, *others))}) "  # noqa: S608 - our names
             "SELECT endpoint, slice_key, fingerprint, concurrency, "
@@ -158,7 +106,6 @@ def fill_rollups(url: str, traffic: Traffic) -> None:
             "WHERE endpoint = :endpoint "
             "GROUP BY endpoint, slice_key, fingerprint, concurrency, date_trunc('hour', event_time) ORDER BY 5"
         ), {"endpoint": traffic.endpoint})  # fmt: skip
-    engine.dispose()
     vacuum(url, "rollups")
 
 
@@ -173,29 +120,23 @@ def num_folded(url: str, traffic: Traffic) -> int:
 
 
 def _scalar(url: str, traffic: Traffic, statement: str) -> Any:
-    engine = sqlalchemy.create_engine(url)
-    with engine.connect() as connection:
+    with connected(url) as connection:
         found = connection.scalar(text(statement), {"endpoint": traffic.endpoint})
-    engine.dispose()
     return found
 
 
 def make_months(url: str) -> None:
     """Make the months in which the rows lie."""
-    engine = sqlalchemy.create_engine(url)
-    with engine.begin() as connection:
+    with connected(url) as connection:
         for month in ("2026-01-01", "2026-02-01", "2026-03-01"):
             for table in ("records", "runs"):
                 connection.execute(text("SELECT shadowspec_create_partition(:t, :m)"), {"t": table, "m": month})
-    engine.dispose()
 
 
 @contextmanager
 def kept_database(server: str, name: str) -> Iterator[str]:
     """The database of this name on a server; made if it is not there."""
-    engine = sqlalchemy.create_engine(server, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
+    with connected(server, isolation_level="AUTOCOMMIT") as connection:
         if not connection.scalar(text("SELECT 1 FROM pg_database WHERE datname = :name"), {"name": name}):
             connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    engine.dispose()
     yield sqlalchemy.make_url(server).set(database=name).render_as_string(hide_password=False)

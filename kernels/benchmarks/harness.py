@@ -14,14 +14,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from shadowspec import demo
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results"
@@ -50,6 +54,11 @@ def sections(page: str) -> dict[str, str]:
         r"^<!-- (\w+) -->\n", (Path(__file__).parent / "pages" / page).read_text(encoding="utf-8"), flags=re.MULTILINE
     )
     return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def configuration(name: str) -> str:
+    """A part of a configuration, with places to fill: `configs/NAME`."""
+    return (Path(__file__).parent / "configs" / name).read_text(encoding="utf-8")
 
 
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -86,15 +95,21 @@ def revision(checkout: Path) -> str:
     return said.stdout.strip() or "unknown"
 
 
-def postgres_settings(url: str, *names: str) -> dict[str, str]:
-    """These settings of a Postgres server; "server_version" is one too."""
+@contextmanager
+def connected(url: str, **further: Any) -> Iterator[Connection]:
+    """A transaction on a database, committed at the end of the block; `further`: of the engine."""
     import sqlalchemy
 
-    engine = sqlalchemy.create_engine(url)
-    with engine.connect() as connection:
-        settings = {name: str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in names}
+    engine = sqlalchemy.create_engine(url, **further)
+    with engine.begin() as connection:
+        yield connection
     engine.dispose()
-    return settings
+
+
+def postgres_settings(url: str, *names: str) -> dict[str, str]:
+    """These settings of a Postgres server; "server_version" is one too."""
+    with connected(url) as connection:
+        return {name: str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in names}
 
 
 def answered() -> Iterator[dict[str, Any]]:

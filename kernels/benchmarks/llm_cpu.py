@@ -45,7 +45,7 @@ from rich.progress import track
 
 from kernels.benchmarks.decoding import resident_bytes
 from kernels.benchmarks.engines import servers as vllm_servers
-from kernels.benchmarks.engines.llamacpp.servers import Binary, running
+from kernels.benchmarks.engines.llamacpp.servers import Binary, add_llama_options, check_llama_options, running
 from kernels.benchmarks.gpu_decode import random_model
 from kernels.benchmarks.harness import engine_machine, options, show, write
 from kernels.benchmarks.validate_llamacpp import gguf_of
@@ -332,11 +332,8 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=32, help="tokens of a request")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--processor-time", action="store_true", help="on one thread, where others use the machine")
-    parser.add_argument("--llama-server", type=Path)
-    parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, with its converter")
-    parser.add_argument("--llama-python", default=sys.executable, help="that runs the converter")
-    parser.add_argument("--vllm-python", type=Path, help="the interpreter of vLLM's environment")
-    parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
+    add_llama_options(parser)
+    vllm_servers.Environment.add_options(parser, is_required=False)
     parser.add_argument("--folder", type=Path, help="for the models that servers read (default: a temporary one)")
     parser.add_argument("--memory-of", nargs=2, metavar=("SHAPE", "FORWARD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -346,8 +343,7 @@ def main() -> None:
     if arguments.memory_of is not None:
         sys.stdout.write(json.dumps(memory_of(*arguments.memory_of)))
         return
-    if arguments.llama_server is not None and arguments.llama_source is None:
-        parser.error("--llama-server needs --llama-source, which has the converter")
+    check_llama_options(parser, arguments)
 
     results = []
     with ExitStack() as stack:
@@ -356,7 +352,7 @@ def main() -> None:
         arguments.folder.mkdir(parents=True, exist_ok=True)
         version = vllm_version = None
         if arguments.vllm_python is not None:
-            environment = vllm_servers.Environment(arguments.vllm_python, arguments.vllm_threads, "")
+            environment = vllm_servers.Environment.of(arguments)
             vllm_version = vllm_servers.vllm_version(environment)
         for shape in arguments.shapes.split(","):
             with ExitStack() as of_shape:

@@ -95,9 +95,8 @@ def prepare(url: str, endpoints: Sequence[Traffic]) -> dict[str, Any]:
 
 def copy_evidence(url: str, first: Traffic, other: Traffic) -> None:
     """Give an endpoint another's evidence, cursors and last fold, under its names; open blocks have other ids there."""
-    engine = sqlalchemy.create_engine(url)
     names = {"first": first.endpoint, "other": other.endpoint, "topic": first.source, "other_topic": other.source}
-    with engine.begin() as connection:
+    with harness.connected(url) as connection:
         fold = connection.scalar(
             text(
                 "INSERT INTO folds (endpoint, spans, closed_by, num_records, num_runs, parameters, begins, folded_at) "
@@ -120,7 +119,6 @@ def copy_evidence(url: str, first: Traffic, other: Traffic) -> None:
                 ),
                 names | {"fold": fold},
             )
-    engine.dispose()
 
 
 def _copied(column: str) -> str:
@@ -283,8 +281,7 @@ def _summed(name: str, seconds: Sequence[float]) -> dict[str, float]:
 
 def _held(url: str) -> dict[str, Any]:
     """Sizes of the store, by rollups and folds: to count the runs takes minutes."""
-    engine = sqlalchemy.create_engine(url)
-    with engine.connect() as connection:
+    with harness.connected(url) as connection:
         rows = {
             name: connection.exec_driver_sql(f"SELECT {what}").scalar()
             for name, what in (
@@ -295,7 +292,6 @@ def _held(url: str) -> dict[str, Any]:
                 ("num_bytes", "pg_database_size(current_database())"),
             )
         }
-    engine.dispose()
     return {name: int(value or 0) for name, value in rows.items()}
 
 

@@ -42,7 +42,16 @@ from kernels.benchmarks.engines.servers import (
     vllm_version,
 )
 from kernels.benchmarks.engines.ways import PROBABILISTIC
-from kernels.benchmarks.harness import RESULTS, answered, engine_machine, options, run_command, show, write
+from kernels.benchmarks.harness import (
+    RESULTS,
+    answered,
+    configuration,
+    engine_machine,
+    options,
+    run_command,
+    show,
+    write,
+)
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
 from shadowspec.reports.by_turn import TURN_HEAD, TurnRow
@@ -184,15 +193,7 @@ def audits(environment: Environment, folder: Path, number: int, _rounds: int) ->
 
 LOADS = (1, 4)
 CONTEXTS = (16, 128, 400)  # prompt tokens that are profiled; those of the traffic lie between
-QUICK = """\
-[engine]
-warmup_blocks = 1
-audit_share = 0.0
-[gate]
-min_span_s = 0.0
-timed_positions = {positions}
-entry_clusters = 2
-"""
+QUICK = configuration("quick.toml")
 
 
 def first_requests(sessions: int) -> Iterator[Document]:
@@ -320,7 +321,6 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser = options(__doc__)
     parser.add_argument("what", choices=MEASURES)
     Environment.add_options(parser)
-    parser.add_argument("--vllm-flags", default="", help="further flags of both servers, separated by spaces")
     parser.add_argument(
         "--number", type=int, help="requests of each endpoint (audits: 200); sessions (costs: 48 of each)"
     )
@@ -329,7 +329,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="(default: among the committed results)")
     given = parser.parse_args(arguments_given)
     measure, results, number = MEASURES[given.what]
-    environment = replace(Environment.of(given), flags=tuple(given.vllm_flags.split()))
+    environment = Environment.of(given)
     with tempfile.TemporaryDirectory() as scratch:
         folder = (given.folder or Path(scratch)).resolve()
         found = measure(environment, folder, given.number or number, given.rounds)

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -89,11 +88,7 @@ def validate_pair(pair: Pair, environment: Environment, arguments: argparse.Name
 def main() -> None:
     """Collect what is missing, compare, and write results, page and picture."""
     parser = options(__doc__, "validation.json")
-    parser.add_argument("--vllm-python", type=Path, required=True, help="the interpreter of vLLM's own environment")
-    parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
-    parser.add_argument(
-        "--vllm-preload", default="", metavar="LIBRARY:...", help="what its CPU guide has preloaded: libiomp5, tcmalloc"
-    )
+    Environment.add_options(parser)
     parser.add_argument(
         "--timed", nargs="*", choices=[way.name for way in WAYS], default=TIMED, help="ways whose speedup is measured"
     )
@@ -107,7 +102,6 @@ def main() -> None:
     )
     parser.add_argument("--raw", type=Path, default=RAW, help="what was collected (default: %(default)s)")
     parser.add_argument("--docs", type=Path, default=DOCS)
-    parser.add_argument("--vllm-options", default="", help="further ones of its servers, such as --enforce-eager")
     add_pair_options(parser)
     names = [way.name for way in WAYS if way.is_greedy]
     parser.add_argument("--ways", nargs="*", choices=names, default=names, help="of another pair: collect these alone")
@@ -116,8 +110,7 @@ def main() -> None:
     if arguments.small:
         arguments.requests, arguments.tokens, arguments.portions = 24, 16, 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
-    flags = tuple(shlex.split(arguments.vllm_options))
-    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload, flags)
+    environment = Environment.of(arguments)
     if pair is not None:
         validate_pair(pair, environment, arguments)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from kernels.benchmarks.engines.pair import BUNDLED
+from kernels.benchmarks.harness import configuration
 from shadowspec import demo
 
 READY_S = 900.0  # to load, compile and answer, beside others on the same machine
@@ -25,26 +27,7 @@ MAX_MODEL_LEN = 1_024
 SLOTS = 8
 FIX_FOLDER = Path(__file__).parent / "mend"
 TICKS = os.sysconf("SC_CLK_TCK")
-_SERVED_ENDPOINT = """\
-[endpoints.{name}]
-engine = "openai"
-target = "{target}"
-served_models = ["{model}"]
-match = {{ model = "{model}" }}
-serving_engine = "vllm"
-loads = [{loads}]
-{settings}[endpoints.{name}.servers]
-baseline_url = "{baseline_url}"
-speculative_url = "{speculative_url}"
-model = "{served}"
-device = "cpu"
-dtype = "float32"
-{server_settings}[[endpoints.{name}.candidates]]
-name = "draft-k{depth}"
-proposer = "draft_model"
-draft = "{draft}"
-num_speculative_tokens = {depth}
-"""
+_SERVED_ENDPOINT = configuration("served-endpoint.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +40,20 @@ class Environment:
     flags: tuple[str, ...] = ()  # further ones of every server
 
     @staticmethod
-    def add_options(parser: argparse.ArgumentParser) -> None:
+    def add_options(parser: argparse.ArgumentParser, threads: str = "auto", *, is_required: bool = True) -> None:
         """What a benchmark's command line says of it."""
-        parser.add_argument("--vllm-python", type=Path, required=True, help="the interpreter of vLLM's environment")
-        parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
-        parser.add_argument(
-            "--vllm-preload",
-            default="",
-            metavar="LIBRARY:...",
-            help="what its CPU guide has preloaded: libiomp5, tcmalloc",
-        )
+        python = "the interpreter of vLLM's environment"
+        parser.add_argument("--vllm-python", type=Path, required=is_required, help=python)
+        parser.add_argument("--vllm-threads", default=threads, help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
+        parser.add_argument("--vllm-options", default="", help="further ones of its servers, such as --enforce-eager")
+        preload = "what its CPU guide has preloaded: libiomp5, tcmalloc"
+        parser.add_argument("--vllm-preload", default="", metavar="LIBRARY:...", help=preload)
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Environment:
         """From the options that were given."""
-        return cls(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload)
+        flags = tuple(shlex.split(arguments.vllm_options))
+        return cls(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload, flags)
 
 
 class EngineServer:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -31,6 +33,19 @@ class Binary:
         """As the server says."""
         said = subprocess.run([self.path, "--version"], check=True, capture_output=True, text=True)  # noqa: S603
         return next(line for line in (said.stderr + said.stdout).splitlines() if line.startswith("version:"))
+
+
+def add_llama_options(parser: argparse.ArgumentParser) -> None:
+    """What a benchmark's command line says of llama.cpp, where it may be left out."""
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
+    parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, with its converter")
+    parser.add_argument("--llama-python", default=sys.executable, help="that runs the converter")
+
+
+def check_llama_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Refuse a server without the sources."""
+    if given.llama_server is not None and given.llama_source is None:
+        parser.error("--llama-server needs --llama-source, which has the converter")
 
 
 def running(binary: Binary, arguments: Sequence[str], log: Path) -> AbstractContextManager[EngineServer]:

@@ -15,42 +15,13 @@ from kernels.benchmarks.engines.llamacpp.ways import speculation
 from kernels.benchmarks.engines.pair import Pair
 from kernels.benchmarks.engines.real_model.prompts import ENDPOINT, LABEL
 from kernels.benchmarks.engines.servers import SERVED_MODEL, Environment, Server
+from kernels.benchmarks.harness import configuration
 
 NGRAM_MIN, NGRAM_MAX = 2, 4
 MAX_HYPOTHESES: Final = 16  # two candidates have ten: the endpoint and four classes each
 IN_PROCESS, VLLM, LLAMACPP = "shadowspec-torch", "vllm", "llama.cpp"
-_HEAD: Final = """\
-[database]
-url = "sqlite:///{folder}/shadow.db"
-[privacy]
-hash_secret_file = "{folder}/secret"
-[gate]
-max_hypotheses = {max_hypotheses}
-min_span_s = 0.0
-timed_positions = 1
-entry_clusters = 4
-[endpoints.{endpoint}]
-target = "{target}"
-served_models = ["{endpoint}"]
-match = {{ model = "{endpoint}" }}
-labels = ["{label}"]
-slice_by = ["{label}"]
-max_new_tokens = {max_tokens}
-loads = [{{ concurrency = 1 }}]
-serving_engine = "{engine}"
-"""
-_SERVED: Final = """\
-engine = "openai"
-[endpoints.{endpoint}.servers]
-baseline_url = "{baseline}"
-speculative_url = "{speculative}"
-model = "{model}"
-device = "cpu"
-dtype = "float32"
-first_token_timeout_s = 600.0
-token_timeout_s = 600.0
-total_timeout_s = 1200.0
-"""
+_HEAD: Final = configuration("real-model.toml")
+_SERVED: Final = configuration("real-model-served.toml")
 
 
 @dataclass(frozen=True, slots=True)
