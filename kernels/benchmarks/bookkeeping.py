@@ -12,13 +12,14 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from kernels.benchmarks.decode import MAX_TOKENS, NUM_SPECULATIVE_TOKENS, SAMPLING
 from kernels.benchmarks.decoding import one_arm
-from kernels.benchmarks.harness import code_prompts, engine_machine, options, show, write
+from kernels.benchmarks.harness import code_prompts, engine_machine, in_turn, options, show, write
 from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.llama import DirectLlama
@@ -78,15 +79,15 @@ def main() -> None:
     target = load_model(str(demo.TARGET), device, torch.float32)
     draft = load_model(str(demo.DRAFT), device, torch.float32)
     prompts = code_prompts(max(BATCHES))
-    found: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
-    for turn in range(arguments.rounds + 1):  # the first one warms up
-        for name, sampling in SAMPLING.items():
-            for batch in BATCHES:
-                requests = [Request(prompt, sampling, seed) for seed, prompt in enumerate(prompts[:batch])]
-                for which, drafting in (("baseline", None), ("speculative", draft)):
-                    measured = share(target, drafting, requests)
-                    if turn:
-                        found.setdefault((which, name, batch), []).append(measured)
+    contests = {
+        (which, name, batch): partial(
+            share, target, drafting, [Request(prompt, sampling, seed) for seed, prompt in enumerate(prompts[:batch])]
+        )
+        for name, sampling in SAMPLING.items()
+        for batch in BATCHES
+        for which, drafting in (("baseline", None), ("speculative", draft))
+    }
+    found = in_turn(contests, arguments.rounds)
     rows = []
     for (which, name, batch), measured_shares in found.items():
         shares, steps = zip(*measured_shares, strict=True)

@@ -14,17 +14,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec.structs import replace
-from rich.console import Console
-from rich.progress import track
 from transformers import AutoModelForCausalLM
 
 from kernels.benchmarks.decoding import one_arm
-from kernels.benchmarks.harness import code_prompts, engine_machine, options, show, write
+from kernels.benchmarks.harness import code_prompts, engine_machine, in_turn, options, ratios, show, write
 from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.models import LoadedModel, load_model
@@ -123,26 +122,14 @@ def main() -> None:
             lambda batch=batch: ours(target, None, batch),  # type: ignore[misc]
             lambda batch=batch: theirs_plain(their_target, batch),  # type: ignore[misc]
         )
-    rates: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in contests}
-    for _ in track(range(arguments.rounds + 1), description="rounds", console=Console(stderr=True)):
-        for name, (first, second) in contests.items():
-            rates[name][0].append(tokens_per_second(first))
-            rates[name][1].append(tokens_per_second(second))
-
+    sides = {(name, place): side for name, pair in contests.items() for place, side in enumerate(pair)}
+    rates = in_turn({key: partial(tokens_per_second, side) for key, side in sides.items()}, arguments.rounds)
     rows = []
-    for name, (first_rates, second_rates) in rates.items():
-        mine, other = first_rates[1:], second_rates[1:]  # the first round warms up
-        ratios = [a / b for a, b in zip(mine, other, strict=True)]
-        rows.append(
-            {
-                "comparison": name,
-                "ours_tokens_per_second": statistics.median(mine),
-                "transformers_tokens_per_second": statistics.median(other),
-                "ratio_median": statistics.median(ratios),
-                "ratio_min": min(ratios),
-                "ratio_max": max(ratios),
-            }
-        )
+    for name in contests:
+        mine, other = rates[name, 0], rates[name, 1]
+        medians = map(statistics.median, (mine, other))
+        row = zip(("ours_tokens_per_second", "transformers_tokens_per_second"), medians, strict=True)
+        rows.append({"comparison": name, **dict(row), **ratios(mine, other)})
     show("tokens per second", rows)
     document = {
         "rounds": arguments.rounds,

@@ -121,8 +121,7 @@ def num_folded(url: str, traffic: Traffic) -> int:
 
 def _scalar(url: str, traffic: Traffic, statement: str) -> Any:
     with connected(url) as connection:
-        found = connection.scalar(text(statement), {"endpoint": traffic.endpoint})
-    return found
+        return connection.scalar(text(statement), {"endpoint": traffic.endpoint})
 
 
 def make_months(url: str) -> None:

@@ -1,4 +1,4 @@
--- One row per request i: its place, its block i / 4 and that block's slice.  Every statement below reads it.
+-- One row per request i: its place, its block i / 4 and the slice of it.  Every statement below reads it.
 SELECT i, (i % :partitions)::bigint AS partition, (i / :partitions)::bigint AS place,
        md5(:endpoint || i / 4) || md5(:endpoint || i / 4) AS block_id,
        'prompt_class=s' || lpad(((i / 4) % :slices)::text, greatest(3, length(((i / 4) % :slices)::text)), '0')

@@ -33,8 +33,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from kernels.benchmarks.decode import (
@@ -43,7 +41,7 @@ from kernels.benchmarks.decode import (
     theirs_outputs,
     theirs_plain,
 )
-from kernels.benchmarks.harness import RESULTS, code_prompts, engine_machine, options, show, write
+from kernels.benchmarks.harness import RESULTS, code_prompts, engine_machine, in_turn, options, show, write
 from kernels.benchmarks.rerun import Rerun
 from shadowspec import demo
 from shadowspec.engine.batch import Request
@@ -193,9 +191,7 @@ def arms(ways: list[RunningWay], requests: list[Request], **labels: str) -> list
 
 def race(raced: list[Contestant], rounds: int, device: torch.device) -> None:
     """All in turn in each round; the first round warms up and counts for nothing."""
-    for turn in range(rounds + 1):
-        for each in track(raced, f"round {turn} of {rounds}" if turn else "warming up", console=Console(stderr=True)):
-            each.run(device)
+    in_turn({each.name: partial(each.run, device) for each in raced}, rounds)
     for each in raced:
         del each.rates[0], each.longest[:1]
 

@@ -13,13 +13,15 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from shadowspec import demo
@@ -32,6 +34,8 @@ RESULTS = Path(__file__).parent / "results"
 DOCS = ROOT / "docs" / "research"
 
 Prompt = tuple[int, ...]
+Name = TypeVar("Name", bound=Hashable)
+Value = TypeVar("Value")
 
 
 def options(description: str | None, results: str = "") -> argparse.ArgumentParser:
@@ -59,6 +63,25 @@ def sections(page: str) -> dict[str, str]:
 def configuration(name: str) -> str:
     """A part of a configuration, with places to fill: `configs/NAME`."""
     return (Path(__file__).parent / "configs" / name).read_text(encoding="utf-8")
+
+
+def in_turn(
+    contests: Mapping[Name, Callable[[], Value]], rounds: int, words: str = "rounds"
+) -> dict[Name, list[Value]]:
+    """What every contest gave in each round, all in turn; a first round warms up and is not kept."""
+    values: dict[Name, list[Value]] = {name: [] for name in contests}
+    for number in track(range(rounds + 1), words, console=Console(stderr=True)):
+        for name, contest in contests.items():
+            value = contest()
+            if number:
+                values[name].append(value)
+    return values
+
+
+def ratios(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
+    """Of what two gave in the same rounds."""
+    by_round = [one / other for one, other in zip(first, second, strict=True)]
+    return {"ratio_median": median(by_round), "ratio_min": min(by_round), "ratio_max": max(by_round)}
 
 
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:

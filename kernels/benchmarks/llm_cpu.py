@@ -40,14 +40,12 @@ from typing import Any
 
 import httpx
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from kernels.benchmarks.decoding import resident_bytes
 from kernels.benchmarks.engines import servers as vllm_servers
 from kernels.benchmarks.engines.llamacpp.servers import Binary, add_llama_options, check_llama_options, running
 from kernels.benchmarks.gpu_decode import random_model
-from kernels.benchmarks.harness import engine_machine, options, show, write
+from kernels.benchmarks.harness import engine_machine, in_turn, options, show, write
 from kernels.benchmarks.validate_llamacpp import gguf_of
 from shadowspec import demo
 from shadowspec.engine import llama
@@ -75,7 +73,6 @@ ENGINES = {
     ON_TORCH: torch.float32,
 }
 WAIT_S = 600.0
-notes = Console(stderr=True)
 
 
 def direct(shape: str, engine: str) -> DirectLlama:
@@ -261,12 +258,7 @@ def measure(
             contests[f"tokens/s at {batch}, {LLAMACPP}"] = lambda b=batch: their_rate(server, b, asked.output)  # type: ignore[misc]
         if vllm is not None:
             contests[f"tokens/s at {batch}, {VLLM}"] = lambda b=batch: streamed_rate(vllm, b, asked.output)  # type: ignore[misc]
-    found: dict[str, list[float]] = {name: [] for name in contests}
-    for number in track(range(asked.rounds + 1), description=shape, console=notes):
-        for name, contest in contests.items():
-            value = contest()
-            if number:
-                found[name].append(value)
+    found = in_turn(contests, asked.rounds, shape)
     if not asked.by_processor_time:
         with busy_neighbour():
             for engine, stepper in steppers.items():

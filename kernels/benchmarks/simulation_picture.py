@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from shadowspec.reports.render.svg import Scale, element, svg, tooltip
+from kernels.benchmarks.drawing import picture_of
+from shadowspec.reports.render.svg import Scale, element, tooltip
 from shadowspec.simulate.naive import NAIVE_GATES, NaiveGate
 from shadowspec.simulate.summary import Summary
 
@@ -14,7 +15,7 @@ WIDTH, LABELS, ROW, TOP, LEGEND = 960, 190, 24, 40, 22
 LOWEST = 0.0005  # of the logarithmic axis: a rate of nothing is drawn at its edge
 TICKS = (0.001, 0.01, 0.05, 0.2, 0.5, 1.0)
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; each gate has a shape of its own too.
+# Each gate has a colour and a shape of its own.
 _MARKS = (
     ("#d55e00", "square"),
     ("#e69f00", "diamond"),
@@ -24,10 +25,6 @@ _MARKS = (
     ("#999999", "up"),
     ("#000000", "cross"),
 )
-_STYLE = (
-    "text{font:12px sans-serif;fill:#24292f}.tick{font-size:11px;fill:#57606a}.grid{stroke:#d0d7de}"
-    ".alpha{stroke:#cf222e;stroke-dasharray:4 3}.ci{stroke:#0072b2;stroke-width:2}.gate{fill:#0072b2}"
-)
 
 
 def picture(summaries: Sequence[Summary]) -> str:
@@ -36,11 +33,7 @@ def picture(summaries: Sequence[Summary]) -> str:
     x = Scale(LOWEST, 1.0, LABELS, WIDTH - 20, is_log=True)
     top = TOP + LEGEND * 3
     bottom = top + ROW * len(nulls)
-    parts = [
-        element("style", Markup(_STYLE)),  # noqa: S704 a constant
-        element("rect", x=0, y=0, width=WIDTH, height=bottom + 40, fill="#ffffff"),
-        *_legend(),
-    ]
+    parts = _legend()
     for tick in TICKS:
         at = x(tick)
         kind = "alpha" if tick == 0.05 else "grid"
@@ -63,8 +56,8 @@ def picture(summaries: Sequence[Summary]) -> str:
     caption = "runs with a false ENABLE at any look (logarithmic); dashed: alpha"
     parts.append(element("text", caption, x=(LABELS + WIDTH) / 2, y=bottom + 33, class_="tick", text_anchor="middle"))
     label = f"False ENABLE of the gate and of {len(NAIVE_GATES)} other gates in {len(nulls)} worlds"
-    drawn = str(svg(WIDTH, bottom + 40, label, *parts))
-    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+    style = ".alpha{stroke:#cf222e;stroke-dasharray:4 3}.ci{stroke:#0072b2;stroke-width:2}.gate{fill:#0072b2}"
+    return picture_of(label, WIDTH, bottom + 40, style, parts)
 
 
 def _legend() -> list[Markup]:

@@ -19,13 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec.structs import replace
-from rich.console import Console
-from rich.progress import track
 
 from kernels.benchmarks.decoding import one_arm
 from kernels.benchmarks.engines.collecting import WARM_TOKENS, ask_server, server_requests
@@ -36,7 +35,9 @@ from kernels.benchmarks.harness import (
     Prompt,
     code_prompts,
     engine_machine,
+    in_turn,
     options,
+    ratios,
     show,
     traffic_prompts,
     write,
@@ -96,26 +97,25 @@ def theirs(server: Server, sampling: SamplingParameters) -> Contestant:
 
 def timed_rows(rounds: int, mine: dict[str, Contestant], other: dict[str, Contestant]) -> list[dict[str, Any]]:
     """Tokens per second of every arm and concurrency on both sides, and their ratio."""
-    rates: dict[tuple[str, int], list[tuple[float, float]]] = {(arm, slots): [] for slots in REQUESTS for arm in ARMS}
     prompts = code_prompts(max(REQUESTS.values()))
-    for turn in track(range(rounds + 1), "rounds", console=Console(stderr=True)):
-        for (arm, slots), pairs in rates.items():
-            answers = (side[arm](prompts[: REQUESTS[slots]], slots) for side in (mine, other))
-            left, right = (sum(map(len, outputs)) / seconds for seconds, outputs in answers)
-            if turn:  # the first round warms up
-                pairs.append((left, right))
-    return [
-        {
-            "arm": arm,
-            "concurrency": slots,
-            "ours_tokens_per_second": statistics.median(left for left, _ in pairs),
-            "vllm_tokens_per_second": statistics.median(right for _, right in pairs),
-            "ratio_median": statistics.median(left / right for left, right in pairs),
-            "ratio_min": min(left / right for left, right in pairs),
-            "ratio_max": max(left / right for left, right in pairs),
-        }
-        for (arm, slots), pairs in rates.items()
-    ]
+
+    def rate(contestant: Contestant, slots: int) -> float:
+        seconds, outputs = contestant(prompts[: REQUESTS[slots]], slots)
+        return sum(map(len, outputs)) / seconds
+
+    contests = {
+        (arm, slots, side): partial(rate, contestants[arm], slots)
+        for slots in REQUESTS
+        for arm in ARMS
+        for side, contestants in (("ours", mine), ("vllm", other))
+    }
+    rates = in_turn(contests, rounds)
+    rows = []
+    for arm, slots in ((arm, slots) for slots in REQUESTS for arm in ARMS):
+        sides = {side: rates[arm, slots, side] for side in ("ours", "vllm")}
+        medians = {f"{side}_tokens_per_second": statistics.median(values) for side, values in sides.items()}
+        rows.append({"arm": arm, "concurrency": slots, **medians, **ratios(*sides.values())})
+    return rows
 
 
 def compare(target: LoadedModel, prompts: Sequence[Prompt], mine: Contestant, other: Contestant) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from shadowspec.reports.render.svg import Scale, element, svg, ticks, tooltip
+from kernels.benchmarks.drawing import legend, picture_of
+from shadowspec.reports.render.svg import Scale, element, ticks, tooltip
 
 WIDTH, HEIGHT = 960, 500
 TOP, BOTTOM = 70, 440
 LEFT, RIGHT = (70, 440), (560, 930)
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
 _COLOURS = {
     "greedy": "#0072b2",
     "greedy_draft": "#56b4e9",
@@ -21,26 +21,19 @@ _COLOURS = {
     "ngram": "#009e73",
     "ngram_sampled": "#e69f00",
 }
-_STYLE = (
-    "text{font:12px sans-serif;fill:#24292f}.tick{font-size:11px;fill:#57606a}.grid{stroke:#d0d7de}"
-    ".even{stroke:#57606a;stroke-dasharray:4 3}"
-)
-
 Row = Mapping[str, Any]
 
 
 def picture(document: Row) -> str:
     """A self-contained SVG; each point is a cell, its bar vLLM's interval."""
     parts = [
-        element("style", Markup(_STYLE)),  # noqa: S704 a constant
-        element("rect", x=0, y=0, width=WIDTH, height=HEIGHT, fill="#ffffff"),
-        *_legend(document),
+        *legend({cell["way"]: _COLOURS[cell["way"]] for cell in document["cells"]}, 110, 20, 4.5),
         *_acceptance(document["cells"]),
         *(_speedup(document["speedups"]) if document["speedups"] else ()),
     ]
     width = WIDTH if document["speedups"] else LEFT[1] + 110
-    drawn = str(svg(width, HEIGHT, "Our acceptance and predicted speedup against vLLM's, cell by cell", *parts))
-    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+    label = "Our acceptance and predicted speedup against vLLM's, cell by cell"
+    return picture_of(label, width, HEIGHT, ".even{stroke:#57606a;stroke-dasharray:4 3}", parts, WIDTH)
 
 
 def _acceptance(cells: Sequence[Row]) -> list[Markup]:
@@ -89,12 +82,3 @@ def _point(x: float, y: float, left: float, right: float, colour: str, text: str
         element("line", x1=left, x2=right, y1=y, y2=y, stroke=colour, stroke_opacity=0.5),
         element("circle", tooltip(text), cx=x, cy=y, r=3.5, fill=colour, fill_opacity=0.8),
     ]
-
-
-def _legend(document: Row) -> list[Markup]:
-    drawn = []
-    for place, way in enumerate(dict.fromkeys(cell["way"] for cell in document["cells"])):
-        at = 20 + 110 * place
-        drawn.append(element("circle", cx=at, cy=24, r=4.5, fill=_COLOURS[way]))
-        drawn.append(element("text", way, x=at + 12, y=28))
-    return drawn

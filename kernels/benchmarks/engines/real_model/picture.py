@@ -7,18 +7,13 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from shadowspec.reports.render.svg import Scale, element, svg, ticks, tooltip
+from kernels.benchmarks.drawing import legend, picture_of
+from shadowspec.reports.render.svg import Scale, element, ticks, tooltip
 
 WIDTH: Final = 960
 TOP, ROW, GAP, FOOT = 76, 18, 26, 50
 ACCEPTANCE, SPEEDUP = (250, 560), (620, 930)
-# Okabe and Ito's colours, which the colour-blind can tell apart.
 _COLOURS: Final = {"shadowspec-torch": "#0072b2", "vllm": "#d55e00", "llama.cpp": "#009e73"}
-_STYLE: Final = (
-    "text{font:12px sans-serif;fill:#24292f}.tick{font-size:11px;fill:#57606a}.grid{stroke:#d0d7de}"
-    ".even{stroke:#57606a;stroke-dasharray:4 3}.group{font-weight:bold}"
-)
-
 Row = Mapping[str, Any]
 
 
@@ -37,9 +32,7 @@ def picture(cells: Sequence[Row], classes: Sequence[str]) -> str:
     x_left = Scale(0.0, 1.0, *ACCEPTANCE)
     x_right = Scale(0.95 * min([*bounds, 0.9]), 1.05 * max([*bounds, 1.1]), *SPEEDUP)
     drawn = [
-        element("style", Markup(_STYLE)),  # noqa: S704 a constant
-        element("rect", x=0, y=0, width=WIDTH, height=height, fill="#ffffff"),
-        *_legend(cells),
+        *legend({cell["engine"]: _COLOURS[cell["engine"]] for cell in cells}, 150, 24, 5),
         *_axis(x_left, bottom, "accepted of drafted tokens", "{:.0%}"),
         *_axis(x_right, bottom, "speedup, end to end", "{:g}x"),
         element("line", x1=x_right(1.0), x2=x_right(1.0), y1=TOP - 14, y2=bottom, class_="even"),
@@ -54,8 +47,9 @@ def picture(cells: Sequence[Row], classes: Sequence[str]) -> str:
                 drawn += _point(scale, y, cell[key], _COLOURS[cell["engine"]], f"{name}, {cell['candidate']}: {key}")
             y += ROW
         y += 6
-    text = str(svg(WIDTH, height, "Acceptance and speedup of a real model by class, engine and candidate", *drawn))
-    return text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+    style = ".even{stroke:#57606a;stroke-dasharray:4 3}.group{font-weight:bold}"
+    label = "Acceptance and speedup of a real model by class, engine and candidate"
+    return picture_of(label, WIDTH, height, style, drawn)
 
 
 def _point(scale: Scale, y: float, estimate: Row | None, colour: str, text: str) -> list[Markup]:
@@ -76,13 +70,4 @@ def _axis(scale: Scale, bottom: float, title: str, form: str) -> list[Markup]:
         drawn.append(element("line", x1=scale(tick), x2=scale(tick), y1=TOP - 14, y2=bottom, class_="grid"))
         label = form.format(tick)
         drawn.append(element("text", label, x=scale(tick), y=bottom + 18, class_="tick", text_anchor="middle"))
-    return drawn
-
-
-def _legend(cells: Sequence[Row]) -> list[Markup]:
-    drawn = []
-    for place, engine in enumerate(dict.fromkeys(cell["engine"] for cell in cells)):
-        at = 24 + 150 * place
-        drawn.append(element("circle", cx=at, cy=24, r=5, fill=_COLOURS[engine]))
-        drawn.append(element("text", engine, x=at + 12, y=28))
     return drawn
