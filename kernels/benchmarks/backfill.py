@@ -245,19 +245,19 @@ def main() -> None:
         logs.mkdir()
         written = write_logs(logs, arguments.responses, arguments.files)
         commands = Commands(folder, logs, arguments.actors)
-        found: dict[str, Any] = {"responses": written, "files": arguments.files, "actors": arguments.actors}
-        found["machine"] = machine("ray", "torch")
-        found["replay"] = commands.replay(urls["one"])
-        console.print(found["replay"])
+        document: dict[str, Any] = {"responses": written, "files": arguments.files, "actors": arguments.actors}
+        document["machine"] = machine("ray", "torch")
+        document["replay"] = commands.replay(urls["one"])
+        console.print(document["replay"])
         rows = count_rows(urls["one"])
-        found["backfill"] = commands.backfill(urls["many"], [rows // 3, 2 * rows // 3])
-        console.print(found["backfill"])
-        found["again"] = commands.backfill(urls["many"], [])
-        found["rows"] = compared(urls["one"], urls["many"])
-        found["replay_s_to_backfill_s"] = round(found["replay"]["seconds"] / found["backfill"]["seconds"], 3)
-        console.print(found)
-    write(arguments.out, found)
-    if len(found["backfill"]["killed_at_rows"]) != 2 or found["again"]["new_rows"]:
+        document["backfill"] = commands.backfill(urls["many"], [rows // 3, 2 * rows // 3])
+        console.print(document["backfill"])
+        document["again"] = commands.backfill(urls["many"], [])
+        document["rows"] = compared(urls["one"], urls["many"])
+        document["replay_s_to_backfill_s"] = round(document["replay"]["seconds"] / document["backfill"]["seconds"], 3)
+        console.print(document)
+    write(arguments.out, document)
+    if len(document["backfill"]["killed_at_rows"]) != 2 or document["again"]["new_rows"]:
         raise SystemExit("two actors were to be killed, and nothing to be left to do")
 
 

@@ -42,10 +42,10 @@ def raylets() -> set[int]:
 
 def killed(node: int) -> int:
     """End a node and all that it has started; how many processes there were."""
-    found = [node, *(pid for pid, _ in children(node))]
-    for pid in found:
+    processes = [node, *(pid for pid, _ in children(node))]
+    for pid in processes:
         os.kill(pid, signal.SIGKILL)
-    return len(found)
+    return len(processes)
 
 
 def num_blocks(database: Path) -> int:
@@ -70,8 +70,8 @@ def measured(folder: Path, address: str, victim: int, environment: dict[str, str
         out, _ = process.communicate()
     document = json.loads(out)
     names = ("records", "requests_replayed", "blocks", "new_rows", "unfinished_files")
-    found = {name: document[name] for name in names}
-    return found | {
+    figures = {name: document[name] for name in names}
+    return figures | {
         "exit_code": process.returncode,
         "seconds": round(time.monotonic() - began, 1),
         "processes_killed": ended,
@@ -101,7 +101,7 @@ def main() -> None:
 
         def run(*command: object) -> None:
             subprocess.run(  # noqa: S603
-                [str(item) for item in command], env=environment, cwd=folder, stdout=subprocess.DEVNULL, check=True
+                [str(word) for word in command], env=environment, cwd=folder, stdout=subprocess.DEVNULL, check=True
             )
 
         run(sys.executable, "-m", "shadowspec", "db", "upgrade")
@@ -116,12 +116,12 @@ def main() -> None:
             first = raylets()
             run(RAY, "start", f"--address={address}", "--num-cpus=1", "--disable-usage-stats")
             (victim,) = raylets() - first
-            found = {"responses": written, "files": FILES, **measured(folder, address, victim, environment)}
+            figures = {"responses": written, "files": FILES, **measured(folder, address, victim, environment)}
         finally:
             run(RAY, "stop", "--force")
-    Console().print(found)
-    write(arguments.out, found)
-    if found["exit_code"] or found["records"] != written or not found["processes_killed"]:
+    Console().print(figures)
+    write(arguments.out, figures)
+    if figures["exit_code"] or figures["records"] != written or not figures["processes_killed"]:
         raise SystemExit("a node was to be killed, and every record to be accounted for")
 
 

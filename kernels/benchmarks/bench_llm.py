@@ -91,12 +91,12 @@ def shadowspec(*arguments: str, out: Path | None = None) -> None:
         SystemExit: it ended with an error.
     """
     command = [sys.executable, "-m", "shadowspec", *arguments]
-    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603
-    if found.returncode:
-        raise SystemExit(f"shadowspec {arguments[0]} ended with exit code {found.returncode}")
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise SystemExit(f"shadowspec {arguments[0]} ended with exit code {done.returncode}")
     if out is not None:
         part = out.with_suffix(".part")
-        part.write_text(found.stdout, encoding="utf-8")
+        part.write_text(done.stdout, encoding="utf-8")
         part.replace(out)
 
 
@@ -211,12 +211,12 @@ def measure_llamacpp(bench: Bench, binary: Binary) -> None:
 
 def document(bench: Bench) -> dict[str, Any]:
     """Everything that was found so far."""
-    found, missing = [], []
+    measured, missing = [], []
     for engine, ways in every_run():
         folder = run_folder(bench, engine, ways)
         if report_of(folder).exists():
             report = json.loads(report_of(folder).read_text(encoding="utf-8"))
-            found += cells(engine, folder, report)
+            measured += cells(engine, folder, report)
         else:
             missing.append(f"{engine}: {', '.join(way.name for way in ways)}.")
     missing.append("Suffix drafts on llama.cpp (it has none).")
@@ -238,18 +238,18 @@ def document(bench: Bench) -> dict[str, Any]:
         "replays": replay_document(bench),
         "not_run": missing,
         "level": LEVEL,
-        "cells": [asdict(cell) for cell in found],
+        "cells": [asdict(cell) for cell in measured],
     }
 
 
 def replay_document(bench: Bench) -> dict[str, Any] | None:
     """Replay's figures of the candidates that were replayed."""
     paths = [path for ways in RUNS[IN_PROCESS] if (path := replay_of(bench, ways)).exists()]
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    if not found:
+    replays = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    if not replays:
         return None
     return {
-        "requests_replayed": min(each["requests_replayed"] for each in found),
+        "requests_replayed": min(replay_figures["requests_replayed"] for replay_figures in replays),
         "rows": [
             {
                 "prompt_class": row["slice"].get(LABEL, ""),
@@ -262,8 +262,8 @@ def replay_document(bench: Bench) -> dict[str, Any] | None:
                 "lower": row["mean_acceptance_length_lower"],
                 "upper": row["mean_acceptance_length_upper"],
             }
-            for each in found
-            for row in each["replays"]
+            for replay_figures in replays
+            for row in replay_figures["replays"]
         ],
     }
 
@@ -314,13 +314,13 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     if "llama" in given.parts and given.llama_server is not None:
         from kernels.benchmarks.validate_llamacpp import gguf_of  # which loads what only this part needs
 
-        there = [each for each in astuple(bench.pair) if each.exists()]
-        files = [gguf_of(each, given.llama_source, given.llama_python, folder) for each in there]
+        there = [model_path for model_path in astuple(bench.pair) if model_path.exists()]
+        files = [gguf_of(model_path, given.llama_source, given.llama_python, folder) for model_path in there]
         measure_llamacpp(bench, Binary(given.llama_server, files[0], files[-1], given.threads))
     earlier = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-    found = document(bench) | {"draft": earlier.get("draft"), "note": given.note, "vllm_options": given.vllm_options}
-    write(given.out, found)
-    write_page(found, given.docs)
+    results = document(bench) | {"draft": earlier.get("draft"), "note": given.note, "vllm_options": given.vllm_options}
+    write(given.out, results)
+    write_page(results, given.docs)
 
 
 if __name__ == "__main__":

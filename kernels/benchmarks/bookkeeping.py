@@ -87,9 +87,9 @@ def main() -> None:
         for batch in BATCHES
         for which, drafting in (("baseline", None), ("speculative", draft))
     }
-    found = in_turn(contests, arguments.rounds)
+    measured = in_turn(contests, arguments.rounds)
     rows = []
-    for (which, name, batch), measured_shares in found.items():
+    for (which, name, batch), measured_shares in measured.items():
         shares, steps = zip(*measured_shares, strict=True)
         row = {"arm": which, "sampling": name, "concurrency": batch, "step_ms": statistics.median(steps)}
         rows.append(row | {"share_without_forwards": statistics.median(shares)})

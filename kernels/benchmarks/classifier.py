@@ -56,12 +56,12 @@ def bodies() -> list[bytes]:
     text = text.replace(TRUNCATION_MARKER, "")  # of a record that the traffic spoils on purpose
     step = max(1, (len(text) - PROMPT_BYTES) // NUM_REQUESTS)
     models = cycle(demo.SERVED_MODELS.values())
-    found = []
+    requests = []
     for number in range(NUM_REQUESTS):
         prompt = text[number * step : number * step + PROMPT_BYTES]
         body = {"model": next(models), "messages": [{"role": "user", "content": prompt}], "max_tokens": 64}
-        found.append(json.dumps(body).encode())
-    return found
+        requests.append(json.dumps(body).encode())
+    return requests
 
 
 def _text(request: dict[str, Any]) -> str:
@@ -140,9 +140,9 @@ def agreement(reader: Reader, classifier: Classifier) -> dict[str, int]:
         for reading in reader.read([(opened, NO_HINTS) for opened in open_message(message, MessageFormat.OPENAI)]):
             if reading.slice_key is not None:
                 body = json.dumps(reading.record.request).encode()
-                found = classifier.classify(body, path=reading.record.request_path)
+                sliced = classifier.classify(body, path=reading.record.request_path)
                 num_records += 1
-                num_equal += (found.endpoint, found.slice_key) == (reading.rule.name, reading.slice_key)
+                num_equal += (sliced.endpoint, sliced.slice_key) == (reading.rule.name, reading.slice_key)
     return {"num_records": num_records, "num_equal": num_equal}
 
 

@@ -36,13 +36,13 @@ def long_prompts(length: int, count: int, draw: random.Random) -> list[tuple[int
     """Prompts of this length, each of one endpoint's text."""
     by_endpoint = by_name(traffic_prompts(2_000))
     names = sorted(by_endpoint)
-    found = []
+    prompts = []
     for number in range(count):
         texts_left, tokens = by_endpoint[names[number % len(names)]], []
         while len(tokens) < length:
             tokens += draw.choice(texts_left)
-        found.append(tuple(tokens[-length:]))
-    return found
+        prompts.append(tuple(tokens[-length:]))
+    return prompts
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def main() -> None:
     shown = ("name", "num_requests", "mean_acceptance_length", "first_position_acceptance_rate", "ratio_of_total_times",
              "baseline_cache_bytes", "speculative_cache_bytes")  # fmt: skip
     show("by prompt tokens", [{name: getattr(row, name) for name in shown} for row in rows])
-    found = {
+    results = {
         "machine": engine_machine(),
         "num_speculative_tokens": arguments.k,
         "concurrency": CONCURRENCY,
@@ -96,13 +96,13 @@ def main() -> None:
         "peak_bytes": [
             {
                 "prompt_tokens": length,
-                "baseline": max(each.baseline_peak_bytes for each in peak),
-                "speculative": max(each.speculative_peak_bytes for each in peak),
+                "baseline": max(memory_peak.baseline_peak_bytes for memory_peak in peak),
+                "speculative": max(memory_peak.speculative_peak_bytes for memory_peak in peak),
             }
             for length, peak in peaks.items()
         ],
     }
-    write(arguments.out, found)
+    write(arguments.out, results)
 
 
 if __name__ == "__main__":

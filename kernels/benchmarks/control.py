@@ -32,10 +32,10 @@ _HOURS = 24.0 / INTERVALS_PER_DAY
 def summarise(world: PoolWorld, outcomes: list[PoolOutcome]) -> dict[str, Any]:
     """What happened in a world: reversions while speculation was no worse, delays after it became so, and moves on."""
     worse_from = world.worse_from(POLICY)
-    reverted = [each.reverted_after for each in outcomes if each.reverted_after is not None]
+    reverted = [outcome.reverted_after for outcome in outcomes if outcome.reverted_after is not None]
     false = [at for at in reverted if worse_from is None or at <= worse_from]
     delays = sorted(_HOURS * (at - worse_from) for at in reverted if worse_from is not None and at > worse_from)
-    forward = sorted(_HOURS * each.forward_after for each in outcomes if each.forward_after is not None)
+    forward = sorted(_HOURS * outcome.forward_after for outcome in outcomes if outcome.forward_after is not None)
     interval = binomtest(len(false), len(outcomes)).proportion_ci(0.95)
     return {
         "title": world.title,
@@ -101,8 +101,10 @@ def main() -> None:
     write(arguments.out, results)
     if arguments.out == RESULTS:
         write_page(results, PAGE)
-    for name, each in worlds.items():
-        notes.print(f"{name}: {each['false_reverts']} false, {each['true_reverts']} right, {each['delay_hours']}")
+    for name, running in worlds.items():
+        notes.print(
+            f"{name}: {running['false_reverts']} false, {running['true_reverts']} right, {running['delay_hours']}"
+        )
 
 
 if __name__ == "__main__":

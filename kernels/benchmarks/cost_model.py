@@ -97,18 +97,18 @@ class LoadCell:
             first = self._next * self.load
             chosen = [self._texts[(first + row) % len(self._texts)] for row in range(self.load)]
             requests = [Request(prompt, self._sampling, first + row & 0xFFFF) for row, prompt in enumerate(chosen)]
-            for number, found in ((0, self._plain), (self.depth, self._drafted)):
+            for number, decoded_so_far in ((0, self._plain), (self.depth, self._drafted)):
                 decoded = batch(*self._pair, requests, number)
                 if self._next >= 0:
                     longest = max(decoded, key=num_steps)
                     self._step_ms[number].append(longest.timing.decode_ms / num_steps(longest))
-                    found.extend(decoded)
+                    decoded_so_far.extend(decoded)
             self._next += 1
 
     def row(self, surface: CostSurface) -> dict[str, Any]:
         """What the surface says of it, beside what was measured."""
         load, depth, plain, drafted = self.load, self.depth, self._plain, self._drafted
-        pooled = metrics.pool_counts([each.counts for each in drafted])
+        pooled = metrics.pool_counts([decoded.counts for decoded in drafted])
         assert pooled is not None, "something was decoded"
         steps = pooled.num_drafts + pooled.num_plain_steps
         length = 1.0 + pooled.num_accepted_tokens / steps
@@ -116,12 +116,14 @@ class LoadCell:
         if self._pair[1].config.config.proposer in LOOKUPS:
             num_drafted = pooled.num_draft_tokens + pooled.num_cut_draft_tokens
             drafts = Drafts(pooled.num_drafts / steps, num_drafted / max(1, pooled.num_drafts))
-        prompt = statistics.mean(each.counts.num_prompt_tokens for each in drafted)
-        measured = sum(each.timing.end_to_end_ms for each in plain) / sum(each.timing.end_to_end_ms for each in drafted)
+        prompt = statistics.mean(decoded.counts.num_prompt_tokens for decoded in drafted)
+        measured = sum(decoded.timing.end_to_end_ms for decoded in plain) / sum(
+            decoded.timing.end_to_end_ms for decoded in drafted
+        )
         place = Place(load, depth, prompt)
         plain_ms = surface.end_to_end_ms(1.0, place.baseline, OUTPUT_TOKENS)
         predicted = plain_ms / surface.end_to_end_ms(length, place, OUTPUT_TOKENS, drafts)
-        found: dict[str, Any] = {
+        row: dict[str, Any] = {
             "load": load, "num_speculative_tokens": depth, "is_greedy": self.is_greedy,
             "mean_prompt_tokens": round(prompt), "tokens_per_step": length,
             "drafting_share": pooled.num_drafts / steps,
@@ -132,11 +134,11 @@ class LoadCell:
                 statistics.median(self._step_ms[number]),
                 surface.step_ms(Place(load, number, prompt + OUTPUT_TOKENS / 2), drafts),
             )
-            found |= {
+            row |= {
                 f"measured_{name}_step_ms": found_ms, f"predicted_{name}_step_ms": expected_ms,
                 f"{name}_step_error": expected_ms / found_ms - 1.0,
             }  # fmt: skip
-        return found
+        return row
 
 
 def measured(

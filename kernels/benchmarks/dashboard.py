@@ -138,12 +138,12 @@ class Statements:
         """The statements since the last time, slowest first."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         rows, self.read = [json.loads(line) for line in lines[self.read :]], len(lines)
-        found = [
+        asked = [
             {"ms": round(row["ms"], 1), "rows": row["rows"], "sql": row["sql"][:SQL_SHOWN]}
             for row in rows
             if not row["sql"].startswith(("SET ", "SHOW ", "PRAGMA", "BEGIN", "select pg_catalog.version"))
         ]
-        return sorted(found, key=lambda row: -row["ms"])
+        return sorted(asked, key=lambda row: -row["ms"])
 
     def at_rest(self) -> list[dict[str, Any]]:
         """What the server asked by itself at its start; waits until it is done."""
@@ -178,7 +178,7 @@ def interactions(browser: Any, base: str, statements: Statements, live_path: str
     """What a reader does on the board, and around an enabling with production's figures, each timed on its own."""
     from tests.browser.looking import reader
 
-    found = []
+    rows = []
     with reader(browser) as page_reader:
         page_reader.open(base)
         statements.new()
@@ -186,7 +186,7 @@ def interactions(browser: Any, base: str, statements: Statements, live_path: str
         def act(name: str, action: Callable[[], None]) -> None:
             answered = page_reader.act(action)
             figures = {"seen_s": round(answered.seen_ms / 1000.0, 3), "s": round(answered.all_ms / 1000.0, 3)}
-            found.append({"name": name, **figures, "sql": statements.new()})
+            rows.append({"name": name, **figures, "sql": statements.new()})
 
         page = page_reader.page
         act("board: one verdict", lambda: page.get_by_role("button", name="DISABLE").first.click())
@@ -210,7 +210,7 @@ def interactions(browser: Any, base: str, statements: Statements, live_path: str
         act("before and after: 7 days of production", lambda: page.get_by_text("7 days", exact=True).first.click())
         if LIVE_WORDS not in page_reader.words:
             raise SystemExit(f"{live_path}: no figures of production are shown")
-    return found
+    return rows
 
 
 def machine(config: Path) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def machine(config: Path) -> dict[str, Any]:
         }
         server_version = str(connection.exec_driver_sql("SELECT version()").scalar())
     return harness.machine() | {
-        "load average": [round(each, 1) for each in os.getloadavg()],
+        "load average": [round(load, 1) for load in os.getloadavg()],
         "database": server_version,
         "store": held,
     }
@@ -283,7 +283,7 @@ def measure(config: Path, rounds: int, only: str, out: Path) -> None:
     from tests.browser.looking import browser
 
     places = example(config)
-    found = []
+    rows = []
     with tempfile.TemporaryDirectory() as folder, browser() as opened:
         log = Path(folder) / "statements"
         for page in PAGES:
@@ -303,22 +303,27 @@ def measure(config: Path, rounds: int, only: str, out: Path) -> None:
                     **marks,
                     "again_s_median": round(statistics.median(again), 3),
                     "again_s_max": round(max(again), 3),
-                    "sql_ms": round(sum(each["ms"] for each in sql), 1),
+                    "sql_ms": round(sum(statement["ms"] for statement in sql), 1),
                     "sql_again": statements.new()[:20],
                     "sql": sql,
                 }
-                found.append(row)
+                rows.append(row)
                 print({name: value for name, value in row.items() if not name.startswith("sql") or name == "sql_ms"})
-                for each in sql[:8]:
-                    print(f"    {each['ms']:8.1f} ms {each['rows']:7d} rows  {each['sql'][:150]}")
+                for action in sql[:8]:
+                    print(f"    {action['ms']:8.1f} ms {action['rows']:7d} rows  {action['sql'][:150]}")
         log.unlink(missing_ok=True)
         with server(config, log) as base:
             statements = Statements(log)
             ahead = statements.at_rest()
             acted = interactions(opened, base, statements, LIVE_PATH.format(**places))
-        for each in acted:
-            print(each["name"], each["seen_s"], each["s"], [round(item["ms"]) for item in each["sql"][:5]])
-    results = {"machine": machine(config), "at the start": ahead, "pages": found, "interactions": acted}
+        for action in acted:
+            print(
+                action["name"],
+                action["seen_s"],
+                action["s"],
+                [round(statement["ms"]) for statement in action["sql"][:5]],
+            )
+    results = {"machine": machine(config), "at the start": ahead, "pages": rows, "interactions": acted}
     harness.write(out, results)
 
 
@@ -341,14 +346,14 @@ def _most_read(store: Store) -> Enabling:
     from shadowspec.reports.pages.before_after import enablings
     from shadowspec.reports.pages.live_production import around
 
-    found = []
+    rows = []
     for enabling in enablings(store.verdict_changes(limit=MAX_CHANGES), store.fingerprints()):
         read = around(store, enabling.endpoint, enabling.decided_at, timedelta(days=7))
         if read is not None and read.switched_on is not None:
-            found.append((min(read.before.num_windows, read.after.num_windows), enabling))
-    if not found:
+            rows.append((min(read.before.num_windows, read.after.num_windows), enabling))
+    if not rows:
         raise SystemExit("the store holds no live evidence around an enabling")
-    return max(found, key=lambda each: each[0])[1]
+    return max(rows, key=lambda row: row[0])[1]
 
 
 if __name__ == "__main__":

@@ -65,17 +65,17 @@ def pooled(paths: Sequence[str]) -> dict[str, str]:
             for decision in store.latest_decisions():
                 if not decision.slice_key:
                     verdicts[decision.endpoint][decision.verdict] += 1
-    found = {}
+    shown_by_endpoint = {}
     for endpoint, measured in times.items():
         logs = [math.log(plain / speculative) for plain, speculative in measured]
         total = sum(plain for plain, _ in measured) / sum(speculative for _, speculative in measured)
         slowed = sum(log < -math.log1p(GatePolicy().tail_margin) for log in logs) / len(logs)
         shown = ", ".join(f"{verdict} {count}" for verdict, count in verdicts[endpoint].most_common())
-        found[endpoint] = (
+        shown_by_endpoint[endpoint] = (
             f"{len(logs):,} requests, {math.exp(statistics.mean(logs)):.2f}x, total times {total:.2f}x, "
             f"{slowed:.1%} slowed; {shown} of {len(paths)} demos"
         )
-    return found
+    return shown_by_endpoint
 
 
 def decide(policy: GatePolicy, rows: EndpointRows, random_: random.Random) -> str:
@@ -95,7 +95,7 @@ def decide(policy: GatePolicy, rows: EndpointRows, random_: random.Random) -> st
     store.add([msgspec.structs.replace(record, key=keys[record.key]) for record in records], rows.blocks, runs)
     store.finish(len(records), Watermark(rows.watermark.time, is_ended=True))
     decisions = run_endpoint_gate(store, rows.endpoint, policy, now=datetime.now(UTC)).decisions
-    return str(next(each.verdict for each in decisions if not each.slice_key))
+    return str(next(decision.verdict for decision in decisions if not decision.slice_key))
 
 
 if __name__ == "__main__":

@@ -187,15 +187,15 @@ def main() -> None:
     from tests.services import postgres_server
 
     console = Console(stderr=True)
-    found = []
+    sizes = []
     with postgres_server(is_durable=True) as bench_server:
         server = arguments.url or bench_server.url
         for num_runs in arguments.runs:
             with kept_database(server, f"gate_{num_runs}") if arguments.keep else temporary_database(server) as url:
-                found.append(measure(url, num_runs, arguments.slices, arguments.fold, console.print))
-                console.print(found[-1])
-        results = {"machine": machine(server), "results": found}
-    show("seconds by runs", [{"": name} | {f"{row['num_runs']:,}": row[name] for row in found} for name in found[0]])
+                sizes.append(measure(url, num_runs, arguments.slices, arguments.fold, console.print))
+                console.print(sizes[-1])
+        results = {"machine": machine(server), "results": sizes}
+    show("seconds by runs", [{"": name} | {f"{row['num_runs']:,}": row[name] for row in sizes} for name in sizes[0]])
     write(arguments.out, results)
 
 

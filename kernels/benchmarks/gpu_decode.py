@@ -191,14 +191,14 @@ def arms(ways: list[RunningWay], requests: list[Request], **labels: str) -> list
 
 def race(raced: list[Contestant], rounds: int, device: torch.device) -> None:
     """All in turn in each round; the first round warms up and counts for nothing."""
-    in_turn({each.name: partial(each.run, device) for each in raced}, rounds)
-    for each in raced:
-        del each.rates[0], each.longest[:1]
+    in_turn({contestant.name: partial(contestant.run, device) for contestant in raced}, rounds)
+    for contestant in raced:
+        del contestant.rates[0], contestant.longest[:1]
 
 
 def sampled_rates(raced: list[Contestant]) -> list[dict[str, Any]]:
     """Tokens per second of our arms."""
-    return [each.labels | {"tokens_per_second": statistics.median(each.rates)} for each in raced]
+    return [contestant.labels | {"tokens_per_second": statistics.median(contestant.rates)} for contestant in raced]
 
 
 def rates(raced: list[Contestant]) -> list[dict[str, Any]]:
@@ -206,13 +206,13 @@ def rates(raced: list[Contestant]) -> list[dict[str, Any]]:
     assisted = statistics.median(raced[0].rates)
     return [
         {
-            "contestant": each.name,
-            "tokens_per_second": statistics.median(each.rates),
-            "lowest": min(each.rates),
-            "highest": max(each.rates),
-            "ratio_to_assisted": statistics.median(each.rates) / assisted,
+            "contestant": contestant.name,
+            "tokens_per_second": statistics.median(contestant.rates),
+            "lowest": min(contestant.rates),
+            "highest": max(contestant.rates),
+            "ratio_to_assisted": statistics.median(contestant.rates) / assisted,
         }
-        for each in raced
+        for contestant in raced
     ]
 
 
@@ -230,14 +230,14 @@ def bandwidth(device: torch.device, sizes: LoopSizes) -> float:
 def steps(raced: list[Contestant], floor_ms: float) -> list[dict[str, Any]]:
     """A step of our arms; the baseline's at one request beside the time to read the weights."""
     rows = []
-    for each in raced:
-        if not each.longest:
+    for contestant in raced:
+        if not contestant.longest:
             continue
-        step_ms = statistics.median(decoded.timing.decode_ms / num_steps(decoded) for decoded in each.longest)
-        per_step = (len(each.longest[-1].output) - 1) / num_steps(each.longest[-1])
-        is_bound = each.labels["arm"] == "baseline" and each.labels["at_once"] == 1
+        step_ms = statistics.median(decoded.timing.decode_ms / num_steps(decoded) for decoded in contestant.longest)
+        per_step = (len(contestant.longest[-1].output) - 1) / num_steps(contestant.longest[-1])
+        is_bound = contestant.labels["arm"] == "baseline" and contestant.labels["at_once"] == 1
         ratio = step_ms / floor_ms if is_bound else None
-        rows.append(each.labels | {"tokens_per_step": per_step, "step_ms": step_ms, "ratio_to_weights": ratio})
+        rows.append(contestant.labels | {"tokens_per_step": per_step, "step_ms": step_ms, "ratio_to_weights": ratio})
     return rows
 
 
@@ -252,7 +252,7 @@ def waits_per_step(way: RunningWay, requests: list[Request], *, speculates: bool
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
             result = way.decode(short_requests, speculates=speculates)
-        counted.append(sum(each.count for each in profile.key_averages() if each.key in WAITS))
+        counted.append(sum(event.count for event in profile.key_averages() if event.key in WAITS))
         made.append(max(num_steps(decoded) for decoded in result.decoded))
     return (counted[1] - counted[0]) / (made[1] - made[0])
 
@@ -348,11 +348,11 @@ def main() -> None:
     add("rates", rates(raced))
     add("steps", steps(raced, floor_ms))
     sampled = [
-        each
+        contestant
         for name, top_p in SAMPLED.items()
-        for each in arms(
+        for contestant in arms(
             ways[1:],
-            [Request(each.prompt, sampled_to(sizes.output, top_p), each.seed) for each in requests],
+            [Request(request.prompt, sampled_to(sizes.output, top_p), request.seed) for request in requests],
             sampling=name,
         )
     ]

@@ -185,12 +185,12 @@ class Reading:
 
     def ms(self) -> float:
         """Milliseconds of the best of a few."""
-        found = []
+        times = []
         for _ in range(STEPS):
             began = self._clock()
             self._numbers.sum()
-            found.append((self._clock() - began) * 1e3)
-        return min(found)
+            times.append((self._clock() - began) * 1e3)
+        return min(times)
 
 
 def _spin() -> None:
@@ -217,8 +217,8 @@ def memory_of(shape: str, engine: str) -> dict[str, Any]:
     before = resident_bytes()
     model = direct(shape, engine)
     result = decode_batch(model, requests(1, CONTEXT), end_token_ids=frozenset())
-    weights = sum(each.nbytes for each in model.parameters())
-    counted = weights + sum(each.nbytes for each in model.buffers())
+    weights = sum(tensor.nbytes for tensor in model.parameters())
+    counted = weights + sum(tensor.nbytes for tensor in model.buffers())
     return {
         "forward": engine,
         "weights_mib": weights / 2**20,
@@ -258,19 +258,19 @@ def measure(
             contests[f"tokens/s at {batch}, {LLAMACPP}"] = lambda b=batch: their_rate(server, b, asked.output)  # type: ignore[misc]
         if vllm is not None:
             contests[f"tokens/s at {batch}, {VLLM}"] = lambda b=batch: streamed_rate(vllm, b, asked.output)  # type: ignore[misc]
-    found = in_turn(contests, asked.rounds, shape)
+    taken = in_turn(contests, asked.rounds, shape)
     if not asked.by_processor_time:
         with busy_neighbour():
             for engine, stepper in steppers.items():
-                found[f"step_ms beside a busy process, {engine}"] = [stepper.ms(1) for _ in range(asked.rounds)]
+                taken[f"step_ms beside a busy process, {engine}"] = [stepper.ms(1) for _ in range(asked.rounds)]
     measured = () if asked.by_processor_time else models
-    medians = {name: statistics.median(values) for name, values in found.items()}
+    medians = {name: statistics.median(values) for name, values in taken.items()}
     return {
         "shape": shape,
         "parameters": first.num_parameters(),
         "medians": medians,
-        "ranges": {name: [min(values), max(values)] for name, values in found.items()},
-        "ratios": ratios(found),
+        "ranges": {name: [min(values), max(values)] for name, values in taken.items()},
+        "ratios": ratios(taken),
         "memory": [_in_process_of_its_own(shape, engine, asked.threads) for engine in measured],
     }
 

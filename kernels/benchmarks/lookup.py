@@ -100,14 +100,14 @@ def table(cells: list[dict[str, Any]], depth: int) -> str:
     lines = [f"| K = {depth} | requests | " + " | ".join(ways) + " |", "|---|---|" + "---|" * len(ways)]
     by_class = {cell["prompt_class"]: cell["num_requests"] for cell in cells if cell["num_speculative_tokens"] == depth}
     for prompt_class in sorted(by_class, key=lambda name: (name == EVERYTHING, -by_class[name])):
-        found = {
+        by_way = {
             cell["way"]: cell
             for cell in cells
             if (cell["prompt_class"], cell["num_speculative_tokens"]) == (prompt_class, depth)
         }
         shown = [
             " / ".join(
-                f"{found[way][name]:.2f}"
+                f"{by_way[way][name]:.2f}"
                 for name in ("drafted_share_of_steps", "draft_acceptance_rate", "steps_per_token")
             )
             for way in ways

@@ -107,7 +107,11 @@ class Story:
 
     def seconds(self, number: int) -> float:
         """What the first blocks took, each until the next one began."""
-        lengths = (each.next_started_at - each.started_at for each in self.times[:number] if each.next_started_at)
+        lengths = (
+            block_time.next_started_at - block_time.started_at
+            for block_time in self.times[:number]
+            if block_time.next_started_at
+        )
         return sum(length.total_seconds() for length in lengths)
 
     def planned(self, number: int) -> dict[str, Any]:
@@ -132,10 +136,10 @@ class Story:
 
 def story_document(story: Story) -> dict[str, Any] | None:
     """The figures of one endpoint; None where it was not decided."""
-    found = story.first_decided()
-    if found is None:
+    first = story.first_decided()
+    if first is None:
         return None
-    number, verdict = found
+    number, verdict = first
     measured_s, num_sessions = story.seconds(number), story.planned(number)["sessions"]
     plans = []
     for part in PARTS:
@@ -166,18 +170,18 @@ def main() -> None:
     with TemporaryDirectory() as folder, Store.open(config.database_url) as store:
         empty, configs = Path(folder) / "empty.db", store.fingerprints()
         upgrade(f"sqlite:///{empty}")
-        found = [
+        entries = [
             story_document(Story(store, name, endpoint, configs, empty)) for name, endpoint in config.endpoints.items()
         ]
-    document = {"endpoints": [entry for entry in found if entry is not None]}
+    document = {"endpoints": [entry for entry in entries if entry is not None]}
     for entry in document["endpoints"]:
         seconds = entry["device_seconds_measured"]
         print(f"{entry['endpoint']}: {entry['verdict']} after {entry['blocks']} blocks, {seconds:.1f} s of the device")
-        for each in entry["plans"]:
-            foreseen = each["planned_over_measured"]
-            print(f"  after {each['blocks']:4d} blocks ({each['part']:.0%}): planned / measured",
+        for plan in entry["plans"]:
+            foreseen = plan["planned_over_measured"]
+            print(f"  after {plan['blocks']:4d} blocks ({plan['part']:.0%}): planned / measured",
                   "never" if foreseen is None else f"{foreseen:.2f}",
-                  f"; of the same sessions {each['same_sessions_over_measured']:.2f}")  # fmt: skip
+                  f"; of the same sessions {plan['same_sessions_over_measured']:.2f}")  # fmt: skip
     write(arguments.out, document)
 
 

@@ -95,8 +95,8 @@ class Loop:
 def responses(requests: Sequence[Request], decoded: Sequence[Decoded]) -> list[Response]:
     """Outputs of the loop as logged responses."""
     return [
-        Response(RecordKey("benchmark", 0, row), request, each.output)
-        for row, (request, each) in enumerate(zip(requests, decoded, strict=True))
+        Response(RecordKey("benchmark", 0, row), request, answer.output)
+        for row, (request, answer) in enumerate(zip(requests, decoded, strict=True))
     ]
 
 
@@ -116,7 +116,9 @@ def replayed(
 
 def sums(counts: Sequence[SpeculationCounts | ExpectedCounts]) -> Reals:
     """Accepted tokens and drafts of each request; [requests, 2]."""
-    return np.array([(each.num_accepted_tokens, each.num_drafts) for each in counts], dtype=np.float64)
+    return np.array(
+        [(request_counts.num_accepted_tokens, request_counts.num_drafts) for request_counts in counts], dtype=np.float64
+    )
 
 
 def residuals(counts: Reals) -> tuple[float, Reals]:
@@ -177,8 +179,8 @@ def main() -> None:
             requests = build_requests(sampling, course)
             seconds, decoded = timed(lambda r=requests, v=rule, d=depth: loop(r, v, d))  # type: ignore[misc]
             loops_s += seconds
-            looped = sums([each.counts for each in decoded])
-            expected = sums([each.counts[0][place] for each in results])
+            looped = sums([outcome.counts for outcome in decoded])
+            expected = sums([outcome.counts[0][place] for outcome in results])
             for endpoint in ("", *demo.SERVED_MODELS):
                 mine = endpoints == endpoint if endpoint else np.ones(len(chosen), dtype=bool)
                 if mine.sum() < MIN_CELL:
@@ -207,7 +209,9 @@ def main() -> None:
     audits = {}
     for name, model in (("sound", draft), ("shifted", replace(draft, model=Shifted(theirs)))):
         results = replayed(target, model, VerifyRule.REJECTION, [AUDIT_DEPTH], responses(requests, decoded))
-        audits[name] = standard_errors([each.counts for each in decoded], [each.counts[0][0] for each in results])
+        audits[name] = standard_errors(
+            [outcome.counts for outcome in decoded], [outcome.counts[0][0] for outcome in results]
+        )
     document = {
         "requests": len(chosen),
         "tokens": arguments.tokens,

@@ -194,8 +194,8 @@ def write(url: str, seed: int, seconds: float, stop: Event | None = None) -> lis
 def rate(written: Sequence[Batch]) -> dict[str, Any]:
     """What a writer stored: runs per second while it wrote, and seconds of a batch."""
     took = [ended - started for started, ended in written]
-    found = {"runs_per_s": round(BATCH_SIZE * len(took) / sum(took), 1), "num_batches": len(took)}
-    return found | _summed("batch_s", took)
+    figures = {"runs_per_s": round(BATCH_SIZE * len(took) / sum(took), 1), "num_batches": len(took)}
+    return figures | _summed("batch_s", took)
 
 
 def keep_gating(url: str, endpoints: Sequence[Traffic], stop: Event) -> dict[str, Any]:
@@ -262,9 +262,9 @@ def retire(url: str, endpoints: Sequence[Traffic], before: datetime = DROPPED_BE
         time.sleep(REST_S)
         looks, written = end()
     at_drop = [batch for batch in written if batch[0] < max(drops) + 1.0 and batch[1] > min(drops) - 1.0]
-    found = {"partitions": removal.partitions, "num_runs": removal.num_runs, "num_blocks": removal.num_blocks}
+    figures = {"partitions": removal.partitions, "num_runs": removal.num_runs, "num_blocks": removal.num_blocks}
     seconds = {"retain_s": round(took, 1), "drop_s": round(max(drops) - min(drops), 2)}
-    return {**found, **seconds, "writer_at_drop": rate(at_drop), "writer": rate(written), **looks}
+    return {**figures, **seconds, "writer_at_drop": rate(at_drop), "writer": rate(written), **looks}
 
 
 def _note_drop(drops: list[float], _connection: object, _cursor: object, statement: str, *_: object) -> None:

@@ -176,17 +176,17 @@ def audits(environment: Environment, folder: Path, number: int, _rounds: int) ->
         tables = [served_endpoint(name, servers, DEPTH, (4,), **every, **audit) for name in TEMPERATURES]
         return ['[engine]\ndevice = "cpu"\n', *tables]
 
-    found = {}
+    by_build = {}
     for build, is_fixed in BUILDS.items():
         with deployed(environment, folder / build, audited_traffic(number), config, is_fixed=is_fixed) as shadowspec:
             shadowspec("run", TRAFFIC, "--json")
-        found[build] = [
+        by_build[build] = [
             {"endpoint": audit["endpoint"]} | {name: audit[name] for name in OF_AN_AUDIT}
             for audit in json.loads(shadowspec("gate", "--json"))["audits"]
             if not audit["slice"]
         ]
-    show("audits", [{"vLLM": build} | audit for build, rows in found.items() for audit in rows])
-    return {"temperatures": TEMPERATURES, "audits": found}
+    show("audits", [{"vLLM": build} | audit for build, rows in by_build.items() for audit in rows])
+    return {"temperatures": TEMPERATURES, "audits": by_build}
 
 
 # Costs ------------------------------------------------------------------------------------------------------------
@@ -332,13 +332,13 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     environment = Environment.of(given)
     with tempfile.TemporaryDirectory() as scratch:
         folder = (given.folder or Path(scratch)).resolve()
-        found = measure(environment, folder, given.number or number, given.rounds)
+        measured = measure(environment, folder, given.number or number, given.rounds)
     document = {
         "engine": f"vllm {vllm_version(environment)}",
         "machine": engine_machine(),
         "num_speculative_tokens": DEPTH,
     }
-    write(given.out or RESULTS / results, document | found)
+    write(given.out or RESULTS / results, document | measured)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ def picture(summaries: Sequence[Summary]) -> str:
         for place, gate in enumerate(NAIVE_GATES):
             if gate.name not in summary.naive:
                 continue
-            found = summary.naive[gate.name].value or 0.0
-            text = f"{gate.title}: {found:.1%} in {summary.world.name}"
-            parts.append(_mark(place, x(max(found, LOWEST)), y, text))
+            share = summary.naive[gate.name].value or 0.0
+            text = f"{gate.title}: {share:.1%} in {summary.world.name}"
+            parts.append(_mark(place, x(max(share, LOWEST)), y, text))
         rate = summary.false_enable
         text = f"the gate: {rate.value or 0.0:.1%} [{rate.lower:.1%}, {rate.upper:.1%}] in {summary.world.name}"
         left, right = x(max(rate.lower, LOWEST)), x(max(rate.upper, LOWEST))

@@ -131,8 +131,8 @@ def digested(run: Run) -> str:
 
 def trend(passes: list[Pass]) -> dict[str, float]:
     """Change of the logarithm of the step over the whole time, with its 95% interval."""
-    times = [item.ended_s for item in passes]
-    slope, _, low, high = stats.theilslopes([math.log(item.step) for item in passes], times)
+    times = [one.ended_s for one in passes]
+    slope, _, low, high = stats.theilslopes([math.log(one.step) for one in passes], times)
     span = times[-1] - times[0]
     return {"change": float(slope) * span, "low": float(low) * span, "high": float(high) * span}
 
@@ -159,29 +159,29 @@ def main() -> None:
         while len(passes) < MIN_PASSES or passes[-1].ended_s < 60 * arguments.minutes:
             passes.append(one_pass(engine, work, since))
             progress.update(task, completed=passes[-1].ended_s)
-    settled = [item for item in passes if item.ended_s >= SETTLING_S]
+    settled = [one for one in passes if one.ended_s >= SETTLING_S]
     settled = settled if len(settled) >= MIN_PASSES else passes
-    sizes = [item.used_bytes for item in settled]
+    sizes = [one.used_bytes for one in settled]
     growth = (max(sizes) - min(sizes)) / min(sizes)
     drift = trend(settled)
     words = f"steps drift by {drift['change']:+.1%} [{drift['low']:+.1%}, {drift['high']:+.1%}]"
-    digests = {item.digest for item in passes}
+    digests = {one.digest for one in passes}
     faults = [
         *([f"memory varies by {growth:.1%} after {SETTLING_S:.0f} s"] if growth > MOST_GROWTH else []),
         *([f"{len(digests)} different results"] if len(digests) > 1 else []),
         *([words] if drift["low"] > MOST_DRIFT or drift["high"] < -MOST_DRIFT else []),
     ]
-    found = {
+    results = {
         "machine": engine_machine(),
         "concurrency": CONCURRENCY,
         "requests_per_slot": REQUESTS_PER_SLOT,
         "requests_a_pass": NUM_BLOCKS * CONCURRENCY * REQUESTS_PER_SLOT,
-        "passes": [asdict(item) for item in passes],
+        "passes": [asdict(one) for one in passes],
         "growth": growth,
         "drift": drift,
         "faults": faults,
     }
-    write(arguments.out, found)
+    write(arguments.out, results)
     print(
         f"{len(passes)} passes in {passes[-1].ended_s / 60:.0f} min; memory {min(sizes) / 2**20:.0f} to "
         f"{max(sizes) / 2**20:.0f} MiB ({growth:.2%}); {words}"

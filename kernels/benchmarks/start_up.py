@@ -118,7 +118,7 @@ def measure_all(
     demo: Path, checkouts: Mapping[str, Path], rounds: int, variables: Mapping[str, str], *, is_warmed: bool
 ) -> list[dict[str, Any]]:
     """Medians of every command, by checkout; the checkouts take turns."""
-    found = []
+    rows = []
     for command in COMMANDS:
         times: dict[str, list[CommandSeconds]] = {name: [] for name in checkouts}
         for turn in range(rounds + is_warmed):
@@ -129,18 +129,18 @@ def measure_all(
                     seconds = measure(command, checkout, folder, variables)
                 if turn >= is_warmed:
                     times[name].append(seconds)
-        found.append({"command": command.name, "limit_s": command.limit_s, **_medians(times)})
-    return found
+        rows.append({"command": command.name, "limit_s": command.limit_s, **_medians(times)})
+    return rows
 
 
 def _medians(times: Mapping[str, Sequence[CommandSeconds]]) -> dict[str, Any]:
     medians: dict[str, Any] = {}
-    for name, each in times.items():
-        ends = [seconds.end for seconds in each if seconds.end is not None]
+    for name, measured in times.items():
+        ends = [seconds.end for seconds in measured if seconds.end is not None]
         medians[name] = {
-            "first_s": round(statistics.median(seconds.first for seconds in each), 3),
+            "first_s": round(statistics.median(seconds.first for seconds in measured), 3),
             "end_s": round(statistics.median(ends), 3) if ends else None,
-            "cpu_s": round(statistics.median(seconds.cpu for seconds in each), 3),
+            "cpu_s": round(statistics.median(seconds.cpu for seconds in measured), 3),
         }
     return medians
 
@@ -157,7 +157,7 @@ def shown(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[
 def machine(checkouts: Mapping[str, Path]) -> dict[str, Any]:
     """Where and of what this was measured."""
     return harness.machine() | {
-        "load average": [round(each, 1) for each in os.getloadavg()],
+        "load average": [round(load, 1) for load in os.getloadavg()],
         "revisions": {name: harness.revision(checkout) for name, checkout in checkouts.items()},
     }
 
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--rounds-without-bytecode", type=int, default=1)
     given = parser.parse_args()
     checkouts = {**({"before": given.against.resolve()} if given.against else {}), "now": ROOT}
-    found = {}
+    by_title = {}
     with tempfile.TemporaryDirectory() as compiled, tempfile.TemporaryDirectory() as empty:
         with_bytecode = {"PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
         without = {"PYTHONPYCACHEPREFIX": empty, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -181,12 +181,12 @@ def main() -> None:
         ):
             if rounds:
                 is_warmed = variables is with_bytecode
-                found[title] = measure_all(given.demo, checkouts, rounds, variables, is_warmed=is_warmed)
-                harness.show(title, shown(found[title], tuple(checkouts)))
+                by_title[title] = measure_all(given.demo, checkouts, rounds, variables, is_warmed=is_warmed)
+                harness.show(title, shown(by_title[title], tuple(checkouts)))
     document = {
         "machine": machine(checkouts),
         "rounds": {"with bytecode": given.rounds, "without bytecode": given.rounds_without_bytecode},
-        **found,
+        **by_title,
     }
     harness.write(given.out, document)
 

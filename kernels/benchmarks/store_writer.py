@@ -195,11 +195,9 @@ def main() -> None:
         upgrade(url)
         with Store.open(url) as store:
             store.save_fingerprints([CONFIG])
-            found = [
-                measure(store, WrittenTraffic(seed), size, arguments.runs) for seed, size in enumerate(BATCH_SIZES)
-            ]
-        results = {"machine": machine(url), "results": found}
-    show("batches", found)
+            rows = [measure(store, WrittenTraffic(seed), size, arguments.runs) for seed, size in enumerate(BATCH_SIZES)]
+        results = {"machine": machine(url), "results": rows}
+    show("batches", rows)
     write(arguments.out, results)
 
 

@@ -116,9 +116,9 @@ def bare(bootstrap: str, topic: str, count: int) -> Speed:
     )  # fmt: skip
     seen, watch = 0, None
     while seen < count:
-        found = consumer.poll(timeout_ms=200)
-        watch = watch or (Stopwatch() if found else None)
-        seen += sum(map(len, found.values()))
+        polled = consumer.poll(timeout_ms=200)
+        watch = watch or (Stopwatch() if polled else None)
+        seen += sum(map(len, polled.values()))
     assert watch is not None
     speed = watch.speed(count)
     consumer.close(autocommit=False)
@@ -149,10 +149,10 @@ def tapped(bootstrap: str, topic: str, count: int, tokenizer: FolderTokenizer, *
             for partition in tap.changes().assigned:
                 pipeline.start(partition, None, {})
                 tap.start(partition, None)
-            found = tap.poll(0.2)
-            watch = watch or (Stopwatch() if found else None)
-            pipeline.take_all(found, tap.topic_of)
-            seen, polls = seen + len(found), polls + 1
+            polled = tap.poll(0.2)
+            watch = watch or (Stopwatch() if polled else None)
+            pipeline.take_all(polled, tap.topic_of)
+            seen, polls = seen + len(polled), polls + 1
             while pipeline.ready:
                 block = pipeline.ready.popleft()
                 measured += len(block.requests)
@@ -208,14 +208,14 @@ def main() -> None:
                     f"{speed.cpu_us_per_message:.1f} us of processor time each"
                 )
     rows = []
-    for name, found in speeds.items():
+    for name, own_speeds in speeds.items():
         beside = speeds["bare poll loop, text only" if name.endswith("text only") else "bare poll loop"]
-        pairs = list(zip(found, beside, strict=True))
+        pairs = list(zip(own_speeds, beside, strict=True))
         row = {
             "contestant": name,
-            "messages_per_second": statistics.median(mine.messages_per_second for mine in found),
+            "messages_per_second": statistics.median(mine.messages_per_second for mine in own_speeds),
             "of_bare_loop": statistics.median(a.messages_per_second / b.messages_per_second for a, b in pairs),
-            "cpu_us_per_message": statistics.median(mine.cpu_us_per_message for mine in found),
+            "cpu_us_per_message": statistics.median(mine.cpu_us_per_message for mine in own_speeds),
             "of_bare_loop_by_cpu": statistics.median(b.cpu_us_per_message / a.cpu_us_per_message for a, b in pairs),
         }
         rows.append(row)

@@ -78,8 +78,8 @@ class AskedRequests:
     def slices(self, *, is_greedy: bool) -> dict[str, list[int]]:
         """Places of the prompts by endpoint, and of all."""
         asked = self.greedy if is_greedy else self.sampled
-        found = {ALL: list(range(len(asked)))}
-        return found | {name: [row for row, (text, _) in enumerate(asked) if text == name] for name, _ in asked}
+        slices = {ALL: list(range(len(asked)))}
+        return slices | {name: [row for row, (text, _) in enumerate(asked) if text == name] for name, _ in asked}
 
 
 def collect(binary: Binary, raw: Path, asked: AskedRequests, ways: Sequence[LlamaWay]) -> None:
@@ -146,7 +146,7 @@ def results(raw: Path, ours: LlamaCppOurs, asked: AskedRequests, ways: Sequence[
             theirs, loop = kept(served_file(raw, way, depth)), looped(raw, ours, way, only, asked.max_tokens, depth)
             assert theirs is not None, "every deployment was asked"
             where = {"way": way.name, "K": depth}
-            again = ours.replayed(way, only, [each.tokens for each in theirs], asked.max_tokens, depth)
+            again = ours.replayed(way, only, [answer.tokens for answer in theirs], asked.max_tokens, depth)
             audits.append(where | own_outputs(theirs, again, is_certain=True))
             if asked.has_baseline:
                 assert base is not None, "the baseline was asked first"
@@ -188,7 +188,7 @@ def main() -> None:
     raw: Path = arguments.raw if pair is None else arguments.raw / REAL_MODEL
     raw.mkdir(parents=True, exist_ok=True)
     models = pair or BUNDLED
-    files = [gguf_of(each, arguments.source, arguments.converter_python, raw) for each in astuple(models)]
+    files = [gguf_of(model_path, arguments.source, arguments.converter_python, raw) for model_path in astuple(models)]
     binary = Binary(arguments.server, *files, arguments.threads)
     if pair is None:
         prompts = traffic_prompts(arguments.requests), traffic_prompts(arguments.sampled)

@@ -66,7 +66,7 @@ def setting(environment: Environment, requests: int, max_tokens: int) -> dict[st
         "max_tokens": max_tokens,
         "machine": engine_machine(),
         "vllm": {"vllm": vllm_version(environment), "threads_bind": environment.threads}
-        | {"preloaded": [Path(each).name for each in environment.preload.split(":") if each]}
+        | {"preloaded": [Path(library).name for library in environment.preload.split(":") if library]}
         | {"flags": list(environment.flags)},
     }
 
@@ -80,9 +80,9 @@ def validate_pair(pair: Pair, environment: Environment, arguments: argparse.Name
     only = [prompt for _, prompt in prompts]
     visited = [way for way in ways if way.name in arguments.ways]
     visit_pair(raw, environment, pair, visited, arguments.depths, only, arguments.tokens)
-    found = setting(environment, len(prompts), arguments.tokens)
-    found |= greedy_equality(raw, Ours(pair), ways, arguments.depths, only, arguments.tokens)
-    finish(found, pair, arguments.out, arguments.docs, write_page)
+    results = setting(environment, len(prompts), arguments.tokens)
+    results |= greedy_equality(raw, Ours(pair), ways, arguments.depths, only, arguments.tokens)
+    finish(results, pair, arguments.out, arguments.docs, write_page)
 
 
 def main() -> None:
@@ -133,14 +133,14 @@ def main() -> None:
         document["shipped"] = shipped(arguments.raw, ours, only)
     else:
         document = dict(earlier)
-    found = []
+    by_way = []
     for way in ways:
         loops = {
             depth: dict(zip(only, looped(arguments.raw, ours, way, only, arguments.tokens, depth), strict=True))
             for depth in arguments.depths
         }
-        found.append(speedups(arguments.raw, way, portions, loops))
-    document["speedups"] = [each for each in found if each is not None]
+        by_way.append(speedups(arguments.raw, way, portions, loops))
+    document["speedups"] = [speedup for speedup in by_way if speedup is not None]
     document["timed_on"] = engine_machine()
     if not document["speedups"] and earlier:
         document["speedups"], document["timed_on"] = earlier["speedups"], earlier.get("timed_on", earlier["machine"])

@@ -34,8 +34,8 @@ def candidates_of(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "shadowspec.toml"
         path.write_text(_configuration(serving_engine, pair, deployments, depths), encoding="utf-8")
-        found = {each.name: each for each in load_config(path, {}).endpoints[ENDPOINT].candidates}
-    return {(name, depth): found[f"{name}-k{depth}"] for name in deployments for depth in depths}
+        by_name = {candidate.name: candidate for candidate in load_config(path, {}).endpoints[ENDPOINT].candidates}
+    return {(name, depth): by_name[f"{name}-k{depth}"] for name in deployments for depth in depths}
 
 
 def _configuration(

@@ -53,7 +53,7 @@ class Answered:
     @classmethod
     def read(cls, values: dict[str, Any]) -> Answered:
         """As it was kept."""
-        tuples = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
+        tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         return cls(**tuples)
 
 
@@ -123,14 +123,14 @@ def collect(
         sampling_parameters = replace(sampling, max_tokens=max_tokens)
         asked = server_requests(prompts, sampling_parameters, course(served, depth, regime))
         answers = ask_server(server.url, asked, SLOTS)
-        rows = [asdict(Answered.of(each)) for each in answers]
+        rows = [asdict(Answered.of(answer)) for answer in answers]
         write_whole(raw_file(folder, served, depth, regime), {"max_tokens": max_tokens, "answers": rows})
 
 
 def course(served: str, depth: int, regime: str) -> int:
     """A number of its own for each way of asking, of which its random numbers are made."""
     return (
-        100 * [BASELINE, *(each.name for each in (*SERVED, SHIPPED))].index(served)
+        100 * [BASELINE, *(deployment.name for deployment in (*SERVED, SHIPPED))].index(served)
         + 10 * depth
         + (regime == SAMPLED_REGIME)
     )
@@ -141,7 +141,7 @@ def collected(folder: Path, served: str, depth: int, regime: str) -> list[Answer
     path = raw_file(folder, served, depth, regime)
     if not path.exists():
         return None
-    return [Answered.read(each) for each in json.loads(path.read_text(encoding="utf-8"))["answers"]]
+    return [Answered.read(values) for values in json.loads(path.read_text(encoding="utf-8"))["answers"]]
 
 
 def write_whole(path: Path, document: Any) -> None:

@@ -68,7 +68,9 @@ def acceptance_cell(theirs: Sequence[Counted], loop: Sequence[Counted], replay: 
     uncut = _uncut(theirs)
     looped = _uncut(loop)
     cut = Rate.of(
-        *zip(*((item.counts.num_accepted_tokens, item.counts.num_draft_tokens) for item in theirs), strict=True)
+        *zip(
+            *((counted.counts.num_accepted_tokens, counted.counts.num_draft_tokens) for counted in theirs), strict=True
+        )
     )
     expected = Rate.of(*zip(*((counts.num_accepted_tokens, counts.num_draft_tokens) for counts in replay), strict=True))
     if uncut is None or looped is None or cut is None or expected is None:
@@ -92,16 +94,18 @@ def acceptance_cell(theirs: Sequence[Counted], loop: Sequence[Counted], replay: 
 
 def replayed_rate(replay: Sequence[ExpectedCounts]) -> float | None:
     """The acceptance rate that is to be expected."""
-    accepted = sum(each.num_accepted_tokens for each in replay)
-    return metrics.ratio(accepted, sum(each.num_draft_tokens for each in replay))
+    accepted = sum(counts.num_accepted_tokens for counts in replay)
+    return metrics.ratio(accepted, sum(counts.num_draft_tokens for counts in replay))
 
 
 def _uncut(side: Sequence[Counted]) -> Rate | None:
-    return Rate.of(*zip(*((item.uncut.num_accepted_tokens, item.uncut.num_draft_tokens) for item in side), strict=True))
+    return Rate.of(
+        *zip(*((counted.uncut.num_accepted_tokens, counted.uncut.num_draft_tokens) for counted in side), strict=True)
+    )
 
 
 def _mean_length(side: Sequence[Counted]) -> float | None:
-    pooled = metrics.pool_counts([item.counts for item in side])
+    pooled = metrics.pool_counts([counted.counts for counted in side])
     return None if pooled is None else metrics.mean_acceptance_length(pooled)
 
 
@@ -150,9 +154,9 @@ def equality(
         "equal": len(theirs) - len(differences),
         "equal_cut": equal_cut,
         "equal_tokens": sum(mine.tokens == other.tokens for mine, other in zip(ours, theirs, strict=True)),
-        "unsure": sum(not each.is_sure for each in theirs),
-        "num_drafts": sum(each.uncut.num_drafts for each in theirs),
-        "num_accepted_tokens": sum(each.uncut.num_accepted_tokens for each in theirs),
+        "unsure": sum(not counted.is_sure for counted in theirs),
+        "num_drafts": sum(counted.uncut.num_drafts for counted in theirs),
+        "num_accepted_tokens": sum(counted.uncut.num_accepted_tokens for counted in theirs),
         "differences": differences,
     }
 
@@ -183,13 +187,17 @@ def own_outputs(theirs: Sequence[HasCounts], expected: Sequence[ExpectedCounts],
     errors (`z`), as the law itself gives them.
     """
     if is_certain:
-        sure = [(item.counts, one) for item, one in zip(theirs, expected, strict=True) if item.is_sure]
+        sure = [(counted.counts, one) for counted, one in zip(theirs, expected, strict=True) if counted.is_sure]
         return {
             "requests": len(sure),
             "unsure": len(theirs) - len(sure),
             "equal": sum(_is_expected(counts, one) for counts, one in sure),
         }
-    return {"requests": len(theirs), "unsure": 0, "z": standard_errors([item.counts for item in theirs], expected)}
+    return {
+        "requests": len(theirs),
+        "unsure": 0,
+        "z": standard_errors([counted.counts for counted in theirs], expected),
+    }
 
 
 def _is_expected(counts: SpeculationCounts, expected: ExpectedCounts) -> bool:
@@ -205,15 +213,15 @@ def _is_expected(counts: SpeculationCounts, expected: ExpectedCounts) -> bool:
 
 def standard_errors(counted: Sequence[SpeculationCounts], expected: Sequence[ExpectedCounts]) -> float:
     """Of the mean acceptance length: how far what was counted lies from its expectation given the outputs."""
-    accepted = sum(each.num_accepted_tokens for each in expected)
-    length = metrics.ratio(accepted, sum(each.num_drafts for each in expected))
+    accepted = sum(counts.num_accepted_tokens for counts in expected)
+    length = metrics.ratio(accepted, sum(counts.num_drafts for counts in expected))
     assert length is not None, "nothing was drafted"
     difference = sum(
         (counts.num_accepted_tokens - one.num_accepted_tokens) - length * (counts.num_drafts - one.num_drafts)
         for counts, one in zip(counted, expected, strict=True)
     )
     variance = sum(
-        each.accepted_variance - 2.0 * length * each.drafts_accepted_covariance + length**2 * each.drafts_variance
-        for each in expected
+        counts.accepted_variance - 2.0 * length * counts.drafts_accepted_covariance + length**2 * counts.drafts_variance
+        for counts in expected
     )
     return float(difference / variance**0.5)

@@ -67,5 +67,5 @@ class Counted:
     @classmethod
     def read(cls, values: dict[str, Any]) -> Counted:
         """From a file."""
-        counts = {name: tuple(each) if isinstance(each, list) else each for name, each in values["counts"].items()}
+        counts = {name: tuple(value) if isinstance(value, list) else value for name, value in values["counts"].items()}
         return cls(tuple(values["tokens"]), Uncut(**values["uncut"]), SpeculationCounts(**counts), values["is_sure"])

@@ -56,6 +56,6 @@ def finish(
         sys.exit(f"{out} has no results of the bundled pair yet: run it without --target first")
     out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     write_page(document, docs)
-    faults = sum(each["kind"] == FAULT for item in found["equality"] for each in item["differences"])
+    faults = sum(difference["kind"] == FAULT for entry in found["equality"] for difference in entry["differences"])
     if faults:
         sys.exit(f"{faults} requests differ where no model was in doubt; {out} names them")

@@ -58,11 +58,11 @@ class Ours(LoadedPair):
         )
         return tuple(
             TimedRequest(
-                Steps(each.counts.num_prompt_tokens, each.counts.num_plain_steps, each.counts.num_drafts),
-                each.timing.prefill_ms,
-                each.timing.decode_ms,
+                Steps(decoded.counts.num_prompt_tokens, decoded.counts.num_plain_steps, decoded.counts.num_drafts),
+                decoded.timing.prefill_ms,
+                decoded.timing.decode_ms,
             )
-            for each in result.decoded
+            for decoded in result.decoded
         )
 
     def candidate(self, way: Way, depth: int) -> Candidate:
@@ -99,6 +99,6 @@ class Ours(LoadedPair):
             near_tie_logit=NEAR_TIE,
         )
         return [
-            None if isinstance(each, RecordError) else each.counts[0]
-            for each in replayer.replay(responses(prompts, outputs, way.sampling))
+            None if isinstance(outcome, RecordError) else outcome.counts[0]
+            for outcome in replayer.replay(responses(prompts, outputs, way.sampling))
         ]

@@ -91,7 +91,7 @@ def _equality(document: Row) -> list[str]:
     """How many requests are equal, and the others one by one."""
     equality = document["equality"]
     parts = [equality_table(equality)]
-    if any(item["differences"] for item in equality):
+    if any(entry["differences"] for entry in equality):
         parts += [_EXCEPTIONS.format(near_tie=document["near_tie_logit"]), exceptions_table(equality)]
     return parts
 
@@ -125,7 +125,7 @@ def equality_verdicts(document: Row) -> list[str]:
     lines = []
     for way in dict.fromkeys(row["way"] for row in document["equality"]):
         rows = [row for row in document["equality"] if row["way"] == way]
-        kinds = [each["kind"] for row in rows for each in row["differences"]]
+        kinds = [difference["kind"] for row in rows for difference in row["differences"]]
         equal = _share(sum(row["equal"] for row in rows), sum(row["requests"] for row in rows))
         others = f"; the others: {counted(kinds)}" if kinds else ""
         lines.append(
@@ -150,19 +150,19 @@ def verdicts(document: Row) -> list[str]:
             f"Of the sampled ways, within the {document['level']:.0%} interval of the difference lie {apart} cells of "
             f"`loop` and {replay_apart} of `replay`."
         )
-    for item in document["speedups"]:
-        close = _share(sum(cell["is_close"] for cell in item["cells"]), len(item["cells"]))
-        known = [cell["sign_is_right"] for cell in item["cells"] if cell["sign_is_right"] is not None]
+    for speedup in document["speedups"]:
+        close = _share(sum(cell["is_close"] for cell in speedup["cells"]), len(speedup["cells"]))
+        known = [cell["sign_is_right"] for cell in speedup["cells"] if cell["sign_is_right"] is not None]
         lines.append(
-            f"`{item['way']}`: the predicted end-to-end speedup lies within 10% of the measured one in {close} cells "
-            f"of slice, K and concurrency. It has the right sign in {_share(sum(known), len(known))} of those whose "
-            "measured interval excludes none."
+            f"`{speedup['way']}`: the predicted end-to-end speedup lies within 10% of the measured one in {close} "
+            f"cells of slice, K and concurrency. It has the right sign in {_share(sum(known), len(known))} of those "
+            "whose measured interval excludes none."
         )
-        inside = _share(sum(cell["is_inside"] for cell in item["cells"]), len(item["cells"]))
-        lines.append(f"`{item['way']}`: it lies within the measured 95% interval in {inside} cells.")
-        if _is_calibrated([item]):
-            calm = _share(sum(cell["baseline_again"]["is_close"] for cell in item["cells"]), len(item["cells"]))
-            furthest = max(abs(cell["baseline_again"]["error"]) for cell in item["cells"])
+        inside = _share(sum(cell["is_inside"] for cell in speedup["cells"]), len(speedup["cells"]))
+        lines.append(f"`{speedup['way']}`: it lies within the measured 95% interval in {inside} cells.")
+        if _is_calibrated([speedup]):
+            calm = _share(sum(cell["baseline_again"]["is_close"] for cell in speedup["cells"]), len(speedup["cells"]))
+            furthest = max(abs(cell["baseline_again"]["error"]) for cell in speedup["cells"])
             lines.append(
                 f"The machine's drift: the baseline's blocks, sent again, took as long within 10% in {calm} cells. "
                 f"At most they were off by {furthest:.1%}."

@@ -63,7 +63,7 @@ class LoadedPair:
         """The smallest top-2 gap of the draft along an output: where its arg-max is in doubt, counts may differ."""
         request = Request(prompt, SamplingParameters(temperature=0.0, max_tokens=len(output)), 0)
         logits = teacher_forced_logits(self.draft.model, [request], [output])[0][0]  # [tokens, vocabulary]
-        return min(top_two_gap(each) for each in logits)
+        return min(top_two_gap(token_logits) for token_logits in logits)
 
     def top_two_gap(self, prompt: Prompt, output: Sequence[int]) -> float:
         """The target's top-2 logit gap at the last token of a greedy output."""

@@ -67,7 +67,7 @@ class TimedBlock:
     @property
     def end_to_end_ms(self) -> float:
         """Of all requests together."""
-        return sum(each.end_to_end_ms for each in self.requests)
+        return sum(request.end_to_end_ms for request in self.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,14 @@ class Costs:
     @classmethod
     def of(cls, requests: Sequence[TimedRequest]) -> Costs:
         """By least squares; a kind of step that never came costs nothing, and predicts no request that has some."""
-        prompts = np.array([[1.0, each.steps.num_prompt_tokens] for each in requests])
-        prefill = np.linalg.lstsq(prompts, np.array([each.prefill_ms for each in requests]), rcond=None)[0]
+        prompts = np.array([[1.0, request.steps.num_prompt_tokens] for request in requests])
+        prefill = np.linalg.lstsq(prompts, np.array([request.prefill_ms for request in requests]), rcond=None)[0]
         # Longer requests vary more: with these weights one kind of step costs total time over steps.
-        steps = np.array([[each.steps.num_plain_steps, each.steps.num_drafts] for each in requests], dtype=float)
+        steps = np.array(
+            [[request.steps.num_plain_steps, request.steps.num_drafts] for request in requests], dtype=float
+        )
         weights = 1.0 / np.sqrt(np.maximum(steps.sum(1), 1.0))
-        decode = np.array([each.decode_ms for each in requests])
+        decode = np.array([request.decode_ms for request in requests])
         kinds = np.flatnonzero(steps.any(0))
         each_kind = np.zeros(2)
         each_kind[kinds] = np.linalg.lstsq(steps[:, kinds] * weights[:, None], decode * weights, rcond=None)[0]
@@ -101,16 +103,16 @@ class Costs:
 
 def costs_of(blocks: Iterable[TimedBlock]) -> dict[Place, Costs]:
     """The servers' costs at every load and depth, from all requests of these blocks."""
-    found: dict[Place, list[TimedRequest]] = {}
+    requests_at: dict[Place, list[TimedRequest]] = {}
     for block in blocks:
-        found.setdefault(block.place, []).extend(block.requests)
-    return {place: Costs.of(requests) for place, requests in found.items()}
+        requests_at.setdefault(block.place, []).extend(block.requests)
+    return {place: Costs.of(requests) for place, requests in requests_at.items()}
 
 
 def price_spread(blocks: Iterable[TimedBlock]) -> float:
     """How much a plain step's price wanders, one request at a time: the dearest of like blocks over the cheapest."""
     prices = [
-        metrics.ratio(sum(each.decode_ms for each in block.requests), _num_steps(block))
+        metrics.ratio(sum(request.decode_ms for request in block.requests), _num_steps(block))
         for block in blocks
         if block.is_for_costs and block.place == Place(1, 0)
     ]
@@ -119,15 +121,15 @@ def price_spread(blocks: Iterable[TimedBlock]) -> float:
 
 
 def _num_steps(block: TimedBlock) -> float:
-    return sum(each.steps.num_plain_steps + each.steps.num_drafts for each in block.requests)
+    return sum(request.steps.num_plain_steps + request.steps.num_drafts for request in block.requests)
 
 
 def predicted_speedup(
     costs: Mapping[Place, Costs], place: Place, baseline: Sequence[Steps], steps: Sequence[Steps]
 ) -> float:
     """Baseline's over speculation's total end-to-end time of the requests, in the steps that each arm takes."""
-    plain = sum(costs[Place(place.concurrency, 0)].end_to_end_ms(each) for each in baseline)
-    return _of(plain, sum(costs[place].end_to_end_ms(each) for each in steps))
+    plain = sum(costs[Place(place.concurrency, 0)].end_to_end_ms(own_steps) for own_steps in baseline)
+    return _of(plain, sum(costs[place].end_to_end_ms(own_steps) for own_steps in steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +158,10 @@ def measured_speedup(baseline: Sequence[TimedBlock], blocks: Sequence[TimedBlock
 
 def _mean_ms(blocks: Sequence[TimedBlock]) -> dict[int, float]:
     """Mean time of the blocks of each number."""
-    found: dict[int, list[float]] = {}
+    times_ms: dict[int, list[float]] = {}
     for block in blocks:
-        found.setdefault(block.number, []).append(block.end_to_end_ms)
-    return {number: fmean(each) for number, each in found.items()}
+        times_ms.setdefault(block.number, []).append(block.end_to_end_ms)
+    return {number: fmean(times) for number, times in times_ms.items()}
 
 
 def judged(predicted: float, measured: Measured) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def acceptance(folder: Path, ours: Ours, prompts: Sequence[tuple[str, Prompt]], 
             where = {"way": way.name, "K": depth}
             theirs = _server_side(answers, only, depth, way)
             loop = looped(folder, ours, way, only, max_tokens, depth)
-            again = ours.replayed(way, only, [each.tokens for each in theirs], [depth])
+            again = ours.replayed(way, only, [expected.tokens for expected in theirs], [depth])
             audits.append(where | _own_outputs(way, theirs, again))
             if way.is_greedy:
                 equalities.append(where | _equality(ours, way, only, theirs, loop))
@@ -94,35 +94,37 @@ def _rules(ours: Ours) -> dict[str, Any]:
 
 
 def _at(replay: Sequence[tuple[ExpectedCounts, ...] | None], row: int, place: int) -> ExpectedCounts:
-    found = replay[row]
-    assert found is not None, "what cannot be the target's was left out"
-    return found[place]
+    counts = replay[row]
+    assert counts is not None, "what cannot be the target's was left out"
+    return counts[place]
 
 
 def _own_outputs(
     way: Way, theirs: Sequence[Counted], again: Sequence[tuple[ExpectedCounts, ...] | None]
 ) -> dict[str, Any]:
     """vLLM's counters against replay of its own outputs, and how many of these cannot be the target's."""
-    pairs = [(item, each[0]) for item, each in zip(theirs, again, strict=True) if each is not None]
-    found = own_outputs([item for item, _ in pairs], [each for _, each in pairs], is_certain=way.is_certain)
-    return found | {"impossible": len(theirs) - len(pairs)}
+    pairs = [(counted, expected[0]) for counted, expected in zip(theirs, again, strict=True) if expected is not None]
+    audit = own_outputs(
+        [counted for counted, _ in pairs], [expected for _, expected in pairs], is_certain=way.is_certain
+    )
+    return audit | {"impossible": len(theirs) - len(pairs)}
 
 
 def shipped(folder: Path, ours: Ours, prompts: Sequence[Prompt]) -> dict[str, Any] | None:
     """How many sampled outputs of vLLM as it is shipped cannot be the target's; None: not collected."""
-    way = next(each for each in WAYS if each.served is DRAFT and not each.is_greedy)
-    found = {}
+    way = next(candidate for candidate in WAYS if candidate.served is DRAFT and not candidate.is_greedy)
+    impossible = {}
     for name, depth in ((BASELINE, 0), (SHIPPED.name, SHIPPED_DEPTH)):
         answers = collected(folder, name, depth, SAMPLED_REGIME)
         if answers is None:
             return None
         replay = ours.replayed(way, prompts, [answer.tokens for answer in answers], [SHIPPED_DEPTH])
-        found[name] = sum(each is None for each in replay)
+        impossible[name] = sum(counts is None for counts in replay)
     return {
         "K": SHIPPED_DEPTH,
         "requests": len(prompts),
-        "baseline_impossible": found[BASELINE],
-        "impossible": found[SHIPPED.name],
+        "baseline_impossible": impossible[BASELINE],
+        "impossible": impossible[SHIPPED.name],
     }
 
 
@@ -138,8 +140,8 @@ def looped(folder: Path, ours: Ours, way: Way, prompts: Sequence[Prompt], max_to
     path = folder / f"loop-{way.name}-k{depth}.json"
     if not path.exists():
         course = 100 * WAYS.index(way) + depth  # random numbers of its own
-        found = ours.loop(way, prompts, max_tokens, depth, course)
-        path.write_text(json.dumps([each.written() for each in found]) + "\n", encoding="utf-8")
+        decoded = ours.loop(way, prompts, max_tokens, depth, course)
+        path.write_text(json.dumps([counted.written() for counted in decoded]) + "\n", encoding="utf-8")
     return [Counted.read(values) for values in json.loads(path.read_text(encoding="utf-8"))]
 
 
@@ -174,10 +176,15 @@ def speedups(
         spreads.append(price_spread(blocks))
         for queue in sorted(portions[0], key=lambda queue: queue.concurrency):
             sent = [
-                [looped_by_prompt[prompt] for each in portion if each.cell == queue.cell for prompt in each.prompts]
+                [
+                    looped_by_prompt[prompt]
+                    for own_queue in portion
+                    if own_queue.cell == queue.cell
+                    for prompt in own_queue.prompts
+                ]
                 for portion in portions
             ]
-            cells.append(_speedup_cell(*(_of_cell(each, queue) for each in (blocks, in_process)), queue, depth, sent))
+            cells.append(_speedup_cell(*(_of_cell(timed, queue) for timed in (blocks, in_process)), queue, depth, sent))
     if not cells:
         return None
     return {"way": way.name, "idle_cpu_share": max(idles), "price_spread": max(spreads), "cells": cells}
@@ -222,7 +229,7 @@ def _predicted(blocks: Sequence[TimedBlock], place: Place, sent: Sequence[Sequen
     logs = []
     for number in sorted({block.number for block in blocks}):
         costs = costs_of(block for block in blocks if block.number == number)
-        plain, steps = ([take(each) for each in sent[number]] for take in (_plainly, _steps))
+        plain, steps = ([take(counted) for counted in sent[number]] for take in (_plainly, _steps))
         logs.append(log(predicted_speedup(costs, place, plain, steps)))
     return exp(fmean(logs))
 

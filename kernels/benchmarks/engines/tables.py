@@ -27,7 +27,7 @@ def equality_table(equality: Sequence[Row]) -> str:
             (
                 *(entry[name] for name in ("way", "K", "requests", "equal", "equal_cut")),
                 *(entry[name] for name in ("num_drafts", "num_accepted_tokens")),
-                counted([each["kind"] for each in entry["differences"]]),
+                counted([difference["kind"] for difference in entry["differences"]]),
             )
             for entry in equality
         ),
@@ -42,14 +42,14 @@ def exceptions_table(equality: Sequence[Row]) -> str:
             (
                 entry["way"],
                 entry["K"],
-                each["request"],
-                NOTHING if each["position"] is None else each["position"],
-                NOTHING if each["top_two_gap"] is None else f"{each['top_two_gap']:.1g}",
-                each["kind"].replace("_", " "),
-                *(", ".join(map(str, each[name])) for name in ("num_drafts", "num_accepted_tokens")),
+                difference["request"],
+                NOTHING if difference["position"] is None else difference["position"],
+                NOTHING if difference["top_two_gap"] is None else f"{difference['top_two_gap']:.1g}",
+                difference["kind"].replace("_", " "),
+                *(", ".join(map(str, difference[name])) for name in ("num_drafts", "num_accepted_tokens")),
             )
             for entry in equality
-            for each in entry["differences"]
+            for difference in entry["differences"]
         ),
     )
 

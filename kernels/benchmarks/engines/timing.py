@@ -51,8 +51,8 @@ def queues(by_slice: dict[str, Sequence[Prompt]], for_costs: dict[str, Sequence[
     """What a portion sends: for each slice and load its next prompts, between prompts of all slices for the costs."""
 
     def mixed(load: int, turn: int) -> tuple[Prompt, ...]:
-        each = COST_REQUESTS[load] // len(for_costs)
-        rows = zip(*(next_of(prompts, each, turn) for prompts in for_costs.values()), strict=True)
+        share = COST_REQUESTS[load] // len(for_costs)
+        rows = zip(*(next_of(prompts, share, turn) for prompts in for_costs.values()), strict=True)
         return tuple(prompt for row in rows for prompt in row)
 
     return [
@@ -210,6 +210,7 @@ def timed_blocks(folder: Path, name: str) -> tuple[list[TimedBlock], float]:
 
 def _block(values: dict[str, Any]) -> TimedBlock:
     requests = tuple(
-        TimedRequest(Steps(**each["steps"]), each["prefill_ms"], each["decode_ms"]) for each in values["requests"]
+        TimedRequest(Steps(**request["steps"]), request["prefill_ms"], request["decode_ms"])
+        for request in values["requests"]
     )
     return TimedBlock(**values | {"place": Place(*values["place"]), "requests": requests})

@@ -58,8 +58,8 @@ def failures(
         for arm in Arm:
             unfinished = draw.binomial(timed, UNFINISHED)
             invalid = draw.binomial(timed - unfinished, INVALID)
-            found = (invalid, timed - unfinished - invalid, unfinished)
-            for validity, number in zip(Validity, found, strict=True):
+            numbers_by_validity = (invalid, timed - unfinished - invalid, unfinished)
+            for validity, number in zip(Validity, numbers_by_validity, strict=True):
                 counts[names.validity_name(contract, arm, validity)] = number
     for name, totals in counts.items():
         there = np.flatnonzero(totals)
@@ -74,5 +74,5 @@ def _early_chance(acceptance: Floats) -> Floats:
         math.comb(EARLY_STEPS, n) * rejected**n * acceptance ** (EARLY_STEPS - n)
         for n in range(MIN_EARLY_REJECTIONS, EARLY_STEPS + 1)
     ]
-    found: Floats = np.clip(np.sum(terms, axis=0), 0.0, 1.0)
-    return found
+    chance: Floats = np.clip(np.sum(terms, axis=0), 0.0, 1.0)
+    return chance

@@ -94,7 +94,7 @@ def fill(url: str, size: Size, now: datetime, workers: int = 2) -> Filled:
             for place, endpoint in enumerate(world.endpoints)
         ]
         requests, counts = _write_rollups(url, world, Hours(start, size.num_days * 24), size)
-        histories = [each.result() for each in drawn]
+        histories = [future.result() for future in drawn]
         num_raw_runs = _write_rows(store, world, histories, requests, end)
         num_decisions = _write_looks(store, world, histories, requests)
         _write_orders(store, world, end)
@@ -161,7 +161,7 @@ def _write_rows(
             funnel=funnel,
             watermark=end - timedelta(days=5 if endpoint.is_stale else 0),
         )
-        blocks = tuple((_result(each), each.records) for each in looks.last_blocks)
+        blocks = tuple((_result(unit), unit.records) for unit in looks.last_blocks)
         num_runs += store.save_batch(WriteBatch(blocks=blocks, advances=(advance,)), CONSUMER).num_new_runs
     return num_runs
 
@@ -194,21 +194,27 @@ def _funnel(endpoint: SyntheticEndpoint, num_measured: int) -> dict[FunnelKey, i
         (endpoint.name, FunnelCounter.EXPIRED, None): 0.0005,
         (None, FunnelCounter.MALFORMED, "not_json"): 0.0004,
     }
-    found: dict[FunnelKey, int] = {
+    funnel: dict[FunnelKey, int] = {
         (endpoint.name, FunnelCounter.MEASURED, None): num_measured,
         (endpoint.name, FunnelCounter.SAMPLED_OUT, "not_sampled"): sampled_out,
     }
-    return found | {key: round(share * consumed) for key, share in shares.items()}
+    return funnel | {key: round(share * consumed) for key, share in shares.items()}
 
 
 def _write_looks(store: Store, world: World, histories: Sequence[History], requests: Mapping[str, int]) -> int:
     """Folds, decisions and rollouts in the order of time, the evidence with the last of each; the decisions written."""
     looks = sorted(
-        ((look.at, place, number) for place, item in enumerate(histories) for number, look in enumerate(item.looks))
+        (
+            (look.at, place, number)
+            for place, own_history in enumerate(histories)
+            for number, look in enumerate(own_history.looks)
+        )
     )
     ends = {
-        place: max(sum(_funnel(world.endpoints[place], requests[item.endpoint]).values()), item.next_offset)
-        for place, item in enumerate(histories)
+        place: max(
+            sum(_funnel(world.endpoints[place], requests[own_history.endpoint]).values()), own_history.next_offset
+        )
+        for place, own_history in enumerate(histories)
     }
     num_decisions = 0
     for _, place, number in looks:
@@ -250,8 +256,8 @@ def _write_orders(store: Store, world: World, end: datetime) -> None:
 
 def _write_production(store: Store, world: World, histories: Sequence[History], end: datetime, size: Size) -> int:
     """What the engines of every enabled endpoint counted around its newest enabling whose time after it is whole."""
-    found = [(newest_enabling(history, end - SPAN), place) for place, history in enumerate(histories)]
-    enabled = sorted(((at, place) for at, place in found if at is not None), reverse=True)
+    enablings = [(newest_enabling(history, end - SPAN), place) for place, history in enumerate(histories)]
+    enabled = sorted(((at, place) for at, place in enablings if at is not None), reverse=True)
     draw = np.random.default_rng([size.seed, 3])
     total = 0
     for number, (at, place) in enumerate(enabled):

@@ -66,13 +66,13 @@ def history(
     for number in range(num_looks):
         begins = start + step * number
         blocks = _blocks(endpoint, maker, begins, step, start, days, draw)
-        records = [record for each in blocks for record in each.records]
-        runs = [run for each in blocks for run in each.runs]
+        records = [record for unit in blocks for record in unit.records]
+        runs = [run for unit in blocks for run in unit.runs]
         num_runs += len(runs)
-        last += [each for each in blocks if each.block.started_at >= start + timedelta(days=days - 1)]
+        last += [unit for unit in blocks if unit.block.started_at >= start + timedelta(days=days - 1)]
         if (blocks or looks) and not endpoint.is_undecided:
             now = begins + step
-            store.add(records, [each.block for each in blocks], runs)
+            store.add(records, [unit.block for unit in blocks], runs)
             # Every session is over: no cluster waits for more at the end of a look.
             store.finish(store.num_records, Watermark(now, is_ended=True))
             decisions = tuple(run_endpoint_gate(store, endpoint.name, policy, now=now).decisions)
@@ -113,8 +113,8 @@ def _changed_rollouts(
     endpoint: str, store: MemoryStore, rollouts: dict[int, Rollout], now: datetime
 ) -> tuple[Rollout, ...]:
     """How far each load is rolled out after this look, where that changed; `rollouts` are as they are after it."""
-    found = endpoint_decisions(store.latest_decisions(), None, (), now, measured=(), configs={})
-    steps = next_steps(endpoint, found, list(rollouts.values()), RolloutPolicy(), now, {})
+    current = endpoint_decisions(store.latest_decisions(), None, (), now, measured=(), configs={})
+    steps = next_steps(endpoint, current, list(rollouts.values()), RolloutPolicy(), now, {})
     changed = tuple(step.rollout for step in steps if step.is_change(rollouts.get(step.rollout.concurrency)))
     rollouts |= {rollout.concurrency: rollout for rollout in changed}
     return changed

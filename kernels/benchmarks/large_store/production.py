@@ -40,14 +40,14 @@ _Ints = NDArray[np.int64]
 
 def newest_enabling(history: History, until: datetime) -> datetime | None:
     """When a hypothesis of the endpoint last became ENABLE before `until`."""
-    found: datetime | None = None
+    enabled_at: datetime | None = None
     standing: dict[tuple[str, int, str], Verdict] = {}
     for decision in (decision for look in history.looks if look.at <= until for decision in look.decisions):
         key = (decision.slice_key, decision.concurrency, decision.fingerprint)
         if decision.verdict is Verdict.ENABLE and standing.get(key) is not Verdict.ENABLE:
-            found = decision.decided_at
+            enabled_at = decision.decided_at
         standing[key] = decision.verdict
-    return found
+    return enabled_at
 
 
 def windows(
@@ -111,12 +111,12 @@ def _binned(
 ) -> _Ints:
     """Each window's requests by bin; [windows, bins]."""
     shares = np.stack([_shares(mean_s, bounds), _shares(mean_s * faster, bounds)])[is_on.astype(np.int64)]
-    found: _Ints = draw.multinomial(requests, shares)
-    return found
+    numbers: _Ints = draw.multinomial(requests, shares)
+    return numbers
 
 
 def _shares(mean_s: float, bounds: Sequence[float]) -> Floats:
     """Of a log-normal time, by bin."""
     below = [0.5 * (1.0 + math.erf((math.log(bound / mean_s)) / (LATENCY_SPREAD * math.sqrt(2.0)))) for bound in bounds]
-    found: Floats = np.diff(np.array([0.0, *below, 1.0]))
-    return found
+    shares: Floats = np.diff(np.array([0.0, *below, 1.0]))
+    return shares

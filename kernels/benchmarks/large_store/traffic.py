@@ -64,16 +64,16 @@ class Hours:
     @property
     def shares(self) -> Floats:
         """How far through the days each hour is, from 0 to 1; [number]."""
-        found: Floats = np.arange(self.number) / self.number
-        return found
+        shares: Floats = np.arange(self.number) / self.number
+        return shares
 
     @property
     def profile(self) -> Floats:
         """Requests of each hour over those of a mean one; [number]."""
         times = [self.start + timedelta(hours=hour) for hour in range(self.number)]
-        found: Floats = np.array([DAY[at.hour] * (WEEKEND if at.weekday() >= 5 else 1.0) for at in times])
-        found /= found.mean()
-        return found
+        profile: Floats = np.array([DAY[at.hour] * (WEEKEND if at.weekday() >= 5 else 1.0) for at in times])
+        profile /= profile.mean()
+        return profile
 
 
 def is_measured(endpoint: SyntheticEndpoint, hours: Hours) -> NDArray[np.bool_]:
@@ -107,13 +107,13 @@ def rollups(
     depth = cell.config.config.num_speculative_tokens
     shares = hours.shares[kept]
     acceptance = np.array([acceptance_at(cell.slice_world, len(cell.versions), float(share)) for share in shares])
-    means = np.array([log_speedup(float(each), depth, cell.load) for each in acceptance])
+    means = np.array([log_speedup(float(rate), depth, cell.load) for rate in acceptance])
     drawn = _draw_runs(cell, acceptance, means, hour_of, depth, draw)
 
     # 3. Their sums.
     def total(values: Floats | Ints) -> Floats:
-        found: Floats = np.bincount(hour_of, weights=values, minlength=len(kept)).astype(np.float64)
-        return found
+        sums: Floats = np.bincount(hour_of, weights=values, minlength=len(kept)).astype(np.float64)
+        return sums
 
     drafts = total(drawn.drafts).astype(np.int64)
     steps = _steps(drafts, acceptance, depth, draw)
@@ -242,7 +242,7 @@ def _draw_runs(
 ) -> _Drawn:
     number = len(hour_of)
     outputs = np.maximum(np.rint(draw.lognormal(math.log(MEAN_OUTPUT_TOKENS), 0.5, number)), 4).astype(np.int64)
-    lengths = np.array([acceptance_length(float(each), depth) for each in acceptance])
+    lengths = np.array([acceptance_length(float(rate), depth) for rate in acceptance])
     slowed = 1.0 + 0.04 * (cell.load - 1)  # of a token, by the load beside it
     token_ms = 1000.0 / cell.endpoint.tokens_per_s * slowed * draw.lognormal(0.0, 0.06, number)
     decode_ms = token_ms * (outputs - 1)
@@ -269,21 +269,21 @@ def _steps(drafts: Ints, acceptance: Floats, depth: int, draw: np.random.Generat
     """Steps that accepted exactly j tokens, of each hour's steps; [hours, depth + 1]."""
     places = np.arange(depth + 1)
     chances = acceptance[:, None] ** places * np.where(places < depth, 1.0 - acceptance[:, None], 1.0)
-    found: Ints = draw.multinomial(drafts, chances / chances.sum(axis=1, keepdims=True))
-    return found
+    steps: Ints = draw.multinomial(drafts, chances / chances.sum(axis=1, keepdims=True))
+    return steps
 
 
 def bins_of(values: Floats) -> Ints:
     """The store's bins of values above 0; as `shadowspec.store.histograms.bin_of`."""
-    found: Ints = np.clip(np.floor(np.log(values) / math.log(GROWTH)), LOWEST_BIN, HIGHEST_BIN).astype(np.int64)
-    return found
+    bins: Ints = np.clip(np.floor(np.log(values) / math.log(GROWTH)), LOWEST_BIN, HIGHEST_BIN).astype(np.int64)
+    return bins
 
 
 def _bins(metric: str, values: Floats, hour_of: Ints, numbers: Ints, weight: float) -> Columns:
-    found = bins_of(values)
-    lowest = int(found.min(initial=0))
-    width = int(found.max(initial=0)) - lowest + 1
-    counts = np.bincount(hour_of * width + found - lowest)
+    bins = bins_of(values)
+    lowest = int(bins.min(initial=0))
+    width = int(bins.max(initial=0)) - lowest + 1
+    counts = np.bincount(hour_of * width + bins - lowest)
     places = np.flatnonzero(counts)
     return Columns(
         tables.rollup_bins,

@@ -165,7 +165,7 @@ def _run(
 def _counts(acceptance: float, depth: int, draw: np.random.Generator) -> SpeculationCounts:
     drafts = int(draw.integers(*STEPS))
     chances = [acceptance**place * (1.0 - acceptance) for place in range(depth)] + [acceptance**depth]
-    steps = [int(each) for each in draw.multinomial(drafts, chances)]
+    steps = [int(number) for number in draw.multinomial(drafts, chances)]
     per_pos = tuple(sum(steps[place + 1 :]) for place in range(depth))
     return SpeculationCounts(
         num_drafts=drafts,

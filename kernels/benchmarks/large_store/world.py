@@ -158,14 +158,14 @@ def _endpoint(place: int, num_slices: int, draw: np.random.Generator) -> Synthet
 
 def _slices(turn: int, number: int, draw: np.random.Generator) -> tuple[SyntheticSlice, ...]:
     classes = list(ACCEPTANCE)
-    found = []
+    slices = []
     for place in range(number):
         prompt_class = classes[(turn + place // 2) % len(classes)]
         is_greedy, tier = prompt_class in GREEDY, ("pro", "free")[place % 2]
         regime = "greedy" if is_greedy else ("low", "high")[(place // 2) % 2]
         labels = {"prompt_class": prompt_class, "sampling_regime": regime, "tier": tier}
         loss = 0.0 if is_greedy else HOT_LOSS
-        found.append(
+        slices.append(
             SyntheticSlice(
                 key=format_slice_key(labels, SLICE_BY),
                 is_greedy=is_greedy,
@@ -175,7 +175,7 @@ def _slices(turn: int, number: int, draw: np.random.Generator) -> tuple[Syntheti
                 has_faults=turn == 7 and place == 0 and is_greedy,
             )
         )
-    return tuple(found)
+    return tuple(slices)
 
 
 def _versions(name: str, target: str, draft: str, depth: int, number: int) -> tuple[FingerprintedConfig, ...]:

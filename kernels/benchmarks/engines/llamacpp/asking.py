@@ -31,7 +31,7 @@ class LlamaAnswer:
     @classmethod
     def read(cls, values: dict[str, Any]) -> LlamaAnswer:
         """As it was kept."""
-        counts = {name: tuple(each) if isinstance(each, list) else each for name, each in values["counts"].items()}
+        counts = {name: tuple(value) if isinstance(value, list) else value for name, value in values["counts"].items()}
         return cls(**values | {"tokens": tuple(values["tokens"]), "counts": SpeculationCounts(**counts)})
 
 

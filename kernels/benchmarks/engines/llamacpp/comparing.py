@@ -69,9 +69,12 @@ def equality(
         "equal": len(theirs) - len(differences),
         "equal_cut": equal_cut,
         "equal_tokens": sum(mine.tokens == other.tokens for mine, other in zip(loop, theirs, strict=True)),
-        "unsure": sum(not each.is_sure for each in theirs),
-        "hidden": sum(each.num_hidden > 0 for each in theirs),
-        **{name: sum(as_llamacpp(each, is_ours=False)[name] for each in theirs) for name in (STEPS, DRAFTED, ACCEPTED)},
+        "unsure": sum(not answer.is_sure for answer in theirs),
+        "hidden": sum(answer.num_hidden > 0 for answer in theirs),
+        **{
+            name: sum(as_llamacpp(answer, is_ours=False)[name] for answer in theirs)
+            for name in (STEPS, DRAFTED, ACCEPTED)
+        },
         "differences": differences,
     }
 
@@ -83,8 +86,8 @@ def acceptance_cell(theirs: Sequence[LlamaAnswer], loop: Sequence[LlamaAnswer]) 
     """
     rates = []
     for side, is_ours in ((theirs, False), (loop, True)):
-        counted = [as_llamacpp(each, is_ours=is_ours) for each in side]
-        rates.append(Rate.of([each[ACCEPTED] for each in counted], [each[DRAFTED] for each in counted]))
+        counted = [as_llamacpp(answer, is_ours=is_ours) for answer in side]
+        rates.append(Rate.of([counts[ACCEPTED] for counts in counted], [counts[DRAFTED] for counts in counted]))
     theirs_rate, ours_rate = rates
     if theirs_rate is None or ours_rate is None:
         return None

@@ -30,7 +30,9 @@ class LlamaCppOurs(LoadedPair):
         """Every prompt decoded by our loop."""
         sampling = replace(way.sampling, max_tokens=max_tokens)
         decoded = self.decoded(self.candidate(way, depth), prompts, sampling, 1_000_000 * depth)
-        return [LlamaAnswer(each.output, each.finish_reason, each.counts) for each in decoded]
+        return [
+            LlamaAnswer(one_decoded.output, one_decoded.finish_reason, one_decoded.counts) for one_decoded in decoded
+        ]
 
     def replayed(
         self, way: LlamaWay, prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]], max_tokens: int, depth: int
@@ -40,7 +42,11 @@ class LlamaCppOurs(LoadedPair):
         drafting = Drafting(candidate.config.config, candidate.draft)
         replayer = Replayer([drafting], [depth], end_token_ids=self.target.end_token_ids, target=None)
         logged = responses(prompts, outputs, replace(way.sampling, max_tokens=max_tokens))
-        return [each.counts[0][0] for each in replayer.replay(logged) if isinstance(each, Replayed)]
+        return [
+            replayed_output.counts[0][0]
+            for replayed_output in replayer.replay(logged)
+            if isinstance(replayed_output, Replayed)
+        ]
 
     def candidate(self, way: LlamaWay, depth: int) -> Candidate:
         """The product's candidate for this way, as an endpoint that llama.cpp serves has it."""

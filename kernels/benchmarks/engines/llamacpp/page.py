@@ -65,7 +65,7 @@ def _equality(equality: Sequence[Row]) -> list[str]:
 
 
 def _of(way: LlamaWay, rows: Sequence[Row]) -> list[Row]:
-    return [each for each in rows if each["way"] == way.name]
+    return [row for row in rows if row["way"] == way.name]
 
 
 def _verdicts(document: Row) -> list[str]:
@@ -73,15 +73,15 @@ def _verdicts(document: Row) -> list[str]:
     for way in WAYS:
         cells = _of(way, document["cells"])
         if entries := _of(way, document["equality"]):
-            equal, every, ours = (sum(each[name] for each in entries) for name in ("equal", "requests", "equal_cut"))
-            kinds = counted([each["kind"] for entry in entries for each in entry["differences"]])
+            equal, every, ours = (sum(entry[name] for entry in entries) for name in ("equal", "requests", "equal_cut"))
+            kinds = counted([difference["kind"] for entry in entries for difference in entry["differences"]])
             lines.append(
                 f"- `{way.name}`: {equal} of {every} ({equal / every:.1%}) requests are equal in tokens, steps, "
                 f"drafted and accepted tokens, as llama.cpp counts a drafted end token. By our counters: {ours}. "
                 f"Exceptions: {kinds}."
             )
         elif cells:
-            inside = sum(each["is_inside"] for each in cells)
+            inside = sum(cell["is_inside"] for cell in cells)
             lines.append(
                 f"- `{way.name}`: within llama.cpp's interval lie {inside} of {len(cells)} ({inside / len(cells):.1%}) "
                 "cells of `loop`."
@@ -100,7 +100,7 @@ def equality_table(equality: Sequence[Row]) -> str:
     names = ("way", "K", "requests", "equal", "equal_cut", "unsure", "hidden", STEPS, DRAFTED, ACCEPTED)
     heads = ("way", "K", "requests", "equal", "by our counters", "unsure", "hidden")
     rows = (
-        (*(entry[name] for name in names), counted([each["kind"] for each in entry["differences"]]))
+        (*(entry[name] for name in names), counted([difference["kind"] for difference in entry["differences"]]))
         for entry in equality
     )
     return table((*heads, "steps with a draft", "drafted", "accepted", "exceptions"), rows)
@@ -110,12 +110,16 @@ def exceptions_table(equality: Sequence[Row]) -> str:
     """Every request that is not equal; "" where all are."""
     rows = [
         (
-            entry["way"], entry["K"], each["request"], "-" if each["position"] is None else each["position"],
-            "-" if each["top_two_gap"] is None else f"{each['top_two_gap']:.1e}", each["kind"],
-            *(f"{each['ours'][name]}, {each['theirs'][name]}" for name in (STEPS, PLAIN, DRAFTED, ACCEPTED)),
+            entry["way"], entry["K"], difference["request"],
+            "-" if difference["position"] is None else difference["position"],
+            "-" if difference["top_two_gap"] is None else f"{difference['top_two_gap']:.1e}", difference["kind"],
+            *(
+                f"{difference['ours'][name]}, {difference['theirs'][name]}"
+                for name in (STEPS, PLAIN, DRAFTED, ACCEPTED)
+            ),
         )
         for entry in equality
-        for each in entry["differences"]
+        for difference in entry["differences"]
     ]  # fmt: skip
     head = ("way", "K", "request", "parts at token", "top-2 gap", "kind")
     counts = ("steps: ours, theirs", "plain steps", "drafted", "accepted")

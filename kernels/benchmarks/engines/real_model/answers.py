@@ -48,6 +48,6 @@ def answer(model: Path, prompts: Sequence[Prompt], max_tokens: int, out: Path) -
             releases_slots=True,
         ).decoded
         with out.open("a", encoding="utf-8") as file:
-            for (number, prompt), found in zip(batch, answers, strict=True):
-                text = target.tokenizer.decode(found.output)
-                file.write(json.dumps(record(prompt, number, max_tokens, found.output, text)) + "\n")
+            for (number, prompt), decoded in zip(batch, answers, strict=True):
+                text = target.tokenizer.decode(decoded.output)
+                file.write(json.dumps(record(prompt, number, max_tokens, decoded.output, text)) + "\n")

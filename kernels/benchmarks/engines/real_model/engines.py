@@ -44,12 +44,12 @@ class MeasuredWay:
 
     def vllm_config(self, draft: Path) -> str:
         """vLLM's --speculative-config."""
-        found = {
+        method = {
             "ngram": {"method": "ngram", "prompt_lookup_min": NGRAM_MIN, "prompt_lookup_max": NGRAM_MAX},
             "suffix": {"method": "suffix"},
             "draft_model": {"method": "draft_model", "model": str(draft)},
         }[self.proposer]
-        return json.dumps(found | {"num_speculative_tokens": self.depth})
+        return json.dumps(method | {"num_speculative_tokens": self.depth})
 
 
 NGRAM, SUFFIX, DRAFT = (

@@ -29,7 +29,7 @@ def page(document: Mapping[str, Any]) -> str:
         tokens=document["max_tokens"],
         more="".join(f" {line}" for line in _settings(document)),
         picture=PICTURE,
-        verdicts="\n".join(f"- {each}" for each in _verdicts(document)),
+        verdicts="\n".join(f"- {verdict}" for verdict in _verdicts(document)),
     )
     parts = [head, _TEXTS["measured"].format(noise=noise)]
     parts.append(_table([cell for cell in cells if cell["prompt_class"] == ""]))
@@ -43,7 +43,7 @@ def page(document: Mapping[str, Any]) -> str:
     if document["draft"]:
         parts.append(_draft(document["draft"]))
     parts.append(
-        "## What has not run\n\n" + "".join(f"- {each}\n" for each in (*document["not_run"], NOTHING_ON_A_GPU))
+        "## What has not run\n\n" + "".join(f"- {reason}\n" for reason in (*document["not_run"], NOTHING_ON_A_GPU))
     )
     parts.append("Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".\n")
     return "\n".join(parts)

@@ -31,18 +31,20 @@ class Prompt:
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
 
 
-def read_prompts(path: Path, part: str, each: int) -> list[Prompt]:
+def read_prompts(path: Path, part: str, number: int) -> list[Prompt]:
     """So many prompts of every class at most, the classes in turn, so that a part of them has all classes.
 
     Raises:
         SystemExit: a class has none.
     """
     rows = [Prompt(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    found = {name: [row for row in rows if (row.part, row.prompt_class) == (part, name)][:each] for name in CLASSES}
-    if missing := [name for name, entries in found.items() if not entries]:
+    by_class = {
+        name: [row for row in rows if (row.part, row.prompt_class) == (part, name)][:number] for name in CLASSES
+    }
+    if missing := [name for name, entries in by_class.items() if not entries]:
         raise SystemExit(f"{path} holds no {part} prompt of the class {missing[0]}")
-    longest = max(len(entries) for entries in found.values())
-    return [entries[place] for place in range(longest) for entries in found.values() if place < len(entries)]
+    longest = max(len(entries) for entries in by_class.values())
+    return [entries[place] for place in range(longest) for entries in by_class.values() if place < len(entries)]
 
 
 def tokenised(path: Path, number: int, target: Path) -> list[tuple[str, tuple[int, ...]]]:
@@ -52,8 +54,8 @@ def tokenised(path: Path, number: int, target: Path) -> list[tuple[str, tuple[in
     tokenizer = load_tokenizer(str(target))
     prompts = read_prompts(path, MEASURED, -(-number // len(CLASSES)))
     return [
-        (each.prompt_class, tuple(tokenizer.render_chat([{"role": "user", "content": each.text}], None)))
-        for each in prompts
+        (prompt.prompt_class, tuple(tokenizer.render_chat([{"role": "user", "content": prompt.text}], None)))
+        for prompt in prompts
     ]
 
 
@@ -82,4 +84,4 @@ def record(
 
 def write_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """One line each."""
-    path.write_text("".join(json.dumps(each) + "\n" for each in records), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in records), encoding="utf-8")

@@ -65,14 +65,14 @@ def cells(engine: str, folder: Path, report: dict[str, Any]) -> Iterator[ResultC
     with sqlite3.connect(folder / "shadow.db") as connection:
         connection.row_factory = sqlite3.Row
         rows = [dict(row) for row in connection.execute(_RUNS)]
-    for found in report["endpoints"][0]["hypotheses"]:
-        name = found["slice"].get(LABEL, "")
+    for hypothesis in report["endpoints"][0]["hypotheses"]:
+        name = hypothesis["slice"].get(LABEL, "")
         mine = [
             row
             for row in rows
-            if row["fingerprint"] == found["fingerprint"] and name in ("", row["slice_key"].partition("=")[2])
+            if row["fingerprint"] == hypothesis["fingerprint"] and name in ("", row["slice_key"].partition("=")[2])
         ]
-        yield _cell(engine, name, found, mine)
+        yield _cell(engine, name, hypothesis, mine)
 
 
 def _cell(engine: str, name: str, found: dict[str, Any], rows: Sequence[dict[str, Any]]) -> ResultCell:
