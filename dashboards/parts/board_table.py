@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from html import escape
 
-from shadowspec.reports.definitions import memory_figure, test_notes
+from shadowspec.reports.content.definitions import memory_figure, test_notes
 from shadowspec.reports.pages.board import BoardEndpoint, BoardRow
 from shadowspec.text import DASH, age, percent, plural, slice_title, times
 from shadowspec.types import Arm, TestResult, Verdict

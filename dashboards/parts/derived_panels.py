@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from shadowspec.reports.cells import MeasuredCell, cells_of_groups
 from shadowspec.reports.content.charts import gains
 from shadowspec.reports.content.tables import predictions_table
-from shadowspec.reports.frontiers import SliceFrontier, frontier_lines, frontiers
+from shadowspec.reports.figures.cells import MeasuredCell, cells_of_groups
+from shadowspec.reports.figures.frontiers import SliceFrontier, frontier_lines, frontiers
+from shadowspec.reports.figures.predictions import cost_note, prediction_summary, predictions
 from shadowspec.reports.pages.pool_what_if import POOL_HEAD, pool_what_if
-from shadowspec.reports.predictions import cost_note, prediction_summary, predictions
 from shadowspec.text import plain_text, slice_title
 
 from . import charts, formats, queries, source, states

@@ -10,8 +10,8 @@ from shadowspec import metrics
 from shadowspec.reports.content import charts as content
 from shadowspec.reports.content import tables
 from shadowspec.reports.content.blocks import Cell
-from shadowspec.reports.definitions import AUDIT_NOTE, REPLAY_NOTE, find_test
-from shadowspec.reports.failure_rows import Failures
+from shadowspec.reports.content.definitions import AUDIT_NOTE, REPLAY_NOTE, find_test
+from shadowspec.reports.figures.failure_rows import Failures
 from shadowspec.reports.pages.board import PARITY_TESTS, BoardRow
 from shadowspec.reports.pages.evidence_page import DRAWN, MEASURES, BinnedDistribution, RollupFigures, TimeParts
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR

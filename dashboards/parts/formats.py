@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import streamlit as st
 
-from shadowspec.reports.definitions import DEFINITIONS, VERDICT_MEANING
+from shadowspec.reports.content.definitions import DEFINITIONS, VERDICT_MEANING
 from shadowspec.text import DASH, age, markdown_text, moment, plain_text
 from shadowspec.types import Verdict
 

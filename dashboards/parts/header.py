@@ -16,9 +16,8 @@ import streamlit as st
 from shadowspec.config import DashboardSettings
 from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.gate.verdict.effective_decisions import active
-from shadowspec.reports.definitions import COUNTER_MEANING
-from shadowspec.reports.notes import order_note
-from shadowspec.reports.shared_values import data_note
+from shadowspec.reports.content.definitions import COUNTER_MEANING
+from shadowspec.reports.content.notes import data_note, order_note
 from shadowspec.store import Pulse
 from shadowspec.text import percent, plural
 from shadowspec.types import FingerprintedConfig, FunnelCounter, FunnelKey, Override

@@ -15,13 +15,13 @@ import streamlit as st
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.gate.verdict.effective_decisions import active
 from shadowspec.planning.frontier import Length
-from shadowspec.reports import frontiers
-from shadowspec.reports import replay_rows as replays
+from shadowspec.reports.content.changes import Change
+from shadowspec.reports.figures import frontiers
+from shadowspec.reports.figures import replay_rows as replays
+from shadowspec.reports.figures.replay_rows import AuditRow, ReplayRow, ReplaySums
+from shadowspec.reports.figures.tally import CacheCost, ContextPoint, ContextRow, Tally, by_context
 from shadowspec.reports.pages import timeline as line
 from shadowspec.reports.pages.live_production import Production, around
-from shadowspec.reports.replay_rows import AuditRow, ReplayRow, ReplaySums
-from shadowspec.reports.shared_values import Change
-from shadowspec.reports.tally import CacheCost, ContextPoint, ContextRow, Tally, by_context
 from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, Traffic, VerdictChange
 from shadowspec.store.read.rollup_reads import Step
 from shadowspec.types import CostKey, Decision, Evaluation, FingerprintedConfig, ProfiledCosts, StoredEvidence

@@ -19,7 +19,7 @@ from shadowspec.errors import ShadowSpecError
 from shadowspec.gate.run.memory_store import MemoryRows
 from shadowspec.gate.run.unit_curves import Curves, endpoint_curves
 from shadowspec.gate.verdict.effective_decisions import active
-from shadowspec.reports.failure_rows import FAILURE_SUMS, Failures, stored_failures
+from shadowspec.reports.figures.failure_rows import FAILURE_SUMS, Failures, stored_failures
 from shadowspec.reports.pages.board import Board, build_board
 from shadowspec.reports.pages.board_values import BoardValues, board_values
 from shadowspec.reports.pages.evidence_page import PATH_TESTS, RollupFigures, TestPath, pool_figures

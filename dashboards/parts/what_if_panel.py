@@ -10,9 +10,9 @@ import streamlit as st
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.definitions import bounds_text, shown_as, threshold_text, title_of
+from shadowspec.reports.content.definitions import bounds_text, shown_as, threshold_text, title_of
+from shadowspec.reports.figures.token_costs import DeviceTime, device_time, saved_per_month
 from shadowspec.reports.pages.what_if import MAX_MARGIN, WhatIf, what_if
-from shadowspec.reports.token_costs import DeviceTime, device_time, saved_per_month
 from shadowspec.store import GroupSums
 from shadowspec.text import DASH, number, plain_text
 from shadowspec.types import Arm, Decision

@@ -9,9 +9,9 @@ from datetime import timedelta
 import altair as alt
 import streamlit as st
 
+from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.reports.content.tables import audits_table
 from shadowspec.reports.pages.timeline import KINDS
-from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.text import DASH, moment, plain_text, plural, slice_title
 
 from ..parts import charts, formats, links, queries, states

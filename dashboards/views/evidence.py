@@ -9,8 +9,8 @@ import streamlit as st
 
 from shadowspec.reports.content import charts as content
 from shadowspec.reports.content.chart_values import Chart
-from shadowspec.reports.definitions import acceptance_title, title_of_test, total_time_text
-from shadowspec.reports.notes import decision_notes
+from shadowspec.reports.content.definitions import acceptance_title, title_of_test, total_time_text
+from shadowspec.reports.content.notes import decision_notes
 from shadowspec.reports.pages.board import Board, BoardRow
 from shadowspec.reports.pages.evidence_page import PATH_TESTS, TestPath
 from shadowspec.store import Pulse

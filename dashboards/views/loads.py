@@ -8,7 +8,7 @@ import altair as alt
 import streamlit as st
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.definitions import acceptance_title, bounds_text, shown_as, total_time_text
+from shadowspec.reports.content.definitions import acceptance_title, bounds_text, shown_as, total_time_text
 from shadowspec.reports.pages.load_cells import break_evens, estimate, load_cells
 from shadowspec.text import DASH, plain_text, slice_title, times
 from shadowspec.types import Decision, Verdict

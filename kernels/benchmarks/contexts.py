@@ -17,7 +17,7 @@ from kernels.benchmarks.decoding import block_of
 from kernels.benchmarks.harness import by_name, engine_machine, options, show, traffic_prompts, write
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
-from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
+from shadowspec.reports.figures.tally import CacheCost, ContextPoint, Tally, by_context
 from shadowspec.types import (
     Memory,
     Run,

@@ -54,7 +54,7 @@ from kernels.benchmarks.harness import (
 )
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
-from shadowspec.reports.by_turn import TURN_HEAD, TurnRow
+from shadowspec.reports.figures.by_turn import TURN_HEAD, TurnRow
 
 DEPTH = 4
 TRAFFIC = "traffic.jsonl"

@@ -15,7 +15,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.recompute import Explanation, explain
 from shadowspec.gate.verdict.effective_decisions import effective_decisions
 from shadowspec.planning.demand import EndpointLoads, endpoint_loads, read_demand
-from shadowspec.reports.replay_rows import AuditRow, audit_rows
+from shadowspec.reports.figures.replay_rows import AuditRow, audit_rows
 from shadowspec.rollout.endpoint_run import EndpointRun, GatePolicies, run_endpoints, unfinished_trials
 from shadowspec.rollout.stages import RolloutStep
 from shadowspec.store import Store

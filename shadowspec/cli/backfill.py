@@ -31,7 +31,7 @@ from shadowspec.cli.replay import DEFAULT_DEPTHS, DEPTHS_ACROSS, length_text, pa
 from shadowspec.cli.run import funnel_document, print_funnel, show_measured
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import InputError, NoDataError, UsageError
-from shadowspec.reports.frontiers import length_of
+from shadowspec.reports.figures.frontiers import length_of
 from shadowspec.servers.engines.rules import used_rules
 from shadowspec.text import slice_title
 from shadowspec.types import AcceptanceSums, FingerprintedConfig, parse_slice_key

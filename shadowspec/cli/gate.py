@@ -17,8 +17,8 @@ from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import NoDataError
 from shadowspec.gate.run.recompute import Explanation
-from shadowspec.reports.next_steps import best_decision, next_step
-from shadowspec.reports.notes import REHEARSAL_NOTE
+from shadowspec.reports.content.next_steps import best_decision, next_step
+from shadowspec.reports.content.notes import REHEARSAL_NOTE
 from shadowspec.reports.report import tables_of_tests, verdict_tables
 from shadowspec.rollout.stages import RolloutStep
 from shadowspec.text import plural, slice_title

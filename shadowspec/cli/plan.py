@@ -20,7 +20,7 @@ from shadowspec.errors import UsageError
 from shadowspec.planning.forecasts import HypothesisPlan
 from shadowspec.planning.plans import EndpointPlan, ShadowTime, SlicePlan, plan_stored
 from shadowspec.planning.sizing import MAX_BUSY, Sizing, devices_needed, size_endpoint, stored_costs, stored_traffic
-from shadowspec.reports.notes import REHEARSAL_NOTE
+from shadowspec.reports.content.notes import REHEARSAL_NOTE
 from shadowspec.store import Store
 from shadowspec.text import distinct_slices, parse_duration, plural, slice_title, span_text
 from shadowspec.types import parse_slice_key

@@ -21,8 +21,8 @@ from shadowspec.cli.options import JsonOption, ServedNamesOption
 from shadowspec.cli.serving_engine import choose_serving_engine, is_in_process, verdicts_for
 from shadowspec.errors import ExitCode, NoDataError, UsageError
 from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
-from shadowspec.reports.next_steps import RECORD_MORE, best_decision, next_action
-from shadowspec.reports.notes import REHEARSAL_NOTE
+from shadowspec.reports.content.next_steps import RECORD_MORE, best_decision, next_action
+from shadowspec.reports.content.notes import REHEARSAL_NOTE
 from shadowspec.reports.rendering import decision_document
 from shadowspec.reports.report import render_html, verdict_tables
 from shadowspec.servers.engines import ENGINES

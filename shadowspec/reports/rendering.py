@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 
-from shadowspec.reports.replay_rows import AuditRow, ReplayRow
-from shadowspec.reports.shared_values import Funnel
+from shadowspec.reports.figures.funnel import Funnel
+from shadowspec.reports.figures.replay_rows import AuditRow, ReplayRow
 from shadowspec.types import Decision, TestResult, parse_slice_key
 from shadowspec.types.decision_documents import TEST_FIELDS, shown_test_details
 

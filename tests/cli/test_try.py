@@ -15,7 +15,7 @@ import pytest
 
 from shadowspec.cli import measuring_view
 from shadowspec.engine import Engine
-from shadowspec.reports.notes import REHEARSAL_NOTE
+from shadowspec.reports.content.notes import REHEARSAL_NOTE
 from shadowspec.store import Store
 from shadowspec.types import Block, BlockResult
 from tests.cli.conftest import Workspace, record, write_traffic

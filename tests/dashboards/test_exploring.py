@@ -14,7 +14,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboards.parts import downloads
-from shadowspec.reports.predictions import NOT_PROFILED
+from shadowspec.reports.figures.predictions import NOT_PROFILED
 from shadowspec.store import RunFilter, Store
 from shadowspec.store.read.run_pages import COLUMNS
 from shadowspec.text import DASH

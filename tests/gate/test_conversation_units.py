@@ -13,7 +13,7 @@ from shadowspec.gate.evidence.units import BlockUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.gate.verdict.required_tests import betting_results, fault_result, fault_units
-from shadowspec.reports.definitions import test_notes as notes_of
+from shadowspec.reports.content.definitions import test_notes as notes_of
 from shadowspec.types import Parity, ServedRun, SliceCounts, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, run_of
 

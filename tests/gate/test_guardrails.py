@@ -21,7 +21,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.quantiles import LatencyHistogram, bin_of
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports import definitions as words
+from shadowspec.reports.content import definitions as words
 from shadowspec.types import ArmTiming, Evaluation, PairedScore, Run, Verdict
 from tests.gate.coverage import lag_one_autocorrelation
 from tests.gate.test_decision import POLICY as OPEN

@@ -14,7 +14,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
 from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.gate.verdict.required_tests import after_dependence
-from shadowspec.reports.definitions import test_notes as shown_notes
+from shadowspec.reports.content.definitions import test_notes as shown_notes
 from shadowspec.types import (
     ArmTiming,
     Dependence,

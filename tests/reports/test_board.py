@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from shadowspec.planning.demand import Demand
+from shadowspec.reports.figures.token_costs import DeviceTime
 from shadowspec.reports.pages.board import (
     Board,
     BoardFilter,
@@ -18,7 +19,6 @@ from shadowspec.reports.pages.board import (
     label_values,
 )
 from shadowspec.reports.pages.board_values import TREND_DAYS, Saving
-from shadowspec.reports.token_costs import DeviceTime
 from shadowspec.store import GroupSums, RollupSums, Traffic
 from shadowspec.types import Arm, Decision, EvidenceSummary, Override, Supersession, TestResult, Verdict
 from tests.reports.worlds import NOW, config

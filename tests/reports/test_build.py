@@ -15,7 +15,7 @@ from shadowspec import store as stores
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.state import FOLD_VERSION, new_progress
-from shadowspec.reports.notes import decision_notes
+from shadowspec.reports.content.notes import decision_notes
 from shadowspec.reports.report import Report, build_report, render_json, render_markdown
 from shadowspec.store import Store
 from shadowspec.types import Block, BlockResult, Fold, FunnelCounter, RecordKey, Span, StoredRecord, Verdict

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports.content.changes import ChangeKind
 from shadowspec.reports.pages import before_after
 from shadowspec.reports.pages import policy_parameters as policy
 from shadowspec.reports.pages import timeline as changes
-from shadowspec.reports.shared_values import ChangeKind
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import AdviceChange, GroupSums, Histogram, RollupSums, VerdictChange
 from shadowspec.types import (

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports.figures.tally import CacheCost, ContextPoint, Tally, by_context
 from shadowspec.reports.report import Report, build_report, render_html, render_json, render_markdown
-from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
 from shadowspec.tap.context_buckets import SHORTEST_RANGE, prompt_range
 from tests.reports.worlds import NOW, MemorySource, add_slice, counts_of
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kernels.benchmarks.large_store import DATA_NOTE
 from kernels.benchmarks.large_store.world import make_world
-from shadowspec.reports.shared_values import data_note
+from shadowspec.reports.content.notes import data_note
 from tests.store import examples
 
 

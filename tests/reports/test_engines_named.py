@@ -9,8 +9,8 @@ import pytest
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.effective_decisions import for_what_serves
-from shadowspec.reports.frontiers import frontiers
-from shadowspec.reports.predictions import NOT_PROFILED_SERVER, prediction_summary, predictions
+from shadowspec.reports.figures.frontiers import frontiers
+from shadowspec.reports.figures.predictions import NOT_PROFILED_SERVER, prediction_summary, predictions
 from shadowspec.reports.report import (
     build_report,
     render_html,

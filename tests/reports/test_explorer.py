@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec import metrics
-from shadowspec.reports import tally
+from shadowspec.reports.figures import tally
+from shadowspec.reports.figures.tally import Tally
 from shadowspec.reports.pages import explorer
 from shadowspec.reports.pages.explorer import FIGURES, Point
-from shadowspec.reports.tally import Tally
 from shadowspec.store import GroupSums, RollupSums
 from tests.reports import worlds
 

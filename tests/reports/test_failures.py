@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from shadowspec import metrics
-from shadowspec.reports.failure_rows import (
+from shadowspec.reports.figures.failure_rows import (
     NO_CONTRACT,
     NOT_LOOKED_AT,
     FailureRow,
@@ -19,9 +19,9 @@ from shadowspec.reports.failure_rows import (
     failures_of,
     stored_failures,
 )
+from shadowspec.reports.figures.taxonomy import FailureKind, SliceFigures
 from shadowspec.reports.report import build_report, render_html, render_json, render_markdown, terminal_tables
 from shadowspec.reports.report.report_model import ReportedHypothesis
-from shadowspec.reports.taxonomy import FailureKind, SliceFigures
 from shadowspec.store import GroupSums
 from shadowspec.store.rollups import RollupSums
 from shadowspec.text import markdown_text

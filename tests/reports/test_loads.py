@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.reports import token_costs as costs
+from shadowspec.reports.figures import token_costs as costs
 from shadowspec.reports.pages import load_cells as loads
 from shadowspec.store import GroupSums, RollupSums
 from shadowspec.types import Arm, Decision, Verdict

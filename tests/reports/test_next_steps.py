@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.reports.next_steps import next_action, next_step
+from shadowspec.reports.content.next_steps import next_action, next_step
 from shadowspec.types import OverriddenVerdict, Override, ReasonCode, Rollout, Stage, Verdict
 from tests.reports.test_board import board, build_board, decision, sums, values
 from tests.reports.worlds import NOW

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shadowspec.gate.verdict.effective_decisions import for_what_serves
-from shadowspec.reports.notes import TRIAL_NOTE, decision_notes
+from shadowspec.reports.content.notes import TRIAL_NOTE, decision_notes
 from shadowspec.reports.report import (
     build_report,
     render_html,

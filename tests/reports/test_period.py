@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import UsageError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
 from shadowspec.reports.period.period_content import RENDERERS
 from shadowspec.reports.period.period_model import PeriodReport, SimulatedRate, last_whole, moment_of
-from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.simulate.policies import rate_of
 from shadowspec.simulate.results import read_results
 from shadowspec.simulate.worlds import ALONE

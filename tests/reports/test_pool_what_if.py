@@ -9,10 +9,10 @@ import pytest
 
 from shadowspec.planning.cost_model import CostSurface
 from shadowspec.planning.frontier import Work
-from shadowspec.reports.cells import MeasuredCell
+from shadowspec.reports.figures.cells import MeasuredCell
+from shadowspec.reports.figures.predictions import NOT_PROFILED
+from shadowspec.reports.figures.token_costs import DeviceTime
 from shadowspec.reports.pages.pool_what_if import PoolWhatIf, pool_what_if
-from shadowspec.reports.predictions import NOT_PROFILED
-from shadowspec.reports.token_costs import DeviceTime
 from shadowspec.types import Place
 from tests.reports.test_predictions import CHAT, CODE, profiled
 from tests.reports.worlds import config

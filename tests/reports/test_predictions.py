@@ -13,9 +13,9 @@ from shadowspec import metrics
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.planning.cost_model import CostSurface, Drafts
 from shadowspec.planning.frontier import Length, Work
-from shadowspec.reports.cells import MeasuredCell, cells_of_groups
-from shadowspec.reports.frontiers import frontiers, list_replayed_lengths
-from shadowspec.reports.predictions import BY_TEXT, NOT_PROFILED, PLAIN_STEPS, median_error, predictions
+from shadowspec.reports.figures.cells import MeasuredCell, cells_of_groups
+from shadowspec.reports.figures.frontiers import frontiers, list_replayed_lengths
+from shadowspec.reports.figures.predictions import BY_TEXT, NOT_PROFILED, PLAIN_STEPS, median_error, predictions
 from shadowspec.reports.report import Report, build_report, render_html, render_json, render_markdown
 from shadowspec.store import GroupSums, RollupSums
 from shadowspec.store.rollups import SUM_NAMES, additions

@@ -9,10 +9,10 @@ import pytest
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.audit_difference import AuditState
+from shadowspec.reports.content.changes import ChangeKind
+from shadowspec.reports.figures.replay_rows import ReplayRow, audit_rows, replay_rows
 from shadowspec.reports.pages.timeline import override_changes
-from shadowspec.reports.replay_rows import ReplayRow, audit_rows, replay_rows
 from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
-from shadowspec.reports.shared_values import ChangeKind
 from shadowspec.types import AcceptanceSums, AuditedRun, Override, OverrideRecord, RecordKey, StoredAudit, Verdict
 from tests.reports.worlds import NOW, START, MemorySource, config
 

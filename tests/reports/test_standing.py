@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shadowspec.reports.definitions import acceptance_title, title_of
-from shadowspec.reports.notes import alerts, detector_lines, order_note
+from shadowspec.reports.content.definitions import acceptance_title, title_of
+from shadowspec.reports.content.notes import alerts, detector_lines, order_note
 from shadowspec.reports.report import (
     Report,
     build_report,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.reports.taxonomy import (
+from shadowspec.reports.figures.taxonomy import (
     BEYOND_SHARE,
     EARLY_SHARE,
     GAP,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shadowspec import metrics
 from shadowspec.engine.replay.pooling import CounterPool
 from shadowspec.errors import StoreError
-from shadowspec.reports.frontiers import length_of
+from shadowspec.reports.figures.frontiers import length_of
 from shadowspec.store import Store
 from shadowspec.store.write import stored_replays
 from shadowspec.types import ExpectedCounts, FingerprintedConfig, RecordKey, ReplayedRecord

@@ -10,9 +10,9 @@ from typing import Final
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.planning.frontier import Gain
 from shadowspec.reports.content.chart_values import Axis, Chart, Form, Interval, Limit, Mark, Point, Shape, side
-from shadowspec.reports.definitions import Format, interval_text, shown_as, title_of_test
-from shadowspec.reports.frontiers import SliceFrontier
-from shadowspec.reports.shared_values import SpeedupBin
+from shadowspec.reports.content.definitions import Format, interval_text, shown_as, title_of_test
+from shadowspec.reports.figures.frontiers import SliceFrontier
+from shadowspec.reports.figures.tally import SpeedupBin
 from shadowspec.text import milliseconds, percent, plain_text, plural, times
 from shadowspec.types import Arm, TestResult, Verdict
 

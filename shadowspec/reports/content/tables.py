@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shadowspec.reports.by_turn import TURN_HEAD, TurnRow
 from shadowspec.reports.content.blocks import Cell, Column, Table, table
 from shadowspec.reports.content.chart_values import Shares
-from shadowspec.reports.definitions import (
+from shadowspec.reports.content.definitions import (
     COUNTER_MEANING,
     bounds_text,
     shown_as,
@@ -17,11 +16,12 @@ from shadowspec.reports.definitions import (
     threshold_text,
     title_of,
 )
-from shadowspec.reports.failure_rows import FailureRow
-from shadowspec.reports.predictions import PREDICTION_HEAD, Prediction, prediction_cells
-from shadowspec.reports.replay_rows import AuditRow, ReplayRow
-from shadowspec.reports.shared_values import UNMATCHED, Funnel
-from shadowspec.reports.tally import ContextRow
+from shadowspec.reports.figures.by_turn import TURN_HEAD, TurnRow
+from shadowspec.reports.figures.failure_rows import FailureRow
+from shadowspec.reports.figures.funnel import UNMATCHED, Funnel
+from shadowspec.reports.figures.predictions import PREDICTION_HEAD, Prediction, prediction_cells
+from shadowspec.reports.figures.replay_rows import AuditRow, ReplayRow
+from shadowspec.reports.figures.tally import ContextRow
 from shadowspec.servers.engines.rules import rule_texts
 from shadowspec.text import (
     DASH,

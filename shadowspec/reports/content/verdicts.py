@@ -10,8 +10,7 @@ from shadowspec.gate.verdict.hold_reasons import still_needed
 from shadowspec.reports.content.blocks import Block, Cell, Column, Lines, Note, Section, Table, table
 from shadowspec.reports.content.chart_values import Interval
 from shadowspec.reports.content.charts import interval, speedup_range, verdict_tone
-from shadowspec.reports.content.tables import narrow_tests_table
-from shadowspec.reports.definitions import (
+from shadowspec.reports.content.definitions import (
     VERDICT_MEANING,
     acceptance_title,
     displaced_text,
@@ -19,7 +18,7 @@ from shadowspec.reports.definitions import (
     interval_text,
     total_time_text,
 )
-from shadowspec.reports.notes import (
+from shadowspec.reports.content.notes import (
     TRIAL_NOTE,
     alerts,
     detector_lines,
@@ -27,7 +26,8 @@ from shadowspec.reports.notes import (
     override_notes,
     with_forbidding,
 )
-from shadowspec.reports.taxonomy import Suspicion
+from shadowspec.reports.content.tables import narrow_tests_table
+from shadowspec.reports.figures.taxonomy import Suspicion
 from shadowspec.text import DASH, distinct_slices, percent, plural, slice_title, times
 from shadowspec.types import Decision, Override, TestResult, Verdict
 

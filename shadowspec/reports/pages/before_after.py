@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from shadowspec.metrics import ratio
-from shadowspec.reports.definitions import config_name
-from shadowspec.reports.tally import Tally, ratio_of_total_times, total
+from shadowspec.reports.content.definitions import config_name
+from shadowspec.reports.figures.tally import Tally, ratio_of_total_times, total
 from shadowspec.store import GroupSums, Histogram, Quantile, VerdictChange
 from shadowspec.types import Arm, FingerprintedConfig, Verdict
 

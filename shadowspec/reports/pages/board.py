@@ -16,9 +16,9 @@ from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_de
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
 from shadowspec.gate.verdict.hold_reasons import StillNeeded, still_needed
 from shadowspec.planning.demand import EndpointLoads, endpoint_loads, governing_shares
-from shadowspec.reports.definitions import find_test
-from shadowspec.reports.next_steps import keep_off, next_action
-from shadowspec.reports.notes import alerts
+from shadowspec.reports.content.definitions import find_test
+from shadowspec.reports.content.next_steps import keep_off, next_action
+from shadowspec.reports.content.notes import alerts
 from shadowspec.reports.pages.board_values import BoardValues, Saving, TrendDay, saving, trend
 from shadowspec.store import GroupSums
 from shadowspec.types import Decision, Override, Rollout, SpeculationConfig, Stage, TestResult, Verdict, parse_slice_key

@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.metrics import ratio
 from shadowspec.planning.demand import Demand, read_demand
-from shadowspec.reports.token_costs import DeviceTime, device_time
+from shadowspec.reports.figures.token_costs import DeviceTime, device_time
 from shadowspec.store import GroupSums, RollupSums, Store, Traffic
 from shadowspec.types import Arm, Decision, FingerprintedConfig, Rollout
 

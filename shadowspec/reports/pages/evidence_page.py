@@ -13,7 +13,7 @@ from datetime import datetime
 
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.metrics import ratio
-from shadowspec.reports.shared_values import SpeedupBin
+from shadowspec.reports.figures.tally import SpeedupBin
 from shadowspec.store import Histogram, LookPoint, Quantile, RollupSums
 from shadowspec.store.histograms import GROWTH
 from shadowspec.types import Arm, SpeculationCounts, Verdict

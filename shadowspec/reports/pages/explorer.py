@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from shadowspec import metrics
-from shadowspec.reports import tally
-from shadowspec.reports.tally import Tally
+from shadowspec.reports.figures import tally
+from shadowspec.reports.figures.tally import Tally
 from shadowspec.store import GroupSums
 from shadowspec.store.read.run_pages import PREFIX
 from shadowspec.tap.context_buckets import prompt_range

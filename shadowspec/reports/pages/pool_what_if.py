@@ -3,7 +3,7 @@
 Accepted tokens per drafted step are multiplied, up to all that were drafted; what steps cost stays as it was profiled.
 Only decoding gets faster: the prefill takes what it took, so that the gain of the pool has a limit (Amdahl), shown as
 what it would be if every drafted token were accepted.  Slices count by the output tokens of their traffic.  Both sides
-are predictions of the cost model, as `shadowspec.reports.predictions` makes them: no verdict rests on them.
+are predictions of the cost model, as `shadowspec.reports.figures.predictions` makes them: no verdict rests on them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shadowspec import metrics
-from shadowspec.reports.cells import Costs, MeasuredCell
-from shadowspec.reports.predictions import Prediction, predictions
+from shadowspec.reports.figures.cells import Costs, MeasuredCell
+from shadowspec.reports.figures.predictions import Prediction, predictions
 from shadowspec.text import plural, times
 from shadowspec.types import Arm, FingerprintedConfig
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.effective_decisions import is_revoked
 from shadowspec.live.watch import AUTHOR as GUARD
-from shadowspec.reports.shared_values import Change, ChangeKind
+from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.rollout.orders import scope_words
 from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.store import AdviceChange, VerdictChange

@@ -9,7 +9,7 @@ from typing import Final
 
 from shadowspec.gate.verdict.decision import DISABLE_CODES, HOLD_CODES
 from shadowspec.gate.verdict.hold_reasons import slowest_of
-from shadowspec.reports.definitions import bounds_text, shown_as, threshold_text, title_of
+from shadowspec.reports.content.definitions import bounds_text, shown_as, threshold_text, title_of
 from shadowspec.text import percent, plural, span_text, times
 from shadowspec.types import Decision, ReasonCode, TestResult, Verdict
 

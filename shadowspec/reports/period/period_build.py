@@ -19,10 +19,11 @@ from shadowspec.gate.verdict.effective_decisions import active, standing_verdict
 from shadowspec.gate.verdict.hold_reasons import still_needed
 from shadowspec.metrics import ratio
 from shadowspec.planning.plans import EndpointPlan, plan_stored
-from shadowspec.reports.definitions import find_test
+from shadowspec.reports.content.definitions import find_test
+from shadowspec.reports.content.notes import data_note
+from shadowspec.reports.figures.funnel import funnel_of
 from shadowspec.reports.period.period_changes import changes_within, is_event
 from shadowspec.reports.period.period_model import Need, PeriodReport, PeriodRow, Quality, SimulatedRate
-from shadowspec.reports.shared_values import data_note, funnel_of
 from shadowspec.store import Store
 from shadowspec.types import Decision, Override, OverrideRecord, Rollout, Verdict
 

@@ -10,8 +10,8 @@ from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.effective_decisions import is_revoked, override_text
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.live.watch import AUTHOR as GUARD
-from shadowspec.reports.definitions import config_name
-from shadowspec.reports.shared_values import Change, ChangeKind
+from shadowspec.reports.content.changes import Change, ChangeKind
+from shadowspec.reports.content.definitions import config_name
 from shadowspec.store import Store
 from shadowspec.store.read.change_reads import AdviceChange, VerdictChange
 from shadowspec.text import percent, plural

@@ -7,14 +7,14 @@ from datetime import datetime
 from typing import Final
 
 from shadowspec.reports.content.blocks import Block, Cell, Column, Document, Note, Section, Table, Tally, table
+from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.reports.content.charts import verdict_tone
+from shadowspec.reports.content.definitions import title_of_test
 from shadowspec.reports.content.verdicts import acceptance_cell, figure_columns, speedup_cell, verdict_cell
-from shadowspec.reports.definitions import title_of_test
 from shadowspec.reports.period.period_document import render_period_json
 from shadowspec.reports.period.period_model import Need, PeriodReport, PeriodRow, Quality, SimulatedRate
 from shadowspec.reports.render.html import render_html
 from shadowspec.reports.render.markdown import render_markdown
-from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.text import DASH, age, figure, markdown_text, moment, number, percent, plural, slice_title
 
 KIND_TITLE: Final = {

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from typing import Final
 
+from shadowspec.reports.content.changes import Change
 from shadowspec.reports.period.period_model import SCHEMA_VERSION, Need, PeriodReport, PeriodRow
 from shadowspec.reports.rendering import Json, funnel_document, plain
-from shadowspec.reports.shared_values import Change
 from shadowspec.types import parse_slice_key
 
 INTERVAL_FIELDS: Final = ("estimate", "lower", "upper", "threshold", "num_units", "unit")  # of a test

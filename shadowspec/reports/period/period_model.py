@@ -14,7 +14,8 @@ from urllib.parse import urlencode
 
 from shadowspec.errors import UsageError
 from shadowspec.gate.verdict.hold_reasons import StillNeeded
-from shadowspec.reports.shared_values import Change, ChangeKind, Funnel
+from shadowspec.reports.content.changes import Change, ChangeKind
+from shadowspec.reports.figures.funnel import Funnel
 from shadowspec.types import TestResult, Verdict
 
 SCHEMA_VERSION = 1

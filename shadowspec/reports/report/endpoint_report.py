@@ -18,19 +18,19 @@ from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standin
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.planning.demand import Demand, endpoint_loads
 from shadowspec.planning.frontier import Length
-from shadowspec.reports.by_turn import production_cache, turn_rows
-from shadowspec.reports.cells import MeasuredCell, measured_cell
-from shadowspec.reports.definitions import config_name, find_test
-from shadowspec.reports.failure_rows import failures_of
-from shadowspec.reports.frontiers import frontiers
-from shadowspec.reports.notes import with_forbidding
-from shadowspec.reports.predictions import predictions
-from shadowspec.reports.report import figures
-from shadowspec.reports.report.figures import JoinedRun
+from shadowspec.reports.content.definitions import config_name, find_test
+from shadowspec.reports.content.notes import with_forbidding
+from shadowspec.reports.figures.by_turn import production_cache, turn_rows
+from shadowspec.reports.figures.cells import MeasuredCell, measured_cell
+from shadowspec.reports.figures.failure_rows import failures_of
+from shadowspec.reports.figures.frontiers import frontiers
+from shadowspec.reports.figures.predictions import predictions
+from shadowspec.reports.figures.tally import CacheCost, ContextPoint, Tally, by_context
+from shadowspec.reports.figures.taxonomy import SliceFigures
+from shadowspec.reports.figures.token_costs import DeviceTime
+from shadowspec.reports.report import hypothesis_figures as figures
+from shadowspec.reports.report.hypothesis_figures import JoinedRun
 from shadowspec.reports.report.report_model import EndpointReport, ReportedHypothesis
-from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
-from shadowspec.reports.taxonomy import SliceFigures
-from shadowspec.reports.token_costs import DeviceTime
 from shadowspec.store import Store
 from shadowspec.types import (
     CostKey,

@@ -8,10 +8,10 @@ from typing import Final
 from shadowspec.reports.content import charts, tables
 from shadowspec.reports.content.blocks import Block, Facts, Figure, Heading, Note, Section
 from shadowspec.reports.content.chart_values import Chart
+from shadowspec.reports.content.definitions import title_of_test
+from shadowspec.reports.content.notes import decision_notes, detector_lines, order_note
 from shadowspec.reports.content.verdicts import verdict_cell
-from shadowspec.reports.definitions import title_of_test
-from shadowspec.reports.failure_rows import Failures
-from shadowspec.reports.notes import decision_notes, detector_lines, order_note
+from shadowspec.reports.figures.failure_rows import Failures
 from shadowspec.reports.report.report_model import (
     Acceptance,
     Distribution,

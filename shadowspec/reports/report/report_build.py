@@ -14,13 +14,13 @@ from datetime import datetime
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.effective_decisions import active
 from shadowspec.planning.demand import read_demand
-from shadowspec.reports.frontiers import list_replayed_lengths
-from shadowspec.reports.notes import REHEARSAL_NOTE, TRIAL_NOTE
-from shadowspec.reports.replay_rows import audit_rows, replay_rows
+from shadowspec.reports.content.notes import REHEARSAL_NOTE, TRIAL_NOTE
+from shadowspec.reports.content.notes import data_note as noted
+from shadowspec.reports.figures.frontiers import list_replayed_lengths
+from shadowspec.reports.figures.funnel import funnel_of
+from shadowspec.reports.figures.replay_rows import audit_rows, replay_rows
 from shadowspec.reports.report.endpoint_report import endpoint_report
 from shadowspec.reports.report.report_model import EndpointReport, Report
-from shadowspec.reports.shared_values import data_note as noted
-from shadowspec.reports.shared_values import funnel_of
 from shadowspec.rollout.endpoint_run import unfinished_trials
 from shadowspec.store import Store
 from shadowspec.types import Decision, Reservations

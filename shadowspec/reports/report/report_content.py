@@ -20,14 +20,14 @@ from shadowspec.reports.content.blocks import (
     Table,
     Tally,
 )
+from shadowspec.reports.content.definitions import AUDIT_NOTE, DEFINITIONS, REPLAY_NOTE
+from shadowspec.reports.content.notes import order_note
 from shadowspec.reports.content.verdicts import VerdictLine, endpoint_verdicts, verdicts_table
-from shadowspec.reports.definitions import AUDIT_NOTE, DEFINITIONS, REPLAY_NOTE
-from shadowspec.reports.frontiers import frontier_lines
-from shadowspec.reports.notes import order_note
-from shadowspec.reports.predictions import cost_note, prediction_summary
+from shadowspec.reports.figures.frontiers import frontier_lines
+from shadowspec.reports.figures.funnel import Funnel
+from shadowspec.reports.figures.predictions import cost_note, prediction_summary
 from shadowspec.reports.report.hypothesis_content import hypothesis_content
 from shadowspec.reports.report.report_model import EndpointReport, Report, ReportedHypothesis
-from shadowspec.reports.shared_values import Funnel
 from shadowspec.text import DASH, age, figure, moment, plural, slice_title
 from shadowspec.types import FunnelCounter, Verdict
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from shadowspec.planning.frontier import Gain
-from shadowspec.reports.frontiers import SliceFrontier
-from shadowspec.reports.predictions import Prediction, predicted_device
+from shadowspec.reports.figures.frontiers import SliceFrontier
+from shadowspec.reports.figures.predictions import Prediction, predicted_device
+from shadowspec.reports.figures.token_costs import DeviceTime
 from shadowspec.reports.rendering import Json, audit_document, funnel_document, plain, replay_document, verdict_document
 from shadowspec.reports.report.report_model import SCHEMA_VERSION, Report, ReportedHypothesis
-from shadowspec.reports.token_costs import DeviceTime
 from shadowspec.types import Arm, Override, parse_slice_key
 from shadowspec.types.decision_documents import shown_details
 

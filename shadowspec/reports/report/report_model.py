@@ -15,14 +15,14 @@ from operator import attrgetter
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.effective_decisions import override_text
 from shadowspec.planning.demand import EndpointLoads
-from shadowspec.reports.by_turn import ProductionCache, TurnRow
-from shadowspec.reports.definitions import find_test
-from shadowspec.reports.failure_rows import Failures
-from shadowspec.reports.frontiers import SliceFrontier
-from shadowspec.reports.predictions import Prediction
-from shadowspec.reports.replay_rows import AuditRow, ReplayRow
-from shadowspec.reports.shared_values import Funnel, SpeedupBin
-from shadowspec.reports.tally import ContextRow
+from shadowspec.reports.content.definitions import find_test
+from shadowspec.reports.figures.by_turn import ProductionCache, TurnRow
+from shadowspec.reports.figures.failure_rows import Failures
+from shadowspec.reports.figures.frontiers import SliceFrontier
+from shadowspec.reports.figures.funnel import Funnel
+from shadowspec.reports.figures.predictions import Prediction
+from shadowspec.reports.figures.replay_rows import AuditRow, ReplayRow
+from shadowspec.reports.figures.tally import ContextRow, SpeedupBin
 from shadowspec.text import distinct_slices
 from shadowspec.types import Arm, Decision, FingerprintedConfig, Override, SpeculationCounts, TestResult, Verdict
 

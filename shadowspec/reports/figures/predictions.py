@@ -18,8 +18,8 @@ from shadowspec import metrics
 from shadowspec.errors import InputError
 from shadowspec.planning.cost_model import Drafts
 from shadowspec.planning.frontier import Gain, Length, PricedDrafting, Work, gain
-from shadowspec.reports.cells import NO_TIME, Costs, MeasuredCell, ProfiledSurface, Surfaces, is_greedy
-from shadowspec.reports.token_costs import DeviceTime
+from shadowspec.reports.figures.cells import NO_TIME, Costs, MeasuredCell, ProfiledSurface, Surfaces, is_greedy
+from shadowspec.reports.figures.token_costs import DeviceTime
 from shadowspec.servers.engines import rule_differences
 from shadowspec.text import DASH, number, percent, plural, slice_title, times
 from shadowspec.types import Arm, CostKey, FingerprintedConfig, SpeculationConfig

@@ -1,80 +1,15 @@
-"""Values that the gating report, the report on a span of time and the dashboard's pages share.
-
-Where the records ended (counters that add up to the records read), what the data is, and what changed.
-"""
+"""What changed at an endpoint, and when, as the report on a span of time and the dashboard's timeline show it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from shadowspec.reports.definitions import config_name
+from shadowspec.reports.content.definitions import config_name
 from shadowspec.store import AdviceChange, VerdictChange
-from shadowspec.types import Decision, FingerprintedConfig, FunnelCounter, Override, Rollout
-
-UNMATCHED = "unmatched"  # records that belong to no endpoint
-FunnelCounts = Mapping[tuple[str | None, FunnelCounter, str | None], int]
-
-
-@dataclass(frozen=True, slots=True)
-class FunnelRow:
-    """One counter of one endpoint with its reasons, most frequent first."""
-
-    counter: FunnelCounter
-    num_records: int
-    reasons: tuple[tuple[str, int], ...]
-
-    @property
-    def title(self) -> str:
-        """The counter in plain words."""
-        return self.counter.value.replace("_", " ")
-
-
-@dataclass(frozen=True, slots=True)
-class Funnel:
-    """Where the records of one endpoint ended; all eight counters, adding up to `num_records`."""
-
-    endpoint: str | None  # None: of records that match no endpoint
-    num_records: int
-    rows: tuple[FunnelRow, ...]
-
-
-def funnel_of(endpoint: str | None, counts: FunnelCounts, names: set[str | None]) -> Funnel:
-    """Where the records of these endpoints ended; None among them: those that match no endpoint."""
-    reasons: dict[FunnelCounter, Counter[str]] = {counter: Counter() for counter in FunnelCounter}
-    totals: Counter[FunnelCounter] = Counter()
-    for (name, counter, reason), number in counts.items():
-        if name in names:
-            totals[counter] += number
-            if reason is not None:
-                reasons[counter][reason] += number
-    return Funnel(
-        endpoint=endpoint,
-        num_records=sum(totals.values()),
-        rows=tuple(
-            FunnelRow(
-                counter, totals[counter], tuple(sorted(reasons[counter].items(), key=lambda item: (-item[1], item[0])))
-            )
-            for counter in FunnelCounter
-        ),
-    )
-
-
-def data_note(configs: Iterable[FingerprintedConfig], fallback: str) -> str:
-    """The measured configs' note on their data; the given note where they have none."""
-    return " ".join(sorted({config.data_note for config in configs if config.data_note})) or fallback
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedupBin:
-    """Requests whose own speedup lies in [lower, upper); the outermost bins are open (None)."""
-
-    lower: float | None
-    upper: float | None
-    num_requests: int
+from shadowspec.types import Decision, FingerprintedConfig, Override, Rollout
 
 
 class ChangeKind(StrEnum):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from shadowspec import metrics
+from shadowspec.reports.figures.tally import SpeedupBin
 from shadowspec.reports.report.report_model import (
     Acceptance,
     Distribution,
@@ -24,7 +25,6 @@ from shadowspec.reports.report.report_model import (
     OrderStatistic,
     ParityFigures,
 )
-from shadowspec.reports.shared_values import SpeedupBin
 from shadowspec.types import Arm, ArmTiming, BlockMemory, Memory, Run, ServedMemory, SpeculationCounts
 
 QUANTILES = (0.5, 0.95, 0.99)

@@ -132,6 +132,15 @@ def failed_share(tally: Tally) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedupBin:
+    """Requests whose own speedup lies in [lower, upper); the outermost bins are open (None)."""
+
+    lower: float | None
+    upper: float | None
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheCost:
     """Bytes of keys and values per token."""
 

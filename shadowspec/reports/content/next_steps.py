@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from shadowspec.gate.verdict.hold_reasons import still_needed
-from shadowspec.reports.definitions import find_test
+from shadowspec.reports.content.definitions import find_test
 from shadowspec.text import plain_text
 from shadowspec.types import Decision, ReasonCode, Verdict
 from shadowspec.types.reason_codes import SEND_TRAFFIC

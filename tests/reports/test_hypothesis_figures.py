@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec import metrics
-from shadowspec.reports.report import figures
-from shadowspec.reports.report.figures import JoinedRun
+from shadowspec.reports.report import hypothesis_figures as figures
+from shadowspec.reports.report.hypothesis_figures import JoinedRun
 from shadowspec.types import Arm, ArmTiming, Memory, Parity, RecordKey, Run, ServedMemory
 from tests.reports.worlds import counts_of
 

@@ -14,8 +14,8 @@ from shadowspec import metrics
 from shadowspec.errors import InputError
 from shadowspec.planning.cost_model import Drafts
 from shadowspec.planning.frontier import Choice, Crossing, Gain, Length, PricedDrafting, Work, crossings, frontier, gain
-from shadowspec.reports.cells import Costs, MeasuredCell, Surfaces
-from shadowspec.reports.predictions import drafts_of, why_not
+from shadowspec.reports.figures.cells import Costs, MeasuredCell, Surfaces
+from shadowspec.reports.figures.predictions import drafts_of, why_not
 from shadowspec.text import times
 from shadowspec.types import AcceptanceSums, CostKey, FingerprintedConfig
 

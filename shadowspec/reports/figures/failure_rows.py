@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shadowspec.metrics import ratio
-from shadowspec.reports.taxonomy import SliceFigures, Suspicion, suspicions
+from shadowspec.reports.figures.taxonomy import SliceFigures, Suspicion, suspicions
 from shadowspec.store import GroupSums
 from shadowspec.store.read.rollup_reads import FailureKey
 from shadowspec.types import Arm, Contract, Intervention, SpeculationCounts, Validity

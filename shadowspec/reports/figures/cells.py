@@ -13,9 +13,9 @@ from typing import Final
 from shadowspec import metrics
 from shadowspec.planning.cost_model import CostSurface, Drafts
 from shadowspec.planning.frontier import Work
-from shadowspec.reports import tally
-from shadowspec.reports.tally import Tally
-from shadowspec.reports.token_costs import DeviceTime, device_time
+from shadowspec.reports.figures import tally
+from shadowspec.reports.figures.tally import Tally
+from shadowspec.reports.figures.token_costs import DeviceTime, device_time
 from shadowspec.store import GroupSums, RollupSums
 from shadowspec.types import (
     CostKey,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -10,7 +10,16 @@ from shadowspec.gate.verdict.effective_decisions import override_text
 from shadowspec.gate.verdict.slice_rules import forbidding_slices
 from shadowspec.metrics import ratio
 from shadowspec.text import moment, percent, plural, slice_title, times
-from shadowspec.types import Composition, Decision, MixChange, Override, ReasonCode, Reservations, Verdict
+from shadowspec.types import (
+    Composition,
+    Decision,
+    FingerprintedConfig,
+    MixChange,
+    Override,
+    ReasonCode,
+    Reservations,
+    Verdict,
+)
 
 _WATCHED = {"tail": "the slowed share", "z_low": "z, low side", "z_high": "z, high side"}  # detectors, for people
 
@@ -195,3 +204,8 @@ def _in_force(
     since: datetime | None, until: datetime | None, written: Callable[[datetime | None], str] = moment
 ) -> str:
     return f"in force since {written(since)}, until {'it is cleared' if until is None else written(until)}"
+
+
+def data_note(configs: Iterable[FingerprintedConfig], fallback: str) -> str:
+    """The measured configs' note on their data; the given note where they have none."""
+    return " ".join(sorted({config.data_note for config in configs if config.data_note})) or fallback

@@ -1,0 +1,56 @@
+"""Where the records of an endpoint ended: counters that add up to the records read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shadowspec.types import FunnelCounter
+
+UNMATCHED = "unmatched"  # records that belong to no endpoint
+FunnelCounts = Mapping[tuple[str | None, FunnelCounter, str | None], int]
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelRow:
+    """One counter of one endpoint with its reasons, most frequent first."""
+
+    counter: FunnelCounter
+    num_records: int
+    reasons: tuple[tuple[str, int], ...]
+
+    @property
+    def title(self) -> str:
+        """The counter in plain words."""
+        return self.counter.value.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Funnel:
+    """Where the records of one endpoint ended; all eight counters, adding up to `num_records`."""
+
+    endpoint: str | None  # None: of records that match no endpoint
+    num_records: int
+    rows: tuple[FunnelRow, ...]
+
+
+def funnel_of(endpoint: str | None, counts: FunnelCounts, names: set[str | None]) -> Funnel:
+    """Where the records of these endpoints ended; None among them: those that match no endpoint."""
+    reasons: dict[FunnelCounter, Counter[str]] = {counter: Counter() for counter in FunnelCounter}
+    totals: Counter[FunnelCounter] = Counter()
+    for (name, counter, reason), number in counts.items():
+        if name in names:
+            totals[counter] += number
+            if reason is not None:
+                reasons[counter][reason] += number
+    return Funnel(
+        endpoint=endpoint,
+        num_records=sum(totals.values()),
+        rows=tuple(
+            FunnelRow(
+                counter, totals[counter], tuple(sorted(reasons[counter].items(), key=lambda pair: (-pair[1], pair[0])))
+            )
+            for counter in FunnelCounter
+        ),
+    )
