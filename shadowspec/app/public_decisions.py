@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from shadowspec.app.gate_runs import GateResults
 from shadowspec.gate.run.recompute import Difference, Explanation
-from shadowspec.reports.rendering import audit_document, decision_document
+from shadowspec.reports.render.documents import audit_document, decision_document
 from shadowspec.rollout.stages import RolloutStep
 from shadowspec.types import Decision, Stage, Verdict
 from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue

@@ -23,7 +23,7 @@ from shadowspec.errors import ExitCode, NoDataError, UsageError
 from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
 from shadowspec.reports.content.next_steps import RECORD_MORE, best_decision, next_action
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
-from shadowspec.reports.rendering import decision_document
+from shadowspec.reports.render.documents import decision_document
 from shadowspec.reports.report import render_html, verdict_tables
 from shadowspec.servers.engines import ENGINES
 from shadowspec.text import plain_text, plural, span_text

@@ -182,7 +182,7 @@ def test_every_format_tells_all_of_it(form: str, history: Store) -> None:
     reported = {
         "html": "latency measured on unknown; for unknown",
         "md": "latency measured on unknown; for unknown",
-        "json": '"engine": "unknown",',
+        "json": '"engine":"unknown",',
     }
     assert reported[form] in shown
     assert '"verdict_engine": "unknown"' in shown or form != "json"

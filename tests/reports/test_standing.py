@@ -41,6 +41,7 @@ from shadowspec.types import (
     TestResult,
     Verdict,
 )
+from shadowspec.types.codec import to_builtins
 from tests.reports.test_build import CHAT, CODE, POLICY, judged, world
 from tests.reports.test_pages import Page
 from tests.reports.worlds import NOW, MemorySource
@@ -133,8 +134,8 @@ def test_every_format_says_the_verdict_the_order_and_what_was_measured() -> None
         "verdict": "DISABLE",
         "reason": "it writes <b>",
         "author": "ada|x",
-        "created_at": SINCE.isoformat(),
-        "expires_at": UNTIL.isoformat(),
+        "created_at": to_builtins(SINCE),
+        "expires_at": to_builtins(UNTIL),
     }
     assert document["overrides"] == [hypothesis["override"]]
     assert {each["measured_verdict"] for each in document["hypotheses"]} == {"ENABLE", "HOLD"}
