@@ -68,7 +68,7 @@ class Fold:
     """The input of one step of a gate run, of one endpoint: enough to repeat it from the stored rows.
 
     `parameters` are the policy's, by name.  `begins` is the initial state of a fold that restarts the evidence (None:
-    it continues the one before).  Both are the gate's documents; without a version they are of the first.
+    it continues the one before).  Both are the gate's documents, with their version.
     """
 
     spans: tuple[Span, ...]

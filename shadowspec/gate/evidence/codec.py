@@ -2,7 +2,7 @@
 
 The document holds counts and sums by name, the bytes the capital tables: per test in the document's order the nulls
 [G], then the sums of the lower and of the upper table [G, 4] each, as little-endian doubles; then the sums over batches
-of the lower and of the upper side, unless the evidence was written before they were kept.
+of the lower and of the upper side.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def decode(document: Document, tables: bytes) -> HypothesisEvidence:
     doubles, at = np.frombuffer(tables, dtype=_DOUBLE), 0
     tests = {}
     for name, stored in document["tests"].items():
-        size = stored["num_nulls"] * (1 + 2 * NUM_FRACTIONS) + (2 * _BATCHES if "weights" in stored else 0)
+        size = stored["num_nulls"] * (1 + 2 * NUM_FRACTIONS) + 2 * _BATCHES
         tests[name] = _test_evidence(stored, doubles[at : at + size])
         at += size
     gaps = {"largest_gaps": tuple(document["runs"]["largest_gaps"])}
@@ -85,10 +85,8 @@ def decode(document: Document, tables: bytes) -> HypothesisEvidence:
 
 def _latencies(document: Document) -> LatencyHistogram:
     counts = {arm: dict(stored) for arm, stored in document["latencies"].items()}
-    moments = document.get("latency_moments")  # none in documents that were written before they were kept
-    if moments is None:
-        return LatencyHistogram(counts)
-    return LatencyHistogram(counts, {arm: Moments(*moment) for arm, moment in moments.items()})
+    moments = {arm: Moments(*moment) for arm, moment in document["latency_moments"].items()}
+    return LatencyHistogram(counts, moments)
 
 
 def _test_document(evidence: TestEvidence) -> dict[str, Any]:
@@ -120,7 +118,7 @@ def _test_document(evidence: TestEvidence) -> dict[str, Any]:
 def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
     size = document["num_nulls"]
     lowest, highest, upper_worst = document["lowest"], document["highest"], document["upper_worst"]
-    has_light_extremes = document.get("has_light_extremes", False)  # of documents before there were such series
+    has_light_extremes = document["has_light_extremes"]
     described = lowest, highest, upper_worst, has_light_extremes
     thetas = doubles[:size]
     end = size * (1 + 2 * NUM_FRACTIONS)
@@ -149,8 +147,6 @@ def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
 
 
 def _batches(doubles: Floats) -> dict[Side, BatchSums]:
-    if not len(doubles):
-        return {side: BatchSums.empty() for side in _SIDES}
     num = len(BATCH_LENGTHS)
     parts = doubles.reshape(len(_SIDES), _BATCHES)
     return {

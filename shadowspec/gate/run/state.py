@@ -47,7 +47,7 @@ class EndpointState:
         return sum_in_slice(self.slices, slice_key)
 
     def arrived_in(self, slice_key: str) -> int:
-        """Usable requests of a slice, since they have been counted."""
+        """Usable requests of a slice."""
         return sum_in_slice(self.arrived, slice_key)
 
     def beyond_in(self, slice_key: str) -> int:
