@@ -29,7 +29,7 @@ from shadowspec.servers.engines import ENGINES
 from shadowspec.servers.engines.export_parts import Document
 from shadowspec.store import Store
 from shadowspec.types import Override, SpeculationCounts, Verdict
-from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, at_load
+from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
 
 ROUTES = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.ENVOY)
 BESIDE_WITHOUT_FILE = "speculation"  # named where nothing says where the export will lie
@@ -111,36 +111,13 @@ def export_document(form: str, document: Document, served: ServedDecisions) -> E
         beside=document.beside,
         remarks=document.remarks,
         decisions=[_exported(decision) for decision in served.decisions],
-        overrides=[
-            ExportedOverride(
-                override_id=order.override_id,
-                endpoint=order.endpoint,
-                slice=order.slice_labels,
-                load=at_load(order.concurrency),
-                verdict=order.verdict,
-            )
-            for order in served.orders
-        ],
+        overrides=[public(ExportedOverride, order) for order in served.orders],
     )
 
 
 def _exported(served: ServedDecision) -> ExportedDecision:
     decision = served.decision
-    return ExportedDecision(
-        endpoint=decision.endpoint,
-        slice=decision.slice_labels,
-        load=AtLoad(concurrency=decision.concurrency),
-        candidate=decision.config.name,
-        fingerprint=decision.fingerprint,
-        engine=decision.engine,
-        verdict_engine=decision.verdict_engine,
-        decision_id=decision.decision_id,
-        verdict=decision.verdict,
-        is_on=served.is_on,
-        off_because=served.off,
-        num_speculative_tokens=served.num_speculative_tokens,
-        expires_at=served.expires_at,
-    )
+    return public(ExportedDecision, served, decision, candidate=decision.config.name, off_because=served.off)
 
 
 def export_decisions(config: Config, wanted: WantedExport) -> tuple[Document, ServedDecisions]:

@@ -12,8 +12,8 @@ from shadowspec.reports.pages.live_production import live_period
 from shadowspec.rollout.control import Control, ControlVerdict, PoolComparison
 from shadowspec.scheduler.jobs import LiveRun
 from shadowspec.store.evidence.live_rows import hour_of_window
-from shadowspec.types import COUNTS, FailedScrape, LiveWindow, Pool
-from shadowspec.types.public_documents import AtLoad, PublicDocument, PublicValue
+from shadowspec.types import FailedScrape, Pool
+from shadowspec.types.public_documents import AtLoad, PublicDocument, PublicValue, public
 
 
 class WindowsToAlarm(PublicValue, frozen=True, kw_only=True):
@@ -142,39 +142,32 @@ def _endpoint(run: LiveRun, controls: Mapping[int, Control]) -> LiveEndpointDocu
 
 
 def _control(concurrency: int, control: Control) -> ControlDocument:
-    return ControlDocument(
+    return public(
+        ControlDocument,
+        control,
         load=AtLoad(concurrency=concurrency),
-        verdict=control.verdict,
-        reason=control.reason,
         promised_speedup=control.promised,
         num_intervals_with_few_requests=control.num_small,
         num_intervals_with_unlike_loads=control.num_unlike,
         num_intervals_with_plain_drafts=control.num_drafted,
-        comparisons=control.comparisons,
     )
 
 
 def _replica(taken: Taken, guarded: Guarded | None) -> ReplicaDocument:
     scraped = taken.scraped
-    return ReplicaDocument(
-        replica=scraped.replica,
-        pool=taken.pool,
-        scraped_at=scraped.scraped_at,
+    return public(
+        ReplicaDocument,
+        scraped,
+        taken,
         outcome=scrape_outcome(taken),
         error=scraped.message if isinstance(scraped, FailedScrape) else None,
         num_failed=taken.replica.num_failed,
-        window=None if taken.window is None else _window(taken.window),
+        window=None
+        if taken.window is None
+        else public(WindowDocument, taken.window, taken.window.counts, live_period([hour_of_window(taken.window)])),
         since_enable=None
         if guarded is None
-        else GuardDocument(
-            num_windows=guarded.detector.num_units,
-            num_accepted=guarded.num_accepted,
-            num_drafted=guarded.num_drafted,
-            rate=guarded.rate,
-            newest_rate=guarded.newest_rate,
-            log10_peak=guarded.log10_peak,
-            alarmed_at=guarded.alarmed_at,
-        ),
+        else public(GuardDocument, guarded, num_windows=guarded.detector.num_units),
     )
 
 
@@ -185,18 +178,3 @@ def scrape_outcome(taken: Taken) -> str:
     if taken.window is None:
         return "first"
     return "reset" if taken.window.is_reset else "window"
-
-
-def _window(window: LiveWindow) -> WindowDocument:
-    period = live_period([hour_of_window(window)])
-    return WindowDocument(
-        began_at=window.began_at,
-        ended_at=window.ended_at,
-        series=window.series,
-        num_failed_scrapes=window.num_failed_scrapes,
-        **{name: getattr(window.counts, name) for name in COUNTS},
-        num_accepted_tokens_per_pos=window.counts.num_accepted_tokens_per_pos,
-        first_position_acceptance_rate=period.first_position_acceptance_rate,
-        draft_acceptance_rate=period.draft_acceptance_rate,
-        mean_acceptance_length=period.mean_acceptance_length,
-    )

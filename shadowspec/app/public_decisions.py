@@ -13,7 +13,7 @@ from shadowspec.gate.run.recompute import Difference, Explanation
 from shadowspec.reports.render.documents import audit_document, decision_document
 from shadowspec.rollout.stages import RolloutStep
 from shadowspec.types import Decision, Stage, Verdict
-from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue
+from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
 
 
 class TestDocument(PublicValue, frozen=True, kw_only=True):
@@ -141,29 +141,9 @@ def gate_document(run: GateResults, *, dry_run: bool) -> GateDocument:
 def explain_document(explanation: Explanation) -> ExplainDocument:
     """The recomputation of a decision."""
     return ExplainDocument(
-        explanation=ExplanationDocument(
-            decision=public_decision(explanation.stored),
-            num_folds=explanation.num_folds,
-            num_records=explanation.num_records,
-            num_runs=explanation.num_runs,
-            num_figures=explanation.num_figures,
-            differences=explanation.differences,
-        )
+        explanation=public(ExplanationDocument, explanation, decision=public_decision(explanation.stored))
     )
 
 
 def _rollout(step: RolloutStep) -> RolloutDocument:
-    rollout = step.rollout
-    return RolloutDocument(
-        endpoint=rollout.endpoint,
-        load=AtLoad(concurrency=rollout.concurrency),
-        stage=rollout.stage,
-        share=rollout.share,
-        fingerprint=rollout.fingerprint,
-        max_num_speculative_tokens=dict(rollout.depth_caps),
-        since=rollout.since,
-        reason_code=rollout.reason_code,
-        reason=rollout.reason,
-        alarms=rollout.alarms,
-        waits_for=step.waits_for,
-    )
+    return public(RolloutDocument, step.rollout, step, max_num_speculative_tokens=dict(step.rollout.depth_caps))

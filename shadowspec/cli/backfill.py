@@ -28,7 +28,7 @@ from shadowspec.cli.options import (
     chosen_rules,
 )
 from shadowspec.cli.replay import DEFAULT_DEPTHS, DEPTHS_ACROSS, length_text, parse_depths
-from shadowspec.cli.run import funnel_document, print_funnel, show_measured
+from shadowspec.cli.run import funnel_counts, print_funnel, show_measured
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import InputError, NoDataError, UsageError
 from shadowspec.reports.figures.frontiers import length_of
@@ -266,7 +266,7 @@ def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mappin
         "new_rows": done.num_new_rows,
         "seconds": round(seconds, 3),
         "replays": replays,
-        "funnel": funnel_document(done.funnel),
+        "funnel": funnel_counts(done.funnel),
     }
 
 

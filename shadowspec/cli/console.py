@@ -16,7 +16,6 @@ from shadowspec.errors import InputError
 from shadowspec.types.codec import to_builtins
 from shadowspec.types.public_documents import PublicDocument
 
-SCHEMA_VERSION = "schema_version"
 STANDARD_OUTPUT = "-"
 
 WIDTH_OF_NO_TERMINAL = 120  # columns, where stdout is a file or a pipe
@@ -32,8 +31,8 @@ def is_verbose() -> bool:
 
 def print_json(document: PublicDocument | Mapping[str, Any]) -> None:
     """One JSON document on stdout."""
-    tree = to_builtins(document) if isinstance(document, PublicDocument) else {SCHEMA_VERSION: 1, **document}
-    sys.stdout.write(json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+    whole = document if isinstance(document, PublicDocument) else {"schema_version": 1, **document}
+    sys.stdout.write(json.dumps(to_builtins(whole), indent=2, ensure_ascii=False) + "\n")
 
 
 def require_folder_of(path: Path | None) -> None:

@@ -14,7 +14,7 @@ from shadowspec.app.before_loading import require_endpoints
 from shadowspec.app.training_export import TrainingExport, export_training
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption, OneEndpointOption, SliceOption
-from shadowspec.cli.run import funnel_document, print_funnel
+from shadowspec.cli.run import funnel_counts, print_funnel
 from shadowspec.config import find_config, load_config
 from shadowspec.tap.sources import require_file
 from shadowspec.text import parse_labels, plural, slice_title
@@ -83,5 +83,5 @@ def _document(export: TrainingExport) -> dict[str, Any]:
             for temperature, number in export.temperatures.items()
         ],
         "sha256": dict(export.sha256),
-        "funnel": funnel_document(export.funnel),
+        "funnel": funnel_counts(export.funnel),
     }

@@ -12,10 +12,14 @@ from shadowspec.app.live_documents import LiveDocument
 from shadowspec.app.public_decisions import DemoDocument, ExplainDocument, GateDocument
 from shadowspec.cli.doctor import DoctorDocument
 from shadowspec.cli.override import OverrideClearDocument, OverrideListDocument, OverrideSetDocument
+from shadowspec.cli.run import RunDocument
+from shadowspec.cli.schedule import DeliveriesDocument, ScheduleDocument
+from shadowspec.cli.try_out import TryDocument
 from shadowspec.rollout.check.answer import CheckDocument
 from shadowspec.types.public_documents import PublicDocument
 
 JSON_DOCUMENTS: Final[Mapping[str, type[PublicDocument]]] = {
+    "backfill --loop": RunDocument,
     "check": CheckDocument,
     "demo": DemoDocument,
     "doctor": DoctorDocument,
@@ -26,6 +30,10 @@ JSON_DOCUMENTS: Final[Mapping[str, type[PublicDocument]]] = {
     "override clear": OverrideClearDocument,
     "override list": OverrideListDocument,
     "override set": OverrideSetDocument,
+    "run": RunDocument,
+    "schedule --list": ScheduleDocument,
+    "schedule --once": DeliveriesDocument,
+    "try": TryDocument,
 }
 
 

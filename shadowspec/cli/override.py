@@ -19,7 +19,7 @@ from shadowspec.rollout import orders
 from shadowspec.store import Store
 from shadowspec.text import parse_duration
 from shadowspec.types import Clearing, Override, OverrideRecord, Verdict
-from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, at_load
+from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -196,16 +196,9 @@ def list_(
 def override_document(record: OverrideRecord, now: datetime) -> OverrideDocument:
     """An override with its history, as --json shows it."""
     order, clearing = record.override, record.clearing
-    return OverrideDocument(
-        override_id=order.override_id,
-        endpoint=order.endpoint,
-        slice=order.slice_labels,
-        load=at_load(order.concurrency),
-        verdict=order.verdict,
-        reason=order.reason,
-        author=order.author,
-        created_at=order.created_at,
-        expires_at=order.expires_at,
+    return public(
+        OverrideDocument,
+        order,
         is_active=record.is_active(now),
         cleared_at=None if clearing is None else clearing.cleared_at,
         cleared_by=None if clearing is None else clearing.author,

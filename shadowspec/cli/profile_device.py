@@ -15,7 +15,7 @@ from rich.table import Table
 
 from shadowspec.app.before_loading import require_inputs
 from shadowspec.app.progress_bar import notes
-from shadowspec.cli.console import SCHEMA_VERSION, print_json, require_folder_of, results, write_file
+from shadowspec.cli.console import print_json, require_folder_of, results, write_file
 from shadowspec.cli.options import (
     ConfigOption,
     ContextsOption,
@@ -105,7 +105,7 @@ def show_profiles(
     """Write the profiles to `out`, say where their costs are, and print each by `show` (None: all as one document)."""
     document = {"profiles": [document_of(profile) for profile in profiles]}
     if out is not None:
-        write_file(out, json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n")
+        write_file(out, json.dumps({"schema_version": 1, **document}, indent=1) + "\n")
         notes.print(f"cost surface written to {escape(str(out))}")
     if is_stored:
         notes.print("cost surface stored; `shadowspec report` and the dashboard show its predictions", markup=False)

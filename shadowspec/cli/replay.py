@@ -27,7 +27,7 @@ from shadowspec.cli.options import (
     VerifyRulesOption,
     chosen_rules,
 )
-from shadowspec.cli.run import funnel_document, print_funnel
+from shadowspec.cli.run import funnel_counts, print_funnel
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.servers.engines.rules import used_rules
@@ -110,7 +110,7 @@ def replay(
                 "requests_replayed": done.num_replayed,
                 "near_tie_tokens": done.num_near_ties,
                 "replays": [_cell(done, key, pooled) for key, pool in done.pools.items() for pooled in pool.pool()],
-                "funnel": funnel_document(done.funnel),
+                "funnel": funnel_counts(done.funnel),
             }
         )
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
@@ -17,11 +17,32 @@ from shadowspec.config import find_config, load_config
 from shadowspec.errors import NoDataError
 from shadowspec.tap.parameters import REMEDIES
 from shadowspec.types import FunnelCounter, FunnelKey
+from shadowspec.types.public_documents import PublicDocument, PublicValue
 
 if TYPE_CHECKING:
     from shadowspec.app.measure_files import FileMeasurement
 
 _UNUSABLE = frozenset({FunnelCounter.MALFORMED, FunnelCounter.UNSUPPORTED})  # what measuring again would not change
+
+
+class FunnelCount(PublicValue, frozen=True, kw_only=True):
+    """How many records ended in one place."""
+
+    endpoint: str | None
+    counter: FunnelCounter
+    reason: str | None
+    num_records: int
+
+
+class RunDocument(PublicDocument, frozen=True, kw_only=True):
+    """What `run --json` measured of the files."""
+
+    files: Sequence[str]
+    records_read: int
+    blocks_measured: int
+    requests_found: int
+    requests_measured: int
+    funnel: Sequence[FunnelCount]
 
 
 def run(
@@ -61,23 +82,25 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
     Raises:
         NoDataError: no record could be used.
     """
-    totals = {
-        "records_read": sum(progress.records_read for progress in done.progress),
-        "blocks_measured": sum(progress.blocks_measured for progress in done.progress),
-        "requests_found": sum(progress.requests_found for progress in done.progress),
-        "requests_measured": sum(progress.requests_measured for progress in done.progress),
-    }
+    totals = RunDocument(
+        files=files,
+        records_read=sum(progress.records_read for progress in done.progress),
+        blocks_measured=sum(progress.blocks_measured for progress in done.progress),
+        requests_found=sum(progress.requests_found for progress in done.progress),
+        requests_measured=sum(progress.requests_measured for progress in done.progress),
+        funnel=funnel_counts(done.funnel),
+    )
     if as_json:
-        print_json({"files": files, **totals, "funnel": funnel_document(done.funnel)})
+        print_json(totals)
     else:
         results.print(
-            f"{totals['records_read']} records read, {totals['requests_measured']} requests measured in "
-            f"{totals['blocks_measured']} blocks"
-            + (f" ({totals['requests_found']} were measured before)" if totals["requests_found"] else ""),
+            f"{totals.records_read} records read, {totals.requests_measured} requests measured in "
+            f"{totals.blocks_measured} blocks"
+            + (f" ({totals.requests_found} were measured before)" if totals.requests_found else ""),
             highlight=False,
         )
         print_funnel(done.funnel, {})
-    if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals["requests_found"]:
+    if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals.requests_found:
         malformed = any(counter is FunnelCounter.MALFORMED for _, counter, _ in done.funnel)
         unmatched = any(reason == "no_endpoint" for _, _, reason in done.funnel)
         raise NoDataError(
@@ -98,10 +121,10 @@ def print_funnel(funnel: Mapping[FunnelKey, int], messages: Mapping[str, str]) -
         notes.print(f"first {reason}: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
-def funnel_document(funnel: Mapping[FunnelKey, int]) -> list[dict[str, Any]]:
+def funnel_counts(funnel: Mapping[FunnelKey, int]) -> list[FunnelCount]:
     """Where records ended, as --json shows it."""
     return [
-        {"endpoint": endpoint, "counter": counter.value, "reason": reason, "num_records": number}
+        FunnelCount(endpoint=endpoint, counter=counter, reason=reason, num_records=number)
         for (endpoint, counter, reason), number in _in_order(funnel)
     ]
 

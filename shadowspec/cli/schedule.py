@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -26,8 +27,44 @@ from shadowspec.scheduler.receivers import require_secret
 from shadowspec.scheduler.verdict_metrics import VerdictMetrics, serving
 from shadowspec.store import Store
 from shadowspec.types import Delivery
+from shadowspec.types.public_documents import PublicDocument, PublicValue, public
 
 NUM_LISTED = 50
+
+
+class ScheduledJob(PublicValue, frozen=True, kw_only=True):
+    """A job, and when it was due and will be."""
+
+    job: str
+    cron: str | None
+    on: Sequence[str]
+    time_zone: str
+    does: Sequence[str]
+    receivers: Sequence[str]
+    last_due_at: datetime | None
+    next_due_at: datetime | None
+
+
+class LiveJob(PublicValue, frozen=True, kw_only=True):
+    """The reading of an endpoint's replicas."""
+
+    endpoint: str
+    interval_s: float
+    replicas: Sequence[str]
+
+
+class DeliveriesDocument(PublicDocument, frozen=True, kw_only=True):
+    """The deliveries of `schedule --once --json` that were not made."""
+
+    deliveries: Sequence[Delivery]
+
+
+class ScheduleDocument(PublicDocument, frozen=True, kw_only=True):
+    """The jobs of `schedule --list --json`, and the newest deliveries."""
+
+    jobs: Sequence[ScheduledJob]
+    live: Sequence[LiveJob]
+    deliveries: Sequence[Delivery]
 
 
 def schedule(
@@ -110,26 +147,22 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
         jobs.append((job, None if newest is None else newest.due_at, due))
     deliveries = store.deliveries(limit=NUM_LISTED)
     if as_json:
-        documents = [
-            {
-                "job": job.name,
-                "cron": job.cron,
-                "on": list(job.on),
-                "time_zone": job.zone.key,
-                "does": list(job.actions),
-                "receivers": list(job.receivers),
-                "last_due_at": None if last is None else last.isoformat(),
-                "next_due_at": None if due is None else due.isoformat(),
-            }
-            for job, last, due in jobs
-        ]
-        live = [
-            {"endpoint": name, "interval_s": settings.interval_s, "replicas": list(settings.source.replicas)}
-            for name, settings in live_jobs(config).items()
-        ]
         print_json(
-            {"jobs": documents, "live": live, "deliveries": [delivery_document(delivery) for delivery in deliveries]}
-        )
+            ScheduleDocument(
+                jobs=[
+                    public(
+                        ScheduledJob, job,
+                        job=job.name, time_zone=job.zone.key, does=job.actions, last_due_at=last, next_due_at=due,
+                    )
+                    for job, last, due in jobs
+                ],
+                live=[
+                    public(LiveJob, settings, settings.source, endpoint=name)
+                    for name, settings in live_jobs(config).items()
+                ],
+                deliveries=deliveries,
+            )
+        )  # fmt: skip
         return
     table = Table("job", "when", "does", "receivers", "last due", "next due (UTC)", title="jobs", box=None)
     for job, last, due in jobs:
@@ -147,25 +180,9 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
     _print_deliveries(deliveries, as_json=False)
 
 
-def delivery_document(delivery: Delivery) -> dict[str, Any]:
-    """A delivery as --json shows it: never what was delivered, nor to which address."""
-    return {
-        "job": delivery.job,
-        "due_at": delivery.due_at.isoformat(),
-        "receiver": delivery.receiver,
-        "state": delivery.state.value,
-        "attempts": delivery.attempts,
-        "idempotency_key": delivery.idempotency_key,
-        "message_id": delivery.message_id,
-        "next_attempt_at": delivery.next_attempt_at.isoformat(),
-        "sent_at": None if delivery.sent_at is None else delivery.sent_at.isoformat(),
-        "last_error": delivery.last_error,
-    }
-
-
 def _print_deliveries(deliveries: list[Delivery], *, as_json: bool) -> None:
     if as_json:
-        print_json({"deliveries": [delivery_document(delivery) for delivery in deliveries]})
+        print_json(DeliveriesDocument(deliveries=deliveries))
         return
     if not deliveries:
         return

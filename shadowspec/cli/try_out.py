@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shadowspec.app.progress_bar import notes
+from shadowspec.app.public_decisions import DecisionDocument, public_decision
 from shadowspec.app.try_out.configuration import DEFAULT_LOAD
 from shadowspec.app.try_out.preparation import PreparedTrial, prepare
 from shadowspec.app.try_out.survey import refusals
@@ -23,16 +24,32 @@ from shadowspec.errors import ExitCode, NoDataError, UsageError
 from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
 from shadowspec.reports.content.next_steps import RECORD_MORE, best_decision, next_action
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
-from shadowspec.reports.render.documents import decision_document
 from shadowspec.reports.report import render_html, verdict_tables
 from shadowspec.servers.engines import ENGINES
 from shadowspec.text import plain_text, plural, span_text
 from shadowspec.types import Decision
+from shadowspec.types.public_documents import PublicDocument
 
 if TYPE_CHECKING:
     from shadowspec.app.try_out.measuring import LoadedTrial, TrialOutcome
 
 DEFAULT_OUT = Path("shadowspec-try")
+
+
+class TryDocument(PublicDocument, frozen=True, kw_only=True):
+    """The trial of `try --json`; `still_wanted` is what each candidate needs for production."""
+
+    recording_only: bool
+    rehearsal: bool
+    decisions: Sequence[DecisionDocument]
+    still_wanted: Mapping[str, Sequence[str]]
+    ended_by: str
+    records_read: int
+    requests_measured: int
+    requests_found: int
+    config: str
+    report: str
+    seconds: float
 
 
 def try_out(
@@ -160,19 +177,19 @@ def _print_outcome(trial: PreparedTrial, outcome: TrialOutcome, report: Path, *,
     progress, wanted, is_whole = outcome.progress, _still_wanted(trial, outcome.decisions), outcome.ended_by == "end"
     if as_json:
         print_json(
-            {
-                "recording_only": True,
-                "rehearsal": not is_whole,
-                "decisions": [decision_document(decision) for decision in outcome.decisions],
-                "still_wanted": wanted,
-                "ended_by": outcome.ended_by,
-                "records_read": progress.done.records_read,
-                "requests_measured": progress.done.requests_measured,
-                "requests_found": progress.done.requests_found,
-                "config": str(trial.config_path),
-                "report": str(report),
-                "seconds": round(progress.seconds, 1),
-            }
+            TryDocument(
+                recording_only=True,
+                rehearsal=not is_whole,
+                decisions=list(map(public_decision, outcome.decisions)),
+                still_wanted=wanted,
+                ended_by=outcome.ended_by,
+                records_read=progress.done.records_read,
+                requests_measured=progress.done.requests_measured,
+                requests_found=progress.done.requests_found,
+                config=str(trial.config_path),
+                report=str(report),
+                seconds=round(progress.seconds, 1),
+            )
         )
         return
     for table in verdict_tables(shown_decisions(outcome.decisions)):

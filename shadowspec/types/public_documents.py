@@ -8,9 +8,11 @@ by its concurrency), and it leaves out what only ShadowSpec needs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
+
+from shadowspec.types.requests import parse_slice_key
 
 Labels = Mapping[str, str]  # of a slice; empty: the whole endpoint
 
@@ -34,3 +36,26 @@ class AtLoad(PublicValue, frozen=True, kw_only=True):
 def at_load(concurrency: int | None) -> AtLoad | None:
     """The load; None is every load."""
     return None if concurrency is None else AtLoad(concurrency=concurrency)
+
+
+Value = TypeVar("Value", bound=PublicValue)
+
+
+def public(kind: type[Value], *values: object, **given: Any) -> Value:
+    """A part of a document: fields that are given, else those of the first value that has them.
+
+    `slice` is made from a value's labels or its slice key, `load` from its concurrency.
+    """
+    for name in kind.__struct_fields__:
+        for value in values:
+            if name in given:
+                break
+            if hasattr(value, name):
+                given[name] = getattr(value, name)
+            elif name == "slice" and hasattr(value, "slice_labels"):
+                given[name] = value.slice_labels
+            elif name == "slice" and hasattr(value, "slice_key"):
+                given[name] = parse_slice_key(value.slice_key)
+            elif name == "load" and hasattr(value, "concurrency"):
+                given[name] = at_load(value.concurrency)
+    return kind(**given)

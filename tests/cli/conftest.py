@@ -82,7 +82,7 @@ class Workspace:
 
 def require_valid_document(arguments: Sequence[str], out: str) -> None:
     """Check what a command printed with --json against its published schema."""
-    names = (" ".join(arguments[:2]), f"{arguments[0]} --explain" if "--explain" in arguments else arguments[0])
+    names = (" ".join(arguments[:2]), *(f"{arguments[0]} {argument}" for argument in arguments), arguments[0])
     command = next((name for name in names if name in JSON_DOCUMENTS), None)
     if "--json" in arguments and out and command is not None:
         jsonschema.validate(json.loads(out), json_schema(command), format_checker=jsonschema.FormatChecker())

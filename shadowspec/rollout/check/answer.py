@@ -11,14 +11,12 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from msgspec import structs
-
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, Expectation
 from shadowspec.planning.demand import Demand, EndpointLoads
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.store import Traffic
-from shadowspec.types import Decision, FingerprintedConfig, Verdict, parse_slice_key
-from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, at_load
+from shadowspec.types import Decision, FingerprintedConfig, Verdict
+from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
 from shadowspec.types.serving_engines import is_for_serving, verdict_engine
 
 WORST_FIRST = (Outcome.DISABLE, Outcome.UNUSABLE, Outcome.HOLD)
@@ -272,64 +270,26 @@ class CheckDocument(PublicDocument, frozen=True, kw_only=True):
 
 def answer_document(answer: Answer, on_hold: OnHold) -> CheckDocument:
     """The answer as `check --json` prints it."""
-    question = answer.question
-    return CheckDocument(
-        endpoint=question.endpoint,
-        slice=question.slice_labels,
-        load=at_load(question.concurrency),
-        outcome=answer.outcome,
+    return public(
+        CheckDocument,
+        answer,
+        answer.question,
         exit_code=exit_code(answer.outcome, on_hold),
         on_hold=on_hold,
         config=answer.config_name,
-        fingerprints=answer.fingerprints,
-        engines=answer.engines,
-        serving_engine=answer.serving_engine,
         verdict_engine=None if answer.config_name is None else answer.verdict_engine,
         other_candidates=[OtherCandidate(config=name, outcome=outcome) for name, outcome in answer.others],
-        remarks=answer.remarks,
-        accepts_schedule=question.accepts_schedule,
-        schedule_limit=answer.schedule_limit,
         loads=None if answer.loads is None else answer.loads.document(),
-        findings=[_finding(finding) for finding in answer.findings],
-        checked_at=answer.checked_at,
-    )
-
-
-def _finding(finding: Finding) -> FindingDocument:
-    return FindingDocument(
-        slice=parse_slice_key(finding.slice_key),
-        outcome=finding.outcome,
-        role=finding.role,
-        is_blocking=finding.is_blocking,
-        reason=finding.reason,
-        override_id=finding.override_id,
-        on_up_to=finding.on_up_to,
-        traffic_share=finding.traffic_share,
-        speedup=finding.speedup,
-        since=finding.since,
-        evidence_age_s=None if finding.age is None else finding.age.total_seconds(),
-        loads=[_load(load) for load in finding.loads],
+        findings=[
+            public(FindingDocument, finding, evidence_age_s=_age_s(finding), loads=list(map(_load, finding.loads)))
+            for finding in answer.findings
+        ],
     )
 
 
 def _load(load: LoadFinding) -> LoadDocument:
-    document = LoadDocument(
-        concurrency=load.concurrency,
-        share=load.share,
-        outcome=load.outcome,
-        problem=load.problem,
-        evidence_age_s=None if load.age is None else load.age.total_seconds(),
-    )
-    if (decision := load.decision) is None:
-        return document
-    return structs.replace(
-        document,
-        decision_id=decision.decision_id,
-        verdict=decision.verdict,
-        reason_code=decision.reason_code,
-        reason=decision.reason,
-        fingerprint=decision.fingerprint,
-        engine=decision.engine,
-        clusters_needed=decision.clusters_needed,
-        decided_at=decision.decided_at,
-    )
+    return public(LoadDocument, load, *([] if load.decision is None else [load.decision]), evidence_age_s=_age_s(load))
+
+
+def _age_s(finding: Finding | LoadFinding) -> float | None:
+    return None if finding.age is None else finding.age.total_seconds()
