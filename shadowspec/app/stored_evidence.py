@@ -1,11 +1,16 @@
-"""Why the database has no figures or no decisions to show; every command that reads them says it alike."""
+"""The decisions in force, and why the database has none to show; every command that reads them says it alike."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime
 
+from shadowspec.config import Config
 from shadowspec.errors import NoDataError
+from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
+from shadowspec.planning.demand import read_demand
+from shadowspec.rollout.check.answer import CheckInput, Question
+from shadowspec.rollout.orders import unknown_endpoint
 from shadowspec.store import Store
 from shadowspec.text import plural
 from shadowspec.types import FunnelCounter
@@ -39,3 +44,30 @@ def no_decision(store: Store, endpoints: Collection[str]) -> NoDataError:
         f"{names}: {plural(number, 'request')} measured, none counted yet, because their sessions may continue in "
         "unread records: resume `shadowspec run FILE` to the end of the file, then run `shadowspec gate`"
     )
+
+
+def read_check_input(config: Config, question: Question, now: datetime) -> CheckInput:
+    """The current decisions on the endpoint.
+
+    Raises:
+        UsageError: neither the configuration nor the database knows the endpoint.
+        NoDataError: nothing has been decided about it.
+    """
+    settings = config.endpoints.get(question.endpoint)
+    with Store.open(config.database_url) as store:
+        policy = settings.policy if settings else config.policy
+        decisions = read_endpoint_decisions(store, question.endpoint, policy, now)
+        if not decisions.latest:
+            known = sorted({*config.endpoints, *store.endpoints()})
+            if question.endpoint not in known:
+                raise unknown_endpoint(question.endpoint, known)
+            raise no_decision(store, [question.endpoint])
+        return CheckInput(
+            decisions=decisions,
+            configs=store.fingerprints(),
+            traffic=store.traffic(question.endpoint),
+            load_shares={load.concurrency: load.share for load in settings.rule.loads} if settings else {},
+            candidates=[candidate.name for candidate in settings.candidates] if settings else [],
+            log_speedup_clip=policy.log_speedup_clip,
+            demand=read_demand(store, question.endpoint, now, policy.mix_window_s),
+        )

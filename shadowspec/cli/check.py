@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from typing import Annotated
 import typer
 
 from shadowspec.app.progress_bar import notes
-from shadowspec.app.stored_evidence import no_decision
+from shadowspec.app.stored_evidence import read_check_input
 from shadowspec.cli.console import print_json, results, write_file
 from shadowspec.cli.options import (
     MAX_AGE_HELP,
@@ -23,24 +22,14 @@ from shadowspec.cli.options import (
     OneEndpointOption,
     SliceOption,
 )
-from shadowspec.config import Config, find_config, load_config
-from shadowspec.errors import InputError, ShadowSpecError, UsageError
-from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
-from shadowspec.planning.demand import read_demand
-from shadowspec.rollout.check.answer import Answer, CheckInput, Question, answer_document, refusal
-from shadowspec.rollout.check.github import (
-    OUTPUT_VARIABLE,
-    SUMMARY_VARIABLE,
-    step_annotations,
-    step_summary,
-    without_commands,
-)
+from shadowspec.config import find_config, load_config
+from shadowspec.errors import ShadowSpecError
+from shadowspec.rollout.check.answer import Answer, Question, answer_document, refusal
+from shadowspec.rollout.check.github import append_summary, step_annotations, summary_file, without_commands
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.junit import junit_xml
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.rollout.check.plain_text import answer_lines
-from shadowspec.rollout.orders import unknown_endpoint
-from shadowspec.store import Store
 from shadowspec.text import parse_duration, parse_labels
 
 
@@ -83,7 +72,7 @@ def check(
     counts as its verdict, also without a decision. Exit code 4: the evidence is unusable, being too old or of another
     config.
     """
-    summary = _summary_file() if github else None
+    summary = summary_file() if github else None
     question = Question(
         endpoint=endpoint,
         slice_labels=parse_labels(slices or []),
@@ -96,52 +85,13 @@ def check(
     )
     now = datetime.now(UTC)
     try:
-        answer = judge(question, _standing(load_config(find_config(config_path)), question, now), now)
+        answer = judge(question, read_check_input(load_config(find_config(config_path)), question, now), now)
     except ShadowSpecError as error:  # readers of the reports must see that there is no answer
         _write_reports(refusal(question, str(error), now), on_hold, junit, summary, as_json=as_json)
         raise
     _print(answer, on_hold, is_github=github, as_json=as_json)
     _write_reports(answer, on_hold, junit, summary, as_json=as_json)
     raise typer.Exit(exit_code(answer.outcome, on_hold))
-
-
-def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
-    """The current decisions on the endpoint.
-
-    Raises:
-        UsageError: neither the configuration nor the database knows the endpoint.
-        NoDataError: nothing has been decided about it.
-    """
-    settings = config.endpoints.get(question.endpoint)
-    with Store.open(config.database_url) as store:
-        policy = settings.policy if settings else config.policy
-        decisions = read_endpoint_decisions(store, question.endpoint, policy, now)
-        if not decisions.latest:
-            known = sorted({*config.endpoints, *store.endpoints()})
-            if question.endpoint not in known:
-                raise unknown_endpoint(question.endpoint, known)
-            raise no_decision(store, [question.endpoint])
-        return CheckInput(
-            decisions=decisions,
-            configs=store.fingerprints(),
-            traffic=store.traffic(question.endpoint),
-            load_shares={load.concurrency: load.share for load in settings.rule.loads} if settings else {},
-            candidates=[candidate.name for candidate in settings.candidates] if settings else [],
-            log_speedup_clip=policy.log_speedup_clip,
-            demand=read_demand(store, question.endpoint, now, policy.mix_window_s),
-        )
-
-
-def _summary_file() -> Path:
-    """Where GitHub wants the step's summary.
-
-    Raises:
-        UsageError: this is no step of GitHub Actions.
-    """
-    named = os.environ.get(SUMMARY_VARIABLE)
-    if not named:
-        raise UsageError(f"--github works only in a step of GitHub Actions: {SUMMARY_VARIABLE} is not set")
-    return Path(named)
 
 
 def _print(answer: Answer, on_hold: OnHold, *, is_github: bool, as_json: bool) -> None:
@@ -176,14 +126,6 @@ def _write_reports(answer: Answer, on_hold: OnHold, junit: Path | None, summary:
     if junit is not None:
         write_file(junit, junit_xml(answer), makes_folder=True)
     if summary is not None:
-        appended = [(summary, step_summary(answer))]
-        if outputs := os.environ.get(OUTPUT_VARIABLE):
-            appended.append((Path(outputs), f"outcome={answer.outcome}\n"))
-        for path, text in appended:
-            try:
-                with path.open("a", encoding="utf-8") as opened:
-                    opened.write(text)
-            except OSError as error:
-                raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+        append_summary(summary, answer)
         stream = sys.stderr if as_json else sys.stdout
         stream.write("".join(f"{line}\n" for line in step_annotations(answer, on_hold)))

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
+from shadowspec.app.configuration_checks import DoctorDocument
 from shadowspec.app.exports import ExportDocument
 from shadowspec.app.live_documents import LiveDocument
 from shadowspec.app.public_decisions import DemoDocument, ExplainDocument, GateDocument
-from shadowspec.cli.doctor import DoctorDocument
 from shadowspec.cli.override import OverrideClearDocument, OverrideListDocument, OverrideSetDocument
 from shadowspec.cli.run import RunDocument
 from shadowspec.cli.schedule import DeliveriesDocument, ScheduleDocument

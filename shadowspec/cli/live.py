@@ -12,14 +12,13 @@ from rich.table import Table
 from shadowspec.app.live_documents import live_document, scrape_outcome
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
-from shadowspec.config import Config, find_config, load_config
+from shadowspec.config import find_config, load_config
 from shadowspec.errors import ConfigError, ServiceUnavailableError
 from shadowspec.live.guard import Guarded
 from shadowspec.live.watch import alarm_words
 from shadowspec.reports.pages.live_production import live_period
 from shadowspec.rollout.control import Control
 from shadowspec.rollout.endpoint_run import read_endpoint_controls
-from shadowspec.scheduler.job_settings import LiveSettings
 from shadowspec.scheduler.jobs import LiveRun, run_live
 from shadowspec.store import Store
 from shadowspec.store.evidence.live_rows import hour_of_window
@@ -40,7 +39,7 @@ def live(
     interval_s seconds. Exit code 5: no replica could be read.
     """
     config = load_config(find_config(config_path))
-    jobs = live_jobs(config, endpoint)
+    jobs = config.live_jobs(endpoint)
     if not jobs:
         where = f"endpoints.{endpoint}.live" if endpoint else "endpoints.NAME.live"
         raise ConfigError(f"{config.path}: {where}: is missing; add metrics_urls of the serving engines (docs/live.md)")
@@ -57,15 +56,6 @@ def live(
     failed = [failure.message for run in runs for failure in run.failed]
     if len(failed) == sum(len(run.taken) for run in runs):
         raise ServiceUnavailableError("; ".join(failed))
-
-
-def live_jobs(config: Config, endpoint: str | None = None) -> dict[str, LiveSettings]:
-    """The live settings of each endpoint (or of one) that has them.
-
-    Raises:
-        ConfigError: there is no such endpoint.
-    """
-    return {name: chosen.live for name, chosen in config.chosen(endpoint).items() if chosen.live is not None}
 
 
 def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -> None:

@@ -15,7 +15,6 @@ from rich.table import Table
 
 from shadowspec.app.progress_bar import notes
 from shadowspec.cli.console import print_json, results
-from shadowspec.cli.live import live_jobs
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.cli.report import period_settings
 from shadowspec.config import Config, find_config, load_config
@@ -86,7 +85,7 @@ def schedule(
         raise UsageError("--once and --list exclude each other; give one")
     config = load_config(find_config(config_path))
     crons = crons_of(config.path, config.schedule.jobs)
-    if not config.schedule.jobs and not live_jobs(config) and config.schedule.metrics_address is None:
+    if not config.schedule.jobs and not config.live_jobs() and config.schedule.metrics_address is None:
         raise ConfigError(f"{config.path}: schedule.jobs: is missing; add a job (docs/schedule.md)")
     if list_:
         with Store.open(config.database_url) as store:
@@ -101,7 +100,7 @@ def schedule(
         scheduler = _scheduler(config, crons, store)
         if not once:
             names = [f"{job.name} ({job.when})" for job in config.schedule.jobs.values()]
-            live = live_jobs(config).items()
+            live = config.live_jobs().items()
             names += [f"live evidence of {name} (every {settings.interval_s:g} s)" for name, settings in live]
             address = config.schedule.metrics_address
             names += [] if address is None else [f"metrics on http://{address}/metrics"]
@@ -123,7 +122,7 @@ def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
         {name: endpoint.policy for name, endpoint in config.endpoints.items()},
         {name: endpoint.rollout for name, endpoint in config.endpoints.items()},
     )
-    return Scheduler(store, config.schedule, crons, policies, period_settings(config), live_jobs(config))
+    return Scheduler(store, config.schedule, crons, policies, period_settings(config), config.live_jobs())
 
 
 def _require_receivers(config: Config) -> None:
@@ -158,7 +157,7 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
                 ],
                 live=[
                     public(LiveJob, settings, settings.source, endpoint=name)
-                    for name, settings in live_jobs(config).items()
+                    for name, settings in config.live_jobs().items()
                 ],
                 deliveries=deliveries,
             )
@@ -174,7 +173,7 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
         )
         table.add_row(*map(escape, (*cells, _moment(last), _moment(due))))
     results.print(table)
-    for name, settings in live_jobs(config).items():
+    for name, settings in config.live_jobs().items():
         words = f"live evidence of {name}: every {settings.interval_s:g} s from {', '.join(settings.source.replicas)}"
         results.print(words, markup=False, highlight=False, soft_wrap=True)
     _print_deliveries(deliveries, as_json=False)

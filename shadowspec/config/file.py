@@ -120,6 +120,14 @@ class Config:
             raise ConfigError(f"{self.path}: no endpoint {endpoint!r} is configured{alike} (configured: {known})")
         return {endpoint: self.endpoints[endpoint]}
 
+    def live_jobs(self, endpoint: str | None = None) -> dict[str, LiveSettings]:
+        """The live settings of each endpoint (or of one) that has them.
+
+        Raises:
+            ConfigError: no endpoint has the name.
+        """
+        return {name: chosen.live for name, chosen in self.chosen(endpoint).items() if chosen.live is not None}
+
 
 def find_config(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:
     """The configuration file: the one given, else SHADOWSPEC_CONFIG, else ./shadowspec.toml.

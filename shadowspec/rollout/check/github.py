@@ -6,9 +6,12 @@ so that everything else that a step prints goes between `stop_commands` lines.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
+from shadowspec.errors import InputError, UsageError
 from shadowspec.rollout.check.answer import Answer, Finding
 from shadowspec.rollout.check.outcome import OnHold, Outcome
 from shadowspec.rollout.check.plain_text import (
@@ -28,6 +31,35 @@ MAX_ANNOTATIONS: Final = 10  # of one kind GitHub shows no more per step
 MAX_SUMMARY_ROWS: Final = 500  # GitHub takes 1 MiB per step; a row has about 500 bytes
 
 _LEVEL: Final = {Outcome.DISABLE: "error", Outcome.UNUSABLE: "error"}
+
+
+def summary_file() -> Path:
+    """Where GitHub wants the step's summary.
+
+    Raises:
+        UsageError: this is no step of GitHub Actions.
+    """
+    named = os.environ.get(SUMMARY_VARIABLE)
+    if not named:
+        raise UsageError(f"--github works only in a step of GitHub Actions: {SUMMARY_VARIABLE} is not set")
+    return Path(named)
+
+
+def append_summary(summary: Path, answer: Answer) -> None:
+    """Append the step's summary, and its output `outcome` where GitHub wants outputs.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+    appended = [(summary, step_summary(answer))]
+    if outputs := os.environ.get(OUTPUT_VARIABLE):
+        appended.append((Path(outputs), f"outcome={answer.outcome}\n"))
+    for path, text in appended:
+        try:
+            with path.open("a", encoding="utf-8") as opened:
+                opened.write(text)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def step_summary(answer: Answer) -> str:
