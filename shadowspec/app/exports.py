@@ -26,7 +26,7 @@ from shadowspec.rollout.export.load_schedule import (
 )
 from shadowspec.rollout.export.routes import Pools, choose_routes
 from shadowspec.servers.engines import ENGINES
-from shadowspec.servers.engines.export_parts import Document
+from shadowspec.servers.engines.export_parts import Export
 from shadowspec.store import Store
 from shadowspec.types import Override, SpeculationCounts, Verdict
 from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
@@ -103,7 +103,7 @@ class ExportDocument(PublicDocument, frozen=True, kw_only=True):
     overrides: Sequence[ExportedOverride]
 
 
-def export_document(form: str, document: Document, served: ServedDecisions) -> ExportDocument:
+def export_document(form: str, document: Export, served: ServedDecisions) -> ExportDocument:
     """The export with its reasons."""
     return ExportDocument(
         format=form,
@@ -120,7 +120,7 @@ def _exported(served: ServedDecision) -> ExportedDecision:
     return public(ExportedDecision, served, decision, candidate=decision.config.name, off_because=served.off)
 
 
-def export_decisions(config: Config, wanted: WantedExport) -> tuple[Document, ServedDecisions]:
+def export_decisions(config: Config, wanted: WantedExport) -> tuple[Export, ServedDecisions]:
     """The export, and the decisions and overrides that it rests on.
 
     Raises:
@@ -174,7 +174,7 @@ def _load_served(
     return ServedDecisions(tuple(served), tuple(orders))
 
 
-def _render(names: Sequence[str], served: ServedDecisions, store: Store, wanted: WantedExport) -> Document:
+def _render(names: Sequence[str], served: ServedDecisions, store: Store, wanted: WantedExport) -> Export:
     form, decisions, orders = wanted.form, served.decisions, served.orders
     if form == ExportFormat.FLAGD:
         endpoints = [
@@ -205,7 +205,7 @@ def _render(names: Sequence[str], served: ServedDecisions, store: Store, wanted:
 
 def _render_routes(
     endpoint: str, served: ServedDecisions, wanted: WantedExport, served_models: Sequence[str]
-) -> Document:
+) -> Export:
     chosen = routes.choose_routes(endpoint, served.decisions, overrides=served.orders)
     accepted = require_engine(wanted.form, [chosen.pool_schedule], is_accepted=wanted.accepts_other_engine)
     match wanted.form:

@@ -30,7 +30,7 @@ PoolKey = tuple[str, str, int]  # endpoint, slice ("": the whole endpoint), plac
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RecordOutcome:
     """What became of one record: its counters for each config and depth, or where and why it ended."""
 
     key: RecordKey
@@ -79,7 +79,7 @@ def replay_files(
     asked: Asked,
     *,
     max_requests: int | None,
-    on_outcome: Callable[[Outcome], None],
+    on_outcome: Callable[[RecordOutcome], None],
     on_replayed: Callable[[ReplayedRecord], None] | None = None,
 ) -> ReplayedTraffic:
     """Replay the responses in files of mirrored traffic, with a progress bar on stderr.
@@ -114,7 +114,7 @@ class _Run:
         self,
         endpoints: Mapping[str, EndpointReplay],
         depths: tuple[int, ...],
-        on_outcome: Callable[[Outcome], None],
+        on_outcome: Callable[[RecordOutcome], None],
         on_replayed: Callable[[ReplayedRecord], None] | None,
     ) -> None:
         self._endpoints, self._on_outcome, self._on_replayed = endpoints, on_outcome, on_replayed
@@ -169,11 +169,12 @@ class _Run:
         }
         if self._on_replayed is not None:
             self._on_replayed(replayed_record(call, replay.fingerprints, result))
-        self._on_outcome(Outcome(call.prompt.key, name, call.slice_key, call.unit_key, by_config, result.num_near_ties))
+        key = call.prompt.key
+        self._on_outcome(RecordOutcome(key, name, call.slice_key, call.unit_key, by_config, result.num_near_ties))
 
     def _end(self, ended: Ended) -> None:
         if ended.refusal is not None:
             log.info("%s", ended.refusal)
             self.done.refusals.setdefault(ended.refusal.reason, str(ended.refusal))
         self.done.funnel[ended.end] += 1
-        self._on_outcome(Outcome(ended.key, ended.end[0], reason=ended.end[2]))
+        self._on_outcome(RecordOutcome(ended.key, ended.end[0], reason=ended.end[2]))

@@ -35,7 +35,7 @@ from shadowspec.text import slice_title
 from shadowspec.types import LogprobsMode, SpeculationConfig, parse_slice_key
 
 if TYPE_CHECKING:
-    from shadowspec.app.replay_records import Outcome, PoolKey, ReplayedTraffic
+    from shadowspec.app.replay_records import PoolKey, RecordOutcome, ReplayedTraffic
     from shadowspec.engine.replay.pooling import PooledCounts
 
 DEFAULT_DEPTHS = "1..8"
@@ -90,7 +90,7 @@ def replay(
     lines = out.open("w", encoding="utf-8") if out is not None else None
     try:
 
-        def write(outcome: Outcome) -> None:
+        def write(outcome: RecordOutcome) -> None:
             if lines is not None:
                 lines.write(json.dumps(outcome.document(wanted)) + "\n")
 

@@ -110,7 +110,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class PoolInterval:
     """The counts of both pools in an interval, and the seconds that their replicas' windows cover."""
 
     counts: Mapping[Pool, LiveCounts]
@@ -174,7 +174,7 @@ class ControlEvidence:
             tables[name] = lower, upper
         return cls(policy, tables, detectors, dict.fromkeys(COMPARED, (0, 0.0)))
 
-    def fold(self, intervals: Sequence[Interval]) -> ControlEvidence:
+    def fold(self, intervals: Sequence[PoolInterval]) -> ControlEvidence:
         """The evidence with these intervals added."""
         plain = [interval for interval in intervals if not interval.counts[Pool.PLAIN].num_drafts]
         busy = [interval for interval in plain if interval.num_requests >= self.policy.control_requests]
@@ -259,7 +259,7 @@ def _judge(
     return ControlVerdict.FORWARD, f"production confirms it: {end_to_end.text}"
 
 
-def pool_intervals(windows: Iterable[LiveWindow], interval_s: float) -> list[Interval]:
+def pool_intervals(windows: Iterable[LiveWindow], interval_s: float) -> list[PoolInterval]:
     """The intervals that are over and have windows of both pools, in the order of time; windows count where they end.
 
     One is over when a later one has a window: both pools are read at the same time.
@@ -272,7 +272,9 @@ def pool_intervals(windows: Iterable[LiveWindow], interval_s: float) -> list[Int
         pools = by_place[place]
         if len(pools) == len(Pool):
             counts = {pool: sum_counts(window.counts for window in pools[pool]) for pool in Pool}
-            intervals.append(Interval(counts, {pool: sum(window.seconds for window in pools[pool]) for pool in Pool}))
+            intervals.append(
+                PoolInterval(counts, {pool: sum(window.seconds for window in pools[pool]) for pool in Pool})
+            )
     return intervals
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shadowspec.rollout.export.load_schedule import Schedule
-from shadowspec.servers.engines.export_parts import Document
+from shadowspec.servers.engines.export_parts import Export
 from shadowspec.types import OUTPUT_CONSTRAINT, UNCONSTRAINED, Override, parse_slice_key
 
 SCHEMA = "https://flagd.dev/schema/v0/flags.json"
@@ -39,13 +39,13 @@ class Rule:
 NOTHING = Rule({}, 0, 1.0)
 
 
-def render(endpoints: Sequence[tuple[Schedule, Sequence[Schedule]]]) -> Document:
+def render(endpoints: Sequence[tuple[Schedule, Sequence[Schedule]]]) -> Export:
     """Flags of every endpoint: the schedule of the whole, and those of its slices."""
     flags: dict[str, object] = {}
     for whole, slices in endpoints:
         flags |= _flags(whole, slices)
     document = {"$schema": SCHEMA, "metadata": {"flagSetId": "shadowspec"}, "flags": flags}
-    return Document(json.dumps(document, indent=2) + "\n")
+    return Export(json.dumps(document, indent=2) + "\n")
 
 
 def _flags(whole: Schedule, slices: Sequence[Schedule]) -> dict[str, object]:

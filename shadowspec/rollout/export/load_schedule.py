@@ -18,7 +18,7 @@ from shadowspec.gate.verdict.effective_decisions import select_covering
 from shadowspec.gate.verdict.slice_rules import ANY_SHARE, bears_on_endpoint
 from shadowspec.rollout.export.endpoint_state import ServedDecision, is_disabled
 from shadowspec.servers.engines import ServingEngine
-from shadowspec.servers.engines.export_parts import BatchRange, Document
+from shadowspec.servers.engines.export_parts import BatchRange, Export
 from shadowspec.types import Override, SpeculationConfig
 from shadowspec.types.speculation import draft_key
 
@@ -180,7 +180,7 @@ def ranges_text(schedule: Schedule) -> str:
     return f"on at batch sizes {' and '.join(parts)}, off above"
 
 
-def with_share(document: Document, schedule: Schedule) -> Document:
+def with_share(document: Export, schedule: Schedule) -> Export:
     """The export of a whole server, which cannot draw requests, with a remark where the rollout is partial."""
     if not schedule.is_on or schedule.share >= 1.0:
         return document

@@ -24,7 +24,7 @@ from shadowspec.metrics import (
 )
 from shadowspec.rollout.export.endpoint_state import Off, ServedDecision
 from shadowspec.rollout.export.load_schedule import Schedule
-from shadowspec.servers.engines.export_parts import Document
+from shadowspec.servers.engines.export_parts import Export
 from shadowspec.servers.engines.rules import used_rules
 from shadowspec.types import FingerprintedConfig, ReasonCode, SpeculationConfig, SpeculationCounts, Verdict
 
@@ -44,7 +44,7 @@ def render(
     schedule: Schedule,
     counts: Mapping[str, Mapping[str, SpeculationCounts]],
     configs: Mapping[str, FingerprintedConfig],
-) -> Document:
+) -> Export:
     """The profile of the draft that the schedule names.
 
     `counts` are pooled per slice by fingerprint, and per fingerprint by its name in `configs`.
@@ -56,7 +56,7 @@ def render(
     by_slice = counts.get(served.decision.fingerprint, {})
     total = pool_counts(by_slice.values()) if _is_reliable(schedule, served) else None
     profile = _profile(schedule, served, total, by_slice, configs[served.decision.fingerprint])
-    return Document(json.dumps(profile, indent=2) + "\n")
+    return Export(json.dumps(profile, indent=2) + "\n")
 
 
 def checkpoint_id(path: str | None) -> str | None:

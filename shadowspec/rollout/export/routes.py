@@ -18,7 +18,7 @@ from typing import Any, Final
 from shadowspec.errors import UsageError
 from shadowspec.rollout.export.endpoint_state import ServedDecision
 from shadowspec.rollout.export.load_schedule import Schedule, endpoint_schedule, slice_schedules
-from shadowspec.servers.engines.export_parts import BatchRange, Document, comment_lines
+from shadowspec.servers.engines.export_parts import BatchRange, Export, comment_lines
 from shadowspec.types import ENDPOINT_HEADER, SLICE_HEADER, Override, SpeculationConfig, slice_tag
 from shadowspec.types.settings import LAST_PORT
 from shadowspec.types.speculation import draft_key
@@ -178,7 +178,7 @@ def _pool_schedule(endpoint: str, routed: Sequence[Schedule]) -> Schedule:
     return Schedule(endpoint, "", routed[0].config, ranges, behind, expires_at=expires_at)
 
 
-def litellm(routes: Routes, pools: Pools, served_models: Sequence[str]) -> Document:
+def litellm(routes: Routes, pools: Pools, served_models: Sequence[str]) -> Export:
     """LiteLLM's proxy configuration with tag-based routing.
 
     Each model name has a deployment in either pool.  Requests without a known tag go to the one tagged `default`, which
@@ -217,7 +217,7 @@ def _deployment(group: str, model: str, url: str, tags: list[str], weight: int |
     return {"model_name": group, "litellm_params": parameters}
 
 
-def httproute(routes: Routes, pools: Pools) -> Document:
+def httproute(routes: Routes, pools: Pools) -> Export:
     """A Gateway API HTTPRoute (v1) that matches the header of the slice.
 
     Raises:
@@ -262,7 +262,7 @@ def httproute(routes: Routes, pools: Pools) -> Document:
     return _commented(routes, document)
 
 
-def envoy(routes: Routes, pools: Pools) -> Document:
+def envoy(routes: Routes, pools: Pools) -> Export:
     """Envoy's route configuration and clusters, as fragments of a static or a file-based dynamic configuration."""
     listed: list[dict[str, Any]] = []
     for route in routes.on:
@@ -303,8 +303,8 @@ def _resource_name(endpoint: str) -> str:
     return "".join(character if character.isalnum() else "-" for character in endpoint.lower()).strip("-")
 
 
-def _commented(routes: Routes, document: Mapping[str, Any]) -> Document:
+def _commented(routes: Routes, document: Mapping[str, Any]) -> Export:
     """The document as YAML: JSON, which YAML includes, below comments."""
     remarks = routes.describe()
     text = "".join(f"{line}\n" for line in comment_lines(remarks)) + json.dumps(document, indent=2) + "\n"
-    return Document(text, tuple(remarks))
+    return Export(text, tuple(remarks))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Protocol
 
-from shadowspec.servers.engines.export_parts import DepthSchedule, Document, MethodKeys, ServedSettings, left_out
+from shadowspec.servers.engines.export_parts import DepthSchedule, Export, MethodKeys, ServedSettings, left_out
 from shadowspec.servers.engines.rules import EngineRules, differences
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import MetricNames
@@ -216,11 +216,11 @@ class ServingEngine(ABC):
         return False
 
     @abstractmethod
-    def export(self, schedule: DepthSchedule, beside: str) -> Document:
+    def export(self, schedule: DepthSchedule, beside: str) -> Export:
         """The part of a server's configuration that concerns speculation.
 
         Args:
-            beside: where a file beside the export will lie, as the server sees it (`Document.beside`).
+            beside: where a file beside the export will lie, as the server sees it (`Export.beside`).
         """
 
     def served_settings(self, schedule: DepthSchedule, config: SpeculationConfig) -> ServedSettings:

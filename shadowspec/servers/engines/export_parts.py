@@ -59,7 +59,7 @@ def left_out(schedule: DepthSchedule, last: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class Export:
     """One export.  `beside` holds the texts of files that belong next to it, by the end of their name.
 
     `instead` says what to do where a deployer needs no text; it is then only written to a file.
@@ -71,8 +71,8 @@ class Document:
     instead: str | None = None
 
     @classmethod
-    def of(cls, lines: Sequence[str], remarks: Sequence[str] = (), beside: Mapping[str, str] | None = None) -> Document:
-        """A document of these lines."""
+    def of(cls, lines: Sequence[str], remarks: Sequence[str] = (), beside: Mapping[str, str] | None = None) -> Export:
+        """An export of these lines."""
         return cls("\n".join(lines) + "\n", tuple(remarks), beside or {})
 
 

@@ -43,7 +43,7 @@ from shadowspec.servers.engines.engine import (
 )
 from shadowspec.servers.engines.export_parts import (
     DepthSchedule,
-    Document,
+    Export,
     MethodKeys,
     comment_lines,
     counterpart,
@@ -94,7 +94,7 @@ _METRICS: Final = MetricNames(
 )
 
 
-class _Answer(StreamedAnswer):
+class _CompletionAnswer(StreamedAnswer):
     """Takes the events of one answer of /completion; how far drafts had come is kept for `draft_trace`."""
 
     def __init__(self, server: str, model: str, request: ServerRequest, sent_s: float) -> None:
@@ -155,7 +155,7 @@ class LlamaCpp(ServingEngine):
     method_keys = MethodKeys("spec-type", "spec-draft-n-max", "spec-draft-model")
     counts_source = CountsSource("timings", "each answer's timings")
     uncounted = "sends no timings at each token: it is too old"
-    answer_type = _Answer
+    answer_type = _CompletionAnswer
     path = "completion"
     headers: ClassVar[Mapping[str, str]] = {"Connection": "close"}
 
@@ -329,7 +329,7 @@ class LlamaCpp(ServingEngine):
     def has_one_depth(self, config: SpeculationConfig) -> bool:
         return True
 
-    def export(self, schedule: DepthSchedule, beside: str) -> Document:
+    def export(self, schedule: DepthSchedule, beside: str) -> Export:
         """The arguments; `--spec-type none` where nothing is on."""
         config, leading = schedule.config, schedule.leading_ranges()
         if config is not None and config.is_served_method:
@@ -354,9 +354,9 @@ class LlamaCpp(ServingEngine):
                 remarks.append(f"llama.cpp takes a GGUF file: name the one that was converted from {config.draft}")
         arguments += ["--parallel", str(last)]
         remarks.append(f"--parallel {last} keeps the server at batch sizes that were measured")
-        return Document.of([*comment_lines([schedule.basis]), shlex.join(arguments)], remarks)
+        return Export.of([*comment_lines([schedule.basis]), shlex.join(arguments)], remarks)
 
-    def _served(self, schedule: DepthSchedule, config: SpeculationConfig) -> Document:
+    def _served(self, schedule: DepthSchedule, config: SpeculationConfig) -> Export:
         """The arguments with which the measured server was started."""
         served = self.served_settings(schedule, config)
         if served.values is None:
@@ -365,7 +365,7 @@ class LlamaCpp(ServingEngine):
         arguments += ["--parallel", str(served.max_batch_size)]
         remark = f"--parallel {served.max_batch_size} keeps the server at batch sizes that were measured"
         lines = [*comment_lines([schedule.basis]), shlex.join(arguments)]
-        return Document.of(lines, (*served.remarks, remark))
+        return Export.of(lines, (*served.remarks, remark))
 
 
 async def _look_if_shown(server: ServerPages, path: str) -> str | None:
@@ -440,6 +440,6 @@ def _off_because(config: SpeculationConfig, depth: int) -> str | None:
     return None
 
 
-def _off(schedule: DepthSchedule, remarks: Sequence[str]) -> Document:
+def _off(schedule: DepthSchedule, remarks: Sequence[str]) -> Export:
     lines = [*comment_lines([schedule.basis, "speculation is off"]), shlex.join(["--spec-type", "none"])]
-    return Document.of(lines, remarks)
+    return Export.of(lines, remarks)

@@ -35,7 +35,7 @@ from shadowspec.servers.engines.engine import (
 )
 from shadowspec.servers.engines.export_parts import (
     DepthSchedule,
-    Document,
+    Export,
     MethodKeys,
     comment_lines,
     counterpart,
@@ -100,7 +100,7 @@ _METRICS: Final = MetricNames(
 )
 
 
-class _Answer(StreamedAnswer):
+class _GenerateAnswer(StreamedAnswer):
     """Takes the events of one answer of /generate.
 
     An event holds the tokens so far, or, where the server streams increments, the further ones.
@@ -151,7 +151,7 @@ class Sglang(ServingEngine):
     remedies: ClassVar[Mapping[Lack, str]] = {
         Lack.PREFIX_CACHE: "start SGLang without --disable-radix-cache",
     }
-    answer_type = _Answer
+    answer_type = _GenerateAnswer
     beside_suffix = ".adaptive.json"
     path = "generate"
 
@@ -281,7 +281,7 @@ class Sglang(ServingEngine):
         """Whether its algorithm cannot adapt the depth to the batch size."""
         return config.proposer not in ADAPTIVE_ALGORITHMS or config.is_served_method
 
-    def export(self, schedule: DepthSchedule, beside: str) -> Document:
+    def export(self, schedule: DepthSchedule, beside: str) -> Export:
         """The flags; beside them lies the adaptive config."""
         head = comment_lines([schedule.basis])
         if schedule.config is not None and schedule.config.is_served_method:
@@ -319,21 +319,21 @@ class Sglang(ServingEngine):
             files[self.beside_suffix] = json.dumps(entries, indent=2) + "\n"
         flags["max-running-requests"] = last
         remarks.append(f"max-running-requests {last} keeps the server at batch sizes that were measured")
-        return Document.of([*head, *yaml_lines(flags)], remarks, files)
+        return Export.of([*head, *yaml_lines(flags)], remarks, files)
 
-    def _served_method(self, schedule: DepthSchedule, config: SpeculationConfig, head: list[str]) -> Document:
+    def _served_method(self, schedule: DepthSchedule, config: SpeculationConfig, head: list[str]) -> Export:
         """The flags as the measured server was given them, and how far it may go with them."""
         served = self.served_settings(schedule, config)
         if served.values is None:
-            return Document.of([*head, *comment_lines(["speculation is off"]), "{}"], served.remarks)
+            return Export.of([*head, *comment_lines(["speculation is off"]), "{}"], served.remarks)
         flags = {**served.values, "max-running-requests": served.max_batch_size}
         limit = f"max-running-requests {served.max_batch_size} keeps the server at batch sizes that were measured"
-        return Document.of([*head, *yaml_lines(flags)], (limit, *served.remarks))
+        return Export.of([*head, *yaml_lines(flags)], (limit, *served.remarks))
 
-    def _off(self, schedule: DepthSchedule, head: list[str]) -> Document:
+    def _off(self, schedule: DepthSchedule, head: list[str]) -> Export:
         remarks = self.off_remarks(schedule, ALGORITHMS)
         # Speculation is off where no flag is given.
-        return Document.of([*head, *comment_lines(["speculation is off"]), "{}"], remarks)
+        return Export.of([*head, *comment_lines(["speculation is off"]), "{}"], remarks)
 
 
 async def _server_info(server: ServerPages) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from shadowspec.servers.engines.engine import ServingEngine
 from shadowspec.servers.engines.export_parts import (
     BatchRange,
     DepthSchedule,
-    Document,
+    Export,
     comment_lines,
     counterpart,
     left_out,
@@ -71,13 +71,13 @@ class TensorRtLlm(ServingEngine):
         "follows"
     )
 
-    def export(self, schedule: DepthSchedule, beside: str) -> Document:
+    def export(self, schedule: DepthSchedule, beside: str) -> Export:
         head = comment_lines([schedule.basis])
         leading = schedule.leading_ranges()
         decoding_type = counterpart(schedule.config, DECODING_TYPES)
         if schedule.config is None or decoding_type is None or not leading:
             remarks = self.off_remarks(schedule, DECODING_TYPES)
-            return Document.of([*head, "speculative_config: null"], remarks)
+            return Export.of([*head, "speculative_config: null"], remarks)
         remarks = self.rule_remarks(schedule.config)
         depth = leading[0].num_speculative_tokens
         kept = []
@@ -101,7 +101,7 @@ class TensorRtLlm(ServingEngine):
             values["draft_len_schedule"] = draft_len_schedule(kept)
         remarks.append(f"max_batch_size {last} keeps the server at batch sizes that were measured")
         lines = yaml_lines({"max_batch_size": last, "speculative_config": values})
-        return Document.of([*head, *lines], remarks)
+        return Export.of([*head, *lines], remarks)
 
 
 def draft_len_schedule(ranges: list[BatchRange]) -> dict[str, int]:

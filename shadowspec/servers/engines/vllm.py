@@ -37,7 +37,7 @@ from shadowspec.servers.engines.engine import Lack, ReportedDrafts, ServerIdenti
 from shadowspec.servers.engines.export_parts import (
     BatchRange,
     DepthSchedule,
-    Document,
+    Export,
     MethodKeys,
     left_out,
 )
@@ -213,7 +213,7 @@ class Vllm(ServingEngine):
             drafted, accepted, answer, num_prompt_tokens, num_speculative_tokens, drafts_always=drafts_always
         )
 
-    def export(self, schedule: DepthSchedule, beside: str) -> Document:
+    def export(self, schedule: DepthSchedule, beside: str) -> Export:
         """The value of `--speculative-config`; `null` where nothing is on."""
         config = schedule.config
         if config is None:
@@ -251,9 +251,9 @@ class Vllm(ServingEngine):
             [batches.first, batches.last or MAX_BATCH_SIZE, batches.num_speculative_tokens]
             for batches in schedule.ranges
         ]
-        return Document(json.dumps(values) + "\n", tuple(remarks))
+        return Export(json.dumps(values) + "\n", tuple(remarks))
 
-    def _suffix(self, schedule: DepthSchedule, config: SpeculationConfig, leading: Sequence[BatchRange]) -> Document:
+    def _suffix(self, schedule: DepthSchedule, config: SpeculationConfig, leading: Sequence[BatchRange]) -> Export:
         """One depth from batch size 1 on, and how far the server may go with it."""
         if not leading:
             return self._off(schedule)
@@ -274,9 +274,9 @@ class Vllm(ServingEngine):
             SUFFIX,
         ]
         remarks += left_out(schedule, last)
-        return Document(json.dumps(values) + "\n", tuple(remarks))
+        return Export(json.dumps(values) + "\n", tuple(remarks))
 
-    def _served_method(self, schedule: DepthSchedule, config: SpeculationConfig) -> Document:
+    def _served_method(self, schedule: DepthSchedule, config: SpeculationConfig) -> Export:
         """The configuration as it went in, to be run up to the largest batch size that was measured."""
         served = self.served_settings(schedule, config)
         if served.values is None:
@@ -285,15 +285,15 @@ class Vllm(ServingEngine):
             f"{config.proposer} speculates at every batch size: run the server with --max-num-seqs "
             f"{served.max_batch_size}, the largest that was measured"
         )
-        return Document(json.dumps(served.values) + "\n", (limit, *served.remarks))
+        return Export(json.dumps(served.values) + "\n", (limit, *served.remarks))
 
-    def _off(self, schedule: DepthSchedule) -> Document:
+    def _off(self, schedule: DepthSchedule) -> Export:
         return _nothing(tuple(self.off_remarks(schedule, PROPOSERS)))
 
 
-def _nothing(remarks: Sequence[str] = ()) -> Document:
+def _nothing(remarks: Sequence[str] = ()) -> Export:
     without = "speculation is off: start vLLM without --speculative-config"
-    return Document("null\n", tuple(remarks), instead=without)  # vLLM reads it as no speculation
+    return Export("null\n", tuple(remarks), instead=without)  # vLLM reads it as no speculation
 
 
 def _counters(page: MetricsPage) -> LiveCounts | None:

@@ -11,7 +11,7 @@ import yaml
 
 from shadowspec.rollout.export.load_schedule import endpoint_schedule, engine_schedule
 from shadowspec.servers.engines import vllm, with_engine_rules
-from shadowspec.servers.engines.export_parts import Document
+from shadowspec.servers.engines.export_parts import Export
 from shadowspec.servers.engines.llamacpp import LlamaCpp
 from shadowspec.servers.engines.sglang import Sglang
 from shadowspec.servers.engines.tensorrt_llm import TensorRtLlm
@@ -47,23 +47,23 @@ SUFFIX = config(8, proposer="suffix", rule=VerifyRule.GREEDY_DRAFT, suffix_decod
 ADAPTIVE = config(4, draft_confidence_threshold=0.4)
 
 
-def exported_vllm(decisions: list[Decision]) -> tuple[Any, Document]:
+def exported_vllm(decisions: list[Decision]) -> tuple[Any, Export]:
     document = Vllm().export(endpoint_schedule("chat", judged(decisions)), "")
     return json.loads(document.text), document
 
 
-def exported_sglang(decisions: list[Decision]) -> tuple[dict[str, Any], Any, Document]:
+def exported_sglang(decisions: list[Decision]) -> tuple[dict[str, Any], Any, Export]:
     document = Sglang().export(engine_schedule("chat", judged(decisions), Sglang()), "/etc/adaptive.json")
     beside = document.beside.get(Sglang.beside_suffix)
     return yaml.safe_load(document.text), None if beside is None else json.loads(beside), document
 
 
-def exported_tensorrt(decisions: list[Decision]) -> tuple[dict[str, Any], Document]:
+def exported_tensorrt(decisions: list[Decision]) -> tuple[dict[str, Any], Export]:
     document = TensorRtLlm().export(endpoint_schedule("chat", judged(decisions)), "")
     return yaml.safe_load(document.text), document
 
 
-def exported_llamacpp(decisions: list[Decision]) -> tuple[dict[str, str], Document]:
+def exported_llamacpp(decisions: list[Decision]) -> tuple[dict[str, str], Export]:
     document = LlamaCpp().export(engine_schedule("chat", judged(decisions), LlamaCpp()), "")
     return llamacpp_flags(document.text), document
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shadowspec.rollout.export.load_schedule import endpoint_schedule, slice_schedules, with_share
-from shadowspec.servers.engines.export_parts import BatchRange, Document
+from shadowspec.servers.engines.export_parts import BatchRange, Export
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
 from tests.rollout.export.worlds import NOW, config, decision, judged
 from tests.store.examples import in_traffic
@@ -88,10 +88,10 @@ def test_what_a_whole_server_runs_says_how_much_of_the_traffic_a_partial_rollout
     rollout = replace(rollout, depth_caps={"": 4})
     partial = endpoint_schedule("chat", judged([decision()], rollouts=[rollout]))
     assert partial.is_on
-    assert any("10.0% of the traffic" in remark for remark in with_share(Document("", ("other",)), partial).remarks)
+    assert any("10.0% of the traffic" in remark for remark in with_share(Export("", ("other",)), partial).remarks)
     whole = endpoint_schedule("chat", judged([decision()], rollouts=[replace(rollout, stage=Stage.BROAD, share=1.0)]))
     off = endpoint_schedule("chat", judged([decision(Verdict.HOLD)], rollouts=[rollout]))
-    assert {with_share(Document(""), schedule).remarks for schedule in (whole, off)} == {()}
+    assert {with_share(Export(""), schedule).remarks for schedule in (whole, off)} == {()}
 
 
 def order(slice_key: str, *, load: int | None = None, verdict: Verdict = Verdict.DISABLE, number: int = 7) -> Override:
