@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -10,9 +11,9 @@ from msgspec import UNSET, UnsetType
 
 from shadowspec.app.gate_runs import GateResults
 from shadowspec.gate.run.recompute import Difference, Explanation
-from shadowspec.reports.render.documents import audit_document, decision_document
+from shadowspec.reports.render.documents import audit_document, plain, test_document
 from shadowspec.rollout.stages import RolloutStep
-from shadowspec.types import Decision, Stage, Verdict
+from shadowspec.types import Decision, Stage, TestResult, Verdict
 from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
 
 
@@ -115,10 +116,13 @@ class DemoDocument(PublicDocument, frozen=True, kw_only=True):
 
 def public_decision(decision: Decision, standing: Verdict | UnsetType = UNSET) -> DecisionDocument:
     """The decision, and its verdict after overrides where it is given."""
-    tree: dict[str, Any] = decision_document(decision)
-    tests = [TestDocument(**test) for test in tree["tests"]]
-    given = {"load": AtLoad(**tree["load"]), "tests": tests, "decided_at": decision.decided_at}
-    return DecisionDocument(**{**tree, **given, "standing_verdict": standing})
+    tests, config = list(map(_test, decision.tests)), asdict(decision.config)
+    return public(DecisionDocument, decision, speculation_config=config, tests=tests, standing_verdict=standing)
+
+
+def _test(test: TestResult) -> TestDocument:
+    shown: dict[str, Any] = plain(test_document(test))
+    return TestDocument(num_clusters=shown.pop("num_units"), **shown)
 
 
 def gate_document(run: GateResults, *, dry_run: bool) -> GateDocument:

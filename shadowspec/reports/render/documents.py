@@ -51,22 +51,6 @@ def verdict_document(decision: Decision) -> dict[str, Any]:
     return fields_of(decision, *VERDICT_FIELDS) | {"tests": [test_document(test) for test in decision.tests]}
 
 
-def decision_document(decision: Decision) -> dict[str, Any]:
-    """A decision as the JSON document that CI and cron rely on: the units of a test are its `num_clusters`."""
-    document = {
-        **fields_of(decision, "decision_id", "endpoint"),
-        "slice": decision.slice_labels,
-        "load": load(decision.concurrency),
-        "speculation_config": decision.config,
-        **fields_of(decision, *CONFIG_FIELDS),
-        **verdict_document(decision),
-    }
-    for test in document["tests"]:
-        test["num_clusters"] = test.pop("num_units")
-    tree: dict[str, Any] = plain(document)
-    return tree
-
-
 def test_document(result: TestResult) -> dict[str, Any]:
     """A test's fields, and the details that are shown with it."""
     return fields_of(result, *TEST_FIELDS) | {"details": shown_test_details(result)}
