@@ -8,15 +8,16 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from typing import TYPE_CHECKING, Final
 
 from shadowspec.types import COMPUTE, COUNTS, QUEUE, Buckets, LiveCounts
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+    from prometheus_client.samples import Sample
 
 MODEL_LABEL: Final = "model_name"  # metrics without it are of the whole server
 PROCESS_START: Final = "process_start_time_seconds"
@@ -78,6 +79,17 @@ class _Sums:
     num_running: int | None = None
 
 
+def families_on(page: str) -> Iterable[Metric]:
+    """The metrics on a page in Prometheus' text format.
+
+    Raises:
+        ValueError: the page has another format.
+    """
+    from prometheus_client.parser import text_string_to_metric_families  # only here: `check` runs without it
+
+    return text_string_to_metric_families(page)
+
+
 def parse(text: str, names: MetricNames, model: str) -> MetricsPage:
     """The counts of a model on a page in Prometheus' text format.
 
@@ -85,16 +97,15 @@ def parse(text: str, names: MetricNames, model: str) -> MetricsPage:
         ValueError: the page has another format, or a counter on it is not a count.
     """
     sums, is_known, has_model, started_at = _Sums(), False, False, None
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == PROCESS_START:
-                started_at = datetime.fromtimestamp(_count(sample.value, whole=False), UTC)
-            if not sample.name.startswith(names.prefix):
-                continue
-            is_known = True
-            if sample.labels.get(MODEL_LABEL, model) == model:
-                has_model |= MODEL_LABEL in sample.labels  # metrics of the whole server have none
-                _add(sums, sample, names)
+    for sample in (sample for family in families_on(text) for sample in family.samples):
+        if sample.name == PROCESS_START:
+            started_at = datetime.fromtimestamp(_count(sample.value, whole=False), UTC)
+        if not sample.name.startswith(names.prefix):
+            continue
+        is_known = True
+        if sample.labels.get(MODEL_LABEL, model) == model:
+            has_model |= MODEL_LABEL in sample.labels  # metrics of the whole server have none
+            _add(sums, sample, names)
     counts = _counts(sums, names)
     return MetricsPage(
         is_known, has_model or bool(sums.counters), _series(sums, counts), started_at, counts, sums.num_running

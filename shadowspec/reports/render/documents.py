@@ -19,7 +19,6 @@ VERDICT_FIELDS = (
     *("verdict", "reason_code", "reason", "num_clusters", "num_blocks", "clusters_needed", "recording_only"),
     "decided_at",
 )
-CONFIG_FIELDS = ("fingerprint", "engine", "serving_engine", "verdict_engine")  # of a decision
 
 
 def plain(value: Any) -> Any:

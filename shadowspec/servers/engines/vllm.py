@@ -31,8 +31,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from shadowspec.servers.engines.engine import Lack, ReportedDrafts, ServerIdentity, ServerPages, ServingEngine
 from shadowspec.servers.engines.export_parts import (
     BatchRange,
@@ -43,7 +41,7 @@ from shadowspec.servers.engines.export_parts import (
 )
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
-from shadowspec.servers.metrics_page import MetricNames, MetricsPage, parse
+from shadowspec.servers.metrics_page import MetricNames, MetricsPage, families_on, parse
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.step_counts import Accepted, CountsSource, UncountableError, from_steps, integers
 from shadowspec.servers.stream import Completion, ServerError
@@ -316,7 +314,7 @@ def capacity_on(page: str, max_model_len: int | None) -> KvCapacity | None:
     """
     capacities = [
         _of_labels(sample.labels, max_model_len)
-        for family in text_string_to_metric_families(page)
+        for family in families_on(page)
         if family.name == CACHE_CONFIG
         for sample in family.samples
     ]
