@@ -85,22 +85,26 @@ def specification(chart: Any, height: int) -> dict[str, Any]:
     rows: dict[str, bytes] = {}
     with _altair, alt.theme.enable("none"), alt.data_transformers.enable("named_rows", found=rows):
         # Checking against the schema takes most of a second for a page.
-        parts = [each.to_dict(validate=False) for each in (chart.charts if isinstance(chart, Layers) else (chart,))]
-    found: dict[str, Any] = parts[0]
+        parts = [part.to_dict(validate=False) for part in (chart.charts if isinstance(chart, Layers) else (chart,))]
+    document: dict[str, Any] = parts[0]
     if isinstance(chart, Layers):
         scales = dict.fromkeys(chart.independent, "independent")
-        found = {"$schema": found["$schema"], "layer": [_layer(each) for each in parts], "resolve": {"scale": scales}}
+        document = {
+            "$schema": document["$schema"],
+            "layer": [_layer(part) for part in parts],
+            "resolve": {"scale": scales},
+        }
     # Altair would copy the whole chart for each of these.
-    return found | {
+    return document | {
         "datasets": rows,
         "height": height,
-        "config": {**found.get("config", {}), **CONFIG},
+        "config": {**document.get("config", {}), **CONFIG},
     }
 
 
-def _layer(found: dict[str, Any]) -> dict[str, Any]:
+def _layer(part: dict[str, Any]) -> dict[str, Any]:
     """A chart as a layer: settings of the whole chart are left out."""
-    return {name: value for name, value in found.items() if name not in ("$schema", "config", "datasets")}
+    return {name: value for name, value in part.items() if name not in ("$schema", "config", "datasets")}
 
 
 def named_rows(data: pd.DataFrame, written: dict[str, bytes]) -> dict[str, str]:

@@ -22,9 +22,11 @@ def draw(row: BoardRow, window: timedelta | None) -> None:
     ):
         return
     since = source.window_start(queries.hours(row.endpoint), window)
-    found, num_runs = queries.context_rows(row.endpoint, row.slice_key or None, row.fingerprint, row.concurrency, since)
-    if not found:
+    contexts, num_runs = queries.context_rows(
+        row.endpoint, row.slice_key or None, row.fingerprint, row.concurrency, since
+    )
+    if not contexts:
         st.caption("No single request of this window is stored. Choose a longer window, or measure more traffic.")
         return
-    show_grid(contexts_table(found))
+    show_grid(contexts_table(contexts))
     st.caption(f"The newest {plural(num_runs, 'run')} of the window. Cache: the KV cache of one request at its end.")

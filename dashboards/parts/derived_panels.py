@@ -31,16 +31,16 @@ def draw_predictions(endpoint: str, slice_key: str) -> None:
         )
         return
     cells = [group for group in cells_of_groups(queries.group_sums(endpoint)) if slice_key in ("", group.slice_key)]
-    found = predictions(cells, queries.configs(), costs)
+    predicted = predictions(cells, queries.configs(), costs)
     st.info(
         "**Predictions, not evidence.** They combine measured step costs with measured acceptance, and show which load "
         "and K to measure next. No verdict uses them.",
         icon=":material/query_stats:",
     )
-    st.caption(prediction_summary(found))
-    if found:
+    st.caption(prediction_summary(predicted))
+    if predicted:
         price = _price(endpoint)
-        show_grid(predictions_table(found, price))
+        show_grid(predictions_table(predicted, price))
         st.caption(cost_note(price))
         _pools(cells)
     drawn = frontiers(cells, queries.configs(), costs, queries.list_replayed_lengths(endpoint))
@@ -62,7 +62,7 @@ def _pools(cells: Sequence[MeasuredCell]) -> None:
         bind="query-params",
         help="For another draft or K, or for traffic that is harder to draft. At most every drafted token is accepted.",
     )
-    rows = [each.texts for each in pool_what_if(cells, queries.configs(), queries.costs(), tried / 100)]
+    rows = [row.texts for row in pool_what_if(cells, queries.configs(), queries.costs(), tried / 100)]
     st.dataframe(
         charts.frame([dict(zip(POOL_HEAD, map(plain_text, row), strict=True)) for row in rows]), hide_index=True
     )

@@ -60,11 +60,11 @@ def pages(store: Store, wanted: RunFilter, max_rows: int = MAX_ROWS) -> Iterator
     """The runs that match, newest first, a page at a time, until there are no more or `max_rows` are read."""
     place, left = None, max_rows
     while left > 0:
-        found = store.run_page(wanted, place, limit=min(PAGE_ROWS, left))
-        if found.rows:
-            yield list(found.rows)
-        left -= len(found.rows)
-        place = found.next_place
+        page = store.run_page(wanted, place, limit=min(PAGE_ROWS, left))
+        if page.rows:
+            yield list(page.rows)
+        left -= len(page.rows)
+        place = page.next_place
         if place is None:
             return
 

@@ -25,14 +25,14 @@ from .vega import specification
 TERMS = {"end_to_end_ms": "end-to-end", "prefill_ms": "ttft", "time_per_output_token_ms": "tpot"}
 
 
-def acceptance(found: RollupFigures) -> None:
+def acceptance(figures: RollupFigures) -> None:
     """Acceptance by position, and how many tokens a step accepted."""
-    if found.counts is None or not found.counts.num_drafts:
+    if figures.counts is None or not figures.counts.num_drafts:
         states.empty("No requests in this window", "Choose a longer window above to see acceptance and latency.")
         return
     st.markdown("## Acceptance", help=formats.definition("pooled"))
     left, right = st.columns(2)
-    counts = found.counts
+    counts = figures.counts
     steps = plural(counts.num_drafts, "step")
     positions = content.positions(
         metrics.marginal_acceptance_rates(counts), metrics.conditional_acceptance_rates(counts)
@@ -56,16 +56,16 @@ def acceptance(found: RollupFigures) -> None:
         )
 
 
-def latency(found: RollupFigures, row: BoardRow) -> None:
+def latency(figures: RollupFigures, row: BoardRow) -> None:
     """Both arms over the same requests: distributions, quantiles, where the time goes, and paired differences."""
-    if not found.distributions:
+    if not figures.distributions:
         return
     st.markdown(
         "## Latency of both arms",
         help=f"The same requests in both arms. Rollups: figures to within \u00b1{percent(MAX_RELATIVE_ERROR)}.",
     )
     for column, measure in zip(st.columns(len(DRAWN)), DRAWN, strict=True):
-        chart = content.latency(DRAWN[measure], [_curve(of) for of in found.distributions if of.measure == measure])
+        chart = content.latency(DRAWN[measure], [_curve(of) for of in figures.distributions if of.measure == measure])
         if chart is not None:
             with column:
                 charts.show(
@@ -76,11 +76,11 @@ def latency(found: RollupFigures, row: BoardRow) -> None:
                     help_text=f"{formats.definition(TERMS[measure])} Dots: p50, p95, p99.",
                 )
     resolution = f" Known to within a bin: \u00b1{percent(MAX_RELATIVE_ERROR)}."
-    st.html(table_html(tables.latency_table(map(_latency_row, found.distributions), resolution)))
-    st.html(table_html(tables.arm_means_table(_means(found))))
+    st.html(table_html(tables.latency_table(map(_latency_row, figures.distributions), resolution)))
+    st.html(table_html(tables.arm_means_table(_means(figures))))
     left, right = st.columns(2)
     with left:
-        parts = content.time_parts([(of.arm.value, _parts(of)) for of in found.parts])
+        parts = content.time_parts([(of.arm.value, _parts(of)) for of in figures.parts])
         charts.show(
             specification(parts),
             "Where a request's time goes (mean ms)",
@@ -90,8 +90,8 @@ def latency(found: RollupFigures, row: BoardRow) -> None:
         )
     with right:
         test = find_test(row.standing.measured, "speedup")
-        histogram = content.speedups(found.speedups, None if test is None else test.threshold)
-        median = dict(found.speedup_quantiles).get(0.5)
+        histogram = content.speedups(figures.speedups, None if test is None else test.threshold)
+        median = dict(figures.speedup_quantiles).get(0.5)
         if histogram is not None:
             charts.show(
                 specification(histogram),
@@ -115,16 +115,16 @@ def _latency_row(binned: BinnedDistribution) -> tables.LatencyRow:
     return tables.LatencyRow(MEASURES[binned.measure], binned.arm, quantiles, binned.num_runs)
 
 
-def _means(found: RollupFigures) -> Iterator[tuple[Cell, Arm, str]]:
+def _means(figures: RollupFigures) -> Iterator[tuple[Cell, Arm, str]]:
     queue = Cell("Queue, mean", ("a part of TTFT: in a server, and failed attempts",))
     progress = Cell("Requests in progress, mean", hover=formats.definition("realised-concurrency"))
     cached = Cell("Prompt tokens cached", hover=formats.definition("prefix-cache"))
-    for of in found.parts:
+    for of in figures.parts:
         yield queue, of.arm, milliseconds(of.queue_ms)
-    for of in found.parts:
+    for of in figures.parts:
         if of.concurrency is not None:
             yield progress, of.arm, number(of.concurrency)
-    for of in found.parts:
+    for of in figures.parts:
         if of.cached_share is not None:
             yield cached, of.arm, percent(of.cached_share)
 
@@ -135,17 +135,18 @@ def _parts(of: TimeParts) -> list[tuple[str, float]]:
     return [(name, getattr(of, f"{name}_ms")) for name in names]
 
 
-def failures(found: Failures) -> None:
+def failures(shown: Failures) -> None:
     """What went wrong with single requests, and which kind of failure that looks like."""
     st.markdown("## Failures", help=formats.definition("failures"))
-    for each in found.suspicions:
+    for suspicion in shown.suspicions:
         st.warning(
-            f"Suspected: **{each.kind}**. {formats.markdown('; '.join(each.figures))}.", icon=":material/troubleshoot:"
+            f"Suspected: **{suspicion.kind}**. {formats.markdown('; '.join(suspicion.figures))}.",
+            icon=":material/troubleshoot:",
         )
-    for note in found.notes:
+    for note in shown.notes:
         st.caption(note)
-    st.html(table_html(tables.failures_table(found.rows)))
-    intervention = found.intervened
+    st.html(table_html(tables.failures_table(shown.rows)))
+    intervention = shown.intervened
     if intervention.num_intervened:
         st.caption(
             f"First-position acceptance, pooled: {percent(intervention.with_them)} with the "
@@ -190,18 +191,18 @@ def replays(row: BoardRow) -> None:
     """Replay of logged responses at every K, and the audit of the engine's outputs."""
     name = None if row.config is None else row.config.name
     rows = [
-        each
-        for each in queries.replay_rows((row.endpoint,))[row.endpoint]
-        if (each.slice_key, each.config_name) == (row.slice_key, name)
+        replayed
+        for replayed in queries.replay_rows((row.endpoint,))[row.endpoint]
+        if (replayed.slice_key, replayed.config_name) == (row.slice_key, name)
     ]
     if rows:
         st.markdown("## Replay beside the engine", help=REPLAY_NOTE)
         st.html(table_html(tables.replays_table(rows)))
         st.caption("Expected counts, computed from logged responses by `shadowspec replay`. No test uses them.")
     audits = [
-        (row.endpoint, each)
-        for each in queries.audit_rows((row.endpoint,))[row.endpoint]
-        if (each.slice_key, each.fingerprint) == (row.slice_key, row.fingerprint)
+        (row.endpoint, audit)
+        for audit in queries.audit_rows((row.endpoint,))[row.endpoint]
+        if (audit.slice_key, audit.fingerprint) == (row.slice_key, row.fingerprint)
     ]
     if audits:
         st.markdown("## Audit of the engine", help=AUDIT_NOTE)

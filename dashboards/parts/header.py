@@ -74,8 +74,8 @@ def _strip(pulse: Pulse, funnel: Mapping[FunnelKey, int], settings: DashboardSet
 
 def _engines(configs: Iterable[FingerprintedConfig]) -> list[str]:
     """The engine that measured all latency of the page; of several engines, each row's evidence names its engine."""
-    found = sorted({(config.engine, config.device, config.dtype) for config in configs})
-    said = [f"{engine} on {device}, {dtype}" for engine, device, dtype in found]
+    places = sorted({(config.engine, config.device, config.dtype) for config in configs})
+    said = [f"{engine} on {device}, {dtype}" for engine, device, dtype in places]
     more = f" and {len(said) - MAX_ENGINES} more" if len(said) > MAX_ENGINES else ""
     shown = f"{formats.text('; '.join(said[:MAX_ENGINES]))}{more}"
     return [f'<span title="{formats.text("; ".join(said))}">latency measured on {shown}</span>'] if said else []

@@ -28,9 +28,9 @@ TITLES = {
 
 def live_section(enabling: Enabling, span: timedelta) -> None:
     """Production around the moment: all of the endpoint, at every slice and load."""
-    found = queries.production(enabling.endpoint, enabling.decided_at, span)
+    production = queries.production(enabling.endpoint, enabling.decided_at, span)
     st.markdown("**Production**", help=_MEANING)
-    if found is None:
+    if production is None:
         states.empty(
             "No counters of production yet",
             "The figures above come from the mirror: the same prompts in both arms. Only the serving engine's "
@@ -40,18 +40,19 @@ def live_section(enabling: Enabling, span: timedelta) -> None:
             "Name their addresses in `[endpoints.NAME.live]`; `shadowspec schedule` reads them.",
         )
         return
-    if found.switched_on is None:
+    if production.switched_on is None:
         st.info(
             "Production has counted no draft since ENABLE. Has the exported configuration been applied?",
             icon=":material/info:",
         )
     else:
         st.caption(
-            f"Production counted its first draft after ENABLE in the window from {formats.local(found.switched_on)}."
+            "Production counted its first draft after ENABLE in the window from "
+            f"{formats.local(production.switched_on)}."
         )
-    st.dataframe(charts.frame(_rows(found.before, found.after)), hide_index=True)
-    st.caption(f"{_count_text(found.before)} before, {_count_text(found.after)} after.")
-    _line(found.points, found.switched_on or enabling.decided_at)
+    st.dataframe(charts.frame(_rows(production.before, production.after)), hide_index=True)
+    st.caption(f"{_count_text(production.before)} before, {_count_text(production.after)} after.")
+    _line(production.points, production.switched_on or enabling.decided_at)
 
 
 _MEANING = (
@@ -83,11 +84,11 @@ def _rows(before: LivePeriod, after: LivePeriod) -> list[dict[str, str]]:
 
 
 def _time(period: LivePeriod, name: str, share: float) -> str:
-    found: Quantile | None = period.latencies.get(name, {}).get(share)
-    if found is None:
+    quantile: Quantile | None = period.latencies.get(name, {}).get(share)
+    if quantile is None:
         return DASH
-    text = milliseconds(found.estimate * MS_PER_S)
-    return text if found.upper != float("inf") else f"above {text}"
+    text = milliseconds(quantile.estimate * MS_PER_S)
+    return text if quantile.upper != float("inf") else f"above {text}"
 
 
 def _count_text(period: LivePeriod) -> str:
@@ -103,9 +104,9 @@ def _count_text(period: LivePeriod) -> str:
 
 def _line(points: Sequence[LivePoint], moment: datetime) -> None:
     rows = [
-        {"time": formats.in_zone(each.began_at), "tokens": each.output_tokens_per_s}
-        for each in points
-        if each.output_tokens_per_s is not None
+        {"time": formats.in_zone(point.began_at), "tokens": point.output_tokens_per_s}
+        for point in points
+        if point.output_tokens_per_s is not None
     ]
     if not rows:
         return

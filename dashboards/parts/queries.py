@@ -226,10 +226,10 @@ def _advice_changes(endpoint: str | None, since: datetime | None) -> list[Advice
 def changes(endpoint: str | None, since: datetime | None) -> list[Change]:
     """Everything that changed (at one endpoint), newest first."""
     store, known = source.store(), configs()
-    found = [
+    rows = [
         *line.verdict_changes(verdict_changes(endpoint, since), known),
         *line.advice_changes(_advice_changes(endpoint, since), known),
         *line.override_changes(store.overrides(endpoint), now()),
         *line.rollout_changes(store.rollout_history(endpoint), known),
     ]
-    return line.timeline(found, since=since)
+    return line.timeline(rows, since=since)

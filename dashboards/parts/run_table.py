@@ -22,7 +22,7 @@ def draw(endpoint: str, since: datetime | None) -> None:
     st.markdown("## Requests", help="Counts and timings of single requests. No text is stored; hashes are cut short.")
     groups, configs = queries.group_sums(endpoint, since), queries.configs()
     slices, loads, used = (
-        sorted({getattr(each, name) for each in groups}) for name in ("slice_key", "concurrency", "fingerprint")
+        sorted({getattr(group, name) for group in groups}) for name in ("slice_key", "concurrency", "fingerprint")
     )
     columns = st.columns([3, 1, 2])
     slice_key = columns[0].selectbox(
@@ -53,26 +53,26 @@ def draw(endpoint: str, since: datetime | None) -> None:
         bind="query-params",
     )
     wanted = RunFilter(endpoint, slice_key, load, config, since)
-    found = source.store().run_page(wanted, limit=MAX_SHOWN_RUNS)
-    if not found.rows:
+    page = source.store().run_page(wanted, limit=MAX_SHOWN_RUNS)
+    if not page.rows:
         states.empty(
             "No single requests to list",
             "No request matches, or `shadowspec db retain` has removed them: rollups stay in the store, single "
             "requests "
-            f"do not. The newest {found.num_walked:,} runs were searched; choose another slice, load, config or time.",
+            f"do not. The newest {page.num_walked:,} runs were searched; choose another slice, load, config or time.",
         )
         return
     st.dataframe(
-        charts.frame([_shown_run(row) for row in found.rows]),
+        charts.frame([_shown_run(row) for row in page.rows]),
         hide_index=True,
-        height=min(320, 38 + 35 * len(found.rows)),
+        height=min(320, 38 + 35 * len(page.rows)),
         column_config=_RUN_COLUMNS,
         key="runs",
     )
-    more = found.next_place is not None
+    more = page.next_place is not None
     st.caption(
-        f"{plural(len(found.rows), 'request')}, newest first{'; there are more' if more else ''}. "
-        f"{plural(found.num_walked, 'run')} searched."
+        f"{plural(len(page.rows), 'request')}, newest first{'; there are more' if more else ''}. "
+        f"{plural(page.num_walked, 'run')} searched."
     )
     downloads.buttons(wanted)
 

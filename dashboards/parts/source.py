@@ -85,8 +85,8 @@ def unit_paths(
     of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, last: dict[str, TestPath]
 ) -> dict[str, TestPath]:
     """The same after each unit, from the stored runs of the whole endpoint; empty where they do not say."""
-    found = _curves(config().database_url, of, endpoint).get((slice_key, concurrency, fingerprint), {})
-    return build_unit_paths(found, last)
+    curves = _curves(config().database_url, of, endpoint).get((slice_key, concurrency, fingerprint), {})
+    return build_unit_paths(curves, last)
 
 
 def rollup_figures(
@@ -197,7 +197,7 @@ def _read_figures(
     groups = store_.group_sums(endpoint, since, slice_key=chosen_slice, place=(fingerprint, concurrency))
     counts = store_.position_counts(endpoint, chosen_slice, concurrency, fingerprint, since)
     histograms = store_.histograms(endpoint, chosen_slice, concurrency, fingerprint, since)
-    return pool_figures([each.sums for each in groups], counts, histograms)
+    return pool_figures([group.sums for group in groups], counts, histograms)
 
 
 @st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)

@@ -79,6 +79,6 @@ _CURVES = {
 }
 
 TRIALS: Final[tuple[Mapping[str, Any], ...]] = tuple(
-    {"width": 400, "height": 200, "autosize": {"type": "fit", "contains": "padding"}, **item}
-    for item in (_PATH, _BARS, _CURVES)
+    {"width": 400, "height": 200, "autosize": {"type": "fit", "contains": "padding"}, **part}
+    for part in (_PATH, _BARS, _CURVES)
 )

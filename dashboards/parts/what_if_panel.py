@@ -47,12 +47,12 @@ def draw(endpoint: str, slice_key: str, cells: Sequence[Decision], policy: GateP
     evidence = queries.slice_evidence(endpoint, slice_key)
     try:
         config, evaluations = queries.configs()[chosen.fingerprint], queries.evaluations(endpoint)
-        found = what_if(measured, evidence, config, policy, changed, evaluations)
+        answer = what_if(measured, evidence, config, policy, changed, evaluations)
     except NoDataError as error:
         states.empty("No stored evidence", f"{error}.", commands=("shadowspec gate",))
         return
-    _verdicts(current_decision, found)
-    _tests(found)
+    _verdicts(current_decision, answer)
+    _tests(answer)
     _savings(endpoint, slice_key, chosen, policy.device_price_per_hour)
 
 
@@ -106,11 +106,15 @@ def _thresholds(policy: GatePolicy) -> dict[str, float]:
     return {"margin": margin / 100, "floor": floor / 100, "tail_share": tail / 100}
 
 
-def _verdicts(current_decision: Decision, found: WhatIf) -> None:
+def _verdicts(current_decision: Decision, answer: WhatIf) -> None:
     cards = (
         ("In force", current_decision, "`check` and `export` act on this verdict; overrides are included."),
-        ("Today's figures, policy in force", found.today, "The same evidence, judged again under the policy in force."),
-        ("Today's figures, thresholds tried", found.tried, "The same evidence under the sliders. Not a decision."),
+        (
+            "Today's figures, policy in force",
+            answer.today,
+            "The same evidence, judged again under the policy in force.",
+        ),
+        ("Today's figures, thresholds tried", answer.tried, "The same evidence under the sliders. Not a decision."),
     )
     for column, (title, decision, text) in zip(st.columns(3), cards, strict=True):
         with column.container(border=True):
@@ -119,8 +123,8 @@ def _verdicts(current_decision: Decision, found: WhatIf) -> None:
             st.caption(plain_text(decision.reason))
 
 
-def _tests(found: WhatIf) -> None:
-    before = {test.name: test for test in found.today.tests}
+def _tests(answer: WhatIf) -> None:
+    before = {test.name: test for test in answer.today.tests}
     rows = [
         {
             "Test": title_of(test),
@@ -131,7 +135,7 @@ def _tests(found: WhatIf) -> None:
             "Outcome in force": before[test.name].outcome if test.name in before else DASH,
             "Outcome tried": test.outcome,
         }
-        for test in found.tried.tests
+        for test in answer.tried.tests
     ]
     st.dataframe(
         charts.frame(rows),

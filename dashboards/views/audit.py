@@ -219,12 +219,12 @@ def _policy() -> None:
     rollout = rollout_parameters(configured.rollout)
     meanings = parameter_meanings()
     rows = [
-        _row(each, group, meanings)
+        _row(parameter, group, meanings)
         for group, parameters in (("gate", gate), ("rollout", rollout))
-        for each in parameters
-        if each.is_changed or each.fixed or not only_changed
+        for parameter in parameters
+        if parameter.is_changed or parameter.fixed or not only_changed
     ]
-    changed = sum(each.is_changed for each in (*gate, *rollout))
+    changed = sum(parameter.is_changed for parameter in (*gate, *rollout))
     st.caption(
         f"From `{config.policy_path.name}`: {plural(changed, 'parameter')} changed from the default, marked \u25cf. "
         "A parameter that is fixed at entry changes for a hypothesis when its next run begins."

@@ -26,10 +26,10 @@ def page() -> None:
     """One enabling at a time, the moment marked."""
     st.markdown("# Before and after")
     endpoint = st.selectbox("Endpoint", [EVERYWHERE, *queries.endpoints()], key="endpoint", bind="query-params")
-    found = before_after.enablings(
+    enablings = before_after.enablings(
         queries.verdict_changes(None if endpoint == EVERYWHERE else endpoint, None), queries.configs()
     )
-    if not found:
+    if not enablings:
         states.empty(
             "No ENABLE yet",
             "Each ENABLE decision appears here, with throughput, latency and request rate before and after it. "
@@ -37,7 +37,7 @@ def page() -> None:
         )
         return
     first, second = st.columns([4, 2], vertical_alignment="bottom")
-    titles = {f"{enabling.decision_id}": enabling for enabling in found}
+    titles = {f"{enabling.decision_id}": enabling for enabling in enablings}
     ids, asked = list(titles), links.query_value("decision")
     chosen = first.selectbox(
         "Enabling",
@@ -130,12 +130,12 @@ def _hours(points: Sequence[HourPoint], enabling: Enabling) -> None:
     """Requests per hour and both arms' latency, the moment marked in each."""
     moment = charts.moment_line(enabling.marked_at, "ENABLE")
     latency = [
-        {"hour": formats.in_zone(each.hour), "arm": str(arm), "ms": value}
-        for each in points
-        for arm, value in ((Arm.BASELINE, each.baseline_ms), (Arm.SPECULATIVE, each.speculative_ms))
+        {"hour": formats.in_zone(point.hour), "arm": str(arm), "ms": value}
+        for point in points
+        for arm, value in ((Arm.BASELINE, point.baseline_ms), (Arm.SPECULATIVE, point.speculative_ms))
         if value is not None
     ]
-    rate = [{"hour": formats.in_zone(each.hour), "requests": each.requests_per_hour} for each in points]
+    rate = [{"hour": formats.in_zone(point.hour), "requests": point.requests_per_hour} for point in points]
     arms = [str(arm) for arm in Arm]
     lines = (
         alt.Chart(charts.frame(latency))
@@ -191,7 +191,7 @@ def _hours(points: Sequence[HourPoint], enabling: Enabling) -> None:
 
 def _quantiles(enabling: Enabling, start: datetime, span: timedelta) -> None:
     slice_key = enabling.slice_key or None
-    found = [
+    quantiles = [
         before_after.arm_quantiles(
             arm,
             queries.histogram(
@@ -207,7 +207,7 @@ def _quantiles(enabling: Enabling, start: datetime, span: timedelta) -> None:
         help=f"{formats.definition('end-to-end')} Bins are 5% wide, so that a quantile is wrong by at most "
         f"{percent(MAX_RELATIVE_ERROR)}. It needs at least 1 / (1 - p) requests.",
     )
-    st.dataframe(charts.frame([_quantile_row(each) for each in found]), hide_index=True)
+    st.dataframe(charts.frame([_quantile_row(quantile) for quantile in quantiles]), hide_index=True)
 
 
 def _quantile_row(quantiles: ArmQuantiles) -> dict[str, str]:

@@ -111,18 +111,18 @@ def _filters(board: Board) -> tuple[BoardFilter, str]:
 
 
 def _table(board: Board, wanted: BoardFilter, sort: str) -> None:
-    found = find_rows(board, wanted, sort)
-    if not found.endpoints:
+    rows = find_rows(board, wanted, sort)
+    if not rows.endpoints:
         states.empty("No row matches", "The filters above leave nothing. Clear one, or the search.")
         return
     settings = source.config().dashboard
     context = TableContext(formats.now(), settings.stale_after, settings.currency, speedup_range(board.rows))
-    opened = sorted(found.opened)
+    opened = sorted(rows.opened)
     component = _component()
     component(
         key="board_table",
         data={
-            "html": table_html(found.endpoints, context, sort),
+            "html": table_html(rows.endpoints, context, sort),
             "open": _open(),
             "opened": opened,
             "ahead": scripts_ahead(),
@@ -132,7 +132,7 @@ def _table(board: Board, wanted: BoardFilter, sort: str) -> None:
         on_sort_change=_sort,
         on_open_change=_keep_open,
     )
-    matching = f"{plural(found.num_rows, 'row')} of {plural(len(found.endpoints), 'endpoint')} shown"
+    matching = f"{plural(rows.num_rows, 'row')} of {plural(len(rows.endpoints), 'endpoint')} shown"
     st.caption(matching)
 
 
@@ -166,7 +166,7 @@ def _component() -> Any:
 def scripts_ahead() -> list[str]:
     """The names of Streamlit's scripts that other pages need and this one does not, heaviest first."""
     folder = Path(st.__file__).parent / "static" / "static" / "js"
-    return [found.name for stem in AHEAD for found in sorted(folder.glob(f"{stem}.*.js"))]
+    return [path.name for stem in AHEAD for path in sorted(folder.glob(f"{stem}.*.js"))]
 
 
 @cache

@@ -62,7 +62,7 @@ def page() -> None:
             commands=("shadowspec gate",),
         )
         return
-    counts = Counter(each.kind for each in every)
+    counts = Counter(change.kind for change in every)
     kinds = st.pills(
         "Kinds",
         [kind.value for kind in KINDS if counts[kind]],
@@ -71,7 +71,7 @@ def page() -> None:
         bind="query-params",
         help="  \n".join(f"{SHAPES[kind][0]} **{kind}**: {MEANING[kind]}" for kind in KINDS),
     )
-    shown = [each for each in every if not kinds or each.kind.value in kinds]
+    shown = [change for change in every if not kinds or change.kind.value in kinds]
     st.caption(
         ", ".join(f"{SHAPES[kind][0]} {kind.value} {counts[kind]:,}" for kind in KINDS if counts[kind])
         + (f" \u2014 the newest {MAX_SHOWN} are shown" if len(shown) > MAX_SHOWN else "")
@@ -100,19 +100,21 @@ def _audits(endpoints: tuple[str, ...]) -> None:
 def _draw(shown: Sequence[Change]) -> None:
     rows = [
         {
-            "at": formats.in_zone(each.at),
-            "endpoint": plain_text(each.endpoint),
-            "kind": each.kind.value,
-            "what": plain_text(each.what),
-            "where": _where(each),
-            "who": plain_text(each.who),
-            "why": plain_text(each.why)[:200],
-            "utc": moment(each.at),
+            "at": formats.in_zone(change.at),
+            "endpoint": plain_text(change.endpoint),
+            "kind": change.kind.value,
+            "what": plain_text(change.what),
+            "where": _where(change),
+            "who": plain_text(change.who),
+            "why": plain_text(change.why)[:200],
+            "utc": moment(change.at),
         }
-        for each in shown
+        for change in shown
     ]
-    is_long = bool(shown) and max(each.at for each in shown) - min(each.at for each in shown) > timedelta(days=3)
-    kinds = [kind for kind in KINDS if any(each.kind is kind for each in shown)]
+    is_long = bool(shown) and max(change.at for change in shown) - min(change.at for change in shown) > timedelta(
+        days=3
+    )
+    kinds = [kind for kind in KINDS if any(change.kind is kind for change in shown)]
     names = [kind.value for kind in kinds]
     chart = (
         alt.Chart(charts.frame(rows))
@@ -142,7 +144,7 @@ def _draw(shown: Sequence[Change]) -> None:
             ],
         )
     )
-    endpoints = len({each.endpoint for each in shown})
+    endpoints = len({change.endpoint for change in shown})
     charts.show(
         chart,
         "Changes by endpoint (each mark one change)",
@@ -158,17 +160,17 @@ def _table(shown: Sequence[Change]) -> None:
         charts.frame(
             [
                 {
-                    "When": formats.in_zone(each.at),
-                    "Kind": f"{SHAPES[each.kind][0]} {each.kind}",
-                    "What": plain_text(each.what),
-                    "Where": _where(each),
-                    "Config": DASH if each.config_name is None else plain_text(each.config_name),
-                    "Who": plain_text(each.who),
-                    "Why": plain_text(each.why),
-                    "Evidence": _evidence(each),
-                    "UTC": moment(each.at),
+                    "When": formats.in_zone(change.at),
+                    "Kind": f"{SHAPES[change.kind][0]} {change.kind}",
+                    "What": plain_text(change.what),
+                    "Where": _where(change),
+                    "Config": DASH if change.config_name is None else plain_text(change.config_name),
+                    "Who": plain_text(change.who),
+                    "Why": plain_text(change.why),
+                    "Evidence": _evidence(change),
+                    "UTC": moment(change.at),
                 }
-                for each in shown
+                for change in shown
             ]
         ),
         hide_index=True,
@@ -183,14 +185,14 @@ def _table(shown: Sequence[Change]) -> None:
     )
 
 
-def _where(each: Change) -> str:
-    load = "" if each.concurrency is None else f" at load {each.concurrency}"
-    return plain_text(f"{each.endpoint}: {slice_title(each.slice_key)}{load}")
+def _where(change: Change) -> str:
+    load = "" if change.concurrency is None else f" at load {change.concurrency}"
+    return plain_text(f"{change.endpoint}: {slice_title(change.slice_key)}{load}")
 
 
-def _evidence(each: Change) -> str | None:
-    if each.fingerprint is None or each.decision_id is None:
+def _evidence(change: Change) -> str | None:
+    if change.fingerprint is None or change.decision_id is None:
         return None
     return links.address(
-        "evidence", endpoint=each.endpoint, slice=each.slice_key, load=each.concurrency, config=each.fingerprint
+        "evidence", endpoint=change.endpoint, slice=change.slice_key, load=change.concurrency, config=change.fingerprint
     )

@@ -68,10 +68,10 @@ def page() -> None:
     _sequences(pulse, row)
     _forest(board, row)
     window = _window()
-    found = source.rollup_figures(pulse, *pair, window)
-    evidence_sections.acceptance(found)
+    figures = source.rollup_figures(pulse, *pair, window)
+    evidence_sections.acceptance(figures)
     evidence_sections.replays(row)
-    evidence_sections.latency(found, row)
+    evidence_sections.latency(figures, row)
     evidence_sections.failures(source.failures(pulse, *pair, window))
     context_section.draw(row, window)
     evidence_sections.tests(row)
@@ -83,7 +83,7 @@ def _chosen(board: Board) -> BoardRow:
     asked = {name: links.query_value(name) for name in ("endpoint", "slice", "load", "config")}
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         endpoint = _select("Endpoint", names, asked["endpoint"], "endpoint")
-        board_endpoint = next(each for each in board.endpoints if each.name == endpoint)
+        board_endpoint = next(board_endpoint for board_endpoint in board.endpoints if board_endpoint.name == endpoint)
         slices = list(
             dict.fromkeys(row.slice_key for row in sorted(board_endpoint.all_rows, key=lambda row: row.slice_key != ""))
         )
@@ -94,9 +94,11 @@ def _chosen(board: Board) -> BoardRow:
         load = _select("Load", [str(load) for load in loads], asked_load, "load")
         rows = [row for row in rows if str(row.concurrency) == load]
         prints = [row.fingerprint for row in rows]
-        wanted = next((each for each in prints if asked["config"] and each.startswith(asked["config"])), None)
+        wanted = next(
+            (fingerprint for fingerprint in prints if asked["config"] and fingerprint.startswith(asked["config"])), None
+        )
         names_of = {row.fingerprint: _config_name(row) for row in rows}
-        config = _select("Config", prints, wanted, "config", lambda each: names_of.get(each, each))
+        config = _select("Config", prints, wanted, "config", lambda full: names_of.get(full, full))
     return next(row for row in rows if row.fingerprint == config)
 
 
@@ -250,12 +252,12 @@ def _path(test_path: TestPath) -> Chart:
 def _forest(board: Board, row: BoardRow) -> None:
     board_endpoint = next(endpoint for endpoint in board.endpoints if endpoint.name == row.endpoint)
     rows = [
-        each
-        for each in board_endpoint.all_rows
-        if (each.concurrency, each.fingerprint) == (row.concurrency, row.fingerprint)
+        beside
+        for beside in board_endpoint.all_rows
+        if (beside.concurrency, beside.fingerprint) == (row.concurrency, row.fingerprint)
     ]
-    rows.sort(key=lambda each: (each.slice_key != "", -(each.traffic_share or 0.0)))
-    known = [each for each in rows if each.speedup is not None and each.speedup.estimate is not None]
+    rows.sort(key=lambda beside: (beside.slice_key != "", -(beside.traffic_share or 0.0)))
+    known = [row for row in rows if row.speedup is not None and row.speedup.estimate is not None]
     if not known:
         return
     shown = known[:40]

@@ -88,8 +88,8 @@ def _label_dimensions(endpoint: str, since: datetime | None, points: list[Point]
     """Labels of the records that no slice is named by, of a few of the newest runs."""
     rows = queries.labelled_runs(endpoint, since, 200)
     known = set(explorer.dimensions(points))
-    found = {name for _, labels in rows for name in labels} | ({explorer.PROMPT_TOKENS} if rows else set())
-    return sorted(found - known)
+    names = {name for _, labels in rows for name in labels} | ({explorer.PROMPT_TOKENS} if rows else set())
+    return sorted(names - known)
 
 
 def _controls(known: list[str], labels: list[str]) -> tuple[str, str, str, str] | None:
@@ -243,7 +243,7 @@ def _ink(grid: Grid, value: float | None, kind: str) -> str:
     if value is None or not values:
         return "#808080"
     if kind == "times":
-        reach = max(*(abs(each - 1.0) for each in values), 0.05)
+        reach = max(*(abs(value - 1.0) for value in values), 0.05)
         return "#FFFFFF" if (value - 1.0) / reach > 0.85 else "#17202A"  # the slowest is not dark either
     low, high = min(values), max(values)
     place = (value - low) / (high - low) if high > low else 1.0

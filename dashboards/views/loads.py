@@ -116,8 +116,8 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[Decision], policy: G
     else:
         states.empty("No speedup yet", "The gate has decided, but no block was timed. Send more traffic.")
     _table(endpoint, slice_key, cells)
-    for each in break_evens(cells):
-        st.markdown(f"**Break-even, {plain_text(each.config_name)} (K {each.depth}):** {each.words}.")
+    for break_even in break_evens(cells):
+        st.markdown(f"**Break-even, {plain_text(break_even.config_name)} (K {break_even.depth}):** {break_even.words}.")
     st.caption(
         "Only measured loads have figures. Between two of them, break-even is interpolated linearly on logarithmic "
         "axes. Beyond the outermost loads the page gives no break-even."

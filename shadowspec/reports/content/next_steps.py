@@ -24,7 +24,7 @@ def best_decision(decisions: Iterable[Decision]) -> Decision | None:
         lower = None if speedup is None else speedup.lower
         return decision.verdict is Verdict.ENABLE, -math.inf if lower is None else lower
 
-    return max((each for each in decisions if not each.slice_key), key=merit, default=None)
+    return max((decision for decision in decisions if not decision.slice_key), key=merit, default=None)
 
 
 def keep_off(override_id: int) -> str:

@@ -79,17 +79,17 @@ def with_forbidding(decisions: Sequence[Decision]) -> list[Decision]:
 
 def alerts(decision: Decision) -> list[str]:
     """Those of the sentences that nobody should have to look for: overrides, slices that forbid, alarms, shifts."""
-    found = [*override_notes(decision), *_forbidden(decision)]
+    notes = [*override_notes(decision), *_forbidden(decision)]
     sounded = [line for line in detector_lines(decision) if _has_reached(line)]
     if decision.reason_code == ReasonCode.DRIFT:
         statistics = "".join(f" {line.title}: {line.text}." for line in sounded)
-        found.append(f"Drift alarm: a proven limit no longer holds.{statistics}")
+        notes.append(f"Drift alarm: a proven limit no longer holds.{statistics}")
     if decision.verdict is Verdict.ENABLE:
-        found += _advice(decision)
+        notes += _advice(decision)
     change = _mix_change(decision)
     if change is not None and change.has_shifted:
-        found += _changes(decision)
-    return found
+        notes += _changes(decision)
+    return notes
 
 
 def order_note(order: Override, written: Callable[[datetime | None], str] = moment) -> str:
@@ -127,11 +127,11 @@ def detector_lines(decision: Decision) -> list[DetectorLine]:
 def _with_forbidding(decision: Decision, decisions: Sequence[Decision]) -> Decision:
     if decision.slice_key or decision.verdict is not Verdict.ENABLE:
         return decision
-    found = tuple(
+    changes = tuple(
         f"{slice_title(forbidding_slice.slice_key)} ({percent(forbidding_slice.traffic_share)} of the traffic)"
         for forbidding_slice in forbidding_slices(decision, decisions)
     )
-    return replace(decision, reservations=replace(decision.reservations or Reservations(), forbidden_by=found))
+    return replace(decision, reservations=replace(decision.reservations or Reservations(), forbidden_by=changes))
 
 
 def _trial(decision: Decision) -> list[str]:
@@ -139,8 +139,8 @@ def _trial(decision: Decision) -> list[str]:
 
 
 def _forbidden(decision: Decision) -> list[str]:
-    found = "; ".join((decision.reservations or Reservations()).forbidden_by or ())
-    return [f"DISABLE means {found}: `check` does not pass the endpoint as a whole."] if found else []
+    reasons = "; ".join((decision.reservations or Reservations()).forbidden_by or ())
+    return [f"DISABLE means {reasons}: `check` does not pass the endpoint as a whole."] if reasons else []
 
 
 def _load(decision: Decision) -> list[str]:

@@ -180,7 +180,9 @@ def endpoint_verdicts(endpoint: str, lines: Sequence[VerdictLine], orders: Seque
         code = f" {line.decision.reason_code}:" if line.decision is not None else ""
         blocks.append(Note(line.reason, f"{name}:{code}", "reason"))
         blocks += [Note(alert, look="note") for alert in (alerts(line.decision) if line.decision else ())]
-        blocks += [Note(f"suspected: {each.kind}: {'; '.join(each.figures)}") for each in line.suspicions]
+        blocks += [
+            Note(f"suspected: {suspicion.kind}: {'; '.join(suspicion.figures)}") for suspicion in line.suspicions
+        ]
     if any(line.decision and line.decision.recording_only for line in lines):
         blocks.append(Note(TRIAL_NOTE))
     return Section(endpoint, (*blocks, Lines((*_levels(lines, several), *_engines(lines, several)))))

@@ -85,11 +85,11 @@ def turn_rows(runs: Iterable[tuple[Run, int | None]], *, by_turn: bool) -> tuple
     whole = _row(None, [run for run, _ in known])
     if not by_turn:
         return (whole,) if whole.baseline_cached_tokens or whole.speculative_cached_tokens else ()
-    found: dict[int, list[Run]] = defaultdict(list)
+    by_place: dict[int, list[Run]] = defaultdict(list)
     for run, turn in known:
         if turn is not None:
-            found[turn].append(run)
-    return (*(_row(turn, found[turn]) for turn in sorted(found)), whole)
+            by_place[turn].append(run)
+    return (*(_row(turn, by_place[turn]) for turn in sorted(by_place)), whole)
 
 
 def production_cache(records: Iterable[StoredRecord]) -> ProductionCache | None:
@@ -101,7 +101,7 @@ def production_cache(records: Iterable[StoredRecord]) -> ProductionCache | None:
     ]
     if not known:
         return None
-    return ProductionCache(len(known), sum(each for each, _ in known), sum(each for _, each in known))
+    return ProductionCache(len(known), sum(tokens for tokens, _ in known), sum(tokens for _, tokens in known))
 
 
 def _row(turn: int | None, runs: Sequence[Run]) -> TurnRow:

@@ -100,10 +100,10 @@ def measured_cell(
 
 def cells_of_groups(groups: Iterable[GroupSums]) -> list[MeasuredCell]:
     """The cells of grouped sums over all of the time."""
-    found = []
+    cells = []
     for group in groups:
         pooled = Tally.of_sums(group.sums)
-        found.append(
+        cells.append(
             measured_cell(
                 (group.slice_key, group.concurrency, group.fingerprint),
                 group.sums,
@@ -113,7 +113,7 @@ def cells_of_groups(groups: Iterable[GroupSums]) -> list[MeasuredCell]:
                 device=device_time([group]),
             )
         )
-    return found
+    return cells
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def failures_of(
         num_drafts, num_first_accepted: plain sums over the same requests as `own`.
     """
     counts = figures.counts
-    failures = sum(counts.get(each.value, 0) for each in Intervention)
+    failures = sum(counts.get(intervention.value, 0) for intervention in Intervention)
     left_drafts = num_drafts - counts.get(names.INTERVENED_DRAFTS, 0)
     left_accepted = num_first_accepted - counts.get(names.INTERVENED_FIRST_ACCEPTED_TOKENS, 0)
     return Failures(
@@ -131,16 +131,22 @@ def _rows(counts: Mapping[str, int], num_answered: int, num_repetition_loops: in
     for contract in Contract:
         for arm in Arm:
             yield from _contract_rows(counts, contract, arm)
-    for each in Intervention:
-        title = f"{each.value.capitalize()} behind the model"
-        yield _row(each.value, title, INTERVENTION_MEANING[each], counts.get(each.value, 0), num_examined)
+    for intervention in Intervention:
+        title = f"{intervention.value.capitalize()} behind the model"
+        yield _row(
+            intervention.value,
+            title,
+            INTERVENTION_MEANING[intervention],
+            counts.get(intervention.value, 0),
+            num_examined,
+        )
 
 
 def _contract_rows(counts: Mapping[str, int], contract: Contract, arm: Arm) -> Iterator[FailureRow]:
     judged = _num_judged(counts, contract, arm)
     if not judged:
         return
-    number = {each: counts.get(names.validity_name(contract, arm, each), 0) for each in Validity}
+    number = {validity: counts.get(names.validity_name(contract, arm, validity), 0) for validity in Validity}
     title, name = f"{CONTRACT_TITLE[contract]}, {arm.value}", f"{contract}_{arm}"
     invalid = f"Valid means that {CONTRACT_MEANING[contract]}. Of the outputs that ended by themselves."
     ended = number[Validity.VALID] + number[Validity.INVALID]
@@ -150,7 +156,7 @@ def _contract_rows(counts: Mapping[str, int], contract: Contract, arm: Arm) -> I
 
 
 def _num_judged(counts: Mapping[str, int], contract: Contract, arm: Arm) -> int:
-    return sum(counts.get(names.validity_name(contract, arm, each), 0) for each in Validity)
+    return sum(counts.get(names.validity_name(contract, arm, validity), 0) for validity in Validity)
 
 
 def _row(name: str, title: str, definition: str, count: int, of: int) -> FailureRow:
@@ -178,23 +184,23 @@ def stored_failures(
         counts: counts of failures of the same hours.
         pooled: the hypothesis's counters of steps in the same hours (None: there are none).
     """
-    beside = [each for each in sums if (each.fingerprint, each.concurrency) == place]
-    slices = [_slice_figures(each, counts.get((each.slice_key, *place), {})) for each in beside]
-    figures = [each for each in slices if slice_key in ("", each.slice_key)]
+    beside = [group for group in sums if (group.fingerprint, group.concurrency) == place]
+    slices = [_slice_figures(group, counts.get((group.slice_key, *place), {})) for group in beside]
+    figures = [slice_figures for slice_figures in slices if slice_key in ("", slice_figures.slice_key)]
     total: Counter[str] = Counter()
-    for each in figures:
-        total.update(each.counts)
+    for figure in figures:
+        total.update(figure.counts)
     return failures_of(
         SliceFigures(
             slice_key,
-            sum(each.num_requests for each in figures),
-            sum(each.num_drafts for each in figures),
-            sum(each.num_first_accepted for each in figures),
+            sum(slice_figures.num_requests for slice_figures in figures),
+            sum(slice_figures.num_drafts for slice_figures in figures),
+            sum(slice_figures.num_first_accepted for slice_figures in figures),
             total,
         ),
         slices if slice_key else [],
         num_repetition_loops=sum(
-            each.sums.num_repetition_loops for each in beside if slice_key in ("", each.slice_key)
+            group.sums.num_repetition_loops for group in beside if slice_key in ("", group.slice_key)
         ),
         num_drafts=0 if pooled is None else pooled.num_drafts,
         num_first_accepted=pooled.num_accepted_tokens_per_pos[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from shadowspec import metrics
@@ -97,11 +98,11 @@ def frontiers(
     for slice_key, config, length_of_replay in replayed:
         if slice_key in candidates and config.config.drafts_in_every_step:
             candidates[slice_key][config.fingerprint] = _Candidate(config, length_of_replay, None)
-    found = [
+    slices = [
         _slice_frontier(slice_key, works[slice_key], list(candidate.values()), surfaces)
         for slice_key, candidate in sorted(candidates.items())
     ]
-    return [frontier for frontier in found if frontier is not None]
+    return [frontier for frontier in slices if frontier is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,41 +116,42 @@ def _slice_frontier(
     slice_key: str, work: Work, candidates: Sequence[_Candidate], surfaces: Surfaces
 ) -> SliceFrontier | None:
     profiled_ways = [
-        (candidate, found)
+        (candidate, profile)
         for candidate in candidates
-        if (found := surfaces.of(candidate.config, slice_key)) is not None
+        if (profile := surfaces.of(candidate.config, slice_key)) is not None
     ]
-    there = {(found.key, candidate.config.config.num_speculative_tokens) for candidate, found in profiled_ways}
+    there = {(profile.key, candidate.config.config.num_speculative_tokens) for candidate, profile in profiled_ways}
     carried = [
-        (candidate, found)
+        (candidate, profile)
         for candidate in candidates
-        for found in surfaces.elsewhere(candidate.config, slice_key)
-        if (found.key, candidate.config.config.num_speculative_tokens) not in there
+        for profile in surfaces.elsewhere(candidate.config, slice_key)
+        if (profile.key, candidate.config.config.num_speculative_tokens) not in there
     ]
     profiled = [*profiled_ways, *carried]
     if not profiled:
         return None
-    latest = max((found for _, found in profiled), key=lambda found: found.profiled_at).key
-    here = [(candidate, found) for candidate, found in profiled if _place(found.key) == _place(latest)]
+    latest = max((profile for _, profile in profiled), key=attrgetter("profiled_at")).key
+    here = [(candidate, profile) for candidate, profile in profiled if _place(profile.key) == _place(latest)]
     alike = [candidate for candidate, _ in here]
     drafted = [
         PricedDrafting(
             _name(candidate, alike),
             candidate.config.config.num_speculative_tokens,
             candidate.length,
-            found.surface,
+            profile.surface,
             candidate.drafts,
         )
-        for candidate, found in here
+        for candidate, profile in here
     ]
     within = sorted(
-        (each for each in drafted if _is_within(each, work)), key=lambda each: (each.name, each.num_speculative_tokens)
+        (drafting for drafting in drafted if _is_within(drafting, work)),
+        key=attrgetter("name", "num_speculative_tokens"),
     )
-    loads = set.intersection(*(set(each.surface.loads) for each in within)) if within else set()
+    loads = set.intersection(*(set(drafting.surface.loads) for drafting in within)) if within else set()
     if not loads:
         return None
     choices = frontier(within, sorted(loads), work)
-    best = [(choice.concurrency, max(each.speedup for each in choice.gains)) for choice in choices]
+    best = [(choice.concurrency, max(choice_gain.speedup for choice_gain in choice.gains)) for choice in choices]
     return SliceFrontier(slice_key, latest.engine, latest.device, work, tuple(choices), tuple(crossings(best)))
 
 
@@ -161,15 +163,14 @@ def _place(key: CostKey) -> tuple[str, str, str]:
 def _name(candidate: _Candidate, candidates: Sequence[_Candidate]) -> str:
     """The config's name, with the part that distinguishes it from others of the same name and depth among these."""
     config = candidate.config.config
-    there = (each.config.config for each in candidates)
     alike = [
-        each
-        for each in there
-        if (each.name, each.num_speculative_tokens) == (config.name, config.num_speculative_tokens)
+        other
+        for other in (candidate.config.config for candidate in candidates)
+        if (other.name, other.num_speculative_tokens) == (config.name, config.num_speculative_tokens)
     ]
     if len(alike) == 1:
         return config.name
-    rules = {each.verify_rule for each in alike}
+    rules = {config.verify_rule for config in alike}
     return f"{config.name} {config.verify_rule.value if len(rules) == len(alike) else candidate.config.fingerprint[:6]}"
 
 
@@ -185,14 +186,16 @@ def _is_within(drafting: PricedDrafting, work: Work) -> bool:
 def frontier_lines(frontier: SliceFrontier) -> list[str]:
     """One line per load, then where the best way breaks even."""
     lines = [_choice_line(choice) for choice in frontier.choices]
-    for each in frontier.crossings:
-        turn = "stops paying" if each.is_downward else "begins to pay"
-        lines.append(f"{turn} at a load of about {each.load:.3g} (between {each.below:g} and {each.above:g})")
+    for crossing in frontier.crossings:
+        turn = "stops paying" if crossing.is_downward else "begins to pay"
+        lines.append(
+            f"{turn} at a load of about {crossing.load:.3g} (between {crossing.below:g} and {crossing.above:g})"
+        )
     return lines
 
 
 def _choice_line(choice: Choice) -> str:
-    others = ", ".join(_describe_gain(each) for each in choice.contenders)
+    others = ", ".join(_describe_gain(contender) for contender in choice.contenders)
     if choice.best is None:
         return f"load {choice.concurrency:g}: no speculation" + (f"; may pay: {others}" if others else "")
     best = choice.best
@@ -201,5 +204,5 @@ def _choice_line(choice: Choice) -> str:
     return f"load {choice.concurrency:g}: {said}" + (f"; may be as good: {others}" if others else "")
 
 
-def _describe_gain(found: Gain) -> str:
-    return f"{found.drafting.name} at K {found.drafting.num_speculative_tokens}"
+def _describe_gain(gained: Gain) -> str:
+    return f"{gained.drafting.name} at K {gained.drafting.num_speculative_tokens}"

@@ -83,13 +83,13 @@ def predictions(
     surfaces = Surfaces(costs)
     known = [(cell, configs[cell.fingerprint]) for cell in cells if cell.fingerprint in configs]
     timed = {_place(cell, config): cell for cell, config in known}
-    found = []
+    predicted = []
     for cell, config in known:
-        found.append(_prediction(cell, config, None, surfaces.of(config, cell.slice_key), cell))
+        predicted.append(_prediction(cell, config, None, surfaces.of(config, cell.slice_key), cell))
         for profiled in surfaces.elsewhere(config, cell.slice_key):
             there = timed.get((*_where(cell, config), profiled.key))
-            found.append(_prediction(cell, config, profiled.key, profiled, there))
-    return found
+            predicted.append(_prediction(cell, config, profiled.key, profiled, there))
+    return predicted
 
 
 def _place(cell: MeasuredCell, config: FingerprintedConfig) -> tuple[str, int, int, CostKey]:
@@ -100,9 +100,9 @@ def _where(cell: MeasuredCell, config: FingerprintedConfig) -> tuple[str, int, i
     return cell.slice_key, cell.concurrency, config.config.num_speculative_tokens
 
 
-def median_error(found: Iterable[Prediction]) -> float | None:
+def median_error(shown: Iterable[Prediction]) -> float | None:
     """The median of the absolute errors; None where no cell has both a prediction and a measurement."""
-    errors = [abs(error) for prediction in found if (error := prediction.error) is not None]
+    errors = [abs(error) for prediction in shown if (error := prediction.error) is not None]
     return median(errors) if errors else None
 
 
@@ -131,15 +131,15 @@ def _prediction(
         drafts_of(cell, config),
     )
     try:
-        found = gain(drafting, cell.concurrency, cell.work)
+        predicted = gain(drafting, cell.concurrency, cell.work)
     except InputError as error:
         return replace(none, reason=str(error))
     return replace(
         none,
-        break_even_length=found.break_even_length,
-        speedup=found.speedup,
-        target_passes_saved=found.target_passes_saved,
-        predicted_device=predicted_device(found, cell.work),
+        break_even_length=predicted.break_even_length,
+        speedup=predicted.speedup,
+        target_passes_saved=predicted.target_passes_saved,
+        predicted_device=predicted_device(predicted, cell.work),
     )
 
 
@@ -157,11 +157,11 @@ def drafts_of(cell: MeasuredCell, config: FingerprintedConfig) -> Drafts | None:
     return None if config.config.drafts_in_every_step else cell.drafts
 
 
-def predicted_device(found: Gain, work: Work) -> DeviceTime:
+def predicted_device(gained: Gain, work: Work) -> DeviceTime:
     """The device time of one average request: at load b it holds 1/b of the device from prefill to last token."""
     return DeviceTime(
-        baseline_ms=found.baseline_ms / found.concurrency,
-        speculative_ms=found.speculative_ms / found.concurrency,
+        baseline_ms=gained.baseline_ms / gained.concurrency,
+        speculative_ms=gained.speculative_ms / gained.concurrency,
         baseline_tokens=work.num_output_tokens,
         speculative_tokens=work.num_output_tokens,
     )
@@ -215,25 +215,25 @@ def cost_note(price_per_hour: float | None) -> str:
     return f"Cost: per million output tokens, at {number(price_per_hour)} per device-hour. {how}"
 
 
-def prediction_summary(found: Sequence[Prediction]) -> str:
+def prediction_summary(shown: Sequence[Prediction]) -> str:
     """How many cells have a prediction on each engine, and how far these are off what was measured there."""
-    if not any(prediction.speedup is not None for prediction in found):
-        reasons = list(dict.fromkeys(prediction.reason for prediction in found if prediction.reason))
+    if not any(prediction.speedup is not None for prediction in shown):
+        reasons = list(dict.fromkeys(prediction.reason for prediction in shown if prediction.reason))
         return f"Nothing is predicted here: {'; '.join(reasons)}." if reasons else "Nothing is predicted here."
     lines = []
-    for engine in dict.fromkeys(prediction.engine for prediction in found):
-        own_cells = [prediction for prediction in found if prediction.engine == engine]
+    for engine in dict.fromkeys(prediction.engine for prediction in shown):
+        own_cells = [prediction for prediction in shown if prediction.engine == engine]
         predicted = [own_cell for own_cell in own_cells if own_cell.speedup is not None]
         error = median_error(predicted)
         said = f"{len(predicted)} of {plural(len(own_cells), 'cell')} predicted on {engine}"
         off = f"; median absolute error against the measured figures: {percent(error)}" if error is not None else ""
         lines.append(f"{said}{off}.")
-    return " ".join([*lines, *_rule_notes(found)])
+    return " ".join([*lines, *_rule_notes(shown)])
 
 
-def _rule_notes(found: Sequence[Prediction]) -> list[str]:
+def _rule_notes(shown: Sequence[Prediction]) -> list[str]:
     """Which candidates draft by another rule here than on the engine that something is predicted of."""
-    predicted = (prediction for prediction in found if prediction.speedup is not None)
+    predicted = (prediction for prediction in shown if prediction.speedup is not None)
     notes = [
         f"{prediction.config.name}: {difference.text}."
         for prediction in predicted

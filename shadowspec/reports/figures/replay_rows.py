@@ -85,10 +85,10 @@ def _span(endpoint: str, replayed: Sequence[AcceptanceSums]) -> LoopSpan:
 
 
 def _rows(
-    replayed: Sequence[AcceptanceSums], found: Iterable[AcceptanceSums], configs: Mapping[str, FingerprintedConfig]
+    replayed: Sequence[AcceptanceSums], of_loop: Iterable[AcceptanceSums], configs: Mapping[str, FingerprintedConfig]
 ) -> tuple[ReplayRow, ...]:
     both = {(sums.slice_key, sums.fingerprint) for sums in replayed}
-    looped = [sums for sums in found if (sums.slice_key, sums.fingerprint) in both]  # the whole is of the same slices
+    looped = [sums for sums in of_loop if (sums.slice_key, sums.fingerprint) in both]  # the whole is of the same slices
     loops = {(sums.slice_key, sums.fingerprint): sums for sums in _with_whole(looped)}
     rows = [
         _replay_row(sums, loops.get((sums.slice_key, sums.fingerprint)), configs[sums.fingerprint])
@@ -131,9 +131,9 @@ def _replay_row(sums: AcceptanceSums, loop: AcceptanceSums | None, config: Finge
     )
 
 
-def _with_whole(found: Iterable[AcceptanceSums]) -> list[AcceptanceSums]:
+def _with_whole(sums_by_slice: Iterable[AcceptanceSums]) -> list[AcceptanceSums]:
     """These by slice, and before them those of the whole endpoint."""
-    by_slice = list(found)
+    by_slice = list(sums_by_slice)
     whole: dict[str, AcceptanceSums] = {}
     for sums in by_slice:
         before = whole.get(sums.fingerprint)

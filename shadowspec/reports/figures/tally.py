@@ -44,7 +44,7 @@ class Tally:
         return (self.num_first_accepted_tokens,)
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(*(item + more for item, more in zip(astuple(self), astuple(other), strict=True)))
+        return Tally(*(amount + more for amount, more in zip(astuple(self), astuple(other), strict=True)))
 
     @staticmethod
     def of_sums(sums: RollupSums) -> Tally:
@@ -181,15 +181,15 @@ def by_context(points: Iterable[ContextPoint], cost: CacheCost | None) -> tuple[
     Args:
         cost: None where no block's memory is known.
     """
-    found: dict[str, list[ContextPoint]] = {}
+    by_range: dict[str, list[ContextPoint]] = {}
     for point in sorted(points, key=lambda context_point: context_point.num_prompt_tokens):
-        found.setdefault(prompt_range(point.num_prompt_tokens), []).append(point)
-    return tuple(_context_row(name, context_points, cost) for name, context_points in found.items())
+        by_range.setdefault(prompt_range(point.num_prompt_tokens), []).append(point)
+    return tuple(_context_row(name, context_points, cost) for name, context_points in by_range.items())
 
 
 def _context_row(name: str, points: list[ContextPoint], cost: CacheCost | None) -> ContextRow:
     pooled = total(point.tally for point in points)
-    tokens = ratio(sum(each.num_prompt_tokens + each.num_output_tokens for each in points), len(points)) or 0.0
+    tokens = ratio(sum(point.num_prompt_tokens + point.num_output_tokens for point in points), len(points)) or 0.0
     return ContextRow(
         name=name,
         num_requests=len(points),

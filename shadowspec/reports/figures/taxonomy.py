@@ -86,25 +86,25 @@ def suspicions(slice_figures: SliceFigures, others: Sequence[SliceFigures]) -> t
     """The kinds of failure that are suspected of a slice, in the order of `FailureKind`; none of one with few requests.
 
     Args:
-        own: the slice, or the whole endpoint, which is compared with nothing.
+        slice_figures: of the slice, or the whole endpoint, which is compared with nothing.
         others: the endpoint's slices at the same load and with the same config; a slice is not its peer.
     """
     if slice_figures.num_requests < MIN_REQUESTS:
         return ()
     labels = parse_slice_key(slice_figures.slice_key)
-    found: dict[FailureKind, list[str]] = {kind: [] for kind in FailureKind}
+    lines_by_kind: dict[FailureKind, list[str]] = {kind: [] for kind in FailureKind}
     content = _kind_of_content(labels)
     for kind, peers, of in (
         (content, _peers(labels, others, _differs_in_content), "of other content"),
         (FailureKind.SAMPLING_REGIME, _peers(labels, others, _is_cooler(_REGIME)), "at a cooler sampling regime"),
         (FailureKind.LONG_CONTEXT, _peers(labels, others, _is_cooler(_CONTEXT)), "with a shorter context"),
     ):
-        found[kind] += _lags(slice_figures, peers, of)
+        lines_by_kind[kind] += _lags(slice_figures, peers, of)
     counts = slice_figures.counts
-    found[content] += _share(
+    lines_by_kind[content] += _share(
         counts, EARLY_REJECTIONS, counts.get(EARLY_KNOWN, 0), EARLY_SHARE, "rejected the draft from the start"
     )
-    found[FailureKind.LONG_CONTEXT] += _share(
+    lines_by_kind[FailureKind.LONG_CONTEXT] += _share(
         counts,
         BEYOND_DRAFT_CONTEXT,
         num_draft_context_known(counts),
@@ -113,10 +113,10 @@ def suspicions(slice_figures: SliceFigures, others: Sequence[SliceFigures]) -> t
     )
     for contract in Contract:
         is_call = contract is Contract.TOOL_CALL
-        found[FailureKind.TOOL_CALLING if is_call else FailureKind.STRUCTURED_OUTPUT] += _breaks(
+        lines_by_kind[FailureKind.TOOL_CALLING if is_call else FailureKind.STRUCTURED_OUTPUT] += _breaks(
             slice_figures, contract
         )
-    return tuple(Suspicion(kind, tuple(figures)) for kind, figures in found.items() if figures)
+    return tuple(Suspicion(kind, tuple(figures)) for kind, figures in lines_by_kind.items() if figures)
 
 
 Differs = Callable[[Mapping[str, str], Mapping[str, str]], bool]

@@ -73,18 +73,18 @@ class DeviceTime:
 
 def device_time(groups: Iterable[GroupSums]) -> DeviceTime:
     """The device time of grouped sums, each at its own load."""
-    found = DeviceTime()
+    total = DeviceTime()
     for group in groups:
         sums = group.sums
         per_run = ratio(sums.timed_weight, sums.num_timed) or 0.0
-        found += DeviceTime(
+        total += DeviceTime(
             baseline_ms=(sums.baseline_prefill_ms + sums.baseline_decode_ms) / group.concurrency,
             speculative_ms=(sums.speculative_prefill_ms + sums.speculative_decode_ms) / group.concurrency,
             baseline_tokens=sums.baseline_num_output_tokens,
             speculative_tokens=sums.speculative_num_output_tokens,
             weighted_tokens=sums.speculative_num_output_tokens * per_run,
         )
-    return found
+    return total
 
 
 def saved_per_month(time: DeviceTime, num_hours: float, share: float, price_per_hour: float) -> float | None:

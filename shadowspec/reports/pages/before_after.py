@@ -74,13 +74,13 @@ def enablings(changes: Iterable[VerdictChange], configs: Mapping[str, Fingerprin
     The mark is at the decision's time where traffic was then still coming in; where the evidence had ended
     earlier (an old file, folded today) it is at its end, for the hours on the axis are those of the traffic.
     """
-    found = []
+    enablings = []
     for change in changes:
         if change.verdict is not Verdict.ENABLE or change.before is Verdict.ENABLE:
             continue
         newest_at = change.evidence.newest_record or change.evidence.newest_evidence or change.decided_at
         is_far = change.decided_at - newest_at > timedelta(days=1)
-        found.append(
+        enablings.append(
             Enabling(
                 decision_id=change.decision_id,
                 endpoint=change.endpoint,
@@ -93,7 +93,7 @@ def enablings(changes: Iterable[VerdictChange], configs: Mapping[str, Fingerprin
                 reason=change.reason,
             )
         )
-    return found
+    return enablings
 
 
 def own_groups(groups: Iterable[GroupSums], enabling: Enabling) -> list[GroupSums]:
@@ -144,5 +144,7 @@ def period(groups: Sequence[GroupSums], *, is_after: bool) -> PeriodFigures:
 def arm_quantiles(arm: Arm, histogram: Histogram, *, is_after: bool) -> ArmQuantiles:
     """p50, p95 and p99 of a histogram; None below 1 / (1 - p) requests, where they would only be the largest."""
     number = sum(histogram.num_runs.values())
-    found = {share: histogram.quantile(share) if number >= round(1.0 / (1.0 - share)) else None for share in QUANTILES}
-    return ArmQuantiles(arm, is_after, number, found)
+    quantiles = {
+        share: histogram.quantile(share) if number >= round(1.0 / (1.0 - share)) else None for share in QUANTILES
+    }
+    return ArmQuantiles(arm, is_after, number, quantiles)

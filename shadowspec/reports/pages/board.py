@@ -144,10 +144,10 @@ class Board:
 
     def tallies(self) -> dict[Verdict | None, int]:
         """Endpoints by the verdict of the row that speaks for them."""
-        found: dict[Verdict | None, int] = dict.fromkeys([*Verdict, None], 0)
+        tally: dict[Verdict | None, int] = dict.fromkeys([*Verdict, None], 0)
         for endpoint in self.endpoints:
-            found[endpoint.head.verdict] += 1
-        return found
+            tally[endpoint.head.verdict] += 1
+        return tally
 
 
 def build_board(values: BoardValues, overrides: Sequence[Override], now: datetime) -> Board:
@@ -164,10 +164,12 @@ def build_board(values: BoardValues, overrides: Sequence[Override], now: datetim
     fingerprints = set()
     for name in {*by_endpoint, *(key[0] for key in days)}:
         policy, measured = values.policies.get(name), values.traffic.get(name, ())
-        found = endpoint_decisions(by_endpoint[name], policy, overrides, now, measured=measured, configs=values.configs)
-        decisions |= {_key(each.decision): each for each in found.latest if each.is_current}
-        loads[name] = endpoint_loads(found.current, values.demands.get(name))
-        fingerprints |= {(name, fingerprint) for fingerprint in found.fingerprints.values()}
+        decided = endpoint_decisions(
+            by_endpoint[name], policy, overrides, now, measured=measured, configs=values.configs
+        )
+        decisions |= {_key(effective.decision): effective for effective in decided.latest if effective.is_current}
+        loads[name] = endpoint_loads(decided.current, values.demands.get(name))
+        fingerprints |= {(name, fingerprint) for fingerprint in decided.fingerprints.values()}
     stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in values.rollouts}
     rows: dict[str, list[BoardRow]] = defaultdict(list)
     for key in sorted(key for key in {*decisions, *days} if (key[0], key[3]) in fingerprints):
@@ -189,7 +191,7 @@ def _endpoint(
     schedule, a load at which it is on speaks.
     """
     if loads is not None and loads.demand is not None:
-        shares = governing_shares(loads.demand, [each.concurrency for each in loads.loads]) or shares
+        shares = governing_shares(loads.demand, [judged_load.concurrency for judged_load in loads.loads]) or shares
     if loads is not None and (limit := loads.schedule_limit) is not None:
         shares = {load: share for load, share in shares.items() if load <= limit}
     wholes = [row for row in rows if not row.slice_key] or list(rows)
@@ -321,7 +323,7 @@ def find_rows(board: Board, wanted: BoardFilter, sort: str) -> FoundRows:
             if not is_head:
                 opened.add(endpoint.name)
     order = SORTS.get(sort, SORTS["verdict"])
-    in_order = sorted(shown, key=lambda each: (order(each.head), each.name))
+    in_order = sorted(shown, key=lambda endpoint: (order(endpoint.head), endpoint.name))
     return FoundRows(tuple(in_order), frozenset(opened), number)
 
 
@@ -334,11 +336,11 @@ def models_of(row: BoardRow) -> tuple[str, ...]:
 
 def label_values(board: Board) -> dict[str, list[str]]:
     """Every slice label of the board with its values, sorted."""
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for row in board.rows:
         for name, value in row.labels.items():
-            found.setdefault(name, set()).add(value)
-    return {name: sorted(values) for name, values in sorted(found.items())}
+            names.setdefault(name, set()).add(value)
+    return {name: sorted(values) for name, values in sorted(names.items())}
 
 
 def _falling(value: float | None) -> float:

@@ -85,19 +85,19 @@ class RollupFigures:
 
 
 def pool_figures(
-    sums: Sequence[RollupSums], counts: SpeculationCounts | None, found: Mapping[str, Histogram]
+    sums: Sequence[RollupSums], counts: SpeculationCounts | None, histograms: Mapping[str, Histogram]
 ) -> RollupFigures:
     """The figures of one hypothesis, from its rollups."""
     total = add_sums(sums)
-    speedups = found.get("speedup")
+    speedups = histograms.get("speedup")
     return RollupFigures(
         sums=total,
         counts=counts,
         distributions=tuple(
-            distribution(measure, arm, found[name])
+            distribution(measure, arm, histograms[name])
             for measure in MEASURES
             for arm in Arm
-            if (name := f"{arm}_{measure}") in found
+            if (name := f"{arm}_{measure}") in histograms
         ),
         speedups=() if speedups is None else speedup_bars(speedups),
         speedup_quantiles=() if speedups is None else _quantiles(speedups, (0.05, 0.5, 0.95)),
@@ -110,7 +110,7 @@ def paths(looks: Sequence[LookPoint]) -> dict[str, TestPath]:
     by_name: dict[str, list[LookPoint]] = defaultdict(list)
     for look in looks:
         by_name[look.name].append(look)
-    found = {}
+    parts = {}
     for name, look_points in by_name.items():
         points = [PathPoint(p.num_units, p.estimate, p.lower, p.upper, p.decided_at, p.verdict) for p in look_points]
         changes = [
@@ -118,18 +118,18 @@ def paths(looks: Sequence[LookPoint]) -> dict[str, TestPath]:
             for before, point in zip([None, *points[:-1]], points, strict=True)
             if before is None or before.verdict is not point.verdict
         ]
-        found[name] = TestPath(name, look_points[-1].threshold, thin_points(points), tuple(changes))
-    return found
+        parts[name] = TestPath(name, look_points[-1].threshold, thin_points(points), tuple(changes))
+    return parts
 
 
 def unit_paths(sequences: Mapping[str, Sequence[SequencePoint]], last: Mapping[str, TestPath]) -> dict[str, TestPath]:
     """The same after each unit, as the gate would have seen it at a look there; thresholds are the last look's."""
-    found = {}
+    distributions = {}
     for name, points in sequences.items():
         if name in last and points:
             path_points = [PathPoint(p.num_units, p.estimate, p.lower, p.upper) for p in points]
-            found[name] = TestPath(name, last[name].threshold, thin_points(path_points), ())
-    return found
+            distributions[name] = TestPath(name, last[name].threshold, thin_points(path_points), ())
+    return distributions
 
 
 def thin_points(points: Sequence[PathPoint]) -> tuple[PathPoint, ...]:
@@ -194,5 +194,5 @@ def add_sums(sums: Sequence[RollupSums]) -> RollupSums:
 
 
 def _quantiles(histogram: Histogram, shares: Sequence[float]) -> tuple[tuple[float, Quantile], ...]:
-    found = ((share, histogram.quantile(share)) for share in shares)
-    return tuple((share, quantile) for share, quantile in found if quantile is not None)
+    quantiles = ((share, histogram.quantile(share)) for share in shares)
+    return tuple((share, quantile) for share, quantile in quantiles if quantile is not None)

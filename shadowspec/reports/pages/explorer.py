@@ -157,8 +157,8 @@ def run_points(
 
 def dimensions(points: Sequence[Point]) -> list[str]:
     """What these points can be divided by: labels first, sorted, then what is not a label."""
-    found = {name for point in points for name in point.values}
-    return [*sorted(found - set(OWN_DIMENSIONS)), *(name for name in OWN_DIMENSIONS if name in found)]
+    names = {name for point in points for name in point.values}
+    return [*sorted(names - set(OWN_DIMENSIONS)), *(name for name in OWN_DIMENSIONS if name in names)]
 
 
 def values_of(points: Iterable[Point], dimension: str) -> tuple[str, ...]:

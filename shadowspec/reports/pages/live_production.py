@@ -112,8 +112,8 @@ def _first_position_rate(hours: Iterable[LiveHour]) -> float | None:
 def _mean_length(hours: Iterable[LiveHour]) -> float | None:
     """Tokens emitted per verification, its own included; pooled."""
     pairs = [(hour.num_known_accepted_tokens, hour.num_known_drafts) for hour in hours]
-    found = ratio(sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
-    return None if found is None else 1.0 + found
+    mean = ratio(sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
+    return None if mean is None else 1.0 + mean
 
 
 def quantile(bins: Buckets, share: float) -> Quantile | None:
@@ -149,9 +149,7 @@ def _per_second(counted: Iterable[tuple[str, int | None, int]]) -> float | None:
         if value is not None:
             number[replica] += value
             covered_us[replica] += time_us
-    rates = [
-        found for replica in number if (found := ratio(number[replica], covered_us[replica] / US_PER_S)) is not None
-    ]
+    rates = [rate for replica in number if (rate := ratio(number[replica], covered_us[replica] / US_PER_S)) is not None]
     return math.fsum(rates) if rates else None
 
 
@@ -202,10 +200,10 @@ def _split_hours(store: Store, endpoint: str, hours: Sequence[LiveHour], moment:
     windows: dict[tuple[datetime, str, str], list[LiveHour]] = defaultdict(list)
     for start in sorted({hour.hour for hour in cut}):
         names = {hour.replica for hour in cut if hour.hour == start}
-        for each in store.live_windows(endpoint, start, start + HOUR, names):
-            windows[start, each.replica, each.series].append(hour_of_window(each))
+        for window in store.live_windows(endpoint, start, start + HOUR, names):
+            windows[start, window.replica, window.series].append(hour_of_window(window))
     kept = {hour.key: windows[hour.key] for hour in cut if len(windows[hour.key]) >= hour.num_windows}
-    return [each for hour in hours for each in kept.get(hour.key, [hour])]
+    return [window for hour in hours for window in kept.get(hour.key, [hour])]
 
 
 def _step(span: timedelta) -> timedelta:

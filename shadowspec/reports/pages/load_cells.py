@@ -27,9 +27,9 @@ class BreakEven:
             return "nothing measured yet"
         if self.crossings:
             parts = [
-                f"{'stops paying' if each.is_downward else 'begins to pay'} at a load of about {each.load:.3g} "
-                f"(interpolated between {each.below} and {each.above})"
-                for each in self.crossings
+                f"{'stops paying' if crossing.is_downward else 'begins to pay'} at a load of about {crossing.load:.3g} "
+                f"(interpolated between {crossing.below} and {crossing.above})"
+                for crossing in self.crossings
             ]
             return "; ".join(parts)
         side = "estimated faster" if self.is_first_above else "estimated not faster"
@@ -54,7 +54,7 @@ def estimate(cell: Decision) -> float | None:
 
 def break_evens(cells: Sequence[Decision], level: float = 1.0) -> list[BreakEven]:
     """Where each config's estimated speedup passes `level`, in the order of the cells."""
-    return [_break_even(*config[:2], list(found), level) for config, found in groupby(cells, key=_config)]
+    return [_break_even(*config[:2], list(of_config), level) for config, of_config in groupby(cells, key=_config)]
 
 
 def _config(cell: Decision) -> tuple[int, str, str]:

@@ -28,15 +28,15 @@ class Parameter:
 def gate_parameters(policy: GatePolicy, decisions: Iterable[Decision]) -> list[Parameter]:
     """The gate's parameters in the order in which they are defined; `decisions` are the endpoint's latest."""
     default = GatePolicy()
-    frozen = [each.frozen_parameters for each in decisions if each.frozen_parameters is not None]
-    found = []
+    frozen = [decision.frozen_parameters for decision in decisions if decision.frozen_parameters is not None]
+    parameters = []
     for field in fields(GatePolicy):
         value = getattr(policy, field.name)
         is_fixed = field.name in (*FROZEN_VALUES, *FROZEN_UNITS)
         others = {
             format_value(entry[field.name]) for entry in frozen if field.name in entry and entry[field.name] is not None
         }
-        found.append(
+        parameters.append(
             Parameter(
                 name=field.name,
                 value=format_value(value),
@@ -46,7 +46,7 @@ def gate_parameters(policy: GatePolicy, decisions: Iterable[Decision]) -> list[P
                 fixed=tuple(sorted(others - {format_value(value)})) if is_fixed else (),
             )
         )
-    return found
+    return parameters
 
 
 def rollout_parameters(policy: RolloutPolicy) -> list[Parameter]:

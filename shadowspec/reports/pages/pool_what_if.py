@@ -68,9 +68,11 @@ def pool_what_if(
 
     measured, tried, limit = predicted(1.0), predicted(factor), predicted(math.inf)
     pools: dict[tuple[str, str, str, int, str], list[int]] = defaultdict(list)
-    for place, each in enumerate(measured):
-        cell = each.cell
-        pools[each.config.name, each.engine, each.device, cell.concurrency, cell.fingerprint].append(place)
+    for place, prediction in enumerate(measured):
+        cell = prediction.cell
+        pools[prediction.config.name, prediction.engine, prediction.device, cell.concurrency, cell.fingerprint].append(
+            place
+        )
     return [
         PoolWhatIf(
             config_name=measured[places[0]].config.name,
@@ -99,12 +101,12 @@ def _with_acceptance(cell: MeasuredCell, configs: Mapping[str, FingerprintedConf
     return replace(cell, mean_acceptance_length=1.0 + scaled)
 
 
-def _speedup(found: Sequence[Prediction]) -> float | None:
+def _speedup(pool: Sequence[Prediction]) -> float | None:
     """Total baseline over total speculative device time of the traffic; None where nothing is predicted."""
     baseline = speculative = 0.0
-    for each in found:
-        before, after = (each.predicted_device.ms_per_token(arm) for arm in (Arm.BASELINE, Arm.SPECULATIVE))
+    for prediction in pool:
+        before, after = (prediction.predicted_device.ms_per_token(arm) for arm in (Arm.BASELINE, Arm.SPECULATIVE))
         if before is not None and after is not None:
-            baseline += each.cell.device.weighted_tokens * before
-            speculative += each.cell.device.weighted_tokens * after
+            baseline += prediction.cell.device.weighted_tokens * before
+            speculative += prediction.cell.device.weighted_tokens * after
     return metrics.ratio(baseline, speculative)

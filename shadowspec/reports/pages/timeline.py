@@ -35,17 +35,17 @@ KINDS = (  # that the timeline distinguishes
 
 def timeline(changes: Iterable[Change], *, since: datetime | None = None, limit: int | None = None) -> list[Change]:
     """The changes newest first, from `since` on."""
-    kept = [each for each in changes if since is None or each.at >= since]
+    kept = [change for change in changes if since is None or change.at >= since]
     ordered = sorted(
-        kept, key=lambda each: (each.at, each.decision_id or 0, each.endpoint, each.slice_key), reverse=True
+        kept, key=lambda change: (change.at, change.decision_id or 0, change.endpoint, change.slice_key), reverse=True
     )
     return ordered[:limit]
 
 
-def verdict_changes(found: Iterable[VerdictChange], configs: Mapping[str, FingerprintedConfig]) -> list[Change]:
+def verdict_changes(recorded: Iterable[VerdictChange], configs: Mapping[str, FingerprintedConfig]) -> list[Change]:
     """Changes of verdict; where an alarm, a fault or a replaced fingerprint made them, they are of that kind."""
     changes = []
-    for change in found:
+    for change in recorded:
         replaced = None if change.supersession is None else change.supersession.by
         if change.reason_code == ReasonCode.DRIFT:
             kind, what = ChangeKind.ALARM, f"{change.verdict}: a drift alarm"
@@ -72,10 +72,10 @@ def verdict_changes(found: Iterable[VerdictChange], configs: Mapping[str, Finger
     return changes
 
 
-def advice_changes(found: Iterable[AdviceChange], configs: Mapping[str, FingerprintedConfig]) -> list[Change]:
+def advice_changes(recorded: Iterable[AdviceChange], configs: Mapping[str, FingerprintedConfig]) -> list[Change]:
     """New advice beside a current ENABLE: figures that came down, and another mix of the traffic."""
     changes = []
-    for change in found:
+    for change in recorded:
         changes_here = []
         if change.is_new_advice:
             what = f"{change.advice} is lower than at ENABLE"
@@ -129,17 +129,17 @@ def differing_parts(old: FingerprintedConfig | None, new: FingerprintedConfig | 
     """The names of what makes two fingerprints differ: digests are not shown, versions and devices are."""
     if old is None or new is None:
         return []
-    found = []
+    differences = []
     for name in ("engine", "device", "dtype"):
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
-            found.append(f"{name} ({before} \u2192 {after})")
-    found += [name.replace("_", " ") for name in old.differing_details(new)]
+            differences.append(f"{name} ({before} \u2192 {after})")
+    differences += [name.replace("_", " ") for name in old.differing_details(new)]
     names = ("target", "draft", "proposer", "num_speculative_tokens", "verify_rule", "backend", "speculative_config")
     for name in (*names, *ENGINE_OPTIONS):
         if getattr(old.config, name) != getattr(new.config, name):
-            found.append(name.replace("_", " "))
-    return found
+            differences.append(name.replace("_", " "))
+    return differences
 
 
 def _depth_words(rollout: Rollout) -> str:

@@ -56,9 +56,9 @@ def what_if(
     """
     stored = next(
         (
-            each
-            for each in evidence
-            if (each.slice_key, each.concurrency, each.fingerprint)
+            kept
+            for kept in evidence
+            if (kept.slice_key, kept.concurrency, kept.fingerprint)
             == (decision.slice_key, decision.concurrency, decision.fingerprint)
         ),
         None,
@@ -71,7 +71,7 @@ def what_if(
     assert changed.keys() <= set(TRIED), "only thresholds can be tried"
     gate_policy = frozen_policy(policy, decision)
     tried: dict[str, Any] = dict(changed)
-    before = [each for each in evaluations if each.measured_at <= decision.decided_at]
+    before = [evaluation for evaluation in evaluations if evaluation.measured_at <= decision.decided_at]
     return WhatIf(
         today=look_again(decision, folded, config, gate_policy, before).decide(decision.decided_at),
         tried=look_again(decision, folded, config, replace(gate_policy, **tried), before).decide(decision.decided_at),

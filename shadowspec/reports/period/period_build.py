@@ -64,14 +64,14 @@ def build_period_report(
     records = [record for record in (_at(override, until) for override in source.overrides()) if record is not None]
     orders = active(records, until)
     endpoints = sorted({*source.endpoints(), *settings.policies, *(decision.endpoint for decision in after)})
-    decided = {name: [each for each in after if each.endpoint == name] for name in endpoints}
+    decided = {name: [decision for decision in after if decision.endpoint == name] for name in endpoints}
     configs = source.fingerprints()
     current: dict[str, list[LatestDecision]] = {}
     for name in endpoints:
         policy, measured = settings.policies.get(name), source.traffic(name, until)
-        found = endpoint_decisions(decided[name], policy, (), until, measured=measured, configs=configs)
-        current[name] = [each for each in found.latest if each.is_current]
-    standing = [each.decision for name in endpoints for each in current[name]]
+        effective = endpoint_decisions(decided[name], policy, (), until, measured=measured, configs=configs)
+        current[name] = [latest for latest in effective.latest if latest.is_current]
+    standing = [latest.decision for name in endpoints for latest in current[name]]
     rollouts = source.rollout_history()
     stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in rollouts if rollout.decided_at < until}
     board = [_row(decision, orders, stages, until) for decision in standing]
@@ -172,12 +172,12 @@ def _plan(
     current: Sequence[LatestDecision],
 ) -> EndpointPlan | None:
     """The plan of an endpoint's open questions, where the evidence still is what the decisions rest on."""
-    num_open = sum(each.decision.verdict is Verdict.HOLD for each in current)
+    num_open = sum(effective.decision.verdict is Verdict.HOLD for effective in current)
     policy, rate = settings.policies.get(endpoint), settings.sample_rates.get(endpoint)
     if policy is None or rate is None or not 0 < num_open <= MAX_PLANNED:
         return None
     latest = source.folded_evidence(endpoint).latest_decisions
-    if {each.decision_id for each in latest} != {each.decision_id for each in decided}:
+    if {decision.decision_id for decision in latest} != {decision.decision_id for decision in decided}:
         return None
     try:
         return plan_stored(source, endpoint, policy, sample_rate=rate, capacity_per_s=None)
@@ -229,10 +229,10 @@ def _quality(
     until: datetime,
 ) -> Quality:
     sums = [group.sums for group in source.group_sums(endpoint, since, until)]
-    looked = [each.decision for each in current]
+    looked = [effective.decision for effective in current]
     whole = [decision for decision in looked if not decision.slice_key] or looked
     last = max(whole, key=lambda decision: decision.decided_at, default=None)
-    newest = [each.evidence_at for each in current if each.evidence_at is not None]
+    newest = [effective.evidence_at for effective in current if effective.evidence_at is not None]
     missing = [decision.evidence.missing_share for decision in whole if decision.evidence.missing_share is not None]
     beyond = [ratio(decision.evidence.counts.num_beyond, decision.evidence.counts.num_arrived) for decision in whole]
     policy = settings.policies.get(endpoint)
@@ -240,7 +240,7 @@ def _quality(
         endpoint=endpoint,
         num_measured=sum(rollup_sums.num_runs - rollup_sums.num_failed for rollup_sums in sums),
         num_failed=sum(rollup_sums.num_failed for rollup_sums in sums),
-        last_look=max((each.decided_at for each in decided), default=None),
+        last_look=max((decision.decided_at for decision in decided), default=None),
         newest_evidence=max(newest, default=None),
         watermark=None if last is None else last.evidence.newest_record,
         watermark_held_by=None if last is None else last.evidence.watermark_held_by,

@@ -38,16 +38,16 @@ def changes_within(
     configs = source.fingerprints()
     words = source.verdict_changes(since=since, until=until, limit=MAX_CHANGES + 1)
     advice = source.advice_changes(since=since, until=until, limit=MAX_CHANGES + 1)
-    found = [
+    changes = [
         *_verdict_changes(words[:MAX_CHANGES], before, after, configs),
-        *(_of_advice(each, configs) for each in advice[:MAX_CHANGES]),
+        *(_of_advice(advised, configs) for advised in advice[:MAX_CHANGES]),
         *_of_fingerprints(words[:MAX_CHANGES], before, configs),
         *_of_overrides(source.overrides(), since, until),
     ]
-    found += _of_rollouts(rollouts, since, until, configs)
+    changes += _of_rollouts(rollouts, since, until, configs)
     has_left_out = max(len(words), len(advice)) > MAX_CHANGES
     return sorted(
-        found, key=lambda change: (_KINDS[change.kind], change.at, change.endpoint, change.slice_key)
+        changes, key=lambda change: (_KINDS[change.kind], change.at, change.endpoint, change.slice_key)
     ), has_left_out
 
 
@@ -77,33 +77,35 @@ def _verdict_changes(
     after: Sequence[Decision],
     configs: Mapping[str, FingerprintedConfig],
 ) -> list[Change]:
-    found = []
+    changes = []
     alarmed = {_key(decision) for decision in before if decision.reason_code == ReasonCode.DRIFT}
-    for change in sorted(words, key=lambda each: each.decision_id):
+    for change in sorted(words, key=lambda change: change.decision_id):
         key = (change.endpoint, (change.slice_key, change.concurrency, change.fingerprint))
         if change.before is not None and change.before is not change.verdict:
-            found.append(_verdict_change(change, ChangeKind.VERDICT, f"{change.before} to {change.verdict}", configs))
+            changes.append(_verdict_change(change, ChangeKind.VERDICT, f"{change.before} to {change.verdict}", configs))
         elif change.before is None:
-            found.append(_verdict_change(change, ChangeKind.NEW, f"first verdict: {change.verdict}", configs))
+            changes.append(_verdict_change(change, ChangeKind.NEW, f"first verdict: {change.verdict}", configs))
         if is_revoked(change.before, change.reason_code):
-            found.append(_verdict_change(change, ChangeKind.ALARM, f"ENABLE is revoked: now {change.verdict}", configs))
+            changes.append(
+                _verdict_change(change, ChangeKind.ALARM, f"ENABLE is revoked: now {change.verdict}", configs)
+            )
         if change.reason_code == ReasonCode.DRIFT and key not in alarmed:
             alarmed.add(key)
-            found.append(_verdict_change(change, ChangeKind.ALARM, f"drift alarm: now {change.verdict}", configs))
+            changes.append(_verdict_change(change, ChangeKind.ALARM, f"drift alarm: now {change.verdict}", configs))
         elif change.reason_code != ReasonCode.DRIFT and key in alarmed:
             alarmed.remove(key)
-            found.append(
+            changes.append(
                 _verdict_change(change, ChangeKind.ALARM_CLEARED, f"no longer alarmed: {change.verdict}", configs)
             )
     for decision in after:  # the tests may give the same verdict that the alarm gave
         if decision.reason_code != ReasonCode.DRIFT and _key(decision) in alarmed:
             what, same = f"no longer alarmed: {decision.verdict}", decision.verdict.value
-            found.append(
+            changes.append(
                 Change.of_hypothesis(
                     decision, ChangeKind.ALARM_CLEARED, what, decision.reason, configs, before=same, after=same
                 )
             )
-    return found
+    return changes
 
 
 def _verdict_change(
@@ -128,8 +130,8 @@ def _of_fingerprints(
         (decision.endpoint, decision.config.name): decision.fingerprint
         for decision in sorted(before, key=lambda decision: decision.decided_at)
     }
-    found = []
-    for change in sorted(words, key=lambda each: each.decision_id):
+    changes = []
+    for change in sorted(words, key=lambda change: change.decision_id):
         if change.before is not None or (change.endpoint, change.fingerprint) in known:
             continue
         name = config_name(configs, change.fingerprint)
@@ -137,7 +139,7 @@ def _of_fingerprints(
         known.add((change.endpoint, change.fingerprint))
         last[change.endpoint, name] = change.fingerprint
         what = "is measured now" if old is None else f"is {change.fingerprint[:12]} now, and was {old[:12]}"
-        found.append(
+        changes.append(
             replace(
                 Change.of_hypothesis(
                     change,
@@ -152,11 +154,11 @@ def _of_fingerprints(
                 concurrency=None,
             )
         )
-    return found
+    return changes
 
 
 def _of_overrides(records: Iterable[OverrideRecord], since: datetime, until: datetime) -> list[Change]:
-    found = []
+    changes = []
     for record in records:
         override, clearing = record.override, record.clearing
         if since <= override.created_at < until:
@@ -166,14 +168,14 @@ def _of_overrides(records: Iterable[OverrideRecord], since: datetime, until: dat
                 else f"until {override.expires_at:%Y-%m-%d %H:%M} UTC"
             )
             kind = ChangeKind.ALARM if override.author in (AUDITOR, GUARD) else ChangeKind.OVERRIDE_SET
-            found.append(_of_order(override, override.created_at, kind, f"{override.verdict} {ends}"))
+            changes.append(_of_order(override, override.created_at, kind, f"{override.verdict} {ends}"))
         if clearing is not None and since <= clearing.cleared_at < until:
             what = f"override {override.override_id} cleared by {clearing.author}: {clearing.reason}"
-            found.append(_of_order(override, clearing.cleared_at, ChangeKind.OVERRIDE_CLEARED, what))
+            changes.append(_of_order(override, clearing.cleared_at, ChangeKind.OVERRIDE_CLEARED, what))
         elif clearing is None and override.expires_at is not None and since <= override.expires_at < until:
             what = f"override {override.override_id} has expired"
-            found.append(_of_order(override, override.expires_at, ChangeKind.OVERRIDE_EXPIRED, what))
-    return found
+            changes.append(_of_order(override, override.expires_at, ChangeKind.OVERRIDE_EXPIRED, what))
+    return changes
 
 
 def _of_order(override: Override, at: datetime, kind: ChangeKind, what: str) -> Change:
@@ -186,7 +188,7 @@ def _of_order(override: Override, at: datetime, kind: ChangeKind, what: str) -> 
 def _of_rollouts(
     history: Iterable[Rollout], since: datetime, until: datetime, configs: Mapping[str, FingerprintedConfig]
 ) -> list[Change]:
-    found = []
+    changes = []
     standing: dict[tuple[str, int], Rollout] = {}
     for rollout in history:
         place = rollout.endpoint, rollout.concurrency
@@ -202,14 +204,14 @@ def _of_rollouts(
             plural(cap, "token") + (f" in {name}" if name else "") for name, cap in sorted(rollout.depth_caps.items())
         )
         share = f", {percent(rollout.share, 0)} of the enabled traffic" if rollout.share else ""
-        found.append(
+        changes.append(
             replace(
                 Change.of_rollout(rollout, moved + share + (f", at most {depths} deep" if depths else ""), configs),
                 before=None if old is None else old.stage.value,
                 after=rollout.stage.value,
             )
         )
-    return found
+    return changes
 
 
 def _key(decision: Decision) -> _Key:

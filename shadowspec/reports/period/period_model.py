@@ -197,10 +197,10 @@ def moment_of(text: str, zone: tzinfo, what: str) -> datetime:
         UsageError: it is written otherwise.
     """
     try:
-        found = datetime.fromisoformat(text)
+        at = datetime.fromisoformat(text)
     except ValueError as error:
         raise UsageError(f"{what} must be a date or a time as 2026-03-02 or 2026-03-02T09:30Z, not {text!r}") from error
-    return _utc(found, zone) if found.tzinfo is None else found.astimezone(UTC)
+    return _utc(at, zone) if at.tzinfo is None else at.astimezone(UTC)
 
 
 def _utc(local: datetime, zone: tzinfo) -> datetime:

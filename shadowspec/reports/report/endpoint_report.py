@@ -79,8 +79,8 @@ def endpoint_report(
     """
     records, blocks, runs = source.records(name), source.blocks(name), source.runs(name)
     measured = _join_runs(records, blocks, runs)
-    found = endpoint_decisions(decisions, policy, (), now, measured=source.traffic(name), configs=configs)
-    by_key: dict[HypothesisId, Decision] = {hypothesis_id(each): each for each in found.current}
+    effective = endpoint_decisions(decisions, policy, (), now, measured=source.traffic(name), configs=configs)
+    by_key: dict[HypothesisId, Decision] = {hypothesis_id(decision): decision for decision in effective.current}
     runs_by_key: dict[HypothesisId, list[JoinedRun]] = defaultdict(list)
     for measured_run in measured:
         for slice_key in {measured_run.slice_key, ""}:
@@ -101,7 +101,9 @@ def endpoint_report(
         )
         for key in {*by_key, *runs_by_key}
     ]
-    current = [each for each in measured_or_decided if each.fingerprint in found.fingerprints.values()]
+    current = [
+        hypothesis for hypothesis in measured_or_decided if hypothesis.fingerprint in effective.fingerprints.values()
+    ]
     ordered = tuple(sorted(_with_forbidding(current), key=_reading_order))
     cells = _cells(sorted(measured_or_decided, key=_reading_order), runs_by_key)
     events = [record.event_time for record in records if record.event_time is not None]
@@ -119,7 +121,9 @@ def endpoint_report(
         frontiers=tuple(frontiers(cells, configs, costs, replayed)),
         price_per_hour=price_per_hour or (None if policy is None else policy.device_price_per_hour),
         production_cache=production_cache(records),
-        loads=endpoint_loads([each.decision for each in ordered if each.decision is not None], demand),
+        loads=endpoint_loads(
+            [hypothesis.decision for hypothesis in ordered if hypothesis.decision is not None], demand
+        ),
     )
 
 
@@ -143,17 +147,17 @@ def _cells(
 
 def _device_time(runs: Iterable[JoinedRun]) -> DeviceTime:
     """Of the requests that were timed in both arms."""
-    found = DeviceTime()
+    total = DeviceTime()
     for measured in runs:
         baseline, speculative = measured.run.baseline, measured.run.speculative
         if baseline is not None and speculative is not None:
-            found += DeviceTime(
+            total += DeviceTime(
                 baseline.end_to_end_ms / measured.concurrency,
                 speculative.end_to_end_ms / measured.concurrency,
                 baseline.num_output_tokens,
                 speculative.num_output_tokens,
             )
-    return found
+    return total
 
 
 def _with_forbidding(hypotheses: Sequence[ReportedHypothesis]) -> list[ReportedHypothesis]:

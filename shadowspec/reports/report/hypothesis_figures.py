@@ -142,7 +142,8 @@ def latency(runs: Sequence[JoinedRun]) -> Latency | None:
         distributions=tuple(
             _distribution(name, arm, timings, weights, read)
             for name, read in _MEASURES.items()
-            if name not in _NOTED_LATER or any(read(each) is not None for timings in arms.values() for each in timings)
+            if name not in _NOTED_LATER
+            or any(read(timing) is not None for timings in arms.values() for timing in timings)
             for arm, timings in arms.items()
         ),
         ratio_of_total_times=metrics.ratio(totals[Arm.BASELINE], totals[Arm.SPECULATIVE]),
@@ -187,7 +188,7 @@ def parity(runs: Sequence[JoinedRun], near_tie_logit: float | None) -> ParityFig
 
 def memory(blocks: Iterable[BlockMemory]) -> MemoryFigures | None:
     """The largest peaks of any block, and the largest difference on one block; None where no block has peaks."""
-    rows = [each for each in blocks if isinstance(each, Memory)]
+    rows = [memory for memory in blocks if isinstance(memory, Memory)]
     if not rows:
         return None
     return MemoryFigures(
@@ -196,7 +197,9 @@ def memory(blocks: Iterable[BlockMemory]) -> MemoryFigures | None:
         speculative_peak_bytes=max(row.speculative_peak_bytes for row in rows),
         extra_peak_bytes=max(row.speculative_peak_bytes - row.baseline_peak_bytes for row in rows),
         displaced_kv_tokens=max(row.displaced_kv_tokens for row in rows),
-        displaced_requests=max((each for row in rows if (each := row.displaced_requests) is not None), default=None),
+        displaced_requests=max(
+            (displaced for row in rows if (displaced := row.displaced_requests) is not None), default=None
+        ),
         draft_weight_bytes=max(row.draft_weight_bytes for row in rows),
         kv_bytes_per_token=max(row.kv_bytes_per_token for row in rows),
         draft_kv_bytes_per_token=max(row.draft_kv_bytes_per_token for row in rows),
@@ -205,7 +208,7 @@ def memory(blocks: Iterable[BlockMemory]) -> MemoryFigures | None:
 
 def kv_cache(blocks: Iterable[BlockMemory]) -> KvCacheFigures | None:
     """What the servers' caches hold, of the block that displaced the most; None where no server said so."""
-    rows = [each for each in blocks if isinstance(each, ServedMemory)]
+    rows = [memory for memory in blocks if isinstance(memory, ServedMemory)]
     if not rows:
         return None
     worst = max(rows, key=lambda row: row.baseline_kv_tokens - row.speculative_kv_tokens)
@@ -262,9 +265,9 @@ def _times(counts: SpeculationCounts, weight: int) -> SpeculationCounts:
     """Every counter, multiplied."""
 
     def multiply(value: int | tuple[int, ...]) -> Any:
-        return tuple(each * weight for each in value) if isinstance(value, tuple) else value * weight
+        return tuple(count * weight for count in value) if isinstance(value, tuple) else value * weight
 
-    return SpeculationCounts(**{each.name: multiply(getattr(counts, each.name)) for each in fields(counts)})
+    return SpeculationCounts(**{field.name: multiply(getattr(counts, field.name)) for field in fields(counts)})
 
 
 def _weighted_sum(timings: Sequence[ArmTiming], weights: Sequence[int], read: Callable[[ArmTiming], float]) -> float:

@@ -77,7 +77,7 @@ def build_report(
         dataclasses.replace(endpoint, replays=replays[endpoint.name], audits=audits[endpoint.name])
         for endpoint in endpoints
     ]
-    is_trial = any(h.decision and h.decision.recording_only for each in endpoints for h in each.hypotheses)
+    is_trial = any(h.decision and h.decision.recording_only for endpoint in endpoints for h in endpoint.hypotheses)
     notes = [*([TRIAL_NOTE] if is_trial else []), *([REHEARSAL_NOTE] if unfinished_trials(source, policies) else [])]
     unnamed = [None] if any(name is None for name, _, _ in funnel) else []
     return Report(

@@ -213,7 +213,9 @@ class EndpointReport:
     @property
     def shown(self) -> list[ReportedHypothesis]:
         """The hypotheses for readers.  An only slice is left out, unless an order makes it differ."""
-        return distinct_slices(self.hypotheses, attrgetter("slice_key"), lambda each: each.override is not None)
+        return distinct_slices(
+            self.hypotheses, attrgetter("slice_key"), lambda hypothesis: hypothesis.override is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,5 +243,8 @@ class Report:
     @property
     def newest_evidence(self) -> datetime | None:
         """When the newest traffic of any decision happened, whenever it was measured."""
-        decisions = [each.decision for each in self.hypotheses if each.decision is not None]
-        return max((each.evidence.newest_evidence for each in decisions if each.evidence.newest_evidence), default=None)
+        decisions = [hypothesis.decision for hypothesis in self.hypotheses if hypothesis.decision is not None]
+        return max(
+            (decision.evidence.newest_evidence for decision in decisions if decision.evidence.newest_evidence),
+            default=None,
+        )
