@@ -1,8 +1,8 @@
 """Charts as SVG for pages without a script: one renderer for every chart, colours from the page's style sheet.
 
 Made by hand, not by a library: vl-convert renders Vega-Lite without a browser, but adds 88 MB and a JavaScript engine
-to every installation, takes 50 ms of CPU and 21 kB for a figure where this takes 1 ms and 4 kB, and drops the texts
-that hovering shows.
+to every installation, takes 50 ms of CPU and 21 kB for a figure, and drops the texts that hovering shows.  Here half of
+the charts of the test reports take below 0.4 ms and 2.7 kB.
 """
 
 from __future__ import annotations
