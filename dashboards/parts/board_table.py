@@ -13,7 +13,7 @@ from shadowspec.text import DASH, age, percent, plural, slice_title, times
 from shadowspec.types import Arm, TestResult, Verdict
 
 from . import formats
-from .board_columns import COLUMNS, Column
+from .board_columns import COLUMNS, BoardColumn
 from .formats import ahead, local, moment_title, short_local, text
 from .links import address
 from .sparks import interval_svg, trend_svg
@@ -43,7 +43,7 @@ def table_html(endpoints: Sequence[BoardEndpoint], context: TableContext, sort: 
     return f'<table class="ss-board"><caption>{caption}</caption><thead><tr>{heads}</tr></thead>{bodies}</table>'
 
 
-def _heading(column: Column, sort: str) -> str:
+def _heading(column: BoardColumn, sort: str) -> str:
     title = escape(column.meaning)
     if column.sort is None:
         return f'<th scope="col" title="{title}">{column.title}</th>'

@@ -10,7 +10,7 @@ import altair as alt
 import streamlit as st
 
 from shadowspec.reports.pages import explorer
-from shadowspec.reports.pages.explorer import FEW_RUNS, FIGURES, MAX_LABELLED, Cell, Grid, Point
+from shadowspec.reports.pages.explorer import FEW_RUNS, FIGURES, MAX_LABELLED, ExplorerGrid, GridCell, LabelledTally
 from shadowspec.text import figure as plain_figure
 from shadowspec.text import number, percent, plain_text, plural, times
 
@@ -79,12 +79,12 @@ def _since(newest: datetime, days: int | None) -> datetime | None:
     return None if days is None else newest + timedelta(hours=1) - timedelta(days=days)
 
 
-def _rollup_points(endpoint: str, since: datetime | None, *, with_days: bool = False) -> list[Point]:
+def _rollup_points(endpoint: str, since: datetime | None, *, with_days: bool = False) -> list[LabelledTally]:
     groups = queries.group_sums(endpoint, since, step="day" if with_days else None)
     return explorer.rollup_points(groups, queries.configs())
 
 
-def _label_dimensions(endpoint: str, since: datetime | None, points: list[Point]) -> list[str]:
+def _label_dimensions(endpoint: str, since: datetime | None, points: list[LabelledTally]) -> list[str]:
     """Labels of the records that no slice is named by, of a few of the newest runs."""
     rows = queries.labelled_runs(endpoint, since, 200)
     known = set(explorer.dimensions(points))
@@ -112,7 +112,7 @@ def _controls(known: list[str], labels: list[str]) -> tuple[str, str, str, str] 
     return figure, x, y, view or VIEWS[0]
 
 
-def _filter_points(points: list[Point]) -> list[Point]:
+def _filter_points(points: list[LabelledTally]) -> list[LabelledTally]:
     """The points that pass the filters, which are in the address too."""
     names = [name for name in explorer.dimensions(points) if name != explorer.DAY]
     with st.expander("Filter", icon=":material/filter_alt:"):
@@ -130,7 +130,7 @@ def _filter_points(points: list[Point]) -> list[Point]:
     return explorer.select_points(points, wanted)
 
 
-def _draw(grid: Grid, view: str) -> None:
+def _draw(grid: ExplorerGrid, view: str) -> None:
     figure = FIGURES[grid.figure]
     if not grid.cells:
         states.empty("No request matches", "Clear a filter above.")
@@ -210,7 +210,7 @@ def _level_or_slanted(values: Sequence[str]) -> alt.Axis:
     )
 
 
-def _row(grid: Grid, cell: Cell, kind: str) -> dict[str, Any]:
+def _row(grid: ExplorerGrid, cell: GridCell, kind: str) -> dict[str, Any]:
     return {
         "x": plain_text(cell.x),
         "y": plain_text(cell.y),
@@ -223,11 +223,11 @@ def _row(grid: Grid, cell: Cell, kind: str) -> dict[str, Any]:
     }
 
 
-def _values(grid: Grid) -> list[float]:
+def _values(grid: ExplorerGrid) -> list[float]:
     return [cell.figure for cell in grid.cells if cell.figure is not None]
 
 
-def _scale(grid: Grid, kind: str) -> alt.Scale:
+def _scale(grid: ExplorerGrid, kind: str) -> alt.Scale:
     values = _values(grid) or [0.0]
     if kind == "times":
         reach = max(*(abs(value - 1.0) for value in values), 0.05)
@@ -237,7 +237,7 @@ def _scale(grid: Grid, kind: str) -> alt.Scale:
     )
 
 
-def _ink(grid: Grid, value: float | None, kind: str) -> str:
+def _ink(grid: ExplorerGrid, value: float | None, kind: str) -> str:
     """Black on light cells, white on dark ones: whichever of the two has more contrast with the cell's colour."""
     values = _values(grid)
     if value is None or not values:
@@ -250,7 +250,7 @@ def _ink(grid: Grid, value: float | None, kind: str) -> str:
     return "#17202A" if place > 0.48 else "#FFFFFF"
 
 
-def _say_what_it_is(grid: Grid, since: datetime | None, newest: datetime) -> None:
+def _say_what_it_is(grid: ExplorerGrid, since: datetime | None, newest: datetime) -> None:
     span = f"to {formats.local(newest + timedelta(hours=1))}" + (
         "" if since is None else f", from {formats.local(since)}"
     )

@@ -13,15 +13,15 @@ from rich.console import Console
 from shadowspec.reports.content.blocks import (
     Block,
     Cell,
-    Document,
+    ContentDocument,
     Facts,
     Figure,
     Heading,
+    HeadNumbers,
     Lines,
     Note,
     Section,
     Table,
-    Tally,
 )
 from shadowspec.reports.content.chart_values import Axis, Chart, Form, Limit, Mark, Point, Shape
 from shadowspec.reports.render.html import render_html
@@ -47,7 +47,7 @@ def texts_of(blocks: Iterable[Block]) -> Iterator[str]:
                 yield from (block.lead, block.text)
             case Lines():
                 yield from block.lines
-            case Tally():
+            case HeadNumbers():
                 yield from (text for number, word, _ in block.numbers for text in (number, word))
             case Heading():
                 yield block.title
@@ -62,11 +62,11 @@ def squeezed(text: str) -> str:
 
 
 @pytest.fixture(params=["evil", *STATES])
-def document(request: pytest.FixtureRequest) -> Document:
+def document(request: pytest.FixtureRequest) -> ContentDocument:
     return report_content(evil_report() if request.param == "evil" else reports()[request.param])
 
 
-def test_every_renderer_shows_every_text(document: Document) -> None:
+def test_every_renderer_shows_every_text(document: ContentDocument) -> None:
     page, markdown = squeezed(Page(render_html(document)).text), squeezed(render_markdown(document))
     console = Console(file=StringIO(), width=4_000, color_system=None)
     for drawn in render_terminal(document.blocks):
@@ -80,7 +80,7 @@ def test_every_renderer_shows_every_text(document: Document) -> None:
             assert squeezed(line) in printed
 
 
-def test_every_chart_is_said_in_words(document: Document) -> None:
+def test_every_chart_is_said_in_words(document: ContentDocument) -> None:
     def figures(blocks: Iterable[Block]) -> Iterator[Figure]:
         for block in blocks:
             if isinstance(block, Figure):

@@ -14,7 +14,7 @@ from shadowspec import metrics
 from shadowspec.reports.figures import tally
 from shadowspec.reports.figures.tally import Tally
 from shadowspec.reports.pages import explorer
-from shadowspec.reports.pages.explorer import FIGURES, Point
+from shadowspec.reports.pages.explorer import FIGURES, LabelledTally
 from shadowspec.store import GroupSums, RollupSums
 from tests.reports import worlds
 
@@ -37,7 +37,7 @@ def group(slice_key: str, load: int = 4, day: int | None = None, **changes: floa
     return GroupSums("chat", slice_key, CONFIG.fingerprint, load, start, sums(**changes))
 
 
-def points(*groups: GroupSums) -> list[Point]:
+def points(*groups: GroupSums) -> list[LabelledTally]:
     return explorer.rollup_points(groups, {CONFIG.fingerprint: CONFIG})
 
 
@@ -89,7 +89,8 @@ def test_days_and_buckets_read_in_their_order() -> None:
     found = points(group("b=x", day=10), group("b=x", day=9))
     assert explorer.values_of(found, explorer.DAY) == ("2026-01-09", "2026-01-10")
     buckets = [
-        Point({"context_bucket": name}, Tally()) for name in ("128k+", "2k-8k", "<512", "8k-32k", "512-2k", "odd")
+        LabelledTally({"context_bucket": name}, Tally())
+        for name in ("128k+", "2k-8k", "<512", "8k-32k", "512-2k", "odd")
     ]
     assert explorer.values_of(buckets, "context_bucket") == ("<512", "512-2k", "2k-8k", "8k-32k", "128k+", "odd")
 

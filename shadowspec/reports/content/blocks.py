@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shadowspec.reports.content.chart_values import Chart, Interval, Shares
+from shadowspec.reports.content.chart_values import Chart, IntervalPicture, Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Cell:
     tone: str = ""  # "enable", "disable", "hold", "undecided" (a verdict); "pass", "fail", "open"; "soft"
     hover: str = ""
     link: str = ""  # "#anchor", or an address
-    picture: Interval | Shares | None = None
+    picture: IntervalPicture | Shares | None = None
     is_strong: bool = False
     is_code: bool = False
     is_part: bool = False  # in the first cell: the row is of a slice, below its endpoint's
@@ -80,7 +80,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class HeadNumbers:
     """Large numbers at the head of a report, each with its word and its tone."""
 
     name: str
@@ -120,11 +120,11 @@ class Section:
     is_open: bool = False
 
 
-Block = Section | Table | Note | Lines | Facts | Tally | Heading | Figure
+Block = Section | Table | Note | Lines | Facts | HeadNumbers | Heading | Figure
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class ContentDocument:
     """A whole report.  `definitions` (key, name, sentence) explain its terms; without them terms are plain words."""
 
     title: str

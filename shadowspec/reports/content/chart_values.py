@@ -89,7 +89,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class IntervalPicture:
     """The small picture of an estimate with its bounds within a table, on an axis from `low` to `high`."""
 
     estimate: float

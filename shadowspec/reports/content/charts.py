@@ -9,7 +9,7 @@ from typing import Final
 
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.planning.frontier import Gain
-from shadowspec.reports.content.chart_values import Axis, Chart, Form, Interval, Limit, Mark, Point, Shape, side
+from shadowspec.reports.content.chart_values import Axis, Chart, Form, IntervalPicture, Limit, Mark, Point, Shape, side
 from shadowspec.reports.content.definitions import Format, interval_text, shown_as, title_of_test
 from shadowspec.reports.figures.frontiers import SliceFrontier
 from shadowspec.reports.figures.tally import SpeedupBin
@@ -29,12 +29,12 @@ def speedup_range(intervals: Sequence[TestResult | None]) -> tuple[float, float]
     return min(SPEEDUP_RANGE[0], *known, 1), max(SPEEDUP_RANGE[1], *known, 1)
 
 
-def interval(test: TestResult, low: float, high: float, *, is_log: bool) -> Interval | None:
+def interval(test: TestResult, low: float, high: float, *, is_log: bool) -> IntervalPicture | None:
     """The small picture beside a test's figures; None before it has an estimate."""
     if test.estimate is None:
         return None
     said = interval_text(test, shown_as(test.name))
-    return Interval(test.estimate, test.lower, test.upper, test.threshold, low, high, is_log, said)
+    return IntervalPicture(test.estimate, test.lower, test.upper, test.threshold, low, high, is_log, said)
 
 
 @dataclass(frozen=True, slots=True)

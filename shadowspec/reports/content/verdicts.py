@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from shadowspec.gate.verdict.hold_reasons import still_needed
 from shadowspec.reports.content.blocks import Block, Cell, Column, Lines, Note, Section, Table, table
-from shadowspec.reports.content.chart_values import Interval
+from shadowspec.reports.content.chart_values import IntervalPicture
 from shadowspec.reports.content.charts import interval, speedup_range, verdict_tone
 from shadowspec.reports.content.definitions import (
     VERDICT_MEANING,
@@ -94,7 +94,7 @@ def speedup_cell(
     if speedup is None:
         return Cell(DASH, hover="no test of speedup yet")
     total = total_time_text(total_time)
-    picture: Interval | None = None if axis is None else interval(speedup, *axis, is_log=True)
+    picture: IntervalPicture | None = None if axis is None else interval(speedup, *axis, is_log=True)
     return Cell(interval_text(speedup, times), () if total == DASH else (f"total times {total}",), picture=picture)
 
 

@@ -29,7 +29,7 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ExplorerFigure:
     """One figure of a cell: its title with unit, what it means, and how it is formed."""
 
     title: str
@@ -38,49 +38,51 @@ class Figure:
     kind: str  # "times", "percent", "tokens" or "count"
 
 
-FIGURES: Mapping[str, Figure] = {
-    "speedup": Figure(
+FIGURES: Mapping[str, ExplorerFigure] = {
+    "speedup": ExplorerFigure(
         "Speedup (\u00d7)",
         "Baseline over speculative end-to-end time of the same request, geometric mean over requests, nothing clipped.",
         tally.speedup,
         "times",
     ),
-    "ratio of total times": Figure(
+    "ratio of total times": ExplorerFigure(
         "Ratio of total times (\u00d7)",
         "Total baseline over total speculative end-to-end time: the gain in machine time.",
         tally.ratio_of_total_times,
         "times",
     ),
-    "acceptance length": Figure(
+    "acceptance length": ExplorerFigure(
         "Mean acceptance length (tokens per step)",
         "1 + accepted tokens / steps, with the bonus or recovered token. Plain steps are left out.",
         metrics.mean_acceptance_length,
         "tokens",
     ),
-    "first-position acceptance": Figure(
+    "first-position acceptance": ExplorerFigure(
         "First-position acceptance rate (%)",
         "Share of steps that accepted the first drafted token; it does not depend on K.",
         metrics.first_position_acceptance_rate,
         "percent",
     ),
-    "draft acceptance": Figure(
+    "draft acceptance": ExplorerFigure(
         "Draft acceptance rate (%)",
         "Accepted over drafted tokens; it falls as K grows.",
         metrics.draft_acceptance_rate,
         "percent",
     ),
-    "requests": Figure(
+    "requests": ExplorerFigure(
         "Requests measured (n)",
         "Requests that ran in both arms, with the failed ones.",
         lambda tally: tally.num_runs,
         "count",
     ),
-    "failed requests": Figure("Failed requests (%)", "Requests of which an arm failed.", tally.failed_share, "percent"),
+    "failed requests": ExplorerFigure(
+        "Failed requests (%)", "Requests of which an arm failed.", tally.failed_share, "percent"
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class GridCell:
     """One cell of a grid; the figure is None where it is undefined, and `num_runs` says over how many it is."""
 
     x: str
@@ -95,7 +97,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class ExplorerGrid:
     """Cells of two dimensions, with the order of their values; `num_runs` in all.
 
     `newest_runs` is None where rollups of all the time asked for are in it, else how many newest runs are.
@@ -106,20 +108,20 @@ class Grid:
     y: str
     x_values: tuple[str, ...]
     y_values: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[GridCell, ...]
     num_runs: int
     newest_runs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LabelledTally:
     """A tally with the value of every dimension that it is known under."""
 
     values: Mapping[str, str]
     tally: Tally
 
 
-def rollup_points(groups: Iterable[GroupSums], configs: Mapping[str, FingerprintedConfig]) -> list[Point]:
+def rollup_points(groups: Iterable[GroupSums], configs: Mapping[str, FingerprintedConfig]) -> list[LabelledTally]:
     """Grouped sums as points: under their slice's labels, load, K and config, and their day if they have one."""
     points = []
     for group in groups:
@@ -130,13 +132,13 @@ def rollup_points(groups: Iterable[GroupSums], configs: Mapping[str, Fingerprint
         }
         if group.start is not None:
             values[DAY] = f"{group.start:%Y-%m-%d}"
-        points.append(Point(values, Tally.of_sums(group.sums)))
+        points.append(LabelledTally(values, Tally.of_sums(group.sums)))
     return points
 
 
 def run_points(
     runs: Iterable[tuple[Mapping[str, Any], Mapping[str, str]]], configs: Mapping[str, FingerprintedConfig]
-) -> list[Point]:
+) -> list[LabelledTally]:
     """Single runs as points: under all labels of their records, and load, K, config and day."""
     by_prefix = {fingerprint[:PREFIX]: fingerprint for fingerprint in configs}
     points = []
@@ -151,22 +153,22 @@ def run_points(
         }
         if (tokens := row["num_prompt_tokens"]) is not None:
             entry[PROMPT_TOKENS] = prompt_range(tokens)
-        points.append(Point(entry, Tally.of_run(row)))
+        points.append(LabelledTally(entry, Tally.of_run(row)))
     return points
 
 
-def dimensions(points: Sequence[Point]) -> list[str]:
+def dimensions(points: Sequence[LabelledTally]) -> list[str]:
     """What these points can be divided by: labels first, sorted, then what is not a label."""
     names = {name for point in points for name in point.values}
     return [*sorted(names - set(OWN_DIMENSIONS)), *(name for name in OWN_DIMENSIONS if name in names)]
 
 
-def values_of(points: Iterable[Point], dimension: str) -> tuple[str, ...]:
+def values_of(points: Iterable[LabelledTally], dimension: str) -> tuple[str, ...]:
     """The values of one dimension, in reading order."""
     return tuple(sorted({point.values.get(dimension, UNKNOWN) for point in points}, key=_reading_order))
 
 
-def select_points(points: Iterable[Point], wanted: Mapping[str, Sequence[str]]) -> list[Point]:
+def select_points(points: Iterable[LabelledTally], wanted: Mapping[str, Sequence[str]]) -> list[LabelledTally]:
     """The points whose value of each dimension named is among those wanted; nothing wanted means all."""
     return [
         point
@@ -175,7 +177,9 @@ def select_points(points: Iterable[Point], wanted: Mapping[str, Sequence[str]]) 
     ]
 
 
-def grid(points: Sequence[Point], figure: str, x: str, y: str, *, newest_runs: int | None = None) -> Grid:
+def grid(
+    points: Sequence[LabelledTally], figure: str, x: str, y: str, *, newest_runs: int | None = None
+) -> ExplorerGrid:
     """The figure by two dimensions; x and y may be the same one, and only its own cells are then filled."""
     sums: dict[tuple[str, str], Tally] = {}
     for point in points:
@@ -183,14 +187,14 @@ def grid(points: Sequence[Point], figure: str, x: str, y: str, *, newest_runs: i
         sums[key] = sums.get(key, Tally()) + point.tally
     form = FIGURES[figure].form
     x_values, y_values = values_of(points, x), values_of(points, y)
-    return Grid(
+    return ExplorerGrid(
         figure=figure,
         x=x,
         y=y,
         x_values=x_values,
         y_values=y_values,
         cells=tuple(
-            Cell(x_value, y_value, form(tally), tally.num_runs)
+            GridCell(x_value, y_value, form(tally), tally.num_runs)
             for y_value in y_values
             for x_value in x_values
             if (tally := sums.get((x_value, y_value)))

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
-from shadowspec.reports.content.blocks import Block, Cell, Column, Document, Note, Section, Table, Tally, table
+from shadowspec.reports.content.blocks import (
+    Block,
+    Cell,
+    Column,
+    ContentDocument,
+    HeadNumbers,
+    Note,
+    Section,
+    Table,
+    table,
+)
 from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.reports.content.charts import verdict_tone
 from shadowspec.reports.content.definitions import title_of_test
@@ -42,7 +52,7 @@ NOTHING_CHANGED: Final = "Nothing changed: no verdict, alarm, override, rollout 
 SHORT_CHANGES: Final = 12  # that a chat message lists
 
 
-def period_content(report: PeriodReport) -> Document:
+def period_content(report: PeriodReport) -> ContentDocument:
     """The whole report."""
     numbers = (
         *((str(count), verdict.value, verdict_tone(verdict)) for verdict, count in report.tally.items()),
@@ -51,7 +61,7 @@ def period_content(report: PeriodReport) -> Document:
         (str(len(report.needs)), "undecided", ""),
     )
     left_out = [Note("More changed than is listed here.")] if report.has_left_out else []
-    return Document(
+    return ContentDocument(
         report.title,
         (
             f"{moment(report.since)} to {moment(report.until)}",
@@ -61,7 +71,7 @@ def period_content(report: PeriodReport) -> Document:
         (
             Note(report.data_note, look="note"),
             *_gate(report),
-            Tally("In numbers", numbers),
+            HeadNumbers("In numbers", numbers),
             Section("What changed", (_changes(report), *left_out), "changes"),
             Section(f"Verdicts at {moment(report.until)}", (_board(report),), "board"),
             Section("Undecided, and the evidence still needed", (_needs(report),), "open"),

@@ -14,15 +14,15 @@ from shadowspec.reports.content.blocks import (
     Block,
     Cell,
     Column,
-    Document,
+    ContentDocument,
     Facts,
     Figure,
     Heading,
+    HeadNumbers,
     Lines,
     Note,
     Section,
     Table,
-    Tally,
 )
 from shadowspec.reports.render.svg import chart_svg, element, picture_svg
 
@@ -39,7 +39,7 @@ SCRIPT: Final = Markup("""<script>
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def render_html(document: Document) -> str:
+def render_html(document: ContentDocument) -> str:
     """The whole page.  Safe to open and to send anywhere: it loads nothing."""
     page = _Page({key: sentence for key, _, sentence in document.definitions})
     has_script = any(isinstance(block, Section) and _folds(block) for block in document.blocks)
@@ -115,7 +115,7 @@ class _Page:
                 return element("div", *(element("span", line) for line in block.lines), class_="facts")
             case Lines():
                 return element("ul", *(element("li", line) for line in block.lines), class_="small muted")
-            case Tally():
+            case HeadNumbers():
                 numbers = [
                     element("div", element("b", number), element("span", word), class_=tone and f"v-{tone}")
                     for number, word, tone in block.numbers

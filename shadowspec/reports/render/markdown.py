@@ -10,20 +10,20 @@ from collections.abc import Iterable, Iterator
 from shadowspec.reports.content.blocks import (
     Block,
     Cell,
-    Document,
+    ContentDocument,
     Facts,
     Figure,
     Heading,
+    HeadNumbers,
     Lines,
     Note,
     Section,
     Table,
-    Tally,
 )
 from shadowspec.text import markdown_text as _text
 
 
-def render_markdown(document: Document) -> str:
+def render_markdown(document: ContentDocument) -> str:
     """The whole report, but for the definitions of its terms."""
     parts = [f"# {_text(document.title)}", _text(". ".join(document.facts)), *_blocks(document.blocks, 2)]
     return "\n\n".join(part for part in [*parts, _text(document.footer)] if part) + "\n"
@@ -48,7 +48,7 @@ def _block(block: Block, level: int) -> Iterator[str]:
             yield (f"**{_text(block.lead)}** " if block.lead else "> " * (block.look == "note")) + _text(block.text)
         case Lines():
             yield _list(block.lines)
-        case Tally():
+        case HeadNumbers():
             yield ", ".join(f"{_text(word)} {number}" for number, word, _ in block.numbers)
         case Heading():
             yield f"{'#' * min(level, 6)} {_text(block.title)}"

@@ -20,7 +20,7 @@ from shadowspec.reports.content.chart_values import (
     Axis,
     Chart,
     Form,
-    Interval,
+    IntervalPicture,
     Limit,
     Mark,
     Place,
@@ -343,7 +343,7 @@ _SHAPES: Final[dict[Shape, Callable[[_Frame, Mark, Sequence[Mark]], list[Markup]
 }
 
 
-def picture_svg(picture: Interval | Shares) -> Markup:
+def picture_svg(picture: IntervalPicture | Shares) -> Markup:
     """The small picture of a cell; the text beside it says the same."""
     if isinstance(picture, Shares):
         return _shares(picture)

@@ -11,7 +11,18 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from shadowspec.reports.content.blocks import Block, Cell, Facts, Figure, Heading, Lines, Note, Section, Table, Tally
+from shadowspec.reports.content.blocks import (
+    Block,
+    Cell,
+    Facts,
+    Figure,
+    Heading,
+    HeadNumbers,
+    Lines,
+    Note,
+    Section,
+    Table,
+)
 
 STYLE: Final = {
     "enable": "bold green",
@@ -46,7 +57,7 @@ def _block(block: Block) -> Iterator[RenderableType]:
         case Lines():
             for line in block.lines:
                 yield _line(line, "dim")
-        case Tally():
+        case HeadNumbers():
             yield _line(", ".join(f"{word} {number}" for number, word, _ in block.numbers), "")
         case Heading():
             yield Text(block.title, style="bold")

@@ -10,15 +10,15 @@ from shadowspec.reports.content import charts, tables
 from shadowspec.reports.content.blocks import (
     Block,
     Cell,
-    Document,
+    ContentDocument,
     Facts,
     Figure,
     Heading,
+    HeadNumbers,
     Lines,
     Note,
     Section,
     Table,
-    Tally,
 )
 from shadowspec.reports.content.definitions import AUDIT_NOTE, DEFINITIONS, REPLAY_NOTE
 from shadowspec.reports.content.notes import order_note
@@ -44,7 +44,7 @@ FOOTER: Final = (
 Anchored = tuple[EndpointReport, str, list[tuple[ReportedHypothesis, str]]]  # with anchors of it and of its hypotheses
 
 
-def report_content(report: Report) -> Document:
+def report_content(report: Report) -> ContentDocument:
     """The whole report, with the definitions of its terms."""
     anchored: list[Anchored] = [
         (endpoint, f"endpoint-{index}", [(h, f"hypothesis-{index}-{place}") for place, h in enumerate(endpoint.shown)])
@@ -53,7 +53,7 @@ def report_content(report: Report) -> Document:
     newest = report.newest_evidence
     engines = dict.fromkeys((config.engine, config.device, config.dtype) for config in report.configs)
     one_engine = " Latency speaks of the engine named above and of no other." if engines else ""
-    return Document(
+    return ContentDocument(
         report.title,
         (
             moment(report.generated_at),
@@ -109,10 +109,10 @@ def line_of_hypothesis(h: ReportedHypothesis, anchor: str = "", notes: tuple[str
     )
 
 
-def _tally(report: Report) -> Tally:
+def _tally(report: Report) -> HeadNumbers:
     verdicts = Counter(h.verdict for h in report.hypotheses if h.verdict)
     measured = next(row.num_records for row in report.total_funnel.rows if row.counter is FunnelCounter.MEASURED)
-    return Tally(
+    return HeadNumbers(
         "Verdicts and evidence in numbers",
         (
             *((str(verdicts[verdict]), verdict.value, charts.verdict_tone(verdict)) for verdict in Verdict),
