@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from html import escape
 
+from shadowspec.reports.content import charts
 from shadowspec.reports.content.definitions import memory_figure, test_notes
 from shadowspec.reports.pages.board import BoardEndpoint, BoardRow
+from shadowspec.reports.render.svg import picture_svg
 from shadowspec.text import DASH, age, percent, plural, slice_title, times
 from shadowspec.types import Arm, TestResult, Verdict
 
@@ -16,7 +18,7 @@ from . import formats
 from .board_columns import COLUMNS, BoardColumn
 from .formats import ahead, local, moment_title, short_local, text
 from .links import address
-from .sparks import interval_svg, trend_svg
+from .sparks import trend_svg
 from .why_section import next_html
 
 Format = Callable[[float | None], str]
@@ -182,7 +184,8 @@ def _interval(interval: TestResult | None, shown: Format, low: float, high: floa
         f"{plural(interval.num_units, interval.unit)}"
     )
     short = f"{_bare(shown(interval.lower))}\u2013{_bare(shown(interval.upper))}"
-    drawn = interval_svg(interval, low, high, is_log=is_log)
+    picture = charts.interval(interval, low, high, is_log=is_log)
+    drawn = "" if picture is None else picture_svg(picture)
     return f'<span title="{escape(hover)}"><b>{shown(interval.estimate)}</b> <small>{short}</small></span>{drawn}'
 
 

@@ -1,45 +1,14 @@
-"""The small drawings within tables, as SVG that takes its colours from the style sheet."""
+"""The board's small drawing of a trend, as SVG that takes its colours from the style sheet."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 
 from shadowspec.reports.pages.board_values import TrendDay
 from shadowspec.text import times
-from shadowspec.types import TestResult
 
-WIDTH, HEIGHT, MARGIN = 120, 14, 3
 TREND_WIDTH, TREND_HEIGHT = 96, 26
-
-
-def interval_svg(interval: TestResult, low: float, high: float, *, is_log: bool) -> str:
-    """Estimate and bounds on an axis from `low` to `high`, with the threshold; the text beside it says the same."""
-
-    def place(value: float | None, otherwise: float) -> float:
-        value = min(max(otherwise if value is None else value, low), high)
-        share = math.log(value / low) / math.log(high / low) if is_log else (value - low) / (high - low)
-        return MARGIN + share * (WIDTH - 2 * MARGIN)
-
-    middle = HEIGHT / 2
-    left, right = place(interval.lower, low), place(interval.upper, high)
-    parts = [f'<line class="ss-axis" x1="0" x2="{WIDTH}" y1="{middle}" y2="{middle}"/>']
-    if interval.threshold is not None:
-        at = place(interval.threshold, low)
-        parts.append(f'<line class="ss-limit" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{HEIGHT}"/>')
-    parts.append(f'<line class="ss-bounds" x1="{left:.1f}" x2="{right:.1f}" y1="{middle}" y2="{middle}"/>')
-    parts.append(f'<circle class="ss-point" cx="{place(interval.estimate, low):.1f}" cy="{middle}" r="3.5"/>')
-    return _svg(WIDTH, HEIGHT, f"ss-interval {side(interval)}", "".join(parts))
-
-
-def side(interval: TestResult) -> str:
-    """On which side of the threshold the bounds lie."""
-    if interval.threshold is None:
-        return "ss-across"
-    if interval.lower is not None and interval.lower > interval.threshold:
-        return "ss-above"
-    return "ss-below" if interval.upper is not None and interval.upper < interval.threshold else "ss-across"
 
 
 def trend_svg(trend: Sequence[TrendDay]) -> str:
@@ -67,11 +36,6 @@ def trend_svg(trend: Sequence[TrendDay]) -> str:
         if len(known) == 1
         else f"{first_day.day} {times(first_day.speedup)} to {last_day.day} {times(last_day.speedup)}"
     )
-    return _svg(TREND_WIDTH, TREND_HEIGHT, "ss-spark", one + line + dot, f"Speedup by day: {text}")
-
-
-def _svg(width: int, height: int, classes: str, inner: str, label: str | None = None) -> str:
-    named = f'role="img" aria-label="{escape(label)}"' if label else 'aria-hidden="true"'
-    return (
-        f'<svg class="{classes}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" {named}>{inner}</svg>'
-    )
+    size = f'viewBox="0 0 {TREND_WIDTH} {TREND_HEIGHT}" width="{TREND_WIDTH}" height="{TREND_HEIGHT}"'
+    label = f'role="img" aria-label="{escape(f"Speedup by day: {text}")}"'
+    return f'<svg class="ss-spark" {size} {label}>{one}{line}{dot}</svg>'

@@ -10,8 +10,9 @@ import pytest
 
 from dashboards.parts.board_columns import COLUMNS
 from dashboards.parts.board_table import TableContext, coarse_age, speedup_range, table_html
-from dashboards.parts.sparks import HEIGHT, WIDTH, interval_svg, side
+from shadowspec.reports.content.charts import interval
 from shadowspec.reports.pages.board import build_board
+from shadowspec.reports.render.svg import STRIP_HEIGHT, STRIP_WIDTH, picture_svg
 from shadowspec.types import Override, TestResult, Verdict
 from tests.reports.test_board import decision, values
 from tests.reports.worlds import NOW
@@ -58,17 +59,19 @@ def test_the_column_that_it_is_sorted_by_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("lower", "upper", "wanted"),
-    [(1.1, 1.5, "ss-above"), (0.6, 0.9, "ss-below"), (0.9, 1.2, "ss-across"), (None, None, "ss-across")],
+    [(1.1, 1.5, "above"), (0.6, 0.9, "below"), (0.9, 1.2, "across"), (None, None, "across")],
 )
 def test_intervals_lie_on_their_axis_and_on_a_side(lower: float | None, upper: float | None, wanted: str) -> None:
     result = TestResult("speedup", "open", 1.0, lower, upper, 1.05, 0.05, "block", 10, 5)
-    assert side(result) == wanted
-    svg = interval_svg(result, 0.5, 2.0, is_log=True)
+    picture = interval(result, 0.5, 2.0, is_log=True)
+    assert picture
+    assert picture.tone == wanted
+    svg = picture_svg(picture)
     places = [float(place) for place in re.findall(r'(?:x1|x2|cx)="([\d.]+)"', svg)]
-    assert all(0.0 <= place <= WIDTH for place in places)
+    assert all(0.0 <= place <= STRIP_WIDTH for place in places)
     middle = float(re.findall(r'cx="([\d.]+)"', svg)[0])
-    assert middle == pytest.approx(WIDTH / 2)  # 1 is half-way from 0.5 to 2 on a log scale
-    assert f'cy="{HEIGHT / 2}"' in svg
+    assert middle == pytest.approx(STRIP_WIDTH / 2)  # 1 is half-way from 0.5 to 2 on a log scale
+    assert f'cy="{STRIP_HEIGHT // 2}"' in svg
 
 
 def test_ages_change_by_the_hour_at_most() -> None:

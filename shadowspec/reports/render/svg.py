@@ -33,6 +33,7 @@ from shadowspec.text import DASH, percent
 WIDTH, HEIGHT = 340, 190  # a third of the page
 WIDE, ROW = 520, 24  # half of the page, and the height of a band
 LEFT, RIGHT, TOP, BOTTOM = 40, 12, 12, 30  # room for the words of the axes
+STRIP_WIDTH, STRIP_HEIGHT = 120, 16  # of an interval within a table
 LABELS, WORDS = 190, 70  # room for the names of bands, and for the words at their ends
 
 
@@ -347,18 +348,18 @@ def picture_svg(picture: IntervalPicture | Shares) -> Markup:
     """The small picture of a cell; the text beside it says the same."""
     if isinstance(picture, Shares):
         return _shares(picture)
-    scale = Scale(picture.low, picture.high, 3, 117, picture.is_log)
+    scale, middle = Scale(picture.low, picture.high, 3, STRIP_WIDTH - 3, picture.is_log), STRIP_HEIGHT / 2
     left = scale(scale.low if picture.lower is None else picture.lower)
     right = scale(scale.high if picture.upper is None else picture.upper)
     kind = f"t-{picture.tone}"
     drawn = [
-        element("line", x1=left, x2=right, y1=8, y2=8, class_=f"line {kind}"),
-        element("circle", cx=scale(picture.estimate), cy=8, r=3.5, class_=f"dot {kind}"),
+        element("line", x1=left, x2=right, y1=middle, y2=middle, class_=f"line {kind}"),
+        element("circle", cx=scale(picture.estimate), cy=middle, r=3.5, class_=f"dot {kind}"),
     ]
     if picture.threshold is not None:
         at = scale(picture.threshold)
-        drawn.append(element("line", x1=at, x2=at, y1=0, y2=16, class_="threshold"))
-    return svg(120, 16, picture.said, *drawn, class_="strip")
+        drawn.append(element("line", x1=at, x2=at, y1=0, y2=STRIP_HEIGHT, class_="threshold"))
+    return svg(STRIP_WIDTH, STRIP_HEIGHT, picture.said, *drawn, class_="strip")
 
 
 def _shares(picture: Shares) -> Markup:
