@@ -10,7 +10,8 @@ from html import escape
 from shadowspec.reports.content import charts
 from shadowspec.reports.content.definitions import memory_figure, test_notes
 from shadowspec.reports.pages.board import BoardEndpoint, BoardRow
-from shadowspec.reports.render.svg import picture_svg
+from shadowspec.reports.pages.board_values import TrendDay
+from shadowspec.reports.render.svg import Scale, element, picture_svg, svg
 from shadowspec.text import DASH, age, percent, plural, slice_title, times
 from shadowspec.types import Arm, TestResult, Verdict
 
@@ -18,8 +19,9 @@ from . import formats
 from .board_columns import COLUMNS, BoardColumn
 from .formats import ahead, local, moment_title, short_local, text
 from .links import address
-from .sparks import trend_svg
 from .why_section import next_html
+
+TREND_WIDTH, TREND_HEIGHT = 96, 26
 
 Format = Callable[[float | None], str]
 
@@ -146,7 +148,7 @@ def _row(row: BoardRow, context: TableContext, name: str, *, is_head: bool) -> s
         _cell("Saved", _saving(row, context.currency)),
         _cell("Evidence", _evidence(row, context)),
         _cell("Still needed", _needed_text(row)),
-        _cell("Trend", trend_svg(row.trend), "ss-trend"),
+        _cell("Trend", _trend(row.trend), "ss-trend"),
     )
     attributes = 'class="ss-head"' if is_head else 'class="ss-child" hidden=""'
     return f"<tr {attributes}>{''.join(cells)}</tr>"
@@ -187,6 +189,28 @@ def _interval(interval: TestResult | None, shown: Format, low: float, high: floa
     picture = charts.interval(interval, low, high, is_log=is_log)
     drawn = "" if picture is None else picture_svg(picture)
     return f'<span title="{escape(hover)}"><b>{shown(interval.estimate)}</b> <small>{short}</small></span>{drawn}'
+
+
+def _trend(trend: Sequence[TrendDay]) -> str:
+    """Speedup by day, with a line at 1; a dot where only one day is known."""
+    known = [(index, day.speedup) for index, day in enumerate(trend) if day.speedup is not None]
+    if not known:
+        return ""
+    values = [value for _, value in known]
+    x = Scale(0, max(1, len(trend) - 1), 3, TREND_WIDTH - 3)
+    y = Scale(min(0.9, *values), max(1.1, *values), TREND_HEIGHT - 3, 3)
+    points = " ".join(f"{x(index):.1f},{y(value):.1f}" for index, value in known)
+    last_index, last = known[-1]
+    ends = dict.fromkeys(f"{trend[index].day} {times(value)}" for index, value in (known[0], known[-1]))
+    return svg(
+        TREND_WIDTH,
+        TREND_HEIGHT,
+        f"Speedup by day: {' to '.join(ends)}",
+        element("line", x1=0, x2=TREND_WIDTH, y1=y(1.0), y2=y(1.0), class_="ss-axis"),
+        *([element("polyline", points=points, class_="ss-line")] if len(known) > 1 else ()),
+        element("circle", cx=x(last_index), cy=y(last), r=2.5, class_="ss-dot"),
+        class_="ss-spark",
+    )
 
 
 def _total_times(row: BoardRow) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 
 import streamlit as st
 
@@ -18,8 +19,8 @@ from shadowspec.store.histograms import MAX_RELATIVE_ERROR
 from shadowspec.text import DASH, milliseconds, moment, number, percent, plural, times
 from shadowspec.types import Arm, TestResult
 
-from . import charts, formats, queries, states
-from .tables import table_html
+from . import charts, formats, queries, source, states
+from .tables import show_grid, table_html
 from .vega import specification
 
 TERMS = {"end_to_end_ms": "end-to-end", "prefill_ms": "ttft", "time_per_output_token_ms": "tpot"}
@@ -207,3 +208,19 @@ def replays(row: BoardRow) -> None:
     if audits:
         st.markdown("## Audit of the engine", help=AUDIT_NOTE)
         st.html(table_html(tables.audits_table(audits)))
+
+
+def contexts(row: BoardRow, window: timedelta | None) -> None:
+    """Acceptance, speedup and cache by the length of the prompt; read when it is asked for."""
+    st.markdown("## By length of the prompt", help=formats.definition("by-context"))
+    if not st.toggle(
+        "Show", key="by_context", bind="query-params", help="Reads single requests of the window, newest first."
+    ):
+        return
+    since = source.window_start(queries.hours(row.endpoint), window)
+    rows, num_runs = queries.context_rows(row.endpoint, row.slice_key or None, row.fingerprint, row.concurrency, since)
+    if not rows:
+        st.caption("No single request of this window is stored. Choose a longer window, or measure more traffic.")
+        return
+    show_grid(tables.contexts_table(rows))
+    st.caption(f"The newest {plural(num_runs, 'run')} of the window. Cache: the KV cache of one request at its end.")

@@ -19,7 +19,6 @@ from shadowspec.types import Verdict
 
 from ..parts import (
     charts,
-    context_section,
     evidence_sections,
     formats,
     links,
@@ -73,7 +72,7 @@ def page() -> None:
     evidence_sections.replays(row)
     evidence_sections.latency(figures, row)
     evidence_sections.failures(source.failures(pulse, *pair, window))
-    context_section.draw(row, window)
+    evidence_sections.contexts(row, window)
     evidence_sections.tests(row)
 
 
