@@ -165,13 +165,13 @@ def _needs(report: PeriodReport) -> Table:
         Column("Ends in"),
     )
     rows = (
-        [
+        (
             _place(need),
             need.reason,
             Cell(DASH if need.needed is None else need.needed.text, _open_tests(need)),
             _days(need),
             _ends(need),
-        ]
+        )
         for need in report.needs
     )
     return table("Undecided", columns, rows, empty="Nothing is undecided.", look="plain")
