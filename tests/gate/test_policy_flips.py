@@ -24,10 +24,12 @@ from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import ArmTiming, Decision, PairedScore, Parity, RecordKey, Run, SpeculationCounts, StoredRecord
 from shadowspec.worker.service import SliceRates
-from tests.gate import test_standing as standing
-from tests.gate.oracle import EndpointEvidence, decide_endpoint
+from tests.builders.production_gate import gated
+from tests.gate.oracle import EndpointEvidence
 from tests.gate.test_decision import Seen, draw_runs, evidence_of, look
-from tests.gate.worlds import CONFIG, START, World, noisy_run, record_of, run_of
+from tests.gate.test_standing import Gate
+from tests.gate.test_standing import draw_runs as drawn_blocks
+from tests.gate.worlds import START, World, noisy_run, record_of, run_of
 from tests.tap import test_blocks, test_sampling
 
 BASE = GatePolicy(max_hypotheses=2, min_span_s=0.0)
@@ -58,8 +60,7 @@ def stored(evidence: EndpointEvidence, *, input_ended: bool = True) -> Callable[
     """The words on all hypotheses of an endpoint with these rows, and how many units they rest on."""
 
     def decide(policy: GatePolicy) -> object:
-        configs = {CONFIG.fingerprint: CONFIG}
-        decisions = decide_endpoint(evidence, policy, configs, [4], [], input_ended=input_ended, now=START)
+        decisions = gated(evidence, policy, input_ended=input_ended)
         return [
             (word(decision), decision.num_clusters, decision.evidence.counts.num_closed_clusters)
             for decision in decisions
@@ -172,9 +173,9 @@ def drifted(*, speedup: float, blocks: int) -> Callable[[GatePolicy], object]:
     """The word, and the advice, after an ENABLE under this policy and blocks at another speedup."""
 
     def decide(policy: GatePolicy) -> object:
-        gate = standing.Gate(policy)
-        assert gate.look(standing.draw_runs(100, 0)).verdict.value == "ENABLE"
-        after = gate.look(standing.draw_runs(blocks, 3, speedup=speedup))
+        gate = Gate(policy)
+        assert gate.look(drawn_blocks(100, 0)).verdict.value == "ENABLE"
+        after = gate.look(drawn_blocks(blocks, 3, speedup=speedup))
         return word(after), after.drift.advice
 
     return decide
@@ -185,10 +186,9 @@ def traffic_shares(policy: GatePolicy) -> object:
     early = [
         r for r in evidence.records if r.slice_key == SLICES[0] or (r.event_time or START) > START + timedelta(hours=15)
     ]
-    configs = {CONFIG.fingerprint: CONFIG}
     kept = {record.key for record in early}
     endpoint_evidence = replace(evidence, records=early, runs=[run for run in evidence.runs if run.key in kept])
-    decisions = decide_endpoint(endpoint_evidence, policy, configs, [4], [], input_ended=True, now=START)
+    decisions = gated(endpoint_evidence, policy)
     return [decision.traffic_share for decision in decisions]
 
 

@@ -13,7 +13,8 @@ from shadowspec.gate.verdict.trial_levels import with_level
 from shadowspec.planning.block_costs import CostSource, SessionCost, SessionCosts
 from shadowspec.planning.plans import EndpointPlan, SlicePlan, plan_endpoint
 from shadowspec.types import Decision, Trial, Verdict
-from tests.gate.oracle import EndpointEvidence, decide_endpoint, endpoint_looks
+from tests.builders.production_gate import gated, looks_after
+from tests.gate.oracle import EndpointEvidence
 from tests.gate.run.test_endpoint_gate import cut
 from tests.gate.worlds import CONFIG, GRAPH, START, World, noisy_run
 
@@ -24,7 +25,7 @@ SLICES = ("prompt_class=code", "prompt_class=sql")
 
 
 def decided(evidence: EndpointEvidence, policy: GatePolicy = POLICY) -> list[Decision]:
-    return decide_endpoint(evidence, policy, CONFIGS, [4], [], input_ended=True, now=START)
+    return gated(evidence, policy)
 
 
 def planned(
@@ -34,8 +35,7 @@ def planned(
     capacity_per_s: float | None = None,
     sample_rate: float = 0.5,
 ) -> EndpointPlan:
-    standing = decided(evidence, policy)
-    looks = endpoint_looks(evidence, policy, CONFIGS, [4], standing, input_ended=True)
+    looks = looks_after(evidence, policy)
     return plan_endpoint("sql", looks, policy, sample_rate=sample_rate, capacity_per_s=capacity_per_s)
 
 
@@ -69,13 +69,13 @@ def test_what_is_decided_wants_nothing() -> None:
 
 def test_after_a_drift_alarm_the_next_run_is_planned_whatever_stands_meanwhile() -> None:
     evidence = cut(World(160, make_run=noisy_run()).evidence(), 12)
-    looks = endpoint_looks(evidence, POLICY, CONFIGS, [4], [], input_ended=True)
-    standing = decided(evidence)
+    looks = looks_after(evidence, POLICY)
+    decisions = decided(evidence)
     alarmed = [
         replace(
             look,
             trial=with_level(replace(look.trial or Trial(1.0, None, GRAPH), num_restarts=1), NAME, {}),
-            previous=replace(standing[0], verdict=Verdict.DISABLE, reason_code="drift"),
+            previous=replace(decisions[0], verdict=Verdict.DISABLE, reason_code="drift"),
         )
         for look in looks
     ]
@@ -83,7 +83,7 @@ def test_after_a_drift_alarm_the_next_run_is_planned_whatever_stands_meanwhile()
     assert plan.hypotheses[0].is_open
     assert plan.hypotheses[0].verdict is Verdict.DISABLE
     in_force = [
-        replace(look, previous=replace(standing[0], verdict=Verdict.DISABLE, reason_code="slowdown")) for look in looks
+        replace(look, previous=replace(decisions[0], verdict=Verdict.DISABLE, reason_code="slowdown")) for look in looks
     ]
     assert not plan_endpoint("sql", in_force, POLICY, sample_rate=1.0, capacity_per_s=None).hypotheses[0].is_open
 
@@ -115,7 +115,7 @@ def test_nothing_is_foreseen_of_what_the_gate_holds(
 ) -> None:
     tried = replace(POLICY, **policy)  # type: ignore[arg-type]
     evidence = cut(World(160, make_run=noisy_run()).evidence(), 12)
-    looks = endpoint_looks(evidence, tried, CONFIGS, [4], [], input_ended=True)
+    looks = looks_after(evidence, tried)
     whole = [look for look in looks if not look.hypothesis.slice_key]
     runs = [replace(look.evidence.runs, **run_counts) for look in whole]  # type: ignore[arg-type]
     counted = [replace(look.evidence.counts, **counts) for look in whole]
@@ -175,7 +175,7 @@ def test_the_device_time_of_a_plan_is_that_of_its_sessions() -> None:
         SessionCost(1.0, 18, CostSource.BLOCKS),
     )
     evidence = cut(World(160, slices=SLICES, make_run=noisy_run()).evidence(), 24)
-    looks = endpoint_looks(evidence, POLICY, CONFIGS, [4], decided(evidence), input_ended=True)
+    looks = looks_after(evidence, POLICY)
     plan = plan_endpoint("sql", looks, POLICY, sample_rate=0.5, capacity_per_s=None, costs=costs)
     for part, each_s in zip(plan.slices, (1.0, 0.5, 2.0), strict=True):
         assert part.shadow_time is not None
@@ -194,7 +194,7 @@ def test_the_device_time_of_a_plan_is_that_of_its_sessions() -> None:
 
 def test_an_endpoint_of_which_no_open_question_can_be_decided_has_no_time_to_come() -> None:
     evidence = cut(World(160, make_run=noisy_run()).evidence(), 24)
-    looks = endpoint_looks(evidence, POLICY, CONFIGS, [4], decided(evidence), input_ended=True)
+    looks = looks_after(evidence, POLICY)
     each = SessionCost(1.0, 24, CostSource.ARMS)
     costs = SessionCosts({}, {}, each)
     policy = replace(POLICY, max_clusters=97)

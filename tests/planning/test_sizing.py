@@ -15,9 +15,10 @@ from shadowspec.planning.block_costs import CostSource, SessionCost, SessionCost
 from shadowspec.planning.plans import EndpointPlan, SlicePlan, plan_endpoint
 from shadowspec.planning.sizing import MAX_BUSY, Sizing, devices_needed, size_endpoint, stored_costs, stored_traffic
 from shadowspec.types import ArrivedRequest, BlockTime, RecordKey, Verdict
-from tests.gate.oracle import decide_endpoint, endpoint_looks
+from tests.builders.production_gate import gated, looks_after
+from tests.gate.oracle import EndpointEvidence
 from tests.gate.run.test_endpoint_gate import cut
-from tests.gate.worlds import CONFIG, START, World, noisy_run
+from tests.gate.worlds import World, noisy_run
 
 DAY_S = 86_400.0
 COSTS = SessionCosts(
@@ -120,9 +121,8 @@ def test_what_deciding_was_said_to_cost_is_what_it_cost() -> None:
         world = World(200, make_run=noisy_run(noise=0.15)).evidence(seed)
         lengths = np.random.default_rng(seed).uniform(0.9, 1.7, 200)
 
-        def decided(number: int, world: object = world) -> Verdict:
-            return decide_endpoint(cut(world, number), POLICY, {CONFIG.fingerprint: CONFIG}, [4], [],
-                                   input_ended=True, now=START)[0].verdict  # type: ignore[arg-type]  # fmt: skip
+        def decided(number: int, world: EndpointEvidence = world) -> Verdict:
+            return gated(cut(world, number), POLICY)[0].verdict
 
         low, high = 4, 200  # verdicts stand once they are there: the first by halving
         while high - low > 1:
@@ -131,8 +131,7 @@ def test_what_deciding_was_said_to_cost_is_what_it_cost() -> None:
         early = high // 3
         seconds = SessionCost(float(lengths[:early].mean()) / 4, early, CostSource.BLOCKS)
         evidence = cut(world, early)
-        standing = decide_endpoint(evidence, POLICY, {CONFIG.fingerprint: CONFIG}, [4], [], input_ended=True, now=START)
-        looks = endpoint_looks(evidence, POLICY, {CONFIG.fingerprint: CONFIG}, [4], standing, input_ended=True)
+        looks = looks_after(evidence, POLICY)
         found = plan_endpoint("sql", looks, POLICY, sample_rate=1.0, capacity_per_s=None,
                               costs=SessionCosts({}, {}, seconds)).slices[0].shadow_time  # fmt: skip
         assert found is not None

@@ -19,7 +19,8 @@ from shadowspec.reports.content.notes import decision_notes
 from shadowspec.reports.report import Report, build_report, render_json, render_markdown
 from shadowspec.store import Store
 from shadowspec.types import Block, BlockResult, Fold, FunnelCounter, RecordKey, Span, StoredRecord, Verdict
-from tests.gate.oracle import EndpointEvidence, decide_endpoint
+from tests.builders.production_gate import gated
+from tests.gate.oracle import EndpointEvidence
 from tests.reports.worlds import NOW, MemorySource, add_slice, config
 from tests.store.saving import save_block, save_records
 
@@ -38,7 +39,7 @@ def world(failures: int = 0) -> MemorySource:
 def judged(source: MemorySource) -> MemorySource:
     for endpoint in source.endpoints():
         rows = EndpointEvidence(endpoint, source.records(endpoint), source.blocks(endpoint), source.runs(endpoint))
-        source.decisions += decide_endpoint(rows, POLICY, source.configs, [4], [], input_ended=True, now=NOW)
+        source.decisions += gated(rows, POLICY, source.configs, now=NOW)
         source.folded[endpoint] = [fold_of(rows)]
     return source
 

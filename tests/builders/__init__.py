@@ -1,0 +1,1 @@
+"""Builders of test data: what test modules share, and no test."""
