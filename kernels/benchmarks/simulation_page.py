@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ PAGE, PICTURE = "simulation.md", "images/simulation.svg"
 OFTEN = 0.05  # a false ENABLE in more of the runs than the promise allows
 # Tables of the terminal that the results file holds world by world.
 OMITTED = "Share that other gates would have enabled"
+# Figures that repeat a cell of a table of the page.
+REPEATED = ("ENABLE at", "DISABLE at", "alarm after", "false ENABLE over 8 slices", "AR(1) .9: false ENABLE")
+NULLS = "Where nothing may be enabled"
 COLUMNS_LEFT_OUT = ("runs", "held as dependent")
 
 _TEXTS = sections("simulation.md")
@@ -53,11 +57,30 @@ def naive_table(results: Mapping[str, WorldResult]) -> Table:
     return Table("Other gates where nothing may be enabled", heads, tuple(rows))
 
 
-def without_columns(table: Table) -> Table:
-    """The table without the columns that the page leaves out."""
+def shortened(table: Table) -> Table:
+    """The table without the columns and figures that the page leaves out, each interval as one word."""
     columns = [column for column, head in enumerate(table.heads) if head not in COLUMNS_LEFT_OUT]
-    heads, *rows = (tuple(line[column] for column in columns) for line in (table.heads, *table.rows))
+    kept = (row for row in table.rows if not row[0].startswith(REPEATED))
+    heads, *rows = (tuple(_short(line[column]) for column in columns) for line in (table.heads, *kept))
     return Table(table.title, heads, tuple(rows))
+
+
+def _short(cell: str) -> str:
+    """The cell, its intervals without a space."""
+    return re.sub(r"\[([\d.]+), ([\d.]+)\]", "[\\1\u2013\\2]", cell)
+
+
+def null_worlds(table: Table) -> str:
+    """The worlds of a table with a false verdict as a table, the others as a list."""
+    some = tuple(row for row in table.rows if any(not cell.startswith(("0.0%", DASH)) for cell in row[1:]))
+    parts = [markdown(Table(table.title, table.heads, some))] if some else []
+    clean: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row not in some:
+            clean.setdefault(row[1], []).append(f"- {row[0]}")
+    for rate, lines in clean.items():
+        parts.append("\n".join([f"No false verdict in any run, {rate}:\n", *lines]))
+    return "\n\n".join(parts)
 
 
 def page(path: Path) -> str:
@@ -70,7 +93,8 @@ def page(path: Path) -> str:
     for table in (*tables_of(results), naive_table(results)):
         if table.title.startswith(OMITTED):
             continue
-        parts.append(f"## {table.title}\n\n{markdown(without_columns(table))}\n")
+        body = null_worlds(shortened(table)) if table.title.startswith(NULLS) else markdown(shortened(table))
+        parts.append(f"## {table.title}\n\n{body}\n")
         if table.title in _NOTES:
             parts.append(_NOTES[table.title] + "\n")
     broken = broken_promises(results.values())

@@ -288,7 +288,7 @@ EFFECT_WORLDS = (
     ),
     World(
         "decay",
-        "speedup 1.3 until the hundredth block, 1.0 from then on: how long an alarm takes",
+        "speedup 1.3 until the hundredth block, 1.0 from then on",
         "effect",
         arrivals=Arrivals(num_sessions=1_800),
         effects=Effects(log_speedup=FASTER, change_block=100, log_speedup_later=0.0),
@@ -297,7 +297,7 @@ EFFECT_WORLDS = (
     ),
     World(
         "decay_of_tail",
-        "speedup 1.3 throughout, 2% slowed until the hundredth block and 25% from then on: how long an alarm takes",
+        "speedup 1.3 throughout, 2% slowed until the hundredth block and 25% from then on",
         "effect",
         arrivals=Arrivals(num_sessions=1_800),
         effects=Effects(log_speedup=FASTER, slowed=0.02, change_block=100, log_speedup_later=FASTER, slowed_later=0.25),
@@ -337,7 +337,7 @@ _MAIN_SLOW = (math.log(0.85), *(math.log(1.25),) * 4)
 _MIXED = (FASTER, *(math.log(1.25),) * 4)
 _STEERED_CONSTANT = SteeredWorld(
     "steered_constant",
-    "80% of the traffic at 1.3, four slices at 1.0 without a level: nothing changes, and no alarm is right",
+    "80% of the traffic at 1.3, four slices at 1.0 without a level",
     "null",
     policy=replace(_make_policy(2), min_rate=0.01),
     shares=(0.8, 0.05, 0.05, 0.05, 0.05),

@@ -225,7 +225,7 @@ def test_page_and_picture(tmp_path: Path) -> None:
     write_results(path, {"margin": times(WORLDS["margin"], 3, 1_000, Verdict.ENABLE)}, {"python": "3.11"})
     write_page(path, tmp_path / "docs")
     text = (tmp_path / "docs" / PAGE).read_text(encoding="utf-8")
-    assert "0.3% [0.1, 0.9]" in text
+    assert "0.3% [0.1\u20130.9]" in text
     assert "No world contradicts the gate's promise." in text
     assert all(gate.source in text for gate in NAIVE_GATES)
     drawn = ElementTree.fromstring((tmp_path / "docs" / PICTURE).read_text(encoding="utf-8"))
