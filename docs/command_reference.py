@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import typer
@@ -27,34 +27,55 @@ prints one document, which has a `schema_version`.
 """
 
 
-SHARED_BY = 10  # an option of this many commands is described once, above all of them
+REQUIRED = "Required."
+SHARED_BY = 3  # an option of this many commands is described once, above all of them, unless it is required
 
 
 def reference(app: typer.Typer) -> str:
     """Every command of `app` with its arguments and options."""
     codes = "".join(f"| {each.value} | {each.meaning} |\n" for each in ExitCode)
     command = typer.main.get_command(app)
-    counts = Counter(_options(command))
-    shared = {option for option, number in counts.items() if number >= SHARED_BY}
+    options = {path: set(found) for path, found in _options(command, "")}
+    counts = Counter(option for found in options.values() for option in found)
+    shared = {
+        (name, text) for (name, text), number in counts.items() if number >= SHARED_BY and not text.endswith(REQUIRED)
+    }
+    usual = {option: _exceptions(option, options) for option in shared if 2 * counts[option] > len(options)}
+    rows = [
+        (name, f"{text} Of every command but {usual[name, text]}." if (name, text) in usual else text)
+        for name, text in sorted(shared)
+    ]
     above = (
-        ["Options of many commands, which the others below do not repeat:\n", *_list(sorted(shared))] if shared else []
+        ["Options of several commands; of each, the command's section gives the name:\n", *_list(rows)] if rows else []
     )
-    return "\n".join((INTRODUCTION + codes, *above, *_sections(command, "shadowspec", shared)))
+    return "\n".join((INTRODUCTION + codes, *above, *_sections(command, "shadowspec", shared, set(usual))))
 
 
-def _options(command: Any) -> Iterator[tuple[str, str]]:
-    """Names and texts of the options of a command and of those below it."""
+def _exceptions(option: tuple[str, str], options: Mapping[str, Set[tuple[str, str]]]) -> str:
+    """The commands without an option."""
+    return ", ".join(f"`{path}`" for path, found in options.items() if option not in found)
+
+
+def _options(command: Any, path: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Each command below this one that does something, by its words, with names and texts of its options."""
     if command.hidden:
         return
-    context = typer.Context(command)
-    for parameter in command.params:
-        if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False):
-            yield _names(parameter, context), _help(parameter)
-    for child in getattr(command, "commands", {}).values():
-        yield from _options(child)
+    children: dict[str, Any] = getattr(command, "commands", {})
+    for name, child in children.items():
+        yield from _options(child, f"{path} {name}".strip())
+    if not children:
+        context = typer.Context(command)
+        yield (
+            path,
+            [
+                (_names(parameter, context), _help(parameter))
+                for parameter in command.params
+                if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False)
+            ],
+        )
 
 
-def _sections(command: Any, path: str, shared: Set[tuple[str, str]]) -> Iterator[str]:
+def _sections(command: Any, path: str, shared: Set[tuple[str, str]], usual: Set[tuple[str, str]]) -> Iterator[str]:
     if command.hidden:
         return
     children: dict[str, Any] = getattr(command, "commands", {})
@@ -70,7 +91,8 @@ def _sections(command: Any, path: str, shared: Set[tuple[str, str]]) -> Iterator
         context = typer.Context(command)
         described = [(_names(option, context), _help(option)) for option in options]
         yield from _list([option for option in described if option not in shared])
-        if named := [f"`{name.partition(' ')[0].rstrip(',')}`" for name, text in described if (name, text) in shared]:
+        named = [option for option in described if option in shared and option not in usual]
+        if named := [f"`{name.partition(' ')[0].rstrip(',')}`" for name, _ in named]:
             yield f"And {', '.join(named)}.\n"
     groups: dict[str, list[str]] = {}
     for name, child in children.items():
@@ -81,7 +103,7 @@ def _sections(command: Any, path: str, shared: Set[tuple[str, str]]) -> Iterator
         yield from (f"| {panel} | {', '.join(names)} |" for panel, names in groups.items())
         yield ""
     for name, child in children.items():
-        yield from _sections(child, f"{path} {name}", shared)
+        yield from _sections(child, f"{path} {name}", shared, usual)
 
 
 def _list(rows: list[tuple[str, str]]) -> Iterator[str]:
@@ -106,7 +128,7 @@ def _help(parameter: Any) -> str:
     default = parameter.default
     notes = [str(parameter.help or "").strip()]
     if parameter.required and parameter.param_type_name == "option":
-        notes.append("Required.")
+        notes.append(REQUIRED)
     elif default is not None and default is not False and not callable(default):
         notes.append(f"Default: `{default.value if isinstance(default, enum.Enum) else default}`.")
     return " ".join(note for note in notes if note).replace("\n", " ")
