@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.generate.markdown import code, listing, table
+from docs.generate.markdown import code, listing
 from shadowspec.types import FunnelCounter, ReasonCode, Verdict
 
 
@@ -18,7 +18,7 @@ def other_verdicts() -> str:
 
 def funnel() -> str:
     """Every counter in which a record may end."""
-    return table(("counter", "records"), [(code(each), each.meaning) for each in FunnelCounter])
+    return listing((code(counter), "", counter.meaning) for counter in FunnelCounter)
 
 
 def _reasons(*, is_hold: bool) -> str:

@@ -166,7 +166,7 @@ def _type(item: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
         case "array":
             return "list of " + _type(item.get("items", {}), kinds)
         case "integer":
-            return "whole number" + _range(item)
+            return "integer" + _range(item)
         case "number":
             return "number" + _range(item)
         case "boolean":
@@ -184,14 +184,10 @@ def _range(item: Mapping[str, Any]) -> str:
     if below is not None and below > 2**30:  # of the machine, not of the thing
         below = None
     if low is not None and high is not None:
-        return f" from {low:g} to {high:g}"
-    if above is not None and (high is not None or below is not None):
-        return f" above {above:g}, " + (f"at most {high:g}" if high is not None else f"below {below:g}")
-    if low is not None and below is not None:
-        return f" from {low:g}, below {below:g}"
-    if low is not None:
-        return f", {low:g} or more"
-    return f" above {above:g}" if above is not None else ""
+        return f" {low:g}\N{EN DASH}{high:g}" if low >= 0 else f" {low:g} to {high:g}"
+    least = f" \N{GREATER-THAN OR EQUAL TO}{low:g}" if low is not None else f" >{above:g}" if above is not None else ""
+    most = f" \N{LESS-THAN OR EQUAL TO}{high:g}" if high is not None else f" <{below:g}" if below is not None else ""
+    return f"{least},{most}" if least and most else least + most
 
 
 def _default(key: str, item: Mapping[str, Any]) -> str:
@@ -212,7 +208,8 @@ def _toml(value: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    """With references to other pages as links, and a full stop."""
+    """With references to other pages as links, without a default that the brackets show."""
+    text = text.replace("default: ~, ", "default: ").replace("; default: ~", "")
     text = re.sub(r"docs/([a-z-]+)\.md(?:, ([A-Z][A-Za-z ]+))?", _link, text).replace("  ", " ")
     return text[:1].upper() + text[1:] if text[:1].islower() else text
 
