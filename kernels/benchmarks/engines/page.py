@@ -128,9 +128,7 @@ def equality_verdicts(document: Row) -> list[str]:
         kinds = [difference["kind"] for row in rows for difference in row["differences"]]
         equal = _share(sum(row["equal"] for row in rows), sum(row["requests"] for row in rows))
         others = f"; the others: {counted(kinds)}" if kinds else ""
-        lines.append(
-            f"`{way}`: {equal} requests are equal in tokens, steps with a draft, drafted and accepted tokens{others}."
-        )
+        lines.append(f"`{way}`: {equal} requests are equal{others}.")
     return lines
 
 

@@ -76,8 +76,7 @@ def _verdicts(document: Row) -> list[str]:
             equal, every, ours = (sum(entry[name] for entry in entries) for name in ("equal", "requests", "equal_cut"))
             kinds = counted([difference["kind"] for entry in entries for difference in entry["differences"]])
             lines.append(
-                f"- `{way.name}`: {equal} of {every} ({equal / every:.1%}) requests are equal in tokens, steps, "
-                f"drafted and accepted tokens, as llama.cpp counts a drafted end token. By our counters: {ours}. "
+                f"- `{way.name}`: {equal} of {every} ({equal / every:.1%}) requests are equal, {ours} by our counters. "
                 f"Exceptions: {kinds}."
             )
         elif cells:
