@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
-ROW = re.compile(r"^\| (`+)(.+?)\1 \| [^|]+ \| [^|]+ \|$", re.MULTILINE)
+ROW = re.compile(r"^- (`+)(.+?)\1: .+ \*\*.+\*\*$", re.MULTILINE)
 VARIES = "…"
 
 
