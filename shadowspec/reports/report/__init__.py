@@ -2,7 +2,7 @@
 
 In: committed rows and the latest decisions.
 Out: the report's values, and the report as HTML, Markdown, JSON and terminal tables.
-Imports: reports.content, reports.render, rollout, planning, gate, servers, store, metrics, text, types, errors.
+Imports: rollout, planning, gate, store, metrics, text, types, errors.
 """
 
 from __future__ import annotations
