@@ -79,7 +79,7 @@ def null_worlds(table: Table) -> str:
         if row not in some:
             clean.setdefault(row[1], []).append(f"- {row[0]}")
     for rate, lines in clean.items():
-        parts.append("\n".join([f"No false verdict in any run, {rate}:\n", *lines]))
+        parts.append("\n".join([f"Every rate of these worlds is {rate}:\n", *lines]))
     return "\n\n".join(parts)
 
 

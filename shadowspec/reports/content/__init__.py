@@ -2,5 +2,5 @@
 
 In: the report's values.
 Out: frozen blocks, which `shadowspec.reports.render` and the dashboard show without deciding anything.
-Imports: planning, gate, servers, text, types.
+Imports: planning, gate, servers, store, metrics, text, types.
 """

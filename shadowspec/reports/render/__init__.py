@@ -2,5 +2,5 @@
 
 In: `shadowspec.reports.content`.
 Out: text that loads nothing, with every value escaped.
-Imports: text.
+Imports: text, types.
 """
