@@ -384,8 +384,8 @@ def card(export: TrainingExport, target: str) -> str:
         [
             f"# Training conversations of endpoint {export.endpoint}",
             "",
-            "**These files hold the text of prompts and answers.** Handle them as the log they were made of: keep "
-            "them private (mode 0600 in a folder of mode 0700), delete them with it, and publish neither them nor, "
+            "**These files hold the text of prompts and answers.** Handle them as the log they were made of. Keep "
+            "them private (mode 0600 in a folder of mode 0700), and delete them with it. Do not publish them, nor, "
             "unasked, a draft that was trained on them, because weights can reproduce text.",
             "",
             f"Made by `shadowspec export-training` for the target {target}, in the form that `speculators "

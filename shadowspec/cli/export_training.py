@@ -38,8 +38,8 @@ def export_training_data(
 ) -> None:
     """Write logged conversations in the form that vllm-project/speculators trains drafts on.
 
-    Conversations are written once, the longest of those that continue each other, with a card that says what is in
-    them. The folder holds the text of prompts: only its owner can read it.
+    Conversations are written once, the longest of those that continue each other, with a card of their contents.
+    The folder holds the text of prompts: only its owner can read it.
     """
     config = load_config(find_config(config_path))
     require_endpoints(config)

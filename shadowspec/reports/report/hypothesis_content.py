@@ -123,7 +123,7 @@ def _figures(h: ReportedHypothesis) -> Iterator[Figure]:
     if h.latency is not None:
         threshold = None if h.speedup is None else h.speedup.threshold
         if (histogram := charts.speedups(h.latency.speedup_histogram, threshold)) is not None:
-            yield Figure(histogram, "Speedup per request", "each its own ratio", "request-speedup")
+            yield Figure(histogram, "Speedup per request", "a ratio for each", "request-speedup")
     if h.acceptance is not None:
         rates = h.acceptance.marginal_acceptance_rates, h.acceptance.conditional_acceptance_rates
         yield Figure(charts.positions(*rates), "Per position", "marginal and conditional", "marginal")

@@ -167,7 +167,7 @@ def _mismatch(url: URL, revision: str | None) -> str:
     if revision in revisions():
         return f"database {name} is at revision {revision}, behind this version's {head()}: {UPGRADE_HINT}"
     return (
-        f"database {name} is at revision {revision}, which this version (at {head()}) does not know: either a newer "
+        f"database {name} is at revision {revision}, which this version (at {head()}) does not know. Either a newer "
         "version made it (pip install --upgrade shadowspec), or a state before 0.1.0, which is not upgraded "
         "(name a new database in database.url)"
     )

@@ -215,7 +215,7 @@ class KafkaTap:
         try:
             self._consumer.close(autocommit=False, timeout_ms=int(CLOSE_TIMEOUT_S * 1000))
         except errors.KafkaError as error:
-            log.info("closed without telling the group: %s", type(error).__name__)
+            log.info("closed without leaving the group: %s", type(error).__name__)
             self._client.close()
 
     def __enter__(self) -> Self:
