@@ -20,10 +20,8 @@ INTRODUCTION = """\
 
 Made by `make docs` from the commands themselves. `python -m shadowspec` is the same as `shadowspec`, and every
 command has `--help`. Results go to standard output; progress and logs go to standard error. A command with `--json`
-prints one document, which has a `schema_version`.
+prints one document, which has a `schema_version`. Exit codes:
 
-| exit code | means |
-|---|---|
 """
 
 
@@ -33,7 +31,7 @@ SHARED_BY = 3  # an option of this many commands is described once, above all of
 
 def reference(app: typer.Typer) -> str:
     """Every command of `app` with its arguments and options."""
-    codes = "".join(f"| {each.value} | {each.meaning} |\n" for each in ExitCode)
+    codes = "".join(f"- {code.value}: {code.meaning}\n" for code in ExitCode)
     command = typer.main.get_command(app)
     options = {path: set(found) for path, found in _options(command, "")}
     counts = Counter(option for found in options.values() for option in found)
@@ -99,8 +97,7 @@ def _sections(command: Any, path: str, shared: Set[tuple[str, str]], usual: Set[
         if panel := getattr(child, "rich_help_panel", None):
             groups.setdefault(panel, []).append(f"`{name}`")
     if groups:
-        yield "| group | commands |\n|---|---|"
-        yield from (f"| {panel} | {', '.join(names)} |" for panel, names in groups.items())
+        yield from (f"- {panel}: {', '.join(names)}" for panel, names in groups.items())
         yield ""
     for name, child in children.items():
         yield from _sections(child, f"{path} {name}", shared, usual)

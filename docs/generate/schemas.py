@@ -1,4 +1,4 @@
-"""The JSON Schemas of the commands' documents, and the table of them."""
+"""The JSON Schemas of the commands' documents, and the list of them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ def write_schemas() -> None:
 
 
 def documents() -> str:
-    """The table of commands and schemas."""
-    rows = (
-        f"| `shadowspec {command} --json` | [{file_name(command)}](schemas/{file_name(command)}) "
-        f"| {(kind.__doc__ or '').strip()} |"
-        for command, kind in JSON_DOCUMENTS.items()
+    """The list of commands and schemas."""
+    return "\n".join(
+        f"- `shadowspec {command} --json`: [{file_name(command)}](schemas/{file_name(command)})"
+        for command in JSON_DOCUMENTS
     )
-    return "\n".join(("| command | JSON Schema | document |", "|---|---|---|", *rows))
