@@ -101,7 +101,7 @@ def _config(row: BoardRow) -> str:
     parts = [] if row.config is None else [row.config.name]
     parts += [row.config.title] if row.config is not None and row.config.is_served_method else []
     said = text(SEPARATOR.join([*parts, f"load {row.concurrency}"]))
-    measured = row.standing.measured
+    measured = row.current.measured
     if measured is None:
         return said
     basis = text(f"latency measured on {measured.engine}; the verdict is for {measured.verdict_engine_text}")
@@ -162,9 +162,9 @@ def _verdict(row: BoardRow) -> str:
     parts = [formats.verdict_html(row.verdict, row.reason)]
     if row.since is not None:
         parts.append(f'<small title="{moment_title(row.since)}">since {short_local(row.since)}</small>')
-    if (measured := row.standing.measured) is not None:
+    if (measured := row.current.measured) is not None:
         parts.append(f'<small title="{text(measured.verdict_engine_text)}">for {text(measured.verdict_engine)}</small>')
-    if row.standing.override is not None:
+    if row.current.override is not None:
         parts.append('<small class="ss-flag">override</small>')
     if row.stage is not None and row.verdict is Verdict.ENABLE:
         depths = row.stage.depth_caps.values()

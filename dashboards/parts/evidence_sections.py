@@ -90,7 +90,7 @@ def latency(figures: RollupFigures, row: BoardRow) -> None:
             help_text="The queue is a part of the prefill; the table above shows it separately.",
         )
     with right:
-        test = find_test(row.standing.measured, "speedup")
+        test = find_test(row.current.measured, "speedup")
         histogram = content.speedups(figures.speedups, None if test is None else test.threshold)
         median = dict(figures.speedup_quantiles).get(0.5)
         if histogram is not None:
@@ -157,7 +157,7 @@ def failures(shown: Failures) -> None:
 
 
 def _tests_of(row: BoardRow) -> Sequence[TestResult]:
-    return () if row.standing.measured is None else row.standing.measured.tests
+    return () if row.current.measured is None else row.current.measured.tests
 
 
 def tests(row: BoardRow) -> None:
@@ -173,7 +173,7 @@ def tests(row: BoardRow) -> None:
         st.caption("No outputs were compared yet: parity tests need requests that ran in both arms.")
     st.markdown("## All other tests", help=formats.definition("units"))
     st.html(table_html(tables.tests_table(test for test in every if test.name not in PARITY_TESTS)))
-    decision = row.standing.measured
+    decision = row.current.measured
     if decision is not None:
         decided = decision.decided_at
         number = "" if decision.decision_id is None else f" {decision.decision_id}"
@@ -184,7 +184,7 @@ def tests(row: BoardRow) -> None:
 
 
 def _engine(row: BoardRow) -> str:
-    decision = row.standing.measured
+    decision = row.current.measured
     return formats.markdown(decision.engine) if decision is not None else "unknown"
 
 

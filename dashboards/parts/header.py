@@ -15,7 +15,7 @@ import streamlit as st
 
 from shadowspec.config import DashboardSettings
 from shadowspec.gate.verdict.current_decision import is_stale
-from shadowspec.gate.verdict.effective_decisions import active
+from shadowspec.gate.verdict.current_verdict import active
 from shadowspec.reports.content.definitions import COUNTER_MEANING
 from shadowspec.reports.content.notes import data_note, order_note
 from shadowspec.store import Pulse

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import streamlit as st
 
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
-from shadowspec.gate.verdict.effective_decisions import active
+from shadowspec.gate.verdict.current_verdict import active
 from shadowspec.planning.frontier import Length
 from shadowspec.reports.content.changes import Change
 from shadowspec.reports.figures import frontiers

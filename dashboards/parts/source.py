@@ -18,7 +18,7 @@ from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import ShadowSpecError
 from shadowspec.gate.run.memory_store import MemoryRows
 from shadowspec.gate.run.unit_curves import Curves, endpoint_curves
-from shadowspec.gate.verdict.effective_decisions import active
+from shadowspec.gate.verdict.current_verdict import active
 from shadowspec.reports.figures.failure_rows import FAILURE_SUMS, Failures, stored_failures
 from shadowspec.reports.pages.board import Board, build_board
 from shadowspec.reports.pages.board_values import BoardValues, board_values

@@ -18,7 +18,7 @@ def html(row: BoardRow, *, is_stale: bool) -> str:
     since = "" if row.since is None else f"<span>since {formats.time_html(row.since)}</span>"
     stale = '<span class="ss-flag">stale</span>' if is_stale else ""
     name = f"{formats.text(row.endpoint)} <span>{formats.text(slice_title(row.slice_key))}</span>"
-    decision = row.standing.decision
+    decision = row.current.decision
     sentence = why(decision) if decision is not None else NOT_DECIDED if row.fingerprint else NOT_MEASURED
     return (
         f'<div class="ss-title"><h1>{name}</h1>{formats.verdict_html(row.verdict)}{since}{stale}</div>'

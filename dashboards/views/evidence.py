@@ -174,7 +174,7 @@ def _why(row: BoardRow) -> None:
             "verdict is in force, but nothing has been checked since. Traffic, models and load may have changed.",
             icon=":material/schedule:",
         )
-    decision = row.standing.decision
+    decision = row.current.decision
     if decision is None:
         return
     notes = "".join(f"<li>{formats.text(note)}</li>" for note in decision_notes(decision))
@@ -185,7 +185,7 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
     paths = source.paths(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint)
     paths = {name: path for name, path in paths.items() if any(point.estimate is not None for point in path.points)}
     if not paths:
-        if row.standing.measured is not None:
+        if row.current.measured is not None:
             states.empty(
                 "No confidence sequence yet",
                 "No test has an estimate yet. The first look with a unit of a test draws its estimate and bounds here.",
@@ -217,7 +217,7 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
 def _by_unit(pulse: Pulse, row: BoardRow, paths: dict[str, TestPath]) -> dict[str, TestPath]:
     """After every unit instead of after every look, where looks are few and records are not too many to read."""
     num_records = sum(number for (name, _, _), number in source.funnel(pulse).items() if name == row.endpoint)
-    if row.standing.measured is None or num_records > MAX_UNIT_RECORDS:
+    if row.current.measured is None or num_records > MAX_UNIT_RECORDS:
         return {}
     looks = max(len(path.points) for path in paths.values())
     if not st.toggle(

@@ -13,7 +13,7 @@ from shadowspec.config import Config
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.recompute import Explanation, explain
-from shadowspec.gate.verdict.effective_decisions import effective_decisions
+from shadowspec.gate.verdict.current_verdict import current_decisions
 from shadowspec.planning.demand import EndpointLoads, endpoint_loads, read_demand
 from shadowspec.reports.figures.replay_rows import AuditRow, audit_rows
 from shadowspec.rollout.endpoint_run import EndpointRun, GatePolicies, run_endpoints, unfinished_trials
@@ -24,14 +24,14 @@ from shadowspec.types import Decision
 
 @dataclass(frozen=True, slots=True)
 class GateResults:
-    """The results of gate runs of some endpoints; `standing` has the decisions after overrides.
+    """The results of gate runs of some endpoints; `current` has the decisions after overrides.
 
     `loads` are those decisions by load, under production's demand where it is measured.  With `is_rehearsal`, trials
     whose recording is not read to its end are among them.
     """
 
     decisions: list[Decision]
-    standing: list[Decision]
+    current: list[Decision]
     audits: dict[str, tuple[AuditRow, ...]]  # by endpoint
     steps: list[RolloutStep]
     loads: list[EndpointLoads]
@@ -80,7 +80,7 @@ def _join(parts: Sequence[GateResults], store: Store, endpoints: Collection[str]
     """
     run = GateResults(
         [decision for part in parts for decision in part.decisions],
-        [decision for part in parts for decision in part.standing],
+        [decision for part in parts for decision in part.current],
         {name: rows for part in parts for name, rows in part.audits.items()},
         [step for part in parts for step in part.steps],
         [loads for part in parts for loads in part.loads],
@@ -95,17 +95,17 @@ def _gather(store: Store, runs: Mapping[str, EndpointRun], policies: Mapping[str
     """The results of these endpoints' runs, with the audits and overrides after them."""
     now = datetime.now(UTC)
     decisions = [decision for run in runs.values() for decision in run.decisions]
-    standing = effective_decisions(decisions, store.overrides(), now)
+    current = current_decisions(decisions, store.overrides(), now)
     loads = [
         endpoint_loads(
-            [decision for decision in standing if decision.endpoint == name],
+            [decision for decision in current if decision.endpoint == name],
             read_demand(store, name, now, policies[name].mix_window_s),
         )
         for name in runs
     ]
     steps = [step for run in runs.values() for step in run.steps]
     known = [one for one in loads if one is not None]
-    return GateResults(decisions, standing, audit_rows(store, runs), steps, known)
+    return GateResults(decisions, current, audit_rows(store, runs), steps, known)
 
 
 def _policies(config: Config, endpoint: str | None) -> dict[str, GatePolicy]:

@@ -37,7 +37,7 @@ class TestDocument(PublicValue, frozen=True, kw_only=True):
 
 
 class DecisionDocument(PublicValue, frozen=True, kw_only=True):
-    """A decision; `standing_verdict` is the verdict after overrides, where a gate run prints it."""
+    """A decision; `current_verdict` is the verdict after overrides, where a gate run prints it."""
 
     decision_id: int | None
     endpoint: str
@@ -57,7 +57,7 @@ class DecisionDocument(PublicValue, frozen=True, kw_only=True):
     recording_only: bool
     tests: Sequence[TestDocument]
     decided_at: datetime
-    standing_verdict: Verdict | UnsetType = UNSET
+    current_verdict: Verdict | UnsetType = UNSET
 
 
 class RolloutDocument(PublicValue, frozen=True, kw_only=True):
@@ -114,10 +114,10 @@ class DemoDocument(PublicDocument, frozen=True, kw_only=True):
     seconds: float
 
 
-def public_decision(decision: Decision, standing: Verdict | UnsetType = UNSET) -> DecisionDocument:
+def public_decision(decision: Decision, current: Verdict | UnsetType = UNSET) -> DecisionDocument:
     """The decision, and its verdict after overrides where it is given."""
     tests, config = list(map(_test, decision.tests)), asdict(decision.config)
-    return public(DecisionDocument, decision, speculation_config=config, tests=tests, standing_verdict=standing)
+    return public(DecisionDocument, decision, speculation_config=config, tests=tests, current_verdict=current)
 
 
 def _test(test: TestResult) -> TestDocument:
@@ -129,8 +129,8 @@ def gate_document(run: GateResults, *, dry_run: bool) -> GateDocument:
     """The results of gate runs, made or only rehearsed."""
     return GateDocument(
         decisions=[
-            public_decision(decision, effective.verdict)
-            for decision, effective in zip(run.decisions, run.standing, strict=True)
+            public_decision(decision, current.verdict)
+            for decision, current in zip(run.decisions, run.current, strict=True)
         ],
         loads=[loads.document() for loads in run.loads],
         rehearsal=run.is_rehearsal or UNSET,

@@ -63,13 +63,13 @@ def gate(
         return
     input_ended = False if input_continues else None
     run = (rehearse if dry_run else decide)(config, endpoint, input_ended=input_ended)
-    standing, steps = run.standing, run.steps
+    current, steps = run.current, run.steps
     if as_json:
         print_json(gate_document(run, dry_run=dry_run))
         return
-    for table in (*verdict_tables(standing), *(tables_of_tests(standing) if tests else ())):
+    for table in (*verdict_tables(current), *(tables_of_tests(current) if tests else ())):
         results.print(table)
-    trial = (config.dashboard.data_note or "",) if any(decision.recording_only for decision in standing) else ()
+    trial = (config.dashboard.data_note or "",) if any(decision.recording_only for decision in current) else ()
     for note in filter(None, (*trial, REHEARSAL_NOTE if run.is_rehearsal else "")):
         results.print(note, markup=False, highlight=False, soft_wrap=True)
     if steps:
@@ -78,8 +78,8 @@ def gate(
     for loads in run.loads:
         for line in loads.lines():
             results.print(f"loads of {loads.endpoint}: {line}", markup=False, highlight=False, soft_wrap=True)
-    for endpoint_name in dict.fromkeys(decision.endpoint for decision in standing):
-        if best := best_decision(decision for decision in standing if decision.endpoint == endpoint_name):
+    for endpoint_name in dict.fromkeys(decision.endpoint for decision in current):
+        if best := best_decision(decision for decision in current if decision.endpoint == endpoint_name):
             results.print(f"next: {next_step(best)}", markup=False, highlight=False, soft_wrap=True)
     if dry_run:
         notes.print("dry run: nothing was stored")

@@ -126,7 +126,7 @@ def score_counts(counts: LiveCounts, metric: str) -> tuple[int, int] | None:
 def promise_of(decisions: Iterable[Decision]) -> Promise | None:
     """The promise of the current ENABLEs; None where nothing is enabled.
 
-    `decisions` are an endpoint's effective ones.  Those of the whole endpoint take precedence, because an engine's
+    `decisions` are an endpoint's current ones.  Those of the whole endpoint take precedence, because an engine's
     counters are of all its traffic.
     """
     enabled = [

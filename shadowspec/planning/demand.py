@@ -358,7 +358,7 @@ def endpoint_loads(
     that is DISABLEd and bears on the endpoint turns its load off.
 
     Args:
-        decisions: the effective ones of current fingerprints, of one endpoint and of its slices.
+        decisions: the current ones of current fingerprints, of one endpoint and of its slices.
         fingerprint: only this one's.
 
     Returns:

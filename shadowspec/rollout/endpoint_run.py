@@ -93,11 +93,11 @@ def advance_rollouts(
     `latest` are these decisions where the caller knows them.
     """
     with store.endpoint_lock(endpoint):
-        standing = {rollout.concurrency: rollout for rollout in store.rollouts(endpoint)}
+        latest_rollouts = {rollout.concurrency: rollout for rollout in store.rollouts(endpoint)}
         decisions = read_endpoint_decisions(store, endpoint, gate_policy, now, latest)
-        controls = read_controls(store, endpoint, decisions, list(standing.values()), policy)
-        steps = next_steps(endpoint, decisions, list(standing.values()), policy, now, controls)
-        changed = [step.rollout for step in steps if step.is_change(standing.get(step.rollout.concurrency))]
+        controls = read_controls(store, endpoint, decisions, list(latest_rollouts.values()), policy)
+        steps = next_steps(endpoint, decisions, list(latest_rollouts.values()), policy, now, controls)
+        changed = [step.rollout for step in steps if step.is_change(latest_rollouts.get(step.rollout.concurrency))]
         if changed:
             store.append_rollouts(changed)
     return steps
@@ -106,13 +106,13 @@ def advance_rollouts(
 def next_steps(
     endpoint: str,
     decisions: EndpointDecisions,
-    standing: Sequence[Rollout],
+    latest_rollouts: Sequence[Rollout],
     policy: RolloutPolicy,
     now: datetime,
     controls: Mapping[int, Control],
 ) -> list[RolloutStep]:
     """One step per load that was decided, by load; an ENABLE of a replaced fingerprint does not count."""
-    current = {rollout.concurrency: rollout for rollout in standing}
+    current = {rollout.concurrency: rollout for rollout in latest_rollouts}
     steps = []
     for concurrency in sorted({newest.decision.concurrency for newest in decisions.latest}):
         here = [newest for newest in decisions.latest if newest.decision.concurrency == concurrency]
@@ -147,13 +147,13 @@ def _alarms(decisions: Sequence[Decision]) -> tuple[str, ...]:
 
 
 def read_controls(
-    store: Store, endpoint: str, decisions: EndpointDecisions, standing: Sequence[Rollout], policy: RolloutPolicy
+    store: Store, endpoint: str, decisions: EndpointDecisions, latest_rollouts: Sequence[Rollout], policy: RolloutPolicy
 ) -> dict[int, Control]:
     """Production's pools compared since each stage that serves speculation began, by load; empty without a plain pool.
 
     Every load reads the same pools: an engine's counters know no loads.
     """
-    served = [rollout for rollout in standing if rollout.stage is not Stage.SHADOW]
+    served = [rollout for rollout in latest_rollouts if rollout.stage is not Stage.SHADOW]
     if not policy.has_control or not served:
         return {}
     windows = store.live_windows(endpoint, since=min(rollout.since for rollout in served))

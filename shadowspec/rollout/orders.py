@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from shadowspec.errors import UsageError
-from shadowspec.gate.verdict.effective_decisions import covering
+from shadowspec.gate.verdict.current_verdict import covering
 from shadowspec.store import Store
 from shadowspec.text import parse_labels, plain_text, slice_title, suggestion
 from shadowspec.types import Clearing, Decision, Override, OverrideRecord, parse_slice_key

@@ -3,7 +3,7 @@
 Everything here is pure: (current stage, current decisions, alarms, control, policy) -> next stage.  A stage moves
 forward by one, on an ENABLE in force with new blocks measured in the stage that is left, and out of the partial stage
 where the control confirms it in production.  It moves back at once.  Decisions are
-`effective` ones, so that an override moves it back too.
+current ones, so that an override moves it back too.
 
 A depth is served only where it was proven: another depth has other costs and another speedup.  So depths go from one
 proven depth to the next, and where no proven depth is within a limit, nothing is served.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
-from shadowspec.gate.verdict.effective_decisions import has_labels
+from shadowspec.gate.verdict.current_verdict import has_labels
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint, named_candidates
 from shadowspec.rollout.control import Control, ControlVerdict
 from shadowspec.rollout.rollout_policy import RolloutPolicy

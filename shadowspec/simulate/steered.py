@@ -46,17 +46,17 @@ def watch_steered(world: SteeredWorld, seed: np.random.SeedSequence) -> list[Hyp
     """The outcome of every run that got a level."""
     traffic = _Traffic(world, np.random.default_rng(seed))
     outcomes: dict[tuple[str, int], HypothesisOutcome] = {}
-    standing: dict[tuple[str, int, str], tuple[Verdict, str]] = {}
+    verdicts: dict[tuple[str, int, str], tuple[Verdict, str]] = {}
     phases = list(world.phases[1:])
     while traffic.store.num_records < world.num_sessions:
         traffic.measure(world.look_every)
         run = run_endpoint_gate(traffic.store, ENDPOINT, world.policy, now=event_time(traffic.at_us))
         for decision in run.decisions:
-            standing[hypothesis_id(decision)] = decision.verdict, decision.reason_code
+            verdicts[hypothesis_id(decision)] = decision.verdict, decision.reason_code
             _note(outcomes, decision)
             if not decision.slice_key and phases and decision.reason_code == phases[0].begins_at:
                 traffic.slices_log = phases.pop(0).slices_log
-        traffic.decided = decided_slices(standing, (CONCURRENCY,), (CONFIG.fingerprint,))
+        traffic.decided = decided_slices(verdicts, (CONCURRENCY,), (CONFIG.fingerprint,))
     return list(outcomes.values())
 
 

@@ -152,7 +152,7 @@ class Store:
 
     append_decisions = writing(append_decisions)
     latest_decisions = reading(decision_reads.read_latest_decisions)
-    standing_verdicts = reading(decision_reads.read_verdicts)
+    current_verdicts = reading(decision_reads.read_verdicts)
     decision = reading(decision_reads.read_decision)
     decisions_at = reading(decision_reads.read_decisions_at)
     verdict_changes = reading(change_reads.read_verdict_changes)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shadowspec.gate.verdict.lifecycle import Standing, decided_slices
+from shadowspec.gate.verdict.lifecycle import CurrentVerdicts, decided_slices
 from shadowspec.gc_control import gc_relaxed
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
@@ -62,7 +62,7 @@ class Service:
         self._consumer, self._settings, self._telemetry = consumer, settings, telemetry
         self._database = Background("shadowspec-database")
         self._starting: dict[PartitionId, RetriedCall[PartitionPast]] = {}
-        self._refresh: RetriedCall[Mapping[str, Standing]] | None = None
+        self._refresh: RetriedCall[Mapping[str, CurrentVerdicts]] | None = None
         self._writer = Writer(
             self._outbox,
             self._database,
@@ -179,8 +179,8 @@ class Service:
             self._rates.refresh(self._refresh.result())
             self._refresh, self._refreshed_at = None, time.monotonic()
 
-    def _read_verdicts(self) -> dict[str, Standing]:
-        return {rule.name: self._store.standing_verdicts(rule.name) for rule in self._rules}
+    def _read_verdicts(self) -> dict[str, CurrentVerdicts]:
+        return {rule.name: self._store.current_verdicts(rule.name) for rule in self._rules}
 
     def _apply_backpressure(self) -> None:
         """Pause every partition while too much work is in hand; poll() continues."""
@@ -293,10 +293,10 @@ class SliceRates:
         is_decided = (rule.name, slice_key) in self._decided
         return min(rule.min_rate, rule.sample_rate) if is_decided else rule.sample_rate
 
-    def refresh(self, standing: Mapping[str, Standing]) -> None:
+    def refresh(self, verdicts_by_endpoint: Mapping[str, CurrentVerdicts]) -> None:
         """Take up the current verdicts of each endpoint."""
         self._decided = frozenset(
             (endpoint, slice_key)
-            for endpoint, verdicts in standing.items()
+            for endpoint, verdicts in verdicts_by_endpoint.items()
             for slice_key in decided_slices(verdicts, self._scopes[endpoint].loads, self._scopes[endpoint].fingerprints)
         )

@@ -60,7 +60,7 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
     explained = workspace.run("gate", "--explain", str(decisions[0]["decision_id"]), "--json")
     assert explained.code == 0, explained.err
     explanation = explained.document["explanation"]
-    assert {**explanation["decision"], "standing_verdict": decisions[0]["verdict"]} == decisions[0]
+    assert {**explanation["decision"], "current_verdict": decisions[0]["verdict"]} == decisions[0]
     assert (explanation["num_runs"], explanation["differences"]) == (9, [])
     assert "figures are the same" in workspace.run("gate", "--explain", "1").out
     assert workspace.run("gate", "--explain", "999").code == 2

@@ -20,7 +20,7 @@ from dashboards.parts.identity import AccessError, identify, local, require_oper
 from shadowspec.config import load_config
 from shadowspec.config.dashboard_settings import AccessSettings, DashboardRole, RoleSettings, require_auth_file
 from shadowspec.errors import ConfigError, ServiceUnavailableError, StoreError, UsageError
-from shadowspec.gate.verdict.effective_decisions import effective_decisions
+from shadowspec.gate.verdict.current_verdict import current_decisions
 from shadowspec.store import RoleKind, Store
 from shadowspec.types import Verdict
 from tests.cli_process import run_command
@@ -132,11 +132,11 @@ def test_an_operators_order_counts_at_once_and_is_cleared(configured: Configure,
     done = order(expires_in=timedelta(hours=1))
     assert done.num_decisions_covered == 1
     with Store.open(blank) as store:
-        (standing,) = effective_decisions(store.latest_decisions(), store.overrides(), datetime.now(UTC))
-        assert (standing.verdict, standing.reason_code) == (Verdict.DISABLE, "override")
+        (current,) = current_decisions(store.latest_decisions(), store.overrides(), datetime.now(UTC))
+        assert (current.verdict, current.reason_code) == (Verdict.DISABLE, "override")
         kill_switch.clear_override(done.record.override.override_id, reason="mended", author="grace")
-        (standing,) = effective_decisions(store.latest_decisions(), store.overrides(), datetime.now(UTC))
-        assert standing.verdict is Verdict.ENABLE
+        (current,) = current_decisions(store.latest_decisions(), store.overrides(), datetime.now(UTC))
+        assert current.verdict is Verdict.ENABLE
         (record,) = store.overrides()
     assert record.clearing is not None
     assert record.clearing.author == "grace"

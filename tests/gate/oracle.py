@@ -120,21 +120,21 @@ def decide_endpoint(
     policy: GatePolicy,
     configs: Mapping[str, FingerprintedConfig],
     loads: Sequence[int],
-    standing: Sequence[Decision],
+    latest_decisions: Sequence[Decision],
     *,
     input_ended: bool,
     now: datetime,
 ) -> list[Decision]:
     """Decisions on every slice and the endpoint as a whole, at each load and with each config.
 
-    `standing` are the endpoint's latest decisions; `input_ended` says that no more records will come, which
+    `latest_decisions` are the endpoint's latest decisions; `input_ended` says that no more records will come, which
     closes every cluster.  The endpoint as a whole comes first, then the slices by name, and last the rows that
     take superseded verdicts out of force.
 
     Raises:
         InputError: rows contradict each other (a run without its record, a usable record without event time).
     """
-    at_endpoint = [row for row in standing if row.endpoint == evidence.endpoint]
+    at_endpoint = [row for row in latest_decisions if row.endpoint == evidence.endpoint]
     traffic = current_traffic(evidence.records, evidence.runs, policy, evidence.watermark)
     looks: list[UnitsLook] = []
     decisions: list[Decision] = []
@@ -265,7 +265,7 @@ def endpoint_looks(
     policy: GatePolicy,
     configs: Mapping[str, FingerprintedConfig],
     loads: Sequence[int],
-    standing: Sequence[Decision],
+    latest_decisions: Sequence[Decision],
     *,
     input_ended: bool,
     as_decided: bool = False,
@@ -273,11 +273,11 @@ def endpoint_looks(
 ) -> list[UnitsLook]:
     """Every hypothesis of the endpoint, of the fingerprints that are current, with its evidence and run.
 
-    Arguments as of `decide_endpoint`; `as_decided`: the runs are those that the standing decisions rest on, not
+    Arguments as of `decide_endpoint`; `as_decided`: the runs are those that the latest decisions rest on, not
     those that begin after them; `passed` have come to ENABLE at this look.
     """
     # 1. The hypotheses, each with its parameters as frozen at its entry.
-    rows = [decision for decision in standing if decision.endpoint == evidence.endpoint]
+    rows = [decision for decision in latest_decisions if decision.endpoint == evidence.endpoint]
     previous = {hypothesis_id(decision): decision for decision in rows}
     started = {block.block_id: block.started_at for block in evidence.blocks}
     measured = [(run.fingerprint, started[run.block_id]) for run in evidence.runs if run.block_id in started]

@@ -328,9 +328,9 @@ def checked(
     """What `check` finds of one hypothesis, by the fingerprint that it found it on; nothing where it refuses."""
     slice_key, load, name = place
     question = Question("chat", parse_slice_key(slice_key), load, max_age)
-    standing = CheckInput(found, CONFIGS, store.traffic("chat"), dict.fromkeys(LOADS, 0.5), [name], 0.6931)
+    check_input = CheckInput(found, CONFIGS, store.traffic("chat"), dict.fromkeys(LOADS, 0.5), [name], 0.6931)
     try:
-        answer = judge(question, standing, NOW)
+        answer = judge(question, check_input, NOW)
     except NoDataError:
         return {}
     finding = next(each for each in answer.findings if each.slice_key == slice_key)

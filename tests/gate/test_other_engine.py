@@ -12,15 +12,15 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.recompute import explain
+from shadowspec.gate.verdict.current_verdict import for_what_serves
 from shadowspec.gate.verdict.decision import Hypothesis
-from shadowspec.gate.verdict.effective_decisions import for_what_serves
 from shadowspec.planning.forecasts import HypothesisPlan, plan_hypothesis
 from shadowspec.store import Store
 from shadowspec.types import Decision, Memory, Parity, Trial, Verdict
 from tests.gate.feeding import Feed
 from tests.gate.test_decision import HYPOTHESIS, POLICY, draw_runs, evidence_of, look, result, sampled
-from tests.gate.test_standing import Gate, enabled
-from tests.gate.test_standing import draw_runs as drawn_blocks
+from tests.gate.test_lifecycle import Gate, enabled
+from tests.gate.test_lifecycle import draw_runs as drawn_blocks
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, World, noisy_run
 
 ON_VLLM = Hypothesis(ENDPOINT, "prompt_class=code", 4, replace(CONFIG, engine="vllm/0.32.0"))

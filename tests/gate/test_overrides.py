@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.gate.verdict.effective_decisions import (
+from shadowspec.gate.verdict.current_verdict import (
     active,
     covering,
-    effective,
-    effective_decisions,
-    standing_verdict,
+    current_decisions,
+    current_verdict,
+    overridden,
 )
 from shadowspec.types import Clearing, Decision, Override, OverrideRecord, Verdict
 from tests.store import examples
@@ -34,7 +34,7 @@ def override(override_id: int, verdict: Verdict = Verdict.DISABLE, slice_key: st
 @pytest.mark.parametrize("verdict", [Verdict.DISABLE, Verdict.HOLD])
 @pytest.mark.parametrize("before", list(Verdict))
 def test_the_forced_verdict_replaces_the_gates_and_says_who_and_why(before: Verdict, verdict: Verdict) -> None:
-    forced = effective(decided(before), [override(7, verdict)], NOON)
+    forced = overridden(decided(before), [override(7, verdict)], NOON)
     assert (forced.verdict, forced.reason_code) == (verdict, "override")
     assert forced.reason == "override 7 by ada: it answers nonsense"
     assert forced.override.verdict == before
@@ -57,32 +57,33 @@ def test_the_forced_verdict_replaces_the_gates_and_says_who_and_why(before: Verd
 )
 def test_what_an_override_covers(slice_key: str, concurrency: int | None, endpoint: str, is_covered: bool) -> None:
     order = replace(override(1, slice_key=slice_key), concurrency=concurrency, endpoint=endpoint)
-    assert (effective(decided(), [order], NOON).verdict is Verdict.DISABLE) == is_covered
+    assert (overridden(decided(), [order], NOON).verdict is Verdict.DISABLE) == is_covered
 
 
 def test_an_override_of_a_slice_leaves_the_endpoint_alone() -> None:
     whole = decided(slice_key="")
-    assert effective(whole, [override(1, slice_key="prompt_class=code")], NOON) == whole
+    assert overridden(whole, [override(1, slice_key="prompt_class=code")], NOON) == whole
 
 
 def test_of_several_disable_counts_and_then_the_newest() -> None:
     hold, disable = override(3, Verdict.HOLD), override(2)
     newer = replace(override(1), created_at=NOON + timedelta(hours=1))
     for order in ([hold, disable, newer], [newer, disable, hold]):
-        assert effective(decided(), order, NOON).override.override_id == 1
+        assert overridden(decided(), order, NOON).override.override_id == 1
         assert (
-            effective(decided(), [override for override in order if override != newer], NOON).verdict is Verdict.DISABLE
+            overridden(decided(), [override for override in order if override != newer], NOON).verdict
+            is Verdict.DISABLE
         )
 
 
 def test_it_ends_when_it_is_cleared_or_over() -> None:
     until = replace(override(1), expires_at=NOON + timedelta(hours=1))
     record = OverrideRecord(until, None)
-    assert effective_decisions([decided()], [record], NOON)[0].verdict is Verdict.DISABLE
-    assert effective_decisions([decided()], [record], NOON + timedelta(hours=1)) == [decided()]
-    assert effective(decided(), [until], NOON + timedelta(hours=1)) == decided()
+    assert current_decisions([decided()], [record], NOON)[0].verdict is Verdict.DISABLE
+    assert current_decisions([decided()], [record], NOON + timedelta(hours=1)) == [decided()]
+    assert overridden(decided(), [until], NOON + timedelta(hours=1)) == decided()
     cleared = OverrideRecord(override(1), Clearing(1, "mended", "grace", NOON))
-    assert effective_decisions([decided()], [cleared], NOON) == [decided()]
+    assert current_decisions([decided()], [cleared], NOON) == [decided()]
 
 
 def test_it_is_in_force_at_once_whatever_the_clocks_say() -> None:
@@ -104,7 +105,7 @@ def test_no_override_enables(before: Verdict, orders: list[tuple[Verdict, bool]]
         replace(override(number, verdict), concurrency=4 if is_own else 8)
         for number, (verdict, is_own) in enumerate(orders)
     ]
-    after = effective(decided(before), overrides, NOON).verdict
+    after = overridden(decided(before), overrides, NOON).verdict
     assert after is not Verdict.ENABLE or before is Verdict.ENABLE
     if any(is_own for _, is_own in orders):
         assert after is not Verdict.ENABLE
@@ -125,7 +126,7 @@ def test_what_stands_is_the_order_before_the_gates_word(
 ) -> None:
     decision = None if measured is None else decided(measured)
     orders = [] if ordered is None else [override(3, ordered)]
-    standing = standing_verdict("chat", CODE, 4, decision, orders, NOON)
-    assert (standing.verdict, standing.measured) == (verdict, decision)
-    assert standing.override == (orders[0] if orders else None)
-    assert (standing.decision and standing.decision.verdict) == (verdict if measured else None)
+    current = current_verdict("chat", CODE, 4, decision, orders, NOON)
+    assert (current.verdict, current.measured) == (verdict, decision)
+    assert current.override == (orders[0] if orders else None)
+    assert (current.decision and current.decision.verdict) == (verdict if measured else None)

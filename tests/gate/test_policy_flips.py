@@ -27,8 +27,8 @@ from shadowspec.worker.service import SliceRates
 from tests.builders.production_gate import gated
 from tests.gate.oracle import EndpointEvidence
 from tests.gate.test_decision import Seen, draw_runs, evidence_of, look
-from tests.gate.test_standing import Gate
-from tests.gate.test_standing import draw_runs as drawn_blocks
+from tests.gate.test_lifecycle import Gate
+from tests.gate.test_lifecycle import draw_runs as drawn_blocks
 from tests.gate.worlds import START, World, noisy_run, record_of, run_of
 from tests.tap import test_blocks, test_sampling
 
@@ -220,8 +220,8 @@ def decided_rate(policy: GatePolicy) -> object:
     rates = SliceRates({"chat": (4,)})
     rates.measure_with({"chat": ("f",)})
     decision = look(evidence_of(FAST))
-    standing = decision.verdict, decision.reason_code
-    rates.refresh({"chat": {("", 4, "f"): standing, (SLICES[0], 4, "f"): standing}})
+    current = decision.verdict, decision.reason_code
+    rates.refresh({"chat": {("", 4, "f"): current, (SLICES[0], 4, "f"): current}})
     return rates(rule_of(policy), SLICES[0])
 
 

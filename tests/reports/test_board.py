@@ -134,10 +134,10 @@ def test_a_row_repeats_the_gate_and_an_override_stands_before_it() -> None:
     row = board(decision(verdict=Verdict.ENABLE, clusters_needed=3), overrides=(order,)).endpoints[0].head
     assert (row.verdict, row.since, row.clusters_needed) == (Verdict.DISABLE, order.created_at, None)
     assert "it answers nonsense" in row.reason
-    assert row.standing.measured is not None
-    assert row.standing.measured.verdict is Verdict.ENABLE
+    assert row.current.measured is not None
+    assert row.current.measured.verdict is Verdict.ENABLE
     unmeasured = build_board(values([]), (order,), NOW).endpoints[0].head
-    assert (unmeasured.verdict, unmeasured.standing.measured) == (Verdict.DISABLE, None)
+    assert (unmeasured.verdict, unmeasured.current.measured) == (Verdict.DISABLE, None)
     assert "it answers nonsense" in unmeasured.reason
 
 

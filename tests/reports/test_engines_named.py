@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.effective_decisions import for_what_serves
+from shadowspec.gate.verdict.current_verdict import for_what_serves
 from shadowspec.reports.figures.frontiers import frontiers
 from shadowspec.reports.figures.predictions import NOT_PROFILED_SERVER, prediction_summary, predictions
 from shadowspec.reports.report import (
@@ -22,10 +22,10 @@ from shadowspec.reports.report import (
 from shadowspec.servers.engines import with_engine_rules
 from shadowspec.types import SERVED_BACKEND, CostKey, FingerprintedConfig, ProfiledCosts
 from tests.reports.test_build import POLICY, judged, world
+from tests.reports.test_current_verdicts import printed
 from tests.reports.test_pages import Page
 from tests.reports.test_predictions import CODE, profiled
 from tests.reports.test_predictions import world as predicted_world
-from tests.reports.test_standing import printed
 from tests.reports.worlds import NOW, config
 
 ENGINE = config().engine

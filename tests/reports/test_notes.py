@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.gate.verdict.effective_decisions import for_what_serves
+from shadowspec.gate.verdict.current_verdict import for_what_serves
 from shadowspec.reports.content.notes import TRIAL_NOTE, decision_notes
 from shadowspec.reports.report import (
     build_report,
@@ -36,8 +36,8 @@ from shadowspec.types import (
 )
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START
 from tests.reports.test_build import POLICY, judged, world
+from tests.reports.test_current_verdicts import printed
 from tests.reports.test_pages import Page
-from tests.reports.test_standing import printed
 from tests.reports.worlds import NOW
 
 CHANGED = Composition(

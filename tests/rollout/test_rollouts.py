@@ -101,14 +101,14 @@ def test_each_load_compares_the_pools_since_its_stage_began(store: Store) -> Non
     store.append_rollouts([begun, replace(begun, concurrency=8, since=NOON + DAY)])
     produce(store, 1.3, NOON, 2.0)
     policy = replace(POLICY, has_control=True)
-    found, standing = read_endpoint_decisions(store, "chat", None, NOON), store.rollouts("chat")
-    controls = read_controls(store, "chat", found, standing, policy)
+    found, current = read_endpoint_decisions(store, "chat", None, NOON), store.rollouts("chat")
+    controls = read_controls(store, "chat", found, current, policy)
     assert {
         load: each.comparisons[0].num_intervals + each.num_small + each.num_unlike for load, each in controls.items()
     } == {4: 287, 8: 143}
     (speedup,) = [test for test in decided(NOON).tests if test.name == "speedup"]
     assert (controls[4].promised, controls[8].promised) == (speedup.lower, None)
-    assert read_controls(store, "chat", found, standing, POLICY) == {}
+    assert read_controls(store, "chat", found, current, POLICY) == {}
 
 
 @pytest.mark.representative("postgres")

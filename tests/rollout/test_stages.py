@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kernels.benchmarks.pools import PoolWorld, draw_windows
 from shadowspec.gate.verdict.current_decision import LatestDecision, evidence_time
-from shadowspec.gate.verdict.effective_decisions import StandingVerdict, effective
+from shadowspec.gate.verdict.current_verdict import CurrentVerdict, overridden
 from shadowspec.rollout.control import Control, ControlVerdict, compare_pools
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.stages import StageLook, next_step, proven_depths
@@ -54,13 +54,13 @@ def decided(
 
 def look(*decisions: Decision, now: datetime = NOON, **more: Any) -> StageLook:
     latest = [
-        LatestDecision(StandingVerdict(each, None), is_current=True, evidence_at=evidence_time(each, ()))
+        LatestDecision(CurrentVerdict(each, None), is_current=True, evidence_at=evidence_time(each, ()))
         for each in decisions
     ]
     return StageLook("chat", 4, latest, now, **more)
 
 
-def standing(stage: Stage, *, since: datetime = NOON - 10 * DAY, caps: Mapping[str, int] | None = None) -> Rollout:
+def rollout_at(stage: Stage, *, since: datetime = NOON - 10 * DAY, caps: Mapping[str, int] | None = None) -> Rollout:
     """A rollout of config fp that has been in its stage for ten days."""
     entry = caps if caps is not None else {} if stage is Stage.SHADOW else {"": 8}
     at = None if stage is Stage.SHADOW else since
@@ -140,15 +140,15 @@ def test_a_depth_is_proven_by_the_same_draft_on_the_same_engine_for_the_whole_en
 
 def test_without_a_proof_within_the_limit_nothing_is_served_and_it_says_so() -> None:
     policy = replace(POLICY, partial_max_depth=4)
-    step = next_step(standing(Stage.SHADOW), look(decided()), policy)
+    step = next_step(rollout_at(Stage.SHADOW), look(decided()), policy)
     assert step.rollout.stage is Stage.SHADOW
     assert step.waits_for == "a proof at 4 tokens or fewer, which is all that the next stage may serve: 8 are proven"
-    lowered = next_step(standing(Stage.PARTIAL, caps={"": 8}), look(decided(blocks=30)), policy)
+    lowered = next_step(rollout_at(Stage.PARTIAL, caps={"": 8}), look(decided(blocks=30)), policy)
     assert (lowered.rollout.depth_caps, lowered.rollout.reason_code) == ({"": 0}, "limited")
 
 
 def test_a_rollout_from_before_moves_to_the_proven_depth_when_its_depth_has_been_soaked() -> None:
-    old = standing(Stage.PARTIAL, caps={"": 2}, since=NOON - DAY / 2)
+    old = rollout_at(Stage.PARTIAL, caps={"": 2}, since=NOON - DAY / 2)
     waiting = next_step(old, look(decided(blocks=30)), POLICY).rollout
     assert waiting.depth_caps == {"": 0}, "2 tokens were never measured"
     later = NOON + 2 * DAY
@@ -157,24 +157,24 @@ def test_a_rollout_from_before_moves_to_the_proven_depth_when_its_depth_has_been
 
 @pytest.mark.parametrize("stage", [Stage.PARTIAL, Stage.BROAD])
 @pytest.mark.parametrize("verdict", [Verdict.HOLD, Verdict.DISABLE, None])
-def test_without_a_standing_enable_it_falls_into_the_shadow(stage: Stage, verdict: Verdict | None) -> None:
+def test_without_a_current_enable_it_falls_into_the_shadow(stage: Stage, verdict: Verdict | None) -> None:
     decisions = [decided(fingerprint="other")] + ([decided(verdict)] if verdict else [])
-    step = next_step(standing(stage), look(*decisions), POLICY)
+    step = next_step(rollout_at(stage), look(*decisions), POLICY)
     assert (step.rollout.stage, step.rollout.reason_code, step.rollout.share) == (Stage.SHADOW, "not_enabled", 0.0)
     assert step.rollout.depth_caps == {}
     assert step.rollout.since == NOON
 
 
-def test_an_override_is_no_standing_enable() -> None:
-    killed = effective(decided(), [replace(examples.override(), override_id=3)], NOON)
-    step = next_step(standing(Stage.BROAD), look(killed), POLICY)
+def test_an_override_is_no_current_enable() -> None:
+    killed = overridden(decided(), [replace(examples.override(), override_id=3)], NOON)
+    step = next_step(rollout_at(Stage.BROAD), look(killed), POLICY)
     assert step.rollout.stage is Stage.SHADOW
     assert "override 3 by ada" in step.rollout.reason
 
 
 def test_an_alarm_moves_it_back_once_and_holds_it_there() -> None:
     alarm = "acceptance of prompt_class=code"
-    back = next_step(standing(Stage.BROAD), look(decided(), alarms=(alarm,)), POLICY)
+    back = next_step(rollout_at(Stage.BROAD), look(decided(), alarms=(alarm,)), POLICY)
     assert (back.rollout.stage, back.rollout.reason_code, back.rollout.depth_caps) == (Stage.PARTIAL, "alarm", {"": 8})
     later = NOON + 20 * DAY
     still = next_step(back.rollout, look(decided(at=later, blocks=900), now=later, alarms=(alarm,)), POLICY)
@@ -187,30 +187,30 @@ def test_an_alarm_moves_it_back_once_and_holds_it_there() -> None:
 
 
 def test_nothing_moves_forward_on_silence_or_on_the_past() -> None:
-    silent = next_step(standing(Stage.PARTIAL), look(decided(blocks=69)), POLICY)
+    silent = next_step(rollout_at(Stage.PARTIAL), look(decided(blocks=69)), POLICY)
     assert silent.rollout.stage is Stage.PARTIAL
     assert silent.waits_for == "1 more blocks measured in this stage"
-    stale = next_step(standing(Stage.PARTIAL), look(decided(at=NOON - 2 * DAY)), POLICY)
+    stale = next_step(rollout_at(Stage.PARTIAL), look(decided(at=NOON - 2 * DAY)), POLICY)
     assert stale.rollout.stage is Stage.PARTIAL
     assert "a fresh decision" in str(stale.waits_for)
-    unfed = next_step(standing(Stage.PARTIAL), look(decided(evidence=NOON - 2 * DAY)), POLICY)
+    unfed = next_step(rollout_at(Stage.PARTIAL), look(decided(evidence=NOON - 2 * DAY)), POLICY)
     assert unfed.rollout.stage is Stage.PARTIAL
     assert unfed.waits_for == f"a fresh decision: the last rests on evidence of {NOON - 2 * DAY:%Y-%m-%d %H:%M} UTC"
-    young = next_step(standing(Stage.PARTIAL), look(decided(since=NOON - 6 * DAY)), POLICY)
+    young = next_step(rollout_at(Stage.PARTIAL), look(decided(since=NOON - 6 * DAY)), POLICY)
     assert young.waits_for == "ENABLE to be in force for 86400 s more"
 
 
 def test_a_disabled_slice_with_much_traffic_keeps_it_where_it_is() -> None:
     slices = decided(Verdict.DISABLE, slice_key=CODE)
-    kept = next_step(standing(Stage.PARTIAL), look(decided(), slices, shares={CODE: 0.05}), POLICY)
+    kept = next_step(rollout_at(Stage.PARTIAL), look(decided(), slices, shares={CODE: 0.05}), POLICY)
     assert kept.rollout.stage is Stage.PARTIAL
     assert "no longer DISABLEd" in str(kept.waits_for)
-    small = next_step(standing(Stage.PARTIAL), look(decided(), slices, shares={CODE: 0.04}), POLICY)
+    small = next_step(rollout_at(Stage.PARTIAL), look(decided(), slices, shares={CODE: 0.04}), POLICY)
     assert small.rollout.stage is Stage.BROAD
-    unknown = next_step(standing(Stage.PARTIAL), look(decided(), slices, shares={}), POLICY)
+    unknown = next_step(rollout_at(Stage.PARTIAL), look(decided(), slices, shares={}), POLICY)
     assert "an unknown share of the traffic" in str(unknown.waits_for)
     other = decided(Verdict.DISABLE, slice_key=CODE, fingerprint="other")
-    assert next_step(standing(Stage.PARTIAL), look(decided(), other, shares={CODE: 0.5}), POLICY).rollout.share == 1.0
+    assert next_step(rollout_at(Stage.PARTIAL), look(decided(), other, shares={CODE: 0.5}), POLICY).rollout.share == 1.0
 
 
 @pytest.mark.parametrize("verdict", [Verdict.DISABLE, Verdict.HOLD])
@@ -218,7 +218,7 @@ def test_an_override_of_slices_keeps_it_where_it_is_though_nobody_decided_them(v
     def after(slice_key: str, *, load: int | None = None, **shares: float) -> str | None:
         order = replace(examples.override(verdict, slice_key=slice_key), override_id=3, concurrency=load)
         known = {CODE: shares.get("code", 0.96), CHAT: shares.get("chat", 0.04)}
-        step = next_step(standing(Stage.PARTIAL), look(decided(), orders=(order,), shares=known), POLICY)
+        step = next_step(rollout_at(Stage.PARTIAL), look(decided(), orders=(order,), shares=known), POLICY)
         assert step.rollout.stage is (Stage.BROAD if step.waits_for is None else Stage.PARTIAL)
         return step.waits_for
 
@@ -230,7 +230,7 @@ def test_an_override_of_slices_keeps_it_where_it_is_though_nobody_decided_them(v
 
 
 def test_in_the_shadow_the_best_proven_config_is_chosen_and_kept() -> None:
-    young = standing(Stage.SHADOW, since=NOON)
+    young = rollout_at(Stage.SHADOW, since=NOON)
     slow, fast = decided(fingerprint="slow", lower=1.1), decided(fingerprint="fast", lower=1.3)
     lost = next_step(young, look(slow, fast, decided(Verdict.HOLD)), POLICY)
     assert (lost.rollout.fingerprint, lost.rollout.reason_code) == ("fast", "chosen")
@@ -240,7 +240,7 @@ def test_in_the_shadow_the_best_proven_config_is_chosen_and_kept() -> None:
 
 
 def test_a_context_bucket_deepens_only_where_its_own_slices_stand() -> None:
-    partial = standing(Stage.PARTIAL, caps={"": 2, "<512": 2, "8k-32k": 2}, since=NOON - 2 * DAY)
+    partial = rollout_at(Stage.PARTIAL, caps={"": 2, "<512": 2, "8k-32k": 2}, since=NOON - 2 * DAY)
     proven = [decided(), *(decided(depth=depth, fingerprint=f"k{depth}") for depth in (1, 2, 3))]
     decisions = [*proven, decided(slice_key=CODE), decided(Verdict.DISABLE, slice_key=CHAT)]
     deeper = next_step(partial, look(*decisions), POLICY).rollout
@@ -254,7 +254,7 @@ def test_a_context_bucket_deepens_only_where_its_own_slices_stand() -> None:
 
 
 def test_the_control_moves_the_partial_stage_on_holds_it_or_moves_it_back() -> None:
-    partial = standing(Stage.PARTIAL)
+    partial = rollout_at(Stage.PARTIAL)
     faster, same, slower = controlled(1.25), controlled(1.0, days=0.5), controlled(0.85)
     verdicts = [each.verdict for each in (faster, same, slower)]
     assert verdicts == [ControlVerdict.FORWARD, ControlVerdict.HOLD, ControlVerdict.REVERT]
@@ -269,7 +269,7 @@ def test_the_control_moves_the_partial_stage_on_holds_it_or_moves_it_back() -> N
 
 
 def test_a_config_that_the_control_moved_back_waits_and_another_does_not() -> None:
-    back = next_step(standing(Stage.PARTIAL), look(decided(), control=controlled(0.85)), POLICY).rollout
+    back = next_step(rollout_at(Stage.PARTIAL), look(decided(), control=controlled(0.85)), POLICY).rollout
     for days, stage in ((6.9, Stage.SHADOW), (7.1, Stage.PARTIAL)):
         now = NOON + days * DAY
         step = next_step(back, look(decided(at=now, blocks=300), now=now), POLICY)
@@ -286,7 +286,7 @@ def test_a_config_that_the_control_moved_back_waits_and_another_does_not() -> No
 
 
 def test_the_control_moves_the_broad_stage_back_by_one_and_serves_no_depth_that_was_not_served() -> None:
-    broad = standing(Stage.BROAD, caps={"": 4})
+    broad = rollout_at(Stage.BROAD, caps={"": 4})
     step = next_step(broad, look(*ladder(NOON, 4, 8), control=controlled(0.85)), POLICY)
     assert (step.rollout.stage, step.rollout.depth_caps) == (Stage.PARTIAL, {"": 4})
     at_once = next_step(
@@ -296,36 +296,39 @@ def test_the_control_moves_the_broad_stage_back_by_one_and_serves_no_depth_that_
 
 
 CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
-    "partial_share": (0.3, lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy)),
-    "shadow_soak_s": (11 * 86_400.0, lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy)),
-    "partial_soak_s": (11 * 86_400.0, lambda policy: next_step(standing(Stage.PARTIAL), look(decided()), policy)),
-    "min_soak_blocks": (81, lambda policy: next_step(standing(Stage.PARTIAL), look(decided()), policy)),
+    "partial_share": (0.3, lambda policy: next_step(rollout_at(Stage.SHADOW), look(decided()), policy)),
+    "shadow_soak_s": (11 * 86_400.0, lambda policy: next_step(rollout_at(Stage.SHADOW), look(decided()), policy)),
+    "partial_soak_s": (11 * 86_400.0, lambda policy: next_step(rollout_at(Stage.PARTIAL), look(decided()), policy)),
+    "min_soak_blocks": (81, lambda policy: next_step(rollout_at(Stage.PARTIAL), look(decided()), policy)),
     "max_decision_age_s": (
         3_600.0,
-        lambda policy: next_step(standing(Stage.PARTIAL), look(decided(at=NOON - DAY)), policy),
+        lambda policy: next_step(rollout_at(Stage.PARTIAL), look(decided(at=NOON - DAY)), policy),
     ),
     "max_disabled_share": (
         0.5,
         lambda policy: next_step(
-            standing(Stage.PARTIAL),
+            rollout_at(Stage.PARTIAL),
             look(decided(), decided(Verdict.DISABLE, slice_key=CODE), shares={CODE: 0.2}),
             policy,
         ),
     ),
-    "alarm_stage": ("shadow", lambda policy: next_step(standing(Stage.BROAD), look(decided(), alarms=("a",)), policy)),
+    "alarm_stage": (
+        "shadow",
+        lambda policy: next_step(rollout_at(Stage.BROAD), look(decided(), alarms=("a",)), policy),
+    ),
     "first_depth": (
         4,
         lambda policy: next_step(
-            standing(Stage.SHADOW), look(*ladder(NOON + 3 * DAY, 2, 4, 8), now=NOON + 3 * DAY), policy
+            rollout_at(Stage.SHADOW), look(*ladder(NOON + 3 * DAY, 2, 4, 8), now=NOON + 3 * DAY), policy
         ),
     ),
     "depth_soak_s": (
         11 * 86_400.0,
-        lambda policy: next_step(standing(Stage.BROAD, caps={"": 4}), look(*ladder(NOON, 4, 8)), policy),
+        lambda policy: next_step(rollout_at(Stage.BROAD, caps={"": 4}), look(*ladder(NOON, 4, 8)), policy),
     ),
-    "partial_max_depth": (2, lambda policy: next_step(standing(Stage.PARTIAL), look(decided(blocks=30)), policy)),
-    "broad_max_depth": (2, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
-    "context_max_depths": ({"128k+": 0}, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
+    "partial_max_depth": (2, lambda policy: next_step(rollout_at(Stage.PARTIAL), look(decided(blocks=30)), policy)),
+    "broad_max_depth": (2, lambda policy: next_step(rollout_at(Stage.BROAD), look(decided()), policy)),
+    "context_max_depths": ({"128k+": 0}, lambda policy: next_step(rollout_at(Stage.BROAD), look(decided()), policy)),
     "control_level": (0.5, lambda policy: compare_pools(pools(days=1.0), None, policy)),
     "control_run_length": (1, lambda policy: compare_pools(pools(speedup=0.97, days=0.5), None, policy).verdict),
     "control_interval_s": (1_200.0, lambda policy: compare_pools(pools(), None, policy)),
@@ -336,7 +339,7 @@ CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
     "max_load_difference": (0.0, lambda policy: compare_pools(pools(), None, policy).num_unlike),
     "control_retry_s": (
         20 * 86_400.0,
-        lambda policy: next_step(replace(standing(Stage.SHADOW), reason_code="control"), look(decided()), policy),
+        lambda policy: next_step(replace(rollout_at(Stage.SHADOW), reason_code="control"), look(decided()), policy),
     ),
 }
 OF_ENDPOINTS = {"has_control"}  # whether there is a control, not how it is judged: tests/rollout/test_rollouts.py
@@ -356,7 +359,7 @@ DAYS = st.tuples(VERDICTS, VERDICTS, st.integers(0, 60), st.booleans(), st.float
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(DAYS, max_size=40))
-def test_whatever_happens_nothing_is_served_without_a_standing_enable(
+def test_whatever_happens_nothing_is_served_without_a_current_enable(
     days: list[tuple[Verdict, Verdict, int, bool, float]],
 ) -> None:
     policy = replace(POLICY, shadow_soak_s=86_400.0, partial_soak_s=86_400.0, min_soak_blocks=20)

@@ -182,7 +182,7 @@ def test_what_the_accelerator_rules_out_is_not_passed_over(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["margin", "minimum_effect", "several_devices"])
 def test_no_world_is_decided_but_by_the_gate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(standing: EndpointLook, now: datetime) -> Decided:
+    def refuse(current: EndpointLook, now: datetime) -> Decided:
         raise NotImplementedError
 
     monkeypatch.setattr(EndpointLook, "decide", refuse)

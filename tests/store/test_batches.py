@@ -241,7 +241,7 @@ def test_evidence_is_one_snapshot(known: Store) -> None:
     assert rows.watermark == Watermark(examples.NOON, False)
     assert rows.fingerprints == {"fp": examples.config()}
     assert rows.latest_decisions == (examples.decision(),)
-    assert known.standing_verdicts("chat") == {
+    assert known.current_verdicts("chat") == {
         ("", 4, "fp"): (examples.decision().verdict, examples.decision().reason_code)
     }
 

@@ -136,7 +136,7 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
         assert store.save_batch(_batch(2, year=2023), "group").num_new_runs == 1  # a month that it makes
         assert store.record_attempt([RecordKey("topic", 0, 9)]) == {RecordKey("topic", 0, 9): 1}
         store.clear_attempts([RecordKey("topic", 0, 9)])
-        assert store.standing_verdicts("chat") == {
+        assert store.current_verdicts("chat") == {
             ("", 4, "fp"): (examples.decision().verdict, examples.decision().reason_code)
         }
         assert len(store.finished_records(PartitionId("topic"), 0)) == 3

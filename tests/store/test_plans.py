@@ -87,7 +87,7 @@ QUERIES: dict[str, Callable[[Store], object]] = {
     "traffic": lambda store: store.traffic("endpoint3", _hours_ago(2)),
     "histogram": lambda store: store.histogram("endpoint3", "speedup", since=AT),
     "latest_decisions": lambda store: store.latest_decisions("endpoint3"),
-    "standing_verdicts": lambda store: store.standing_verdicts("endpoint3"),
+    "current_verdicts": lambda store: store.current_verdicts("endpoint3"),
     "verdict_changes": lambda store: store.verdict_changes(None, _hours_ago(2), limit=100),
     "verdict_changes of an endpoint": lambda store: store.verdict_changes("endpoint3", _hours_ago(2), limit=100),
     "advice_changes": lambda store: store.advice_changes(None, _hours_ago(2), limit=100),

@@ -124,12 +124,12 @@ def test_a_dry_run_says_it_and_removes_nothing(filled: Store) -> None:
     assert filled.retain(KEEP, now=NOW).num_runs == removal.num_runs
 
 
-@pytest.mark.parametrize("standing", [None, Verdict.HOLD])
-def test_undecided_evidence_is_kept_unless_forced(store: Store, standing: Verdict | None) -> None:
+@pytest.mark.parametrize("current", [None, Verdict.HOLD])
+def test_undecided_evidence_is_kept_unless_forced(store: Store, current: Verdict | None) -> None:
     store.save_fingerprints([examples.config()])
     store.save_batch(measured("topic", 0, OLD), "group")
-    if standing is not None:
-        store.append_decisions([examples.decision(Verdict.ENABLE), examples.decision(standing)])
+    if current is not None:
+        store.append_decisions([examples.decision(Verdict.ENABLE), examples.decision(current)])
     assert store.retain(KEEP, is_dry_run=True, now=NOW).undecided_endpoints == ("chat",)
     with pytest.raises(UsageError, match="undecided hypotheses of chat rest on runs older than 2025-12-15"):
         store.retain(KEEP, now=NOW)

@@ -46,7 +46,7 @@ from tests.gate.run.test_trials import changing, with_fingerprint
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 
 # Digests that version 0.1.0 took.  They are no record of what this code does: databases hold them, and an endpoint
-# whose digest changed would lose its standing ENABLE.  A case is never edited; new options add none.
+# whose digest changed would lose its current ENABLE.  A case is never edited; new options add none.
 STORED = json.loads((Path(__file__).parents[1] / "data" / "fingerprints" / "version_0_1_0.json").read_text("utf-8"))
 LATER_OPTIONS = {"speculative_config", *ENGINE_OPTIONS}  # that version 0.1.0 did not have
 SOURCES = {source.name: source for source in (Vllm.counts_source, Sglang.counts_source, COUNTERS)}

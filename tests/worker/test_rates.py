@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shadowspec.gate.verdict.lifecycle import Standing
+from shadowspec.gate.verdict.lifecycle import CurrentVerdicts
 from shadowspec.gate.verdict.trial_levels import HypothesisId
 from shadowspec.types import Verdict
 from shadowspec.worker.service import SliceRates
@@ -15,11 +15,11 @@ A, B = "class=a", "class=b"
 OPEN = (Verdict.HOLD, "too_few_units")
 
 
-def rates(standing: Standing) -> tuple[float, float]:
+def rates(current: CurrentVerdicts) -> tuple[float, float]:
     """The rates of slices a and b at loads 4 and 16 with one config."""
     slice_rates = SliceRates({"chat": (4, 16)})
     slice_rates.measure_with({"chat": ("f",)})
-    slice_rates.refresh({"chat": standing})
+    slice_rates.refresh({"chat": current})
     assert slice_rates(RULE, "") == min(slice_rates(RULE, A), slice_rates(RULE, B))
     return slice_rates(RULE, A), slice_rates(RULE, B)
 
@@ -59,9 +59,9 @@ def test_it_keeps_its_rate_while_anything_that_it_feeds_is_open() -> None:
     ],
 )
 def test_what_more_evidence_may_change_is_open(verdict: Verdict, code: str, *, is_open: bool) -> None:
-    standing = (verdict, code)
-    assert rates(decided("", A) | {(A, 4, "f"): standing}) == (0.5 if is_open else 0.02, 0.5)
-    assert rates(decided("", A, B) | {("", 4, "f"): standing}) == ((0.5, 0.5) if is_open else (0.02, 0.02))
+    current = (verdict, code)
+    assert rates(decided("", A) | {(A, 4, "f"): current}) == (0.5 if is_open else 0.02, 0.5)
+    assert rates(decided("", A, B) | {("", 4, "f"): current}) == ((0.5, 0.5) if is_open else (0.02, 0.02))
 
 
 def test_verdicts_on_another_config_decide_nothing() -> None:

@@ -41,12 +41,12 @@ _Ints = NDArray[np.int64]
 def newest_enabling(history: History, until: datetime) -> datetime | None:
     """When a hypothesis of the endpoint last became ENABLE before `until`."""
     enabled_at: datetime | None = None
-    standing: dict[tuple[str, int, str], Verdict] = {}
+    verdicts: dict[tuple[str, int, str], Verdict] = {}
     for decision in (decision for look in history.looks if look.at <= until for decision in look.decisions):
         key = (decision.slice_key, decision.concurrency, decision.fingerprint)
-        if decision.verdict is Verdict.ENABLE and standing.get(key) is not Verdict.ENABLE:
+        if decision.verdict is Verdict.ENABLE and verdicts.get(key) is not Verdict.ENABLE:
             enabled_at = decision.decided_at
-        standing[key] = decision.verdict
+        verdicts[key] = decision.verdict
     return enabled_at
 
 

@@ -15,7 +15,7 @@ from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id
 from shadowspec.gate.run.traffic_counts import Traffic, traffic_of
 from shadowspec.gate.verdict.composition import compose_endpoint, endpoint_bounds, group_key
 from shadowspec.gate.verdict.decision import Hypothesis
-from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision
+from shadowspec.gate.verdict.lifecycle import decide_in_run, next_evidence
 from shadowspec.gate.verdict.trial_levels import (
     HypothesisId,
     HypothesisName,
@@ -48,7 +48,7 @@ class Look:
 
     def decide(self, now: datetime) -> Decision:
         """The decision on it, with the verdict in force."""
-        return standing_decision(
+        return decide_in_run(
             self.hypothesis,
             self.evidence,
             self.policy,
@@ -99,17 +99,17 @@ class EndpointLook:
 
         Those that `passed` reached ENABLE at this look, and pass their levels on.
         """
-        standing, policy = list(self.rules.previous.values()), self.rules.policy
+        latest_rows, policy = list(self.rules.previous.values()), self.rules.policy
         current = current_configs(self.configs, self.state.seen)
-        entered = self.entered(keys, standing)
-        return assign_trials(entered, current, standing, policy, len(self.state.slices), passed)
+        entered = self.entered(keys, latest_rows)
+        return assign_trials(entered, current, latest_rows, policy, len(self.state.slices), passed)
 
-    def entered(self, keys: Iterable[HypothesisId], standing: Sequence[Decision]) -> list[HypothesisId]:
-        """Those of the hypotheses that have entered, in the order of entry; `standing` are their latest decisions."""
+    def entered(self, keys: Iterable[HypothesisId], latest_rows: Sequence[Decision]) -> list[HypothesisId]:
+        """The hypotheses that have entered, in the order of entry; `latest_rows` are their latest decisions."""
         clusterings = {key: self.state.clusterings[clustering_id(self.rules.of(key))] for key in keys}
         entries = {key: progress.entries.get(key[0]) for key, progress in clusterings.items()}
         positions = {key: None if entry is None else entry.position for key, entry in entries.items()}
-        return entered_in_order(positions, self.configs, standing)
+        return entered_in_order(positions, self.configs, latest_rows)
 
     def look_at(self, key: HypothesisId, trial: Trial | None, *, has_entered: bool) -> Look:
         """One hypothesis in its run."""

@@ -131,11 +131,11 @@ class CapitalTable:
     def find_bound(self, level: float) -> float | None:
         """Confidence bound of the mean at `level`, valid at all looks at once; None where no null falls."""
         fallen = self._log_capitals >= -math.log(level)
-        standing = np.flatnonzero(~fallen)  # the capital is monotone in theta, so the fallen are an interval
+        remaining = np.flatnonzero(~fallen)  # the capital is monotone in theta, so the fallen are an interval
         if self.side == "lower":
-            index = int(standing[0]) - 1 if len(standing) else len(fallen) - 1
+            index = int(remaining[0]) - 1 if len(remaining) else len(fallen) - 1
         else:
-            index = int(standing[-1]) + 1 if len(standing) else 0
+            index = int(remaining[-1]) + 1 if len(remaining) else 0
         return float(self.thetas[index]) if 0 <= index < len(fallen) else None
 
     def units_needed(self, theta: float, num_units: int, level: float) -> int | None:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.effective_decisions import StandingVerdict, active, for_what_serves, standing_verdict
+from shadowspec.gate.verdict.current_verdict import CurrentVerdict, active, current_verdict, for_what_serves
 from shadowspec.gate.verdict.trial_levels import Seen, current_fingerprint, is_superseded
 from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord
 from shadowspec.types.serving_engines import is_measured_on
@@ -81,15 +81,15 @@ class LatestDecision:
     of its evidence happened (None: unknown).
     """
 
-    standing: StandingVerdict
+    current: CurrentVerdict
     is_current: bool
     evidence_at: datetime | None
 
     @property
     def decision(self) -> Decision:
         """The decision in force."""
-        assert self.standing.decision is not None, "something was decided"
-        return self.standing.decision
+        assert self.current.decision is not None, "something was decided"
+        return self.current.decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def endpoint_decisions(
     overrides = tuple(overrides)
     latest = [
         LatestDecision(
-            standing_verdict(decision.endpoint, decision.slice_key, decision.concurrency, decision, overrides, now),
+            current_verdict(decision.endpoint, decision.slice_key, decision.concurrency, decision, overrides, now),
             fingerprints[decision.config.name] == decision.fingerprint and not is_superseded(decision),
             evidence_time(decision, measured),
         )

@@ -17,7 +17,7 @@ from datetime import datetime
 from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.effective_decisions import is_valid_for_engine
+from shadowspec.gate.verdict.current_verdict import is_valid_for_engine
 from shadowspec.gate.verdict.hold_reasons import (
     clusters_needed,
     figures,

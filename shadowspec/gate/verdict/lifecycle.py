@@ -46,7 +46,9 @@ FINAL_CODES = frozenset(
     }
 )
 
-Standing = Mapping[HypothesisId, tuple[Verdict, str]]  # the current verdict of each hypothesis, and its reason code
+CurrentVerdicts = Mapping[
+    HypothesisId, tuple[Verdict, str]
+]  # the current verdict of each hypothesis, and its reason code
 
 
 def is_open(verdict: Verdict, reason_code: str) -> bool:
@@ -54,14 +56,14 @@ def is_open(verdict: Verdict, reason_code: str) -> bool:
     return reason_code == ReasonCode.DRIFT or (verdict is Verdict.HOLD and reason_code not in FINAL_CODES)
 
 
-def decided_slices(standing: Standing, loads: Collection[int], fingerprints: Collection[str]) -> set[str]:
+def decided_slices(verdicts: CurrentVerdicts, loads: Collection[int], fingerprints: Collection[str]) -> set[str]:
     """The slices of an endpoint that feed nothing open at these loads and with these configs.
 
     A slice feeds its hypotheses and the whole endpoint's (""), which is among the results if any slice is.
     """
     wanted = {(load, fingerprint) for load in loads for fingerprint in fingerprints}
     decided: dict[str, set[tuple[int, str]]] = defaultdict(set)
-    for (slice_key, load, fingerprint), (verdict, reason_code) in standing.items():
+    for (slice_key, load, fingerprint), (verdict, reason_code) in verdicts.items():
         if not is_open(verdict, reason_code):
             decided[slice_key].add((load, fingerprint))
     if not wanted or not wanted <= decided[""]:
@@ -70,7 +72,7 @@ def decided_slices(standing: Standing, loads: Collection[int], fingerprints: Col
     return slices if slices != {""} else set()
 
 
-def standing_decision(
+def decide_in_run(
     hypothesis: Hypothesis,
     evidence: HypothesisEvidence,
     policy: GatePolicy,

@@ -58,7 +58,7 @@ def bears_on_endpoint(share: float | None, min_share: float = MIN_SLICE_SHARE) -
 def forbidding_slices(
     whole: Decision, decisions: Iterable[Decision], min_share: float = MIN_SLICE_SHARE
 ) -> list[Decision]:
-    """Of the effective `decisions`, the DISABLEd slices that bear on the endpoint's decision `whole`; by traffic.
+    """Of the current `decisions`, the DISABLEd slices that bear on the endpoint's decision `whole`; by traffic.
 
     They are those at its load and with its fingerprint, by the share stored with the decision.
     """

@@ -104,14 +104,14 @@ def current_configs(
 def entered_in_order(
     positions: Mapping[HypothesisId, int | None],
     configs: Mapping[str, FingerprintedConfig],
-    standing: Iterable[Decision],
+    latest_rows: Iterable[Decision],
 ) -> list[HypothesisId]:
     """The hypotheses that have entered, in the order of entry, of the positions of their slices' entries (None: none).
 
     A hypothesis with a level has entered permanently: with any fingerprint, and also where the clusters that let it in
     are open again (an ended input that continues, and everything folded again).  Otherwise another would get its level.
     """
-    held = latest_by_name(standing)
+    held = latest_by_name(latest_rows)
     entered = {
         key: -1 if position is None else position
         for key, position in positions.items()
@@ -123,17 +123,17 @@ def entered_in_order(
 def assign_trials(
     entered: Sequence[HypothesisId],
     configs: Mapping[str, FingerprintedConfig],
-    standing: Sequence[Decision],
+    latest_rows: Sequence[Decision],
     policy: GatePolicy,
     num_slices: int,
     passed: Collection[HypothesisName] = (),
 ) -> dict[HypothesisId, Trial | None]:
     """The run of each hypothesis of `entered`, in the order of entry; None where no level is left.
 
-    `standing` are the endpoint's latest decisions, `num_slices` the slices that it ever had; `passed` reached ENABLE at
-    this look.
+    `latest_rows` are the endpoint's latest decisions, `num_slices` the slices that it ever had; `passed` reached ENABLE
+    at this look.
     """
-    latest, by_id = latest_by_name(standing), {hypothesis_id(row): row for row in standing}
+    latest, by_id = latest_by_name(latest_rows), {hypothesis_id(row): row for row in latest_rows}
     names: dict[HypothesisId, HypothesisName] = {key: (key[0], key[1], configs[key[2]].config.name) for key in entered}
     in_order = list(dict.fromkeys(names.values()))
     first = _assign_places(in_order, latest, policy, num_slices)

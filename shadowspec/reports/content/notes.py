@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from shadowspec.gate.verdict.effective_decisions import override_text
+from shadowspec.gate.verdict.current_verdict import override_text
 from shadowspec.gate.verdict.slice_rules import forbidding_slices
 from shadowspec.metrics import ratio
 from shadowspec.text import moment, percent, plural, slice_title, times
@@ -73,7 +73,7 @@ def decision_notes(decision: Decision) -> list[str]:
 
 
 def with_forbidding(decisions: Sequence[Decision]) -> list[Decision]:
-    """The effective decisions; an ENABLE of a whole endpoint names the slices that keep it from being acted on."""
+    """The current decisions; an ENABLE of a whole endpoint names the slices that keep it from being acted on."""
     return [_with_forbidding(decision, decisions) for decision in decisions]
 
 

@@ -62,7 +62,7 @@ class VerdictLine:
 
 
 def line_of(decision: Decision) -> VerdictLine:
-    """The line of an effective decision."""
+    """The line of a current decision."""
     return VerdictLine(
         decision.endpoint,
         decision.slice_key,

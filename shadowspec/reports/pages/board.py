@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions, is_stale
-from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
+from shadowspec.gate.verdict.current_verdict import CurrentVerdict, current_verdict
 from shadowspec.gate.verdict.hold_reasons import StillNeeded, still_needed
 from shadowspec.planning.demand import EndpointLoads, endpoint_loads, governing_shares
 from shadowspec.reports.content.definitions import find_test
@@ -41,7 +41,7 @@ class BoardRow:
     concurrency: int
     fingerprint: str
     config: SpeculationConfig | None
-    standing: StandingVerdict
+    current: CurrentVerdict
     since: datetime | None
     speedup: TestResult | None
     total_time: TestResult | None
@@ -63,16 +63,16 @@ class BoardRow:
     @property
     def verdict(self) -> Verdict | None:
         """The verdict in force; None where neither the gate nor an operator has spoken."""
-        return self.standing.verdict
+        return self.current.verdict
 
     @property
     def reason(self) -> str:
         """Its reason, in a sentence."""
-        decision = self.standing.decision
+        decision = self.current.decision
         if decision is not None:
             return decision.reason
-        if self.standing.override is not None:
-            return f"override by {self.standing.override.author}: {self.standing.override.reason}"
+        if self.current.override is not None:
+            return f"override by {self.current.override.author}: {self.current.override.reason}"
         return "measured, and not decided yet" if self.fingerprint else "no request was measured yet"
 
     @property
@@ -80,10 +80,10 @@ class BoardRow:
         """What to do about it now, as an order."""
         if self.verdict is Verdict.ENABLE and self.is_rolled_out:
             return "keep speculation on: it serves all traffic, and the gate watches for drift"
-        if self.standing.decision is not None:
-            return next_action(self.standing.decision)
-        if self.standing.override is not None:
-            return keep_off(self.standing.override.override_id)
+        if self.current.decision is not None:
+            return next_action(self.current.decision)
+        if self.current.override is not None:
+            return keep_off(self.current.override.override_id)
         if self.fingerprint:
             return "run `shadowspec gate`: requests are measured, and the gate has not decided on them"
         return "measure its traffic with `shadowspec run FILE`; `shadowspec doctor --traffic FILE` shows the matches"
@@ -96,7 +96,7 @@ class BoardRow:
     @property
     def still_needed(self) -> StillNeeded | None:
         """The evidence that a HOLD still needs; None where it is decided, or cannot be estimated."""
-        decision = self.standing.decision
+        decision = self.current.decision
         return still_needed(decision) if decision is not None and decision.verdict is Verdict.HOLD else None
 
     def is_stale(self, max_age: timedelta, now: datetime) -> bool:
@@ -167,7 +167,7 @@ def build_board(values: BoardValues, overrides: Sequence[Override], now: datetim
         decided = endpoint_decisions(
             by_endpoint[name], policy, overrides, now, measured=measured, configs=values.configs
         )
-        decisions |= {_key(effective.decision): effective for effective in decided.latest if effective.is_current}
+        decisions |= {_key(latest.decision): latest for latest in decided.latest if latest.is_current}
         loads[name] = endpoint_loads(decided.current, values.demands.get(name))
         fingerprints |= {(name, fingerprint) for fingerprint in decided.fingerprints.values()}
     stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in values.rollouts}
@@ -205,7 +205,7 @@ def _endpoint(
 
 def _preference(row: BoardRow) -> tuple[bool, bool, float]:
     """Of several configs the one that the gate names, else the one with the best lower bound."""
-    measured = row.standing.measured
+    measured = row.current.measured
     is_named = measured is not None and measured.composition is not None and measured.composition.is_named
     lower = row.speedup.lower if row.speedup is not None and row.speedup.lower is not None else -math.inf
     return is_named, row.verdict is Verdict.ENABLE, lower
@@ -221,8 +221,8 @@ def _row(
     now: datetime,
 ) -> BoardRow:
     endpoint, slice_key, concurrency, fingerprint = key
-    standing = standing_verdict(*key[:3], None, overrides, now) if latest is None else latest.standing
-    decision, shown = standing.measured, standing.decision
+    current = current_verdict(*key[:3], None, overrides, now) if latest is None else latest.current
+    decision, shown = current.measured, current.decision
     config = values.configs.get(fingerprint)
     share = decision.traffic_share if decision is not None else None
     return BoardRow(
@@ -231,8 +231,8 @@ def _row(
         concurrency=concurrency,
         fingerprint=fingerprint,
         config=decision.config if decision is not None else config.config if config is not None else None,
-        standing=standing,
-        since=standing.since,
+        current=current,
+        since=current.since,
         speedup=find_test(decision, "speedup"),
         total_time=find_test(decision, "total_time"),
         acceptance=find_test(decision, "acceptance"),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
-from shadowspec.gate.verdict.effective_decisions import is_revoked
+from shadowspec.gate.verdict.current_verdict import is_revoked
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.rollout.orders import scope_words

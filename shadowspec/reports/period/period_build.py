@@ -15,7 +15,7 @@ from datetime import datetime
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions
-from shadowspec.gate.verdict.effective_decisions import active, standing_verdict
+from shadowspec.gate.verdict.current_verdict import active, current_verdict
 from shadowspec.gate.verdict.hold_reasons import still_needed
 from shadowspec.metrics import ratio
 from shadowspec.planning.plans import EndpointPlan, plan_stored
@@ -69,12 +69,12 @@ def build_period_report(
     current: dict[str, list[LatestDecision]] = {}
     for name in endpoints:
         policy, measured = settings.policies.get(name), source.traffic(name, until)
-        effective = endpoint_decisions(decided[name], policy, (), until, measured=measured, configs=configs)
-        current[name] = [latest for latest in effective.latest if latest.is_current]
-    standing = [latest.decision for name in endpoints for latest in current[name]]
+        looked_at = endpoint_decisions(decided[name], policy, (), until, measured=measured, configs=configs)
+        current[name] = [latest for latest in looked_at.latest if latest.is_current]
+    judged = [latest.decision for name in endpoints for latest in current[name]]
     rollouts = source.rollout_history()
     stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in rollouts if rollout.decided_at < until}
-    board = [_row(decision, orders, stages, until) for decision in standing]
+    board = [_row(decision, orders, stages, until) for decision in judged]
 
     # 2. What happened between them.
     changes, has_left_out = changes_within(source, since, until, before, after, rollouts)
@@ -85,7 +85,7 @@ def build_period_report(
     plans = {
         name: None if events else _plan(source, settings, name, decided[name], current[name]) for name in endpoints
     }
-    needs = [_need(decision, plans[decision.endpoint]) for decision in standing if decision.verdict is Verdict.HOLD]
+    needs = [_need(decision, plans[decision.endpoint]) for decision in judged if decision.verdict is Verdict.HOLD]
     counts = source.funnel()
     return PeriodReport(
         title=settings.title,
@@ -128,8 +128,8 @@ def _row(
 ) -> PeriodRow:
     """The state of a hypothesis at a time; `stages` are the rollouts of each endpoint and load at that time."""
     place = measured.endpoint, measured.slice_key, measured.concurrency
-    standing = standing_verdict(*place, measured, orders, until)
-    shown = standing.decision
+    current = current_verdict(*place, measured, orders, until)
+    shown = current.decision
     assert shown is not None, "something was decided"
     rollout = stages.get((measured.endpoint, measured.concurrency)) if not measured.slice_key else None
     return PeriodRow(
@@ -142,10 +142,10 @@ def _row(
         verdict_engine=measured.verdict_engine,
         verdict=shown.verdict,
         measured_verdict=measured.verdict,
-        is_overridden=standing.override is not None,
+        is_overridden=current.override is not None,
         reason_code=shown.reason_code,
         reason=shown.reason,
-        since=standing.since,
+        since=current.since,
         speedup=find_test(measured, "speedup"),
         total_time=find_test(measured, "total_time"),
         acceptance=find_test(measured, "acceptance"),
@@ -172,7 +172,7 @@ def _plan(
     current: Sequence[LatestDecision],
 ) -> EndpointPlan | None:
     """The plan of an endpoint's open questions, where the evidence still is what the decisions rest on."""
-    num_open = sum(effective.decision.verdict is Verdict.HOLD for effective in current)
+    num_open = sum(latest.decision.verdict is Verdict.HOLD for latest in current)
     policy, rate = settings.policies.get(endpoint), settings.sample_rates.get(endpoint)
     if policy is None or rate is None or not 0 < num_open <= MAX_PLANNED:
         return None
@@ -229,10 +229,10 @@ def _quality(
     until: datetime,
 ) -> Quality:
     sums = [group.sums for group in source.group_sums(endpoint, since, until)]
-    looked = [effective.decision for effective in current]
+    looked = [latest.decision for latest in current]
     whole = [decision for decision in looked if not decision.slice_key] or looked
     last = max(whole, key=lambda decision: decision.decided_at, default=None)
-    newest = [effective.evidence_at for effective in current if effective.evidence_at is not None]
+    newest = [latest.evidence_at for latest in current if latest.evidence_at is not None]
     missing = [decision.evidence.missing_share for decision in whole if decision.evidence.missing_share is not None]
     beyond = [ratio(decision.evidence.counts.num_beyond, decision.evidence.counts.num_arrived) for decision in whole]
     policy = settings.policies.get(endpoint)

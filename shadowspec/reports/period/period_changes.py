@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
-from shadowspec.gate.verdict.effective_decisions import is_revoked, override_text
+from shadowspec.gate.verdict.current_verdict import is_revoked, override_text
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.content.changes import Change, ChangeKind
@@ -189,10 +189,10 @@ def _of_rollouts(
     history: Iterable[Rollout], since: datetime, until: datetime, configs: Mapping[str, FingerprintedConfig]
 ) -> list[Change]:
     changes = []
-    standing: dict[tuple[str, int], Rollout] = {}
+    latest: dict[tuple[str, int], Rollout] = {}
     for rollout in history:
         place = rollout.endpoint, rollout.concurrency
-        old, standing[place] = standing.get(place), rollout
+        old, latest[place] = latest.get(place), rollout
         if not since <= rollout.decided_at < until:
             continue
         moved = (

@@ -13,8 +13,8 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.memory_store import MemoryRows
 from shadowspec.gate.run.unit_curves import endpoint_curves
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
+from shadowspec.gate.verdict.current_verdict import CurrentVerdict, current_verdict
 from shadowspec.gate.verdict.curves import SequencePoint
-from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.planning.demand import Demand, endpoint_loads
 from shadowspec.planning.frontier import Length
@@ -79,8 +79,8 @@ def endpoint_report(
     """
     records, blocks, runs = source.records(name), source.blocks(name), source.runs(name)
     measured = _join_runs(records, blocks, runs)
-    effective = endpoint_decisions(decisions, policy, (), now, measured=source.traffic(name), configs=configs)
-    by_key: dict[HypothesisId, Decision] = {hypothesis_id(decision): decision for decision in effective.current}
+    decided = endpoint_decisions(decisions, policy, (), now, measured=source.traffic(name), configs=configs)
+    by_key: dict[HypothesisId, Decision] = {hypothesis_id(decision): decision for decision in decided.current}
     runs_by_key: dict[HypothesisId, list[JoinedRun]] = defaultdict(list)
     for measured_run in measured:
         for slice_key in {measured_run.slice_key, ""}:
@@ -91,7 +91,7 @@ def endpoint_report(
         _hypothesis(
             name,
             key,
-            standing_verdict(name, key[0], key[1], by_key.get(key), orders, now),
+            current_verdict(name, key[0], key[1], by_key.get(key), orders, now),
             runs_by_key[key],
             blocks,
             configs,
@@ -102,7 +102,7 @@ def endpoint_report(
         for key in {*by_key, *runs_by_key}
     ]
     current = [
-        hypothesis for hypothesis in measured_or_decided if hypothesis.fingerprint in effective.fingerprints.values()
+        hypothesis for hypothesis in measured_or_decided if hypothesis.fingerprint in decided.fingerprints.values()
     ]
     ordered = tuple(sorted(_with_forbidding(current), key=_reading_order))
     cells = _cells(sorted(measured_or_decided, key=_reading_order), runs_by_key)
@@ -176,7 +176,7 @@ def _reading_order(hypothesis: ReportedHypothesis) -> tuple[str, int, bool, int,
 def _hypothesis(
     endpoint: str,
     key: HypothesisId,
-    standing: StandingVerdict,
+    current: CurrentVerdict,
     runs: Sequence[JoinedRun],
     blocks: Sequence[StoredBlock],
     configs: Mapping[str, FingerprintedConfig],
@@ -185,7 +185,7 @@ def _hypothesis(
     others: Sequence[SliceFigures],
 ) -> ReportedHypothesis:
     slice_key, concurrency, fingerprint = key
-    decision = standing.decision
+    decision = current.decision
     counter = Counter(measured.run.block_id for measured in runs)
     used = [block for block in blocks if block.block_id in counter]
     config = configs.get(fingerprint)
@@ -202,7 +202,7 @@ def _hypothesis(
         config_name=decision.config.name if decision else config_name(configs, fingerprint),
         engine=_engine(decision, config),
         decision=decision,
-        override=standing.override,
+        override=current.override,
         speedup=find_test(decision, "speedup"),
         acceptance_interval=find_test(decision, "acceptance"),
         num_requests=len(runs),

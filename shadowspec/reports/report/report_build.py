@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.effective_decisions import active
+from shadowspec.gate.verdict.current_verdict import active
 from shadowspec.planning.demand import read_demand
 from shadowspec.reports.content.notes import REHEARSAL_NOTE, TRIAL_NOTE
 from shadowspec.reports.content.notes import data_note as noted

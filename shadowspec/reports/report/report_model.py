@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 
+from shadowspec.gate.verdict.current_verdict import override_text
 from shadowspec.gate.verdict.curves import SequencePoint
-from shadowspec.gate.verdict.effective_decisions import override_text
 from shadowspec.planning.demand import EndpointLoads
 from shadowspec.reports.content.definitions import find_test
 from shadowspec.reports.figures.by_turn import ProductionCache, TurnRow

@@ -16,7 +16,7 @@ from typing import Final
 
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.gate.verdict.current_decision import require_promotable
-from shadowspec.gate.verdict.effective_decisions import has_labels, may_meet
+from shadowspec.gate.verdict.current_verdict import has_labels, may_meet
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint
 from shadowspec.planning.demand import endpoint_loads, governing_shares
 from shadowspec.rollout.check.answer import Answer, CheckInput, Finding, Question, Role

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from shadowspec.gate.verdict.effective_decisions import select_covering
+from shadowspec.gate.verdict.current_verdict import select_covering
 from shadowspec.gate.verdict.slice_rules import ANY_SHARE, bears_on_endpoint
 from shadowspec.rollout.export.endpoint_state import ServedDecision, is_disabled
 from shadowspec.servers.engines import ServingEngine
@@ -215,7 +215,7 @@ def _schedule(
     if not by_draft:
         return Schedule(endpoint, slice_key, None, (BatchRange(1, None, 0),), tuple(served_decisions), orders=orders)
     # The draft that is on at most loads; of several, the one with the best lower bounds.
-    best = by_draft[max(by_draft, key=lambda draft: (*_standing_of(by_draft[draft]), str(draft)))]
+    best = by_draft[max(by_draft, key=lambda draft: (*_preference_of(by_draft[draft]), str(draft)))]
     return Schedule(
         endpoint,
         slice_key,
@@ -257,7 +257,7 @@ def _ids(served: ServedDecision) -> tuple[int, ...]:
     return () if served.decision.decision_id is None else (served.decision.decision_id,)
 
 
-def _standing_of(on: Mapping[int, ServedDecision]) -> tuple[int, float]:
+def _preference_of(on: Mapping[int, ServedDecision]) -> tuple[int, float]:
     return len(on), math.fsum(served.speedup_lower for served in on.values())
 
 

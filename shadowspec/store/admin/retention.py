@@ -171,9 +171,9 @@ def _undecided_endpoints(connection: Connection, places: Sequence[Place], cut: d
     for (table, is_old), is_needed in itertools.product(places, NEEDED):
         sql = f"SELECT DISTINCT {OF_HYPOTHESIS} FROM {table} AS own WHERE {is_old} AND {is_needed}"  # noqa: S608
         for endpoint, slice_key, concurrency, fingerprint in connection.execute(_statement(sql, cut)):
-            standing = decision_reads.read_verdicts(connection, endpoint)
+            verdicts = decision_reads.read_verdicts(connection, endpoint)
             keys = [(name, concurrency, fingerprint) for name in ("", slice_key)]
-            if any(key not in standing or standing[key][0] is Verdict.HOLD for key in keys):
+            if any(key not in verdicts or verdicts[key][0] is Verdict.HOLD for key in keys):
                 endpoints.add(endpoint)
     return tuple(sorted(endpoints))
 

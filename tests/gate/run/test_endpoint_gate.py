@@ -37,12 +37,12 @@ SLICES = ("prompt_class=code", "prompt_class=sql")
 
 def decided(
     evidence: EndpointEvidence,
-    standing: list[Decision] | None = None,
+    current: list[Decision] | None = None,
     policy: GatePolicy = POLICY,
     *,
     input_ended: bool = True,
 ) -> dict[str, Decision]:
-    decisions = decide_endpoint(evidence, policy, CONFIGS, [4], standing or [], input_ended=input_ended, now=START)
+    decisions = decide_endpoint(evidence, policy, CONFIGS, [4], current or [], input_ended=input_ended, now=START)
     return {decision.slice_key: decision for decision in decisions}
 
 
@@ -125,7 +125,7 @@ def test_each_load_is_a_hypothesis_of_its_own() -> None:
     ]
 
 
-def test_a_standing_verdict_outlives_a_change_of_the_traffic() -> None:
+def test_a_current_verdict_outlives_a_change_of_the_traffic() -> None:
     slow = World(120, make_run=noisy_run(speedup=0.85)).evidence()
     first = decided(slow)
     assert first[""].verdict is Verdict.DISABLE
@@ -136,10 +136,10 @@ def test_a_standing_verdict_outlives_a_change_of_the_traffic() -> None:
 
 def test_looks_as_evidence_grows_agree_with_one_look_at_the_end() -> None:
     whole = World(120, slices=SLICES, make_run=noisy_run(speedup=1.1)).evidence()
-    standing: list[Decision] = []
+    current: list[Decision] = []
     for num_blocks in (10, 40, 80, 120):
-        looked = decided(cut(whole, num_blocks), standing, input_ended=num_blocks == 120)
-        standing = list(looked.values())
+        looked = decided(cut(whole, num_blocks), current, input_ended=num_blocks == 120)
+        current = list(looked.values())
     at_once = decided(whole)
     for name in ("", *SLICES):
         assert looked[name].level == at_once[name].level

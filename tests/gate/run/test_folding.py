@@ -44,7 +44,7 @@ class AtOnce:
 
     def __init__(self, policy: GatePolicy = POLICY) -> None:
         self.policy = policy
-        self.standing: dict[tuple[str, int, str], Decision] = {}
+        self.current: dict[tuple[str, int, str], Decision] = {}
 
     def look(self, rows: EndpointEvidence, *, ended: bool, hours: int = 0) -> list[Decision]:
         decided = decide_endpoint(
@@ -52,11 +52,11 @@ class AtOnce:
             self.policy,
             {CONFIG.fingerprint: CONFIG},
             [4],
-            list(self.standing.values()),
+            list(self.current.values()),
             input_ended=ended,
             now=START + timedelta(hours=hours),
         )
-        self.standing |= {(d.slice_key, d.concurrency, d.fingerprint): d for d in decided}
+        self.current |= {(d.slice_key, d.concurrency, d.fingerprint): d for d in decided}
         return decided
 
 

@@ -113,7 +113,7 @@ def stored_plan(measured: Measured) -> None:
 def board(measured: Measured) -> None:
     measured.try_gate()
     found = build_board(board_values(measured.store, {}, {}, {ENDPOINT: POLICY}, NOW), [], NOW)
-    assert any(row.standing.measured is not None for row in found.endpoints[0].all_rows)
+    assert any(row.current.measured is not None for row in found.endpoints[0].all_rows)
 
 
 def report(measured: Measured) -> None:

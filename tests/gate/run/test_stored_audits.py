@@ -13,7 +13,7 @@ from shadowspec.gate.run.audit_difference import AuditState
 from shadowspec.gate.run.audit_run import AUTHOR, CellAudit, fold_units, run_audits
 from shadowspec.gate.run.gate_run import EndpointGateRun
 from shadowspec.gate.run.gate_store import GateSession
-from shadowspec.gate.verdict.effective_decisions import effective_decisions
+from shadowspec.gate.verdict.current_verdict import current_decisions
 from shadowspec.reports.period.period_model import GATE_DONE
 from shadowspec.rollout import endpoint_run as app_gate
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -92,8 +92,8 @@ def test_an_alarm_holds_what_stands_until_an_operator_clears_it(measured: Store)
     assert {order.verdict for order in held} == {Verdict.HOLD}
     assert CODE in {order.slice_key for order in held}
     assert CHAT not in {order.slice_key for order in held}
-    standing = effective_decisions(measured.latest_decisions("chat"), measured.overrides(), examples.NOON)
-    reasons = {decision.slice_key: (decision.verdict, decision.reason) for decision in standing}
+    current = current_decisions(measured.latest_decisions("chat"), measured.overrides(), examples.NOON)
+    reasons = {decision.slice_key: (decision.verdict, decision.reason) for decision in current}
     assert reasons[CODE][0] is Verdict.HOLD
     assert "audit alarm: the engine accepts otherwise than replay expects, config fp, class=code" in reasons[CODE][1]
 
@@ -105,8 +105,8 @@ def test_an_alarm_holds_what_stands_until_an_operator_clears_it(measured: Store)
     save(measured, 180, 5, 2.0, CODE)
     run_audits(measured, "chat", examples.NOON)
     assert len(measured.overrides()) == len(held)
-    standing = effective_decisions(measured.latest_decisions("chat"), measured.overrides(), examples.NOON)
-    assert {decision.verdict for decision in standing} == {Verdict.ENABLE}
+    current = current_decisions(measured.latest_decisions("chat"), measured.overrides(), examples.NOON)
+    assert {decision.verdict for decision in current} == {Verdict.ENABLE}
 
 
 @pytest.mark.representative("sqlite")

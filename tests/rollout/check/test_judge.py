@@ -361,7 +361,7 @@ def test_loads_without_shares_are_weighed_by_the_traffic_measured() -> None:
     )
 
 
-def test_a_standing_enable_stands_whatever_its_fresh_bounds_say() -> None:
+def test_a_current_enable_lasts_whatever_its_fresh_bounds_say() -> None:
     assert answer(check_input([decision("ENABLE", speedup=(1.0, 0.8, 1.2))])).outcome is Outcome.ENABLE
 
 

@@ -1,4 +1,4 @@
-"""Standing decisions to be judged: one endpoint with slices, loads and candidates, made from what each should say."""
+"""Current decisions to be judged: one endpoint with slices, loads and candidates, made from what each should say."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ Ask = Callable[..., tuple[bool, int]]
 def flags_of(
     decisions: Iterable[Decision], rollouts: Sequence[Rollout] = (), orders: Sequence[Override] = ()
 ) -> dict[str, Any]:
-    standings = judged(decisions, rollouts=rollouts)
-    names = sorted({standing.decision.endpoint for standing in standings})
+    currents = judged(decisions, rollouts=rollouts)
+    names = sorted({current.decision.endpoint for current in currents})
     document = flagd.render([
-        (endpoint_schedule(n, standings, overrides=orders), slice_schedules(n, standings, overrides=orders))
+        (endpoint_schedule(n, currents, overrides=orders), slice_schedules(n, currents, overrides=orders))
         for n in names
     ])  # fmt: skip
     return dict(json.loads(document.text))

@@ -99,7 +99,7 @@ def assert_allowed(depths: list[int], world: list[Decision], slice_key: str) -> 
         if depth:
             above = next((load for load in measured if load >= size), None)
             assert above is not None, f"on at batch size {size}, above everything measured"
-            assert depth in permitted[above], f"{depth} tokens at batch size {size} have no standing decision"
+            assert depth in permitted[above], f"{depth} tokens at batch size {size} have no current decision"
             below = max((load for load in measured if load < size), default=None)
             if size != above and below is not None:
                 assert permitted[below], f"on at batch size {size}, between a load that is on and one that is not"
@@ -111,19 +111,19 @@ def depths_of(schedule: Schedule) -> list[int]:
 
 @given(worlds)
 def test_nothing_is_on_without_a_decision_that_stands(world: list[Decision]) -> None:
-    standings = judged(world, evidence_at=NOW - timedelta(hours=1))
-    whole = endpoint_schedule("chat", standings)
+    currents = judged(world, evidence_at=NOW - timedelta(hours=1))
+    whole = endpoint_schedule("chat", currents)
     assert_allowed(depths_of(whole), world, "")
-    for schedule in slice_schedules("chat", standings):
+    for schedule in slice_schedules("chat", currents):
         assert_allowed(depths_of(schedule), world, schedule.slice_key)
 
     for_vllm = Vllm().export(whole, "")
     assert_allowed(vllm_depths(json.loads(for_vllm.text), LARGEST, for_vllm.remarks), world, "")
-    document = Sglang().export(engine_schedule("chat", standings, Sglang()), "adaptive.json")
+    document = Sglang().export(engine_schedule("chat", currents, Sglang()), "adaptive.json")
     adaptive = document.beside.get(Sglang.beside_suffix)
     flags = yaml.safe_load(document.text)
     assert_allowed(sglang_depths(flags, json.loads(adaptive) if adaptive else None, LARGEST), world, "")
-    flags = llamacpp_flags(LlamaCpp().export(engine_schedule("chat", standings, LlamaCpp()), "").text)
+    flags = llamacpp_flags(LlamaCpp().export(engine_schedule("chat", currents, LlamaCpp()), "").text)
     assert_allowed(llamacpp_depths(flags, LARGEST), world, "")
     for keys_are_largest in (False, True):
         for floor in (0, 1):
@@ -134,7 +134,7 @@ def test_nothing_is_on_without_a_decision_that_stands(world: list[Decision]) -> 
                 floor=floor,
             )
             assert_allowed(read, world, "")
-    text = flagd.render([(whole, slice_schedules("chat", standings))]).text
+    text = flagd.render([(whole, slice_schedules("chat", currents))]).text
     if not any(allowed(world, each)[load] for each in SLICES for load in LOADS):
         assert '"on"' not in json.dumps([flag["targeting"] for flag in json.loads(text)["flags"].values()])
 
@@ -143,17 +143,17 @@ def test_nothing_is_on_without_a_decision_that_stands(world: list[Decision]) -> 
 def test_a_single_decision_that_stands_is_on(world: list[Decision], load: int, of: SpeculationConfig) -> None:
     """The other way round: exports are not off for want of courage."""
     off = [d for d in world if d.verdict is Verdict.HOLD and d.concurrency != load and d.decided_at < NOW]
-    standing = decision(load=load, of=of, number=77, decided_at=NOW)
-    schedule = endpoint_schedule("chat", judged([*off, standing], evidence_at=NOW - timedelta(hours=1)))
+    current = decision(load=load, of=of, number=77, decided_at=NOW)
+    schedule = endpoint_schedule("chat", judged([*off, current], evidence_at=NOW - timedelta(hours=1)))
     assert schedule.num_speculative_tokens(load) == of.num_speculative_tokens
     assert schedule.decision_ids == (77,)
 
 
 @given(worlds)
 def test_stale_evidence_switches_everything_off(world: list[Decision]) -> None:
-    standings = judged(world, evidence_at=NOW - WEEK - timedelta(seconds=1))
-    assert not endpoint_schedule("chat", standings).is_on
-    assert not any(each.is_on for each in slice_schedules("chat", standings))
+    currents = judged(world, evidence_at=NOW - WEEK - timedelta(seconds=1))
+    assert not endpoint_schedule("chat", currents).is_on
+    assert not any(each.is_on for each in slice_schedules("chat", currents))
 
 
 @given(worlds, st.randoms())

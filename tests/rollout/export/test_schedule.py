@@ -63,14 +63,14 @@ def test_a_disabled_slice_switches_its_load_off_for_a_whole_server() -> None:
 
 
 def test_slices_stand_by_themselves() -> None:
-    standings = judged([
+    currents = judged([
         decision(Verdict.HOLD),
         decision(slice_key="prompt_class=code"),
         decision(Verdict.DISABLE, slice_key="prompt_class=chat"),
         decision(slice_key="prompt_class=code", endpoint="other"),
     ])  # fmt: skip
-    assert not endpoint_schedule("chat", standings).is_on
-    schedules = {each.slice_key: each for each in slice_schedules("chat", standings)}
+    assert not endpoint_schedule("chat", currents).is_on
+    schedules = {each.slice_key: each for each in slice_schedules("chat", currents)}
     assert {key: each.is_on for key, each in schedules.items()} == {
         "prompt_class=chat": False,
         "prompt_class=code": True,

@@ -83,9 +83,9 @@ def judged(
     ]
     by_endpoint = groupby(sorted(decisions, key=lambda d: d.endpoint), key=lambda d: d.endpoint)
     found = [
-        standing
+        current
         for _, decisions in by_endpoint
-        for standing in judge_decisions(
+        for current in judge_decisions(
             endpoint_decisions(list(decisions), None, (), NOW, measured=measured, configs={}).latest,
             now=NOW,
             max_age=WEEK,
@@ -93,7 +93,7 @@ def judged(
             rollouts=rollouts,
         )
     ]
-    return sorted(found, key=lambda standing: decisions.index(standing.decision))
+    return sorted(found, key=lambda current: decisions.index(current.decision))
 
 
 def fields(peer: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_start,
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
 from shadowspec.gate.verdict.decision import Hypothesis
-from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision
+from shadowspec.gate.verdict.lifecycle import decide_in_run, next_evidence
 from shadowspec.gate.verdict.trial_levels import latest_by_name, name_of, next_trial, supersede, with_level
 from shadowspec.types import Decision, LevelGraph, Parity, Run, SliceCounts, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run
@@ -54,7 +54,7 @@ class Gate:
         if latest is not None and latest.fingerprint != fingerprint:
             self.rows.append(supersede(latest, fingerprint, now))
             self.evidence.pop(latest.fingerprint)
-        decision = standing_decision(
+        decision = decide_in_run(
             hypothesis, folded, self.policy, trial=trial, has_entered=True, previous=previous, now=now
         )
         self.evidence[fingerprint] = next_evidence(folded, decision)
@@ -244,7 +244,7 @@ def test_a_fingerprint_that_returns_begins_anew() -> None:
 
 def test_without_a_level_there_is_no_run() -> None:
     hypothesis = Hypothesis(ENDPOINT, "prompt_class=code", 4, CONFIG)
-    decision = standing_decision(
+    decision = decide_in_run(
         hypothesis, HypothesisEvidence(), POLICY, trial=None, has_entered=True, previous=None, now=START
     )
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "no_level_left")

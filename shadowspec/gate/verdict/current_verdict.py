@@ -1,6 +1,6 @@
 """Decisions in force: valid for the engine that serves, with the operator's overrides laid over them.
 
-Check, export, dashboard and rollout act on `effective` decisions.  The stored decisions remain as the evidence decided
+Check, export, dashboard and rollout act on current decisions.  The stored decisions remain as the evidence decided
 them, and evidence is still collected under an override.  Where no decision exists there is nothing to override, so a
 caller that covers more than one slice checks the `active` overrides too.
 
@@ -22,7 +22,7 @@ from shadowspec.types import Decision, OverriddenVerdict, Override, OverrideReco
 
 
 @dataclass(frozen=True, slots=True)
-class StandingVerdict:
+class CurrentVerdict:
     """The verdict in force for one hypothesis (for any config): the gate's, or the override's.
 
     `measured` is the latest decision from the evidence, None before the first one; `override` is the order in force
@@ -67,25 +67,25 @@ class StandingVerdict:
         )
 
 
-def standing_verdict(
+def current_verdict(
     endpoint: str,
     slice_key: str,
     concurrency: int,
     measured: Decision | None,
     overrides: Iterable[Override],
     now: datetime,
-) -> StandingVerdict:
+) -> CurrentVerdict:
     """The verdict in force for a hypothesis whose latest decision is `measured`.
 
     `overrides` are the active ones; of several that cover it DISABLE goes before HOLD, then the newest counts.
     """
-    return StandingVerdict(measured, covering(overrides, endpoint, slice_key, concurrency, now))
+    return CurrentVerdict(measured, covering(overrides, endpoint, slice_key, concurrency, now))
 
 
-def effective(decision: Decision, overrides: Iterable[Override], now: datetime) -> Decision:
-    """The decision in force under the active `overrides`: the one of `standing_verdict`."""
+def overridden(decision: Decision, overrides: Iterable[Override], now: datetime) -> Decision:
+    """The decision in force under the active `overrides`: the one of `current_verdict`."""
     place = decision.endpoint, decision.slice_key, decision.concurrency
-    in_force = standing_verdict(*place, decision, overrides, now).decision
+    in_force = current_verdict(*place, decision, overrides, now).decision
     assert in_force is not None, "something was decided"
     return in_force
 
@@ -95,12 +95,12 @@ def override_text(order: Override) -> str:
     return f"override {order.override_id} by {order.author}: {order.reason}"
 
 
-def effective_decisions(
+def current_decisions(
     decisions: Iterable[Decision], records: Iterable[OverrideRecord], now: datetime
 ) -> list[Decision]:
     """Every decision as it is in force at `now`, with the whole history of overrides given."""
     overrides = active(records, now)
-    return [effective(decision, overrides, now) for decision in decisions]
+    return [overridden(decision, overrides, now) for decision in decisions]
 
 
 def active(records: Iterable[OverrideRecord], now: datetime) -> list[Override]:

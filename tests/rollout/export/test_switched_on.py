@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
-from shadowspec.gate.verdict.effective_decisions import effective
+from shadowspec.gate.verdict.current_verdict import overridden
 from shadowspec.rollout.export.endpoint_state import Off, describe, judge_decisions
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, Override, Rollout, Stage, Verdict
@@ -16,22 +16,22 @@ from tests.rollout.export.worlds import NOW, WEEK, config, decision, judged
 
 
 def test_a_fresh_enable_is_on() -> None:
-    (standing,) = judged([decision()])
-    assert standing.is_on
-    assert standing.num_speculative_tokens == 4
-    assert standing.expires_at == NOW - timedelta(hours=2) + WEEK
-    assert describe([standing]) == [
+    (current,) = judged([decision()])
+    assert current.is_on
+    assert current.num_speculative_tokens == 4
+    assert current.expires_at == NOW - timedelta(hours=2) + WEEK
+    assert describe([current]) == [
         "chat, whole endpoint, load 4, draft_model-4: on, 4 tokens, decision 1, measured on engine/1"
     ]
 
 
 @pytest.mark.parametrize(("verdict", "off"), [(Verdict.HOLD, Off.HELD), (Verdict.DISABLE, Off.DISABLED)])
 def test_another_verdict_is_off(verdict: Verdict, off: Off) -> None:
-    (standing,) = judged([decision(verdict, reason_code="too_few_units")])
+    (current,) = judged([decision(verdict, reason_code="too_few_units")])
     why = {Off.HELD: "not proven", Off.DISABLED: "proven harmful"}[off]
-    assert standing.off is off
-    assert standing.num_speculative_tokens == 0
-    assert f"off ({why}; {verdict}: as the test says)" in describe([standing])[0]
+    assert current.off is off
+    assert current.num_speculative_tokens == 0
+    assert f"off ({why}; {verdict}: as the test says)" in describe([current])[0]
 
 
 def test_old_evidence_and_an_old_decision_are_stale() -> None:
@@ -47,15 +47,15 @@ def test_what_a_decision_rests_on_is_dated_by_the_decision_itself() -> None:
     """What was measured since may say something else, and is not in evidence yet."""
     newest = NOW - timedelta(days=2)
     old_decision = replace(decision(), evidence=EvidenceSummary(newest_evidence=newest))
-    (standing,) = judged([old_decision], evidence_at=NOW)
-    assert standing.expires_at == newest + WEEK
+    (current,) = judged([old_decision], evidence_at=NOW)
+    assert current.expires_at == newest + WEEK
 
 
 @pytest.mark.parametrize("forced", [Verdict.DISABLE, Verdict.HOLD])
 def test_an_overridden_decision_is_off(forced: Verdict) -> None:
     order = Override(7, "chat", "", None, forced, "incident", "ops", NOW)
-    (standing,) = judged([effective(decision(), [order], NOW)])
-    assert standing.off is Off.OVERRIDDEN
+    (current,) = judged([overridden(decision(), [order], NOW)])
+    assert current.off is Off.OVERRIDDEN
 
 
 def test_an_override_leaves_nothing_on_whatever_verdict_it_carries() -> None:
@@ -65,11 +65,11 @@ def test_an_override_leaves_nothing_on_whatever_verdict_it_carries() -> None:
 def test_one_fingerprint_of_a_candidate_is_on_at_most() -> None:
     old = decision(fingerprint="old", decided_at=NOW - timedelta(hours=3))
     new = decision(fingerprint="new")
-    assert [standing.off for standing in judged([old, new])] == [Off.SUPERSEDED, None]
+    assert [current.off for current in judged([old, new])] == [Off.SUPERSEDED, None]
     held = decision(Verdict.HOLD, fingerprint="new")
-    assert [standing.off for standing in judged([old, held])] == [Off.SUPERSEDED, Off.HELD]
+    assert [current.off for current in judged([old, held])] == [Off.SUPERSEDED, Off.HELD]
     other = decision(of=config(2))
-    assert all(standing.is_on for standing in judged([new, other]))
+    assert all(current.is_on for current in judged([new, other]))
 
 
 def test_a_fingerprint_that_is_no_longer_measured_is_off_before_the_gate_has_said_so() -> None:
@@ -109,8 +109,8 @@ def test_a_fingerprint_that_is_no_longer_measured_is_off_before_the_gate_has_sai
     ],
 )
 def test_another_engine_is_off(measured: str, expected: str, is_on: bool) -> None:
-    (standing,) = judged([decision(engine=measured)], engine=expected)
-    assert standing.off is (None if is_on else Off.OTHER_ENGINE)
+    (current,) = judged([decision(engine=measured)], engine=expected)
+    assert current.off is (None if is_on else Off.OTHER_ENGINE)
 
 
 def rollout(stage: Stage, *, fingerprint: str = "fp-draft_model-4", share: float = 0.2, **caps: int) -> Rollout:
@@ -120,8 +120,8 @@ def rollout(stage: Stage, *, fingerprint: str = "fp-draft_model-4", share: float
 
 def test_a_rollout_says_what_is_served() -> None:
     def only(*rollouts: Rollout) -> tuple[Off | None, int, float]:
-        (standing,) = judged([decision()], rollouts=rollouts)
-        return standing.off, standing.num_speculative_tokens, standing.share
+        (current,) = judged([decision()], rollouts=rollouts)
+        return current.off, current.num_speculative_tokens, current.share
 
     assert only(rollout(Stage.SHADOW)) == (Off.NOT_ROLLED_OUT, 0, 1.0)
     assert only(rollout(Stage.PARTIAL, any=4)) == (None, 4, 0.2)
@@ -153,5 +153,5 @@ def test_a_smaller_depth_is_served_by_the_decision_that_proves_it() -> None:
 
 def test_a_slice_of_one_context_has_its_own_cap() -> None:
     old_decision = decision(slice_key="context_bucket=long")
-    (standing,) = judged([old_decision], rollouts=[rollout(Stage.BROAD, any=1, long=4, share=1.0)])
-    assert standing.num_speculative_tokens == 4
+    (current,) = judged([old_decision], rollouts=[rollout(Stage.BROAD, any=1, long=4, share=1.0)])
+    assert current.num_speculative_tokens == 4
