@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--fold", type=int, default=sys.maxsize, help="fold only so many of the stored runs")
     parser.add_argument("--slices", type=int, default=200)
     arguments = parser.parse_args()
-    from tests.conftest import temporary_database
+    from tests.builders.databases import temporary_database
     from tests.services import postgres_server
 
     console = Console(stderr=True)

@@ -20,7 +20,7 @@ from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
 from shadowspec.gate.verdict.required_tests import min_clusters
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY, EndpointRule
 from shadowspec.text import plural
-from tests.gate.test_decision import draw_runs, evidence_of, look
+from tests.builders.hypothesis_evidence import draw_runs, evidence_of, look
 from tests.gate.worlds import START
 from tests.tap.formats.samples import kong_entry, structured
 

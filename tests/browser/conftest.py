@@ -12,7 +12,7 @@ from playwright.sync_api import Browser
 from tests.browser import looking, stores
 from tests.browser.looking import Reader
 from tests.browser.serving import Served, served
-from tests.conftest import temporary_database
+from tests.builders.databases import temporary_database
 from tests.services import free_port
 
 

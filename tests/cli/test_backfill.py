@@ -41,8 +41,8 @@ from shadowspec.errors import ConfigError, InputError, NoDataError
 from shadowspec.tap.endpoints import Load
 from shadowspec.types import FingerprintedConfig, FunnelKey, RecordKey, ReplayedRecord, VerifyRule
 from tests.backfill.processes import environment
-from tests.cli.conftest import Workspace, record, write_traffic
-from tests.cli.test_replay import NGRAM, answered
+from tests.builders.answered_records import NGRAM, answered
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.store import examples
 
 SECRET = b"a secret of sufficient length"

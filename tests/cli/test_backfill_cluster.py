@@ -17,8 +17,8 @@ import torch
 
 from shadowspec.engine.models import load_model
 from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_until_ended
-from tests.cli.conftest import Workspace, write_traffic
-from tests.cli.test_replay import NGRAM, answered
+from tests.builders.answered_records import NGRAM, answered
+from tests.builders.workspace import Workspace, write_traffic
 from tests.services import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]

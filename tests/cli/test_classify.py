@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Workspace
+from tests.builders.workspace import Workspace
 
 CHECKOUT = Path(__file__).parents[2]
 PATIENCE_S = 120.0

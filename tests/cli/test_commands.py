@@ -15,7 +15,7 @@ from shadowspec.engine import Engine
 from shadowspec.store import Store
 from shadowspec.store.admin import schema as store_schema
 from shadowspec.types import Block, BlockResult
-from tests.cli.conftest import Workspace, record, write_traffic
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.identities import check_identities
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 

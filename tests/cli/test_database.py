@@ -14,7 +14,7 @@ from sqlalchemy import NullPool
 
 from shadowspec.store import Store
 from shadowspec.types import Verdict, WriteBatch
-from tests.cli.conftest import Workspace
+from tests.builders.workspace import Workspace
 from tests.store import examples
 
 

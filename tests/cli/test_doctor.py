@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Workspace
+from tests.builders.workspace import Workspace
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning:apprise", "ignore:.*is deprecated and slated for removal:DeprecationWarning"

@@ -20,8 +20,8 @@ from shadowspec.errors import InputError
 from shadowspec.quality.task_samples import read_samples
 from shadowspec.store import Store
 from shadowspec.types import PairedScore
-from tests.cli.conftest import Workspace
-from tests.cli.test_servers import measured, serve
+from tests.builders.served_models import measured, serve
+from tests.builders.workspace import Workspace
 from tests.servers.fake_server import FakeServer, running
 
 RECORDED = Path(__file__).parents[1] / "data" / "lm_eval"

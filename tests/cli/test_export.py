@@ -13,7 +13,7 @@ from msgspec import structs
 
 from shadowspec.store import Store
 from shadowspec.types import SpeculationConfig, Verdict, VerifyRule
-from tests.cli.conftest import Workspace
+from tests.builders.workspace import Workspace
 from tests.store import examples
 from tests.store.saving import save_block
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shadowspec.app.training_export import ROLES
-from tests.cli.conftest import NOON, Workspace, write_traffic
+from tests.builders.workspace import NOON, Workspace, write_traffic
 
 TOOLS = [
     {

@@ -27,7 +27,7 @@ from shadowspec.types import (
     VerifyRule,
 )
 from shadowspec.types.settings import EngineSettings
-from tests.cli.conftest import Workspace, record, write_traffic
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.store.saving import save_block
 from tests.worker.blocks import block, prompt
 

@@ -11,7 +11,7 @@ import pytest
 
 from shadowspec.config import load_config
 from shadowspec.store import Store
-from tests.cli.conftest import Workspace, record, write_traffic
+from tests.builders.workspace import Workspace, record, write_traffic
 
 MOST_LINES = 15
 

@@ -16,7 +16,7 @@ from shadowspec.cli.json_documents import JSON_DOCUMENTS, json_schema
 from shadowspec.cli.override import OverrideClearDocument, OverrideDocument
 from shadowspec.types import Verdict
 from shadowspec.types.codec import to_builtins
-from tests.cli.conftest import require_valid_document
+from tests.builders.workspace import require_valid_document
 
 CLEARED = OverrideClearDocument(
     override=OverrideDocument(

@@ -21,11 +21,11 @@ from shadowspec.store import Store, upgrade
 from shadowspec.types import Block, BlockResult, PartitionId, Run
 from shadowspec.worker.files import CONSUMER, FileRun, InProcess
 from tests.backfill.processes import environment, temporary_folder, wait_until_ended
-from tests.cli.conftest import Workspace, record, write_traffic
+from tests.builders.worker_pipeline import CONFIG, RULES, TOKENIZERS, pipeline, raw_records
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.fakes import FakeEngine
 from tests.worker.blocks import block as a_block
 from tests.worker.blocks import prompt
-from tests.worker.test_restarts import CONFIG, RULES, TOKENIZERS, pipeline, raw_records
 
 SUFFIX = """
 [[endpoints.letters.candidates]]

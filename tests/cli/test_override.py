@@ -6,7 +6,7 @@ import pytest
 
 from shadowspec.store import Store
 from shadowspec.types import Verdict
-from tests.cli.conftest import Workspace, record, write_traffic
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.store import examples
 
 WHO = ("--reason", "it answers nonsense", "--author", "ada")

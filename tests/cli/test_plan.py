@@ -11,7 +11,7 @@ from shadowspec.cli.plan import _needed
 from shadowspec.config import load_config
 from shadowspec.planning.plans import plan_stored
 from shadowspec.store import Store
-from tests.cli.conftest import Workspace, record, write_traffic
+from tests.builders.workspace import Workspace, record, write_traffic
 
 
 @pytest.fixture

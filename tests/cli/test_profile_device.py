@@ -17,7 +17,7 @@ from shadowspec.errors import InputError
 from shadowspec.store import Store
 from shadowspec.types import SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
-from tests.cli.conftest import Workspace
+from tests.builders.workspace import Workspace
 
 NGRAM = """
 [[endpoints.letters.candidates]]

@@ -9,8 +9,8 @@ import pytest
 
 from shadowspec.store import Store
 from shadowspec.types import SERVED_BACKEND
-from tests.cli.conftest import Workspace, record, write_traffic
-from tests.cli.test_servers import SERVERS
+from tests.builders.served_models import SERVERS
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.servers.fake_server import FakeServer, running
 
 SMALL = ("--loads", "2", "--contexts", "4,40", "--rounds", "2", "--greedy")

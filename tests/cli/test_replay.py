@@ -14,21 +14,14 @@ import torch
 
 from shadowspec.cli.replay import parse_depths
 from shadowspec.engine.batch import Request
-from shadowspec.engine.decode import decode_batch
-from shadowspec.engine.models import LoadedModel, load_model
+from shadowspec.engine.models import LoadedModel
 from shadowspec.errors import UsageError
-from shadowspec.types import SamplingParameters, VerifyRule
-from tests.cli.conftest import Workspace, record, write_traffic
+from shadowspec.types import SamplingParameters
+from tests.builders.answered_records import NGRAM, answered
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.engine.heads.reference import Medusa
 
 NUM_RECORDS = 24
-NGRAM = """
-[[endpoints.letters.candidates]]
-name = "lookup"
-proposer = "ngram"
-num_speculative_tokens = 3
-ngram_min = 1
-"""
 HEADS = """
 [[endpoints.letters.candidates]]
 name = "heads"
@@ -36,25 +29,6 @@ proposer = "medusa"
 draft = "heads"
 num_speculative_tokens = 3
 """
-
-
-@pytest.fixture(scope="module")
-def target(tiny_pair: tuple[Path, Path]) -> LoadedModel:
-    return load_model(str(tiny_pair[0]), torch.device("cpu"), torch.float32)
-
-
-def answered(target: LoadedModel, number: int, **changes: Any) -> dict[str, Any]:
-    """A record with what the target answers to it: greedy unless `changes` say otherwise."""
-    asked = record(number, max_tokens=12, **changes)
-    prompt = tuple(target.tokenizer.encode(asked["request"]["prompt"]))
-    sampling = SamplingParameters(temperature=asked["request"]["temperature"], max_tokens=12)
-    answer = decode_batch(
-        target.model, [Request(prompt, sampling, number)], proposer=None, num_speculative_tokens=0,
-        verify_rule=VerifyRule.EXACT_MATCH, end_token_ids=target.end_token_ids,
-    ).decoded[0]  # fmt: skip
-    choice = {"text": "", "token_ids": list(answer.output), "finish_reason": answer.finish_reason}
-    usage = {"completion_tokens": len(answer.output)}
-    return asked | {"response": {"model": "m", "choices": [choice], "usage": usage}}
 
 
 def cells(document: dict[str, Any], config: str, **slice_labels: str) -> list[dict[str, Any]]:

@@ -41,10 +41,10 @@ from shadowspec.types import (
 from shadowspec.types.settings import EngineSettings
 from shadowspec.worker.files import FileRun, InProcess
 from shadowspec.worker.pipeline import Pipeline
-from tests.cli.conftest import Workspace, record, write_traffic
+from tests.builders.worker_pipeline import CONFIG, RULES, SECRET, TOKENIZERS, raw_records
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.fakes import FakeEngine, FakeEngineFactory
 from tests.worker.blocks import block, prompt
-from tests.worker.test_restarts import CONFIG, RULES, SECRET, TOKENIZERS, raw_records
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

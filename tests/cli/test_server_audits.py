@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from shadowspec.config import load_config
 from shadowspec.errors import ConfigError
 from shadowspec.store import Store
-from tests.cli.conftest import Workspace, record, write_traffic
-from tests.cli.test_servers import serve
+from tests.builders.served_models import serve
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.servers.fake_server import FakeServer, running
 from tests.services import PATIENCE_S
 

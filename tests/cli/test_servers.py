@@ -8,7 +8,6 @@ import pickle
 import select
 import time
 import tomllib
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,32 +24,13 @@ from shadowspec.servers.stream import Completion
 from shadowspec.store import Store
 from shadowspec.types import Arm, ArmTiming, Block, BlockResult, PairedScore, Validity
 from shadowspec.worker.engine_process import EngineProcess, Event, MeasuringFailed, Ready
-from tests.cli.conftest import Workspace, record, write_traffic
-from tests.cli.test_replay import answered
+from tests.builders.answered_records import answered
+from tests.builders.served_models import measured, serve
+from tests.builders.server_blocks import prompt
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.servers.fake_server import FakeServer, running, silent, well
 from tests.servers.fake_sglang import FakeSglang
-from tests.servers.test_measure import prompt
 from tests.services import PATIENCE_S
-
-SERVERS = """
-[endpoints.letters.servers]
-baseline_url = "{baseline}"
-speculative_url = "{speculative}"
-device = "a fake"
-dtype = "float32"
-first_token_timeout_s = 0.5
-token_timeout_s = 0.5
-max_attempts = 2
-reachable_within_s = 0.0
-max_model_len = {length}
-"""
-
-
-@pytest.fixture
-def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
-    pair = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
-    with running(*pair):
-        yield pair
 
 
 @pytest.fixture
@@ -59,20 +39,6 @@ def served(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> Work
     serve(workspace, servers)
     workspace.migrate()
     return workspace
-
-
-def serve(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> None:
-    """Let the endpoint of the workspace be measured through these servers."""
-    path = workspace.folder / "shadowspec.toml"
-    workspace.replace_in_config("loads =", 'engine = "openai"\nrequests_per_slot = 2\nloads =')
-    workspace.replace_in_config("[gate]", "[engine]\nwarmup_blocks = 0\n\n[gate]")
-    tables = SERVERS.format(baseline=servers[0].url, speculative=servers[1].url, length=64)
-    path.write_text(path.read_text(encoding="utf-8") + tables, encoding="utf-8")
-
-
-def measured(workspace: Workspace, *numbers: int) -> Any:
-    traffic = write_traffic(workspace.folder / "traffic.jsonl", [record(number) for number in numbers])
-    return workspace.run("run", str(traffic), "--json")
 
 
 def test_traffic_is_measured_and_says_by_which_engine(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shadowspec.simulate import summary
-from tests.cli.conftest import Workspace
+from tests.builders.workspace import Workspace
 
 
 def test_one_world_as_a_table_as_json_and_in_a_file(workspace: Workspace) -> None:

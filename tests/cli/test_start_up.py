@@ -17,7 +17,7 @@ import typer
 
 from shadowspec.cli.main import app
 from shadowspec.demo import DRAFT, TARGET
-from tests.cli.conftest import Workspace, record, write_traffic
+from tests.builders.workspace import Workspace, record, write_traffic
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 REFUSED = ("torch", "transformers", "triton")

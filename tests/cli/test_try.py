@@ -18,7 +18,7 @@ from shadowspec.engine import Engine
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
 from shadowspec.store import Store
 from shadowspec.types import Block, BlockResult
-from tests.cli.conftest import Workspace, record, write_traffic
+from tests.builders.workspace import Workspace, record, write_traffic
 from tests.cli_process import Result
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shadowspec.cli.main import main
-from tests.cli.conftest import CONFIG, record, write_traffic
+from tests.builders.workspace import CONFIG, record, write_traffic
 from tests.cli_process import Result, run_command
 
 OTHER = json.dumps(record(1, model="other")).encode()

@@ -17,13 +17,13 @@ from kernels.benchmarks.large_store.config import config_text
 from kernels.benchmarks.large_store.filling import Size, fill
 from kernels.benchmarks.large_store.world import make_world
 from shadowspec.config import CONFIG_VARIABLE, DATABASE_VARIABLE
-from tests.conftest import made_once
+from tests.builders.dashboard_apps import Open
+from tests.builders.databases import made_once
 from tests.services import PATIENCE_S
 
 SIZE = Size(
     num_slices=24, num_days=20, num_runs=5_000, num_looks=6, live_interval_s=1_800.0
 )  # three endpoints, all three verdicts
-Open = Callable[..., AppTest]
 
 APP = Path(__file__).parents[2] / "dashboards" / "app.py"
 # What `app.py` draws around a page whose address is not the root's, which AppTest cannot be sent to.

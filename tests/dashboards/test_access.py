@@ -23,8 +23,8 @@ from shadowspec.errors import ConfigError, ServiceUnavailableError, StoreError, 
 from shadowspec.gate.verdict.current_verdict import current_decisions
 from shadowspec.store import RoleKind, Store
 from shadowspec.types import Verdict
+from tests.builders.dashboard_apps import Open
 from tests.cli_process import run_command
-from tests.dashboards.conftest import Open
 from tests.dashboards.pages import said
 from tests.store import examples
 

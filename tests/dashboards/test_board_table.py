@@ -14,7 +14,7 @@ from shadowspec.reports.content.charts import interval
 from shadowspec.reports.pages.board import build_board
 from shadowspec.reports.render.svg import STRIP_HEIGHT, STRIP_WIDTH, picture_svg
 from shadowspec.types import Override, TestResult, Verdict
-from tests.reports.test_board import decision, values
+from tests.builders.board_values import decision, values
 from tests.reports.worlds import NOW
 from tests.store.examples import in_traffic
 

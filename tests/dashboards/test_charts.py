@@ -9,7 +9,7 @@ import pytest
 from dashboards.parts import charts
 from dashboards.parts.vega import specification
 from shadowspec.reports.content.chart_values import Axis, Chart, Limit, Mark, Point, Shape
-from tests.reports.test_content import SHAPES
+from tests.builders.content_shapes import SHAPES
 
 
 def chart_of(value: float) -> Chart:

@@ -19,7 +19,7 @@ from shadowspec.store import RunFilter, Store
 from shadowspec.store.read.run_pages import COLUMNS
 from shadowspec.text import DASH
 from shadowspec.types import CostKey, ProfiledCosts, StepCost
-from tests.dashboards.conftest import Open
+from tests.builders.dashboard_apps import Open
 from tests.dashboards.pages import said
 
 COST = r"[\d.,]+ \([\d.,]+\)"  # with speculation, and without it

@@ -18,7 +18,7 @@ from shadowspec.store import Store
 from shadowspec.store.evidence.live_rows import hour_of_window
 from shadowspec.text import DASH, number
 from shadowspec.types import END_TO_END, QUEUE, Buckets, LiveCounts, LiveScrape, LiveWindow, Verdict
-from tests.dashboards.conftest import Open
+from tests.builders.dashboard_apps import Open
 from tests.dashboards.pages import said
 from tests.store import examples
 

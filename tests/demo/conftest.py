@@ -68,10 +68,6 @@ def held_out() -> list[Document]:
     return documents
 
 
-def training_document(text: str) -> Document:
-    return Document("prose", "training", False, text=text)
-
-
 @pytest.fixture(scope="session")
 def pair_folder(held_out: Sequence[Document], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random models of the pair's architecture, with a tokenizer trained on the documents."""

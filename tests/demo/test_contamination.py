@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.benchmarks.bundled_pair import Document, Turn
 from kernels.benchmarks.bundled_traffic import RUN_LENGTH, TrainingText, words_of
-from tests.demo.conftest import training_document
+from tests.builders.training_documents import training_document
 
 # Two words only, so that long runs really coincide; "c" is never in training.
 TRAINING_WORDS = st.lists(st.sampled_from("ab"), max_size=40)

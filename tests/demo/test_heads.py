@@ -30,7 +30,7 @@ from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
-from tests.engine.test_decode import GREEDY, assert_equal_but_for_near_ties, decode_greedy, traffic_prompts
+from tests.builders.decoded_prompts import GREEDY, assert_equal_but_for_near_ties, decode_greedy, traffic_prompts
 from tests.identities import check_identities
 
 HEADS = ("medusa", "eagle3")

@@ -47,7 +47,7 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         url = f"sqlite:///{tmp_path_factory.mktemp('large') / 'store.db'}"
         yield url, fill(url, SIZE, NOW)
         return
-    from tests.conftest import temporary_database
+    from tests.builders.databases import temporary_database
 
     with temporary_database(request.getfixturevalue("postgres_url")) as url:
         yield url, fill(url, SIZE, NOW)

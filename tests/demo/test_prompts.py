@@ -23,7 +23,7 @@ from kernels.benchmarks.bundled_traffic import (
 )
 from shadowspec.demo import SERVED_MODELS
 from shadowspec.tap.prompt_class import classify_text
-from tests.demo.conftest import training_document
+from tests.builders.training_documents import training_document
 
 NOTHING = TrainingText([])
 

@@ -32,7 +32,7 @@ from shadowspec.tap.endpoints import MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey, SamplingParameters
-from tests.demo.conftest import training_document
+from tests.builders.training_documents import training_document
 from tests.fakes import endpoint_rule
 from tests.tap.mirror import admit
 

@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 
 from shadowspec.config import load_config
+from tests.builders.deployment import ROLES
+from tests.builders.manifests import written
 from tests.deploy.manifests import build, named, pods
-from tests.deploy.test_commands import ROLES
-from tests.deploy.test_manifests import written
 from tests.kubernetes.trial import CHECKOUT, COMPONENTS, IMAGE, OVERLAY, blocks, filled
 
 FILES = ("shadowspec.toml", "policy.toml")

@@ -20,6 +20,7 @@ from sqlalchemy import make_url
 
 from shadowspec.store import Store
 from shadowspec.types import FunnelCounter, Period
+from tests.builders.deployment import LOGIN, ROLES
 from tests.deploy.manifests import Document, build, container, named, pod, probed_port
 from tests.deploy.recording import LOOPBACK, Recorded
 from tests.kafka_server import PASSWORD, USER, KafkaServer
@@ -31,17 +32,7 @@ from tests.small_models import save_pair
 
 pytestmark = [pytest.mark.integration, pytest.mark.all, pytest.mark.slow]
 
-ROLES = {"owner": "shadow_owner", "worker": "shadow_worker", "scheduler": "shadow_scheduler",
-         "reader": "shadow_reader", "operator": "shadow_operator"}  # fmt: skip
 NUM_MESSAGES = 40  # of which 16 would fill a block: some are measured only by draining
-LOGIN = """
-[auth]
-redirect_uri = "https://shadowspec.example.com/oauth2callback"
-cookie_secret = "0123456789abcdef0123456789abcdef"
-client_id = "shadowspec"
-client_secret = "hush"
-server_metadata_url = "https://login.example.com/.well-known/openid-configuration"
-"""
 
 
 @dataclass

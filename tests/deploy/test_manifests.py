@@ -12,11 +12,10 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 from shadowspec.config import load_config
+from tests.builders.manifests import CHECKOUT, DOCS, written
 from tests.deploy.manifests import FOLDER, KUSTOMIZATIONS, Document, build, container, named, pod, pods, probed_port
 
 VERSION = "1.37"
-CHECKOUT = Path(__file__).resolve().parents[2]
-DOCS = (CHECKOUT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 
 
 def check(document: Document) -> None:
@@ -165,10 +164,3 @@ def test_the_gpu_overlay_asks_for_a_gpu_each_and_leaves_the_servers() -> None:
 
 def pods_labels(documents: list[Document]) -> list[tuple[str, dict[str, Any]]]:
     return [(component, template["metadata"]["labels"]) for component, template in pods(documents)]
-
-
-def written(config_map: Document, folder: Path) -> Path:
-    """The files of a ConfigMap, in a folder in the place of /etc/shadowspec; the configuration's path."""
-    for name, text in config_map["data"].items():
-        (folder / name).write_text(text.replace("/etc/shadowspec/", f"{folder}/"), encoding="utf-8")
-    return folder / "shadowspec.toml"

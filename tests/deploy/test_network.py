@@ -11,8 +11,8 @@ import pytest
 
 from shadowspec.config import Config, load_config
 from shadowspec.scheduler.job_settings import EmailSettings, WebhookSettings
+from tests.builders.manifests import DOCS, written
 from tests.deploy.manifests import Document, build, named, pods
-from tests.deploy.test_manifests import DOCS, written
 
 OUTSIDE = "outside"  # of the cluster: a policy names it by its address alone
 DATABASE = "postgres.database.svc:5432"  # of the secrets' URLs, in docs/kubernetes.md

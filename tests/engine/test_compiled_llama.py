@@ -22,8 +22,8 @@ from shadowspec.engine.runner import Runner
 from shadowspec.errors import ModelError
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec_kernels import llama_cpu
+from tests.builders.llama_models import KINDS, model_of
 from tests.engine import test_llama
-from tests.engine.test_llama import KINDS, model_of
 from tests.small_models import disturbed, letter_tokenizer, save_model, tiny_llama
 
 

@@ -32,7 +32,8 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
-from tests.engine.test_verify import LEVEL, SAMPLING, draw, exact_distribution, p_value
+from tests.builders.lookup_oracle import longest_by_prefixes
+from tests.builders.verification import LEVEL, SAMPLING, draw, exact_distribution, p_value
 
 ENDS = frozenset({1})
 DEPTH = 3
@@ -44,34 +45,6 @@ NGRAM = SpeculationConfig("n", "t", None, "ngram", DEPTH, VerifyRule.GREEDY_DRAF
 PAIR = SpeculationConfig("d", "t", "d", "draft_model", DEPTH, VerifyRule.REJECTION)
 CERTAIN_PAIR = replace(PAIR, verify_rule=VerifyRule.GREEDY_DRAFT)
 SUFFIX = replace(NGRAM, proposer="suffix", suffix_memory_tokens=0)
-
-
-def longest_by_prefixes(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
-    """`_find_longest_matched_ngram_and_propose_tokens` of vLLM 0.32 in our own words: KMP over the reversed tokens."""
-    total = len(tokens)
-    if total < shortest:
-        return []
-    reverse = tokens[::-1]
-    prefixes = [0] * longest
-    found, position, previous, i = 0, 0, 0, 1
-    while i < total:
-        if reverse[previous] == reverse[i]:
-            previous += 1
-            if previous >= found:
-                found, position = previous, i
-            if i < longest:
-                prefixes[i] = previous
-            if previous == longest:
-                previous = prefixes[longest - 1]
-            i += 1
-        elif previous:
-            previous = prefixes[previous - 1]
-        else:
-            i += 1
-    if found < shortest:
-        return []
-    start = total - 1 - position + found
-    return tokens[start : start + min(count, total - start)]
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 4), st.integers(0, 3), st.integers(1, 6))

@@ -36,7 +36,7 @@ from shadowspec.types import (
 )
 from shadowspec.types.failures import EARLY_STEPS, MIN_EARLY_REJECTIONS, is_early_rejection
 from shadowspec.types.settings import EngineSettings
-from tests.engine.test_measure import block, prompt
+from tests.builders.engine_blocks import block, prompt
 from tests.identities import check_identities
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 

@@ -31,8 +31,8 @@ from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig, V
 from shadowspec.types.settings import EngineSettings
 from shadowspec_kernels import backends
 from shadowspec_kernels.dispatch import Kernels
-from tests.engine.test_measure import block, prompt
-from tests.engine.test_static_passes import new_recorder
+from tests.builders.engine_blocks import block, prompt
+from tests.builders.pass_recorder import new_recorder
 from tests.small_models import VOCABULARY, tiny_llama
 
 DEVICE = choose_device("auto")

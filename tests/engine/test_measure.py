@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +28,8 @@ from shadowspec.types import (
     VerifyRule,
 )
 from shadowspec.types.settings import EngineSettings
+from tests.builders.engine_blocks import block, prompt
 from tests.identities import check_identities
-
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
-
-def prompt(line: int, temperature: float = 0.0, max_tokens: int = 12) -> ShadowPrompt:
-    return ShadowPrompt(
-        key=RecordKey("f" * 64, 0, line),
-        endpoint="e",
-        event_time=NOON,
-        labels={},
-        prompt_token_ids=(0, *(2 + (line + i) % 9 for i in range(3 + line % 5))),
-        sampling=SamplingParameters(temperature=temperature, max_tokens=max_tokens),
-    )
-
-
-def block(prompts: Iterable[ShadowPrompt], fillers: Iterable[ShadowPrompt] = (), first: Arm = Arm.BASELINE) -> Block:
-    shadow_prompts, copies = tuple(prompts), tuple(fillers)
-    return Block("b" * 64, 0, "e", "", len(shadow_prompts) + len(copies), shadow_prompts, copies, first)
 
 
 @pytest.fixture(scope="module")

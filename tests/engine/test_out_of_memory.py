@@ -19,7 +19,7 @@ from shadowspec.engine import Engine, Models, arms
 from shadowspec.engine.runner import Runner
 from shadowspec.types import Arm, BlockResult, Run, SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
-from tests.engine.test_measure import block, prompt
+from tests.builders.engine_blocks import block, prompt
 from tests.identities import check_identities
 
 LARGE = 40  # prompt tokens; the ordinary prompts of these tests have at most 8

@@ -22,7 +22,7 @@ from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.runner import Runner, shared_prefixes
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
-from tests.engine.test_llama import CONTEXT, KINDS, VOCABULARY, model_of, plain_logits
+from tests.builders.llama_models import CONTEXT, KINDS, VOCABULARY, model_of, plain_logits
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 
 

@@ -27,8 +27,8 @@ from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
 from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
-from tests.engine.test_decode import decode_greedy
-from tests.engine.test_verify import LEVEL, SAMPLING, draw, exact_distribution, p_value
+from tests.builders.decoded_prompts import decode_greedy
+from tests.builders.verification import LEVEL, SAMPLING, draw, exact_distribution, p_value
 from tests.small_models import disturbed, letter_tokenizer, save_model, tiny_llama
 
 CPU = torch.device("cpu")

@@ -29,20 +29,16 @@ from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
-from shadowspec.engine.static_passes import CudaGraphs, PassRecorder, Reach, StaticPasses, rounded_up
+from shadowspec.engine.static_passes import CudaGraphs, Reach, StaticPasses, rounded_up
 from shadowspec.errors import ModelError
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
-from tests.engine.test_measure import block, prompt
-from tests.engine.test_transfer import watched
+from tests.builders.engine_blocks import block, prompt
+from tests.builders.pass_recorder import DEVICE, new_recorder
+from tests.builders.transfers import watched
 from tests.small_models import VOCABULARY
 
-DEVICE = choose_device("auto")
 KINDS = ["baseline", "draft", "adaptive", "ngram", "suffix"]
-
-
-def new_recorder() -> PassRecorder:
-    return CudaGraphs(DEVICE) if DEVICE.type == "cuda" else Rerun()
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.autocorrelation import BATCH_LENGTHS, NO_DOUBT, BatchSums, errors_path
 from shadowspec.gate.stats.betting import Side, Sums, UnitSeries
 from shadowspec.types import TestState
+from tests.builders.hypothesis_evidence import draw_runs, evidence_of
 from tests.gate.oracle import naive_errors
-from tests.gate.test_decision import draw_runs, evidence_of
 
 POLICY = GatePolicy()
 # (u / g, g) of a unit: on a coarse grid, so that some batches are all alike.

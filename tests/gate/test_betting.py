@@ -13,13 +13,9 @@ from hypothesis import strategies as st
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.betting import FRACTIONS, WEIGHTS, Sums, UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable, grid
+from tests.builders.capital_oracle import log_capital
 
 RATIOS = st.lists(st.floats(-1.0, 3.0), max_size=30).map(np.array)
-
-
-def log_capital(ratios: np.ndarray) -> float:
-    """After all units of `ratios` (y / b); 0 of none."""
-    return float(np.logaddexp.reduce(np.log(WEIGHTS) + np.log1p(np.multiply.outer(FRACTIONS, ratios)).sum(axis=1)))
 
 
 def series_of(values: np.ndarray, weights: np.ndarray | None = None, lowest: float = 0.0, highest: float = 1.0):

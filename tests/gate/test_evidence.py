@@ -24,8 +24,8 @@ from shadowspec.gate.stats.capital import CapitalTable, geometric_grid, grid
 from shadowspec.gate.verdict.decision import Hypothesis, decide, test_results
 from shadowspec.types import Parity, Run, SliceCounts, TestState, Trial
 from shadowspec.types.decision_documents import shown_test_details
+from tests.builders.capital_oracle import log_capital
 from tests.gate.coverage import lag_one_autocorrelation
-from tests.gate.test_betting import log_capital
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, cluster_unit, run_of
 
 POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)

@@ -23,9 +23,9 @@ from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports.content import definitions as words
 from shadowspec.types import ArmTiming, Evaluation, PairedScore, Run, Verdict
+from tests.builders.hypothesis_evidence import POLICY as OPEN
+from tests.builders.hypothesis_evidence import evidence_of, look, result
 from tests.gate.coverage import lag_one_autocorrelation
-from tests.gate.test_decision import POLICY as OPEN
-from tests.gate.test_decision import evidence_of, look, result
 from tests.gate.worlds import START, block_unit, noisy_run, run_of
 
 CLIP = math.log(2.0)

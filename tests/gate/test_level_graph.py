@@ -17,8 +17,8 @@ import pytest
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.trial_levels import FIRST_RUN, HypothesisId, assign_trials
 from shadowspec.types import Decision, Trial, Verdict
+from tests.builders.decisions import configs, decision
 from tests.gate.bretz import Graph, Node
-from tests.gate.test_restarts import configs, decision
 
 ALPHA = 0.05
 CONFIGS = configs("one", "two")

@@ -18,7 +18,7 @@ from shadowspec.gate.stats.betting import FRACTIONS, worst_values
 from shadowspec.gate.stats.capital import grid
 from shadowspec.gate.verdict.required_tests import betting_result
 from shadowspec.types import Parity, Run, SliceCounts, TestResult, TestState, Verdict
-from tests.gate.test_decision import draw_runs, evidence_of, look, result
+from tests.builders.hypothesis_evidence import draw_runs, evidence_of, look, result
 from tests.gate.worlds import block_unit, cluster_unit, run_of
 
 POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0)

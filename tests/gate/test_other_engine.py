@@ -17,10 +17,10 @@ from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.planning.forecasts import HypothesisPlan, plan_hypothesis
 from shadowspec.store import Store
 from shadowspec.types import Decision, Memory, Parity, Trial, Verdict
+from tests.builders.hypothesis_evidence import HYPOTHESIS, POLICY, draw_runs, evidence_of, look, result, sampled
+from tests.builders.watched_gate import Gate, enabled
+from tests.builders.watched_gate import draw_runs as drawn_blocks
 from tests.gate.feeding import Feed
-from tests.gate.test_decision import HYPOTHESIS, POLICY, draw_runs, evidence_of, look, result, sampled
-from tests.gate.test_lifecycle import Gate, enabled
-from tests.gate.test_lifecycle import draw_runs as drawn_blocks
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, World, noisy_run
 
 ON_VLLM = Hypothesis(ENDPOINT, "prompt_class=code", 4, replace(CONFIG, engine="vllm/0.32.0"))

@@ -24,13 +24,16 @@ from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import ArmTiming, Decision, PairedScore, Parity, RecordKey, Run, SpeculationCounts, StoredRecord
 from shadowspec.worker.service import SliceRates
+from tests.builders.block_prompts import prompt as block_prompt
+from tests.builders.hypothesis_evidence import Seen, draw_runs, evidence_of, look
 from tests.builders.production_gate import gated
+from tests.builders.sampled_records import RULE, admission
+from tests.builders.sampled_records import record as sampled_record
+from tests.builders.watched_gate import Gate
+from tests.builders.watched_gate import draw_runs as drawn_blocks
 from tests.gate.oracle import EndpointEvidence
-from tests.gate.test_decision import Seen, draw_runs, evidence_of, look
-from tests.gate.test_lifecycle import Gate
-from tests.gate.test_lifecycle import draw_runs as drawn_blocks
 from tests.gate.worlds import START, World, noisy_run, record_of, run_of
-from tests.tap import test_blocks, test_sampling
+from tests.tap.mirror import admit, raw
 
 BASE = GatePolicy(max_hypotheses=2, min_span_s=0.0)
 SLICES = ("prompt_class=code", "prompt_class=sql")
@@ -201,19 +204,16 @@ def rule_of(policy: GatePolicy) -> EndpointRule:
 
 def timed(policy: GatePolicy) -> object:
     """Which of the first requests of some sessions are measured."""
-    endpoint_rule = replace(test_sampling.RULE, sample_rate=1.0, timed_positions=rule_of(policy).timed_positions)
-    decide = test_sampling.admission(endpoint_rule)
-    return [
-        type(test_sampling.admit(decide, test_sampling.raw(test_sampling.record(number)))).__name__
-        for number in range(60)
-    ]
+    endpoint_rule = replace(RULE, sample_rate=1.0, timed_positions=rule_of(policy).timed_positions)
+    decide = admission(endpoint_rule)
+    return [type(admit(decide, raw(sampled_record(number)))).__name__ for number in range(60)]
 
 
 def waited(policy: GatePolicy) -> object:
     """Whether a block runs short after eleven minutes."""
     former = BlockFormer([replace(rule_of(policy), name="one", slice_by=("prompt_class",))])
-    former.add(test_blocks.prompt(0, 0), 4)
-    return len(former.add(test_blocks.prompt(1, 11.0), 4))
+    former.add(block_prompt(0, 0), 4)
+    return len(former.add(block_prompt(1, 11.0), 4))
 
 
 def decided_rate(policy: GatePolicy) -> object:

@@ -29,43 +29,18 @@ from shadowspec.gate.verdict.trial_levels import (
 from shadowspec.types import (
     Decision,
     EvidenceSummary,
-    FingerprintedConfig,
     LevelGraph,
-    ReasonCode,
     SliceCounts,
     Trial,
     Verdict,
 )
-from tests.gate.worlds import CONFIG, ENDPOINT, START
+from tests.builders.decisions import configs, decision
+from tests.gate.worlds import START
 
 GRAPH = LevelGraph(alpha=0.05, num_endpoints=1, num_slots=7)
 SHARE = 0.025 / 7
 NAME = ("a", 4, "draft-k4")
 FINGERPRINTS = ("one", "two", "three")
-
-
-def decision(
-    fingerprint: str,
-    run: Trial | None,
-    *,
-    slice_key: str = "a",
-    name: str = "draft-k4",
-    verdict: Verdict = Verdict.HOLD,
-    ends_run: bool = False,
-    num_blocks: int = 50,
-    num_clusters: int = 200,
-) -> Decision:
-    config = replace(CONFIG.config, name=name)
-    return Decision(
-        ENDPOINT, slice_key, 4, config, fingerprint, verdict, ReasonCode.DRIFT if ends_run else "", "", (),
-        num_clusters, num_blocks, None, START, run=run, ends_run=ends_run,
-    )  # fmt: skip
-
-
-def configs(*fingerprints: str) -> dict[str, FingerprintedConfig]:
-    """Fingerprints of one candidate, by fingerprint."""
-    config = replace(CONFIG.config, name="draft-k4")
-    return {each: replace(CONFIG, config=config, fingerprint=each) for each in fingerprints}
 
 
 def next_run(latest: Decision | None, same: Decision | None, fingerprint: str) -> Trial:

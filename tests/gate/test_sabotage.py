@@ -13,10 +13,10 @@ from scipy import integrate
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.types import Decision, LevelGraph, Trial, Verdict
+from tests.builders.decisions import configs, decision
 from tests.gate import coverage
 from tests.gate.coverage import BETTING, LEVEL
 from tests.gate.sabotage import assert_caught, assert_passes, cases, sabotaged
-from tests.gate.test_restarts import configs, decision
 
 FRACTIONS_AND_WEIGHTS = ((0.1, 0.05), (0.3, 0.1), (0.6, 0.15), (0.95, 0.7))
 Check = Callable[[ModuleType], None]

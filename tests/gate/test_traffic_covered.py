@@ -17,10 +17,10 @@ from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.run.recompute import explain
 from shadowspec.store import Store
 from shadowspec.types import FunnelCounter, Verdict
+from tests.builders.folding import POLICY as STORED
+from tests.builders.folding import gate
+from tests.builders.hypothesis_evidence import Seen, draw_runs, evidence_of, look, result
 from tests.gate.feeding import Feed
-from tests.gate.run.test_folding import POLICY as STORED
-from tests.gate.run.test_folding import gate
-from tests.gate.test_decision import Seen, draw_runs, evidence_of, look, result
 from tests.gate.worlds import START, World, noisy_run, record_of
 
 POLICY = GatePolicy(max_hypotheses=2)

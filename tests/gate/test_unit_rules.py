@@ -30,9 +30,9 @@ from shadowspec.tap.endpoints import Load
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.types import Decision, RecordKey, SamplingParameters, ShadowPrompt, StoredRecord, Verdict
 from shadowspec.worker import service
+from tests.builders.decisions import configs, decision
 from tests.fakes import endpoint_rule
 from tests.gate.sabotage import sabotaged
-from tests.gate.test_restarts import configs, decision
 from tests.gate.worlds import START, block_unit, cluster_unit, record_of, run_of
 from tests.tap.mirror import RULE, SECRET, ByteTokenizer, admit, chat, raw
 

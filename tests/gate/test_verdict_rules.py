@@ -28,7 +28,16 @@ from shadowspec.types import (
     Trial,
     Verdict,
 )
-from tests.gate.test_decision import HYPOTHESIS, POLICY, correlated, costly_tail, draw_runs, evidence_of, look, result
+from tests.builders.hypothesis_evidence import (
+    HYPOTHESIS,
+    POLICY,
+    correlated,
+    costly_tail,
+    draw_runs,
+    evidence_of,
+    look,
+    result,
+)
 from tests.gate.worlds import CONFIG, GRAPH, START, block_unit, cluster_unit, run_of
 
 BOTH = replace(POLICY, objective="both")

@@ -27,10 +27,10 @@ from pathlib import Path
 from string import Template
 from typing import Any, NoReturn
 
+from tests.builders.deployment import LOGIN, ROLES
 from tests.compose.engine import Docker, DockerError, engine
 from tests.compose.images import name_of, pip_configuration, substitutes
 from tests.compose.trial import CERTIFICATES, CONFINED, USER, VERDICT, VERDICT_CODES, Progress, prepare
-from tests.deploy.test_commands import LOGIN, ROLES
 from tests.kubernetes.node import NODE, TOOLS_IMAGE, KubernetesError, Node, cgroup, end, isolated, programs
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -29,9 +29,9 @@ from sqlalchemy import NullPool
 from shadowspec.cli.main import app, main
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
-from tests.cli.conftest import record, write_traffic
+from tests.builders.databases import temporary_database
+from tests.builders.workspace import record, write_traffic
 from tests.cli_process import run_command
-from tests.conftest import temporary_database
 from tests.kafka_topics import Topics
 from tests.packaging.doc_commands import PAGES, ROOT, Command, commands, mentions
 from tests.services import PATIENCE_S, free_port

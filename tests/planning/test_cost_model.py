@@ -11,6 +11,7 @@ from shadowspec.engine.replay.law import StepChances, step_law
 from shadowspec.errors import InputError
 from shadowspec.planning.cost_model import CostSurface, Drafts, target_passes_saved
 from shadowspec.types import Place, StepCost
+from tests.builders.leviathan import expected_tokens
 
 # Leviathan et al. 2211.17192, table 1 (c = 0): acceptance, gamma, operations, speed.
 TABLE_1 = [
@@ -25,14 +26,6 @@ T5_XXL = [
 ]  # fmt: skip
 # An end-to-end simulator's throughput over acceptance; a fit of three parameters, not a derivation.
 END_TO_END = {0.50: 1.22, 0.70: 1.41, 0.85: 1.56, 0.95: 1.67}
-
-
-def expected_tokens(acceptance: float, num_speculative_tokens: int) -> float:
-    """Tokens per step where each drafted token is accepted with this chance, whatever came before.
-
-    (1 - a^(K + 1)) / (1 - a), equation 1 of Leviathan et al.
-    """
-    return float(sum(acceptance**position for position in range(num_speculative_tokens + 1)))
 
 
 def bound_by_memory(depth: int, draft: float, prefill: float = 0.0) -> CostSurface:

@@ -13,7 +13,7 @@ from shadowspec.errors import InputError
 from shadowspec.planning.cost_model import CostSurface
 from shadowspec.planning.frontier import Choice, Length, PricedDrafting, Work, crossings, frontier, gain
 from shadowspec.types import StepCost
-from tests.planning.test_cost_model import expected_tokens
+from tests.builders.leviathan import expected_tokens
 
 WORK = Work(num_prompt_tokens=200.0, num_output_tokens=100.0)
 LOADS = (1, 4, 16, 64)

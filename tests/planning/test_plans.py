@@ -13,9 +13,9 @@ from shadowspec.gate.verdict.trial_levels import with_level
 from shadowspec.planning.block_costs import CostSource, SessionCost, SessionCosts
 from shadowspec.planning.plans import EndpointPlan, SlicePlan, plan_endpoint
 from shadowspec.types import Decision, Trial, Verdict
+from tests.builders.cut_runs import cut
 from tests.builders.production_gate import gated, looks_after
 from tests.gate.oracle import EndpointEvidence
-from tests.gate.run.test_endpoint_gate import cut
 from tests.gate.worlds import CONFIG, GRAPH, START, World, noisy_run
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)

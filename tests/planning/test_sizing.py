@@ -15,9 +15,9 @@ from shadowspec.planning.block_costs import CostSource, SessionCost, SessionCost
 from shadowspec.planning.plans import EndpointPlan, SlicePlan, plan_endpoint
 from shadowspec.planning.sizing import MAX_BUSY, Sizing, devices_needed, size_endpoint, stored_costs, stored_traffic
 from shadowspec.types import ArrivedRequest, BlockTime, RecordKey, Verdict
+from tests.builders.cut_runs import cut
 from tests.builders.production_gate import gated, looks_after
 from tests.gate.oracle import EndpointEvidence
-from tests.gate.run.test_endpoint_gate import cut
 from tests.gate.worlds import World, noisy_run
 
 DAY_S = 86_400.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,47 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec import store as stores
-from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_endpoint_gate
-from shadowspec.gate.run.state import FOLD_VERSION, new_progress
 from shadowspec.reports.content.notes import decision_notes
 from shadowspec.reports.report import Report, build_report, render_json, render_markdown
 from shadowspec.store import Store
-from shadowspec.types import Block, BlockResult, Fold, FunnelCounter, RecordKey, Span, StoredRecord, Verdict
-from tests.builders.production_gate import gated
-from tests.gate.oracle import EndpointEvidence
+from shadowspec.types import Block, BlockResult, FunnelCounter, RecordKey, StoredRecord, Verdict
+from tests.builders.report_worlds import CHAT, CODE, POLICY, judged, world
 from tests.reports.worlds import NOW, MemorySource, add_slice, config
 from tests.store.saving import save_block, save_records
-
-POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
-CODE = "prompt_class=code,sampling_regime=greedy"
-CHAT = "prompt_class=chat,sampling_regime=low"
-
-
-def world(failures: int = 0) -> MemorySource:
-    source = MemorySource()
-    add_slice(source, "editor", CODE, num_blocks=70, speedup=1.4, rate=0.7, seed=3, failures=failures)
-    add_slice(source, "editor", CHAT, num_blocks=6, speedup=1.1, rate=0.5, seed=4)
-    return source
-
-
-def judged(source: MemorySource) -> MemorySource:
-    for endpoint in source.endpoints():
-        rows = EndpointEvidence(endpoint, source.records(endpoint), source.blocks(endpoint), source.runs(endpoint))
-        source.decisions += gated(rows, POLICY, source.configs, now=NOW)
-        source.folded[endpoint] = [fold_of(rows)]
-    return source
-
-
-def fold_of(rows: EndpointEvidence) -> Fold:
-    """One fold that took in all of these rows."""
-    places: dict[tuple[str, int], int] = {}
-    for record in rows.records:
-        place = record.key.source, record.key.partition
-        places[place] = max(places.get(place, 0), record.key.offset + 1)
-    spans = tuple(Span(*place, 0, stop) for place, stop in sorted(places.items()))
-    parameters = {"version": FOLD_VERSION, **asdict(POLICY)}
-    return Fold(spans, None, len(rows.records), len(rows.runs), parameters, NOW, begins=new_progress({}, {}))
 
 
 def report_of(source: object) -> Report:

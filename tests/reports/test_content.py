@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from io import StringIO
 
 import pytest
@@ -30,7 +29,8 @@ from shadowspec.reports.render.svg import chart_svg
 from shadowspec.reports.render.terminal import render_terminal
 from shadowspec.reports.report.report_content import report_content
 from shadowspec.text import markdown_text
-from tests.reports.test_pages import STATES, Page, evil_report, reports
+from tests.builders.content_shapes import SHAPES
+from tests.builders.pages import STATES, Page, evil_report, reports
 
 
 def texts_of(blocks: Iterable[Block]) -> Iterator[str]:
@@ -91,18 +91,6 @@ def test_every_chart_is_said_in_words(document: ContentDocument) -> None:
     markdown = squeezed(render_markdown(document))
     for figure in figures(document.blocks):
         assert squeezed(markdown_text(figure.chart.said)) in markdown
-
-
-SHAPES = {
-    Shape.LINE: (Axis("x"), Point(1.0, 2.0)),
-    Shape.STEPS: (Axis("x"), Point(1.0, 2.0)),
-    Shape.BAND: (Axis("x"), Point(1.0, None, y2=3.0)),
-    Shape.BARS: (Axis("x", names=("a", "b")), Point("a", 2.0)),
-    Shape.BOXES: (Axis("x", is_log=True), Point(1.0, 2.0, x2=2.0)),
-    Shape.SPANS: (Axis("x"), Point(None, "row", x2=2.0)),
-    Shape.STRIPS: (Axis("x"), Point(0.0, "row", x2=2.0)),
-    Shape.DOTS: (Axis("x"), Point(datetime(2026, 1, 1, tzinfo=UTC), 2.0)),
-}
 
 
 @pytest.mark.parametrize("shape", list(Shape))

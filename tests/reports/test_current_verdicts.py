@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from shadowspec.reports.content.definitions import acceptance_title, title_of
 from shadowspec.reports.content.notes import alerts, detector_lines, order_note
@@ -42,8 +40,9 @@ from shadowspec.types import (
     Verdict,
 )
 from shadowspec.types.codec import to_builtins
-from tests.reports.test_build import CHAT, CODE, POLICY, judged, world
-from tests.reports.test_pages import Page
+from tests.builders.pages import Page
+from tests.builders.printed_reports import printed
+from tests.builders.report_worlds import CHAT, CODE, POLICY, judged, world
 from tests.reports.worlds import NOW, MemorySource
 from tests.store.examples import in_traffic
 
@@ -68,15 +67,6 @@ def report(*orders: Override | OverrideRecord, of: MemorySource | None = None) -
 def the(slice_key: str, of: Report) -> ReportedHypothesis:
     (found,) = (h for h in of.hypotheses if h.slice_key == slice_key)
     return found
-
-
-def printed(tables: Sequence[object]) -> str:
-    console = Console(file=StringIO(), width=400, color_system=None)
-    for table in tables:
-        console.print(table)
-    file = console.file
-    assert isinstance(file, StringIO)
-    return file.getvalue()
 
 
 def test_an_override_is_laid_over_what_it_covers_and_nothing_else() -> None:

@@ -21,11 +21,11 @@ from shadowspec.reports.report import (
 )
 from shadowspec.servers.engines import with_engine_rules
 from shadowspec.types import SERVED_BACKEND, CostKey, FingerprintedConfig, ProfiledCosts
-from tests.reports.test_build import POLICY, judged, world
-from tests.reports.test_current_verdicts import printed
-from tests.reports.test_pages import Page
-from tests.reports.test_predictions import CODE, profiled
-from tests.reports.test_predictions import world as predicted_world
+from tests.builders.pages import Page
+from tests.builders.printed_reports import printed
+from tests.builders.profiled_worlds import CODE, profiled
+from tests.builders.profiled_worlds import world as predicted_world
+from tests.builders.report_worlds import POLICY, judged, world
 from tests.reports.worlds import NOW, config
 
 ENGINE = config().engine

@@ -27,8 +27,8 @@ from shadowspec.store.rollups import RollupSums
 from shadowspec.text import markdown_text
 from shadowspec.types import Contract, Intervention, Run, RunFlags, ServedRun, Validity
 from shadowspec.types.failures import failure_counts
-from tests.reports.test_build import CHAT, CODE, POLICY, world
-from tests.reports.test_pages import Page
+from tests.builders.pages import Page
+from tests.builders.report_worlds import CHAT, CODE, POLICY, world
 from tests.reports.worlds import NOW, MemorySource, add_slice
 
 PLACE = ("draft-k4-0f3a9c5d7e1b2846", 4)

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from shadowspec.reports.content.next_steps import next_action, next_step
+from shadowspec.reports.pages.board import build_board
 from shadowspec.types import OverriddenVerdict, Override, ReasonCode, Rollout, Stage, Verdict
-from tests.reports.test_board import board, build_board, decision, sums, values
+from tests.builders.board_values import board, decision, sums, values
 from tests.reports.worlds import NOW
 
 ORDER = Override(7, "chat", "", None, Verdict.DISABLE, "it answers nonsense", "ada", NOW)

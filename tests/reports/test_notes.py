@@ -34,10 +34,10 @@ from shadowspec.types import (
     Verdict,
     WeightedBounds,
 )
+from tests.builders.pages import Page
+from tests.builders.printed_reports import printed
+from tests.builders.report_worlds import POLICY, judged, world
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START
-from tests.reports.test_build import POLICY, judged, world
-from tests.reports.test_current_verdicts import printed
-from tests.reports.test_pages import Page
 from tests.reports.worlds import NOW
 
 CHANGED = Composition(

@@ -26,7 +26,7 @@ from shadowspec.simulate.results import read_results
 from shadowspec.simulate.worlds import ALONE
 from shadowspec.store import Store, upgrade
 from shadowspec.types import Clearing, Decision, DriftFigures, Stage, TestResult, Verdict
-from tests.reports.test_pages import EVIL, Page
+from tests.builders.pages import EVIL, Page
 from tests.store import examples
 
 NOON = examples.NOON

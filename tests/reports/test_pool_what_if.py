@@ -14,7 +14,7 @@ from shadowspec.reports.figures.predictions import NOT_PROFILED
 from shadowspec.reports.figures.token_costs import DeviceTime
 from shadowspec.reports.pages.pool_what_if import PoolWhatIf, pool_what_if
 from shadowspec.types import Place
-from tests.reports.test_predictions import CHAT, CODE, profiled
+from tests.builders.profiled_worlds import CHAT, CODE, profiled
 from tests.reports.worlds import config
 
 LOAD, K, OUTPUT = 4, 4, 61.0

@@ -10,7 +10,7 @@ import pytest
 
 from shadowspec.reports.pages.why_verdict import LimitLine, limit_lines, why
 from shadowspec.types import EvidenceSummary, OverriddenVerdict, ReasonCode, TestResult, Verdict
-from tests.reports.test_board import decision
+from tests.builders.board_values import decision
 
 FAST = TestResult("speedup", "pass", 1.31, 1.12, 1.5, 1.05, 0.01, "block", 30, 16)
 UNSURE = TestResult("speedup", "open", 1.02, 0.8, 1.3, 1.05, 0.01, "block", 30, 16, 12)

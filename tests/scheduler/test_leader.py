@@ -12,7 +12,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy
@@ -28,6 +27,7 @@ from shadowspec.scheduler.jobs import run_measured_gates
 from shadowspec.scheduler.leader import LeaderTerm
 from shadowspec.store import Store
 from shadowspec.types import DeliveryState
+from tests.builders.waiting import wait_for
 from tests.scheduler.receivers import mail_server
 from tests.scheduler.worlds import FOLDER, config_of, email, fill, make_due, scheduler_of
 from tests.services import PATIENCE_S
@@ -49,13 +49,6 @@ def running(url: str, folder: Path, *parts: str) -> Iterator[tuple[Store, thread
             stopped.set()
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
 
 
 def num_sent(store: Store) -> int:

@@ -13,9 +13,9 @@ from shadowspec.servers.engines.vllm import capacity_on
 from shadowspec.servers.kv_capacity import KvCapacity, served_memory
 from shadowspec.servers.probing import probe_both, remarks
 from shadowspec.types import ServedMemory
+from tests.builders.server_blocks import block, connected, settings
 from tests.servers.fake_server import FakeServer, running
 from tests.servers.fake_sglang import FakeSglang
-from tests.servers.test_measure import block, connected, settings
 
 RECORDED = Path(__file__).parent.parent / "data" / "live" / "vllm-0.32.0.txt"
 SHARE = (("gpu_memory_utilization", "0.92"),)

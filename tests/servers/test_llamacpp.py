@@ -30,13 +30,13 @@ from shadowspec.types import (
     ServedMemory,
     VerifyRule,
 )
+from tests.builders.llamacpp_fields import COMPARED
+from tests.builders.server_blocks import COLD, block, prompt, sampled, settings, told_score
 from tests.identities import check_identities
 from tests.servers.fake_llamacpp import FakeLlamaCpp, stepwise
 from tests.servers.fake_server import after, running
-from tests.servers.test_measure import COLD, CONFIG, block, prompt, sampled, settings, told_score
 
 Servers = tuple[FakeLlamaCpp, FakeLlamaCpp]
-COMPARED = replace(CONFIG, verify_rule=VerifyRule.EXACT_MATCH)
 
 
 @pytest.fixture

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -16,63 +13,21 @@ from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.answer_parity import ReportedPlace, read_places
 from shadowspec.servers.engines.vllm import DETAILED
 from shadowspec.servers.measure_servers import ServerEngine, connect
-from shadowspec.servers.server_settings import ServerSettings, Waits
+from shadowspec.servers.server_settings import Waits
 from shadowspec.types import (
     Arm,
-    Block,
     Parity,
-    RecordKey,
-    SamplingParameters,
     ServedMemory,
-    ShadowPrompt,
-    SpeculationConfig,
-    VerifyRule,
 )
 from shadowspec.types.settings import EngineSettings
+from tests.builders.server_blocks import COLD, CONFIG, block, connected, prompt, sampled, settings, told_score
 from tests.identities import check_identities
-from tests.servers.fake_server import FakeServer, after, killed, place_logprobs, running, silent, status
-
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-CONFIG = SpeculationConfig("draft", "t", "d", "draft_model", 3, VerifyRule.REJECTION, backend="openai")
-
-
-def prompt(line: int, temperature: float = 0.0) -> ShadowPrompt:
-    sampling = SamplingParameters(temperature=temperature, max_tokens=10 + line % 3, ignore_eos=True)
-    ids = tuple(range(2, 5 + line % 4))
-    return ShadowPrompt(RecordKey("f" * 64, 0, line), "e", NOON, {}, ids, sampling)
-
-
-def block(number: int, fillers: int = 0, *, load: int = 2, per_slot: int = 3, first: Arm = Arm.BASELINE) -> Block:
-    prompts = tuple(prompt(line) for line in range(number))
-    return Block("b" * 64, 0, "e", "", load, prompts, tuple(prompt(90) for _ in range(fillers)), first, per_slot)
-
-
-@pytest.fixture
-def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
-    pair = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
-    with running(*pair):
-        yield pair
-
-
-COLD = EngineSettings(warmup_blocks=0)
+from tests.servers.fake_server import FakeServer, after, killed, running, silent, status
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shadowspec.servers.client.FIRST_RETRY_S", 0.01)
-
-
-def settings(servers: tuple[FakeServer, FakeServer], **changes: Any) -> ServerSettings:
-    urls = servers[0].url, servers[1].url
-    server = ServerSettings(*urls, "m", "cpu", "float32", max_attempts=2, reachable_within_s=0.0)
-    return replace(server, **changes)
-
-
-def connected(servers: tuple[FakeServer, FakeServer], **changes: Any) -> ServerEngine:
-    engine = connect(settings(servers, **changes), CONFIG, COLD, requests_per_slot=3, default_sampling={})
-    for server in servers:
-        server.bodies.clear()
-    return engine
 
 
 def test_every_own_request_has_a_run_with_counts_and_times(servers: tuple[FakeServer, FakeServer]) -> None:
@@ -236,24 +191,6 @@ def test_how_far_from_a_tie_outputs_part_may_stay_unknown(servers: tuple[FakeSer
     replace = structs.replace(prompt(0), sampling=structs.replace(prompt(0).sampling, **changes))
     found = engine.measure(structs.replace(block(1), requests=(replace,))).runs[0].parity
     assert found == Parity(first_divergence=4, divergence_gap=None, rerun_differs=False)
-
-
-def sampled(**changes: Any) -> Block:
-    shadow_prompt = prompt(1, temperature=1.0)
-    return structs.replace(
-        block(1),
-        requests=(structs.replace(shadow_prompt, sampling=structs.replace(shadow_prompt.sampling, **changes)),),
-    )
-
-
-def told_score(body: dict[str, Any], output: list[int]) -> float:
-    """Of an output by the whole distribution that the fake server pretends to have."""
-    context, total = list(body["prompt"]), 0.0
-    for token in output:
-        every = place_logprobs(context)
-        total += (every.index(max(every)) == token) - math.exp(max(every))
-        context.append(token)
-    return total
 
 
 def test_sampled_outputs_of_both_arms_are_scored_by_the_baseline(servers: tuple[FakeServer, FakeServer]) -> None:

@@ -13,11 +13,11 @@ from shadowspec.errors import ModelError
 from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.servers.probing import probe_both, remarks
 from shadowspec.types import Arm, Block, RecordKey, Run, SamplingParameters, ShadowPrompt
+from tests.builders.llamacpp_fields import COMPARED
+from tests.builders.server_blocks import COLD, CONFIG, NOON, connected, settings
 from tests.servers.fake_llamacpp import FakeLlamaCpp
 from tests.servers.fake_server import FakeServer, running, status
 from tests.servers.fake_sglang import FakeSglang
-from tests.servers.test_llamacpp import COMPARED
-from tests.servers.test_measure import COLD, CONFIG, NOON, connected, settings
 
 PAGE = 4
 TURNS = (9, 17, 26, 34)  # prompt tokens of a conversation's turns, each of which continues the one before it

@@ -20,8 +20,8 @@ from shadowspec.servers.server_profile import (
 )
 from shadowspec.servers.stream import ServerError
 from shadowspec.types import CostKey, ProfiledCosts, StepCost
+from tests.builders.server_blocks import CONFIG, settings
 from tests.servers.fake_server import FakeServer, running, status, well
-from tests.servers.test_measure import CONFIG, settings
 
 BASELINE_S, SPECULATIVE_S = 0.004, 0.008
 GRID = ServerGrid(loads=(1, 3), contexts=(4, 9), rounds=2)

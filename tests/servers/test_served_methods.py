@@ -15,10 +15,10 @@ from shadowspec.servers.server_profile import ServerGrid, profile_servers
 from shadowspec.types import SpeculationConfig, VerifyRule
 from shadowspec.types.costs import CostKey
 from shadowspec.types.served_methods import drafts_in_every_step, is_same_method, settings_text
+from tests.builders.server_blocks import COLD, block, settings
 from tests.identities import check_identities
 from tests.servers.fake_server import FakeServer, running
 from tests.servers.fake_sglang import FakeSglang
-from tests.servers.test_measure import COLD, block, settings
 
 Pair = tuple[FakeServer, FakeServer]
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.probing import probe_both, remarks
 from shadowspec.types import Parity, SamplingParameters
+from tests.builders.server_blocks import block, connected, prompt, sampled, settings, told_score
 from tests.servers.fake_server import FakeServer, after, running
 from tests.servers.fake_sglang import FakeSglang
-from tests.servers.test_measure import block, connected, prompt, sampled, settings, told_score
 
 Servers = tuple[FakeSglang, FakeSglang]
 

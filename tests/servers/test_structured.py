@@ -28,9 +28,9 @@ from shadowspec.types import (
     Validity,
 )
 from shadowspec.types.failures import failure_counts
+from tests.builders.server_blocks import COLD, CONFIG, block, connected, prompt, settings
 from tests.servers.fake_server import FakeServer, raw, running, status
 from tests.servers.fake_sglang import FakeSglang
-from tests.servers.test_measure import COLD, CONFIG, block, connected, prompt, settings
 
 CANARY = "canary_field"
 SCHEMA = {

@@ -19,7 +19,7 @@ from shadowspec.store import Store, current, head, session
 from shadowspec.store.admin import schema
 from shadowspec.store.admin.month_partitions import Partitions
 from shadowspec.types import Advance, FunnelCounter, PartitionId, RunFlags, WriteBatch
-from tests.conftest import temporary_database
+from tests.builders.databases import temporary_database
 from tests.services import PATIENCE_S
 from tests.store import examples
 from tests.store.later_revision import add_revision

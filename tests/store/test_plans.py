@@ -34,7 +34,7 @@ NUM_ROWS = 120_000  # over three months
 @pytest.fixture(scope="module")
 def filled(request: pytest.FixtureRequest) -> Iterator[str]:
     """A database with rows in every table that grows."""
-    from tests.conftest import temporary_database
+    from tests.builders.databases import temporary_database
 
     server, template = (request.getfixturevalue(name) for name in ("postgres_url", "migrated_postgres"))
     with temporary_database(server, template) as url:

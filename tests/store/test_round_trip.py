@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shadowspec.store import Store
 from shadowspec.types import BlockResult, FingerprintedConfig, StoredBlock, StoredRecord
-from tests.conftest import DIALECTS
+from tests.builders.databases import DIALECTS
 from tests.store import examples, strategies
 from tests.store.saving import is_stored, save_block, save_records
 

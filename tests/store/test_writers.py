@@ -14,10 +14,10 @@ from msgspec import structs
 from shadowspec.errors import FencedError
 from shadowspec.store import Store
 from shadowspec.types import Advance, PartitionId, RecordKey, WriteBatch
+from tests.builders.store_batches import batch
 from tests.services import PATIENCE_S
 from tests.store import examples
 from tests.store.failing import MEASURED
-from tests.store.test_batches import batch
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from shadowspec.tap.admission import Admitted
 from shadowspec.tap.asked_output import ToolCallFormat
 from shadowspec.types import (
     OUTPUT_CONSTRAINT,
@@ -18,14 +17,12 @@ from shadowspec.types import (
     FunnelCounter,
     OutputConstraint,
     OutputContract,
-    ShadowPrompt,
     parse_slice_key,
 )
+from tests.builders.admitted import CANARY, SERVED, admitted
 from tests.tap.mirror import RULE, chat, fates, first_only, messages, responses
 
-SERVED = replace(first_only(RULE), takes_constraints=True)
 HERMES = replace(SERVED, tool_call_format=ToolCallFormat.HERMES)
-CANARY = "canary_field"
 SCHEMA = {
     "type": "object",
     "properties": {CANARY: {"type": "string"}, "days": {"type": "integer"}},
@@ -36,22 +33,6 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA
 OTHER = {"type": "function", "function": {"name": "time"}}
 STRICT = {"type": "function", "function": TOOL["function"] | {"strict": True}}  # type: ignore[operator]
 TAGS = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a>"]}
-
-
-def admitted(record: dict[str, Any], rule: Any = SERVED) -> ShadowPrompt:
-    decided = fates([record], rule)[0]
-    assert isinstance(decided, Admitted), decided.record
-    assert CANARY not in repr(decided), "the schema is shown"
-    assert CANARY not in repr(decided.record.labels)
-    assert decided.record.slice_key == ",".join(f"{name}={value}" for name, value in _slice(decided).items())
-    return decided.prompt
-
-
-def _slice(decided: Admitted) -> dict[str, str]:
-    """Which slice a record has to be in."""
-    labels = decided.record.labels or {}
-    found = {name: labels[name] for name in ("prompt_class", "sampling_regime")}
-    return found | ({OUTPUT_CONSTRAINT: labels[OUTPUT_CONSTRAINT]} if OUTPUT_CONSTRAINT in labels else {})
 
 
 def refusal(record: dict[str, Any], rule: Any = SERVED) -> tuple[str, str | None]:

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -14,25 +14,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from shadowspec.tap.blocks import REMEMBERED_PROMPTS, BlockFormer
-from shadowspec.types import Arm, Block, RecordKey, SamplingParameters, ShadowPrompt, format_slice_key
+from shadowspec.types import Arm, Block, RecordKey, ShadowPrompt, format_slice_key
+from tests.builders.block_prompts import NOON, prompt
 from tests.fakes import endpoint_rule
 
-NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
 RULES = [
     endpoint_rule(name=name, served_models=("m",), slice_by=("prompt_class",), block_max_wait=timedelta(minutes=10))
     for name in ("one", "two")
 ]
-
-
-def prompt(line: int, minute: float = 0.0, endpoint: str = "one", prompt_class: str = "code") -> ShadowPrompt:
-    return ShadowPrompt(
-        key=RecordKey("f" * 64, 0, line),
-        endpoint=endpoint,
-        event_time=NOON + timedelta(minutes=minute),
-        labels={"prompt_class": prompt_class},
-        prompt_token_ids=(line,),
-        sampling=SamplingParameters(),
-    )
 
 
 def formed(prompts: list[tuple[ShadowPrompt, int]]) -> list[Block]:

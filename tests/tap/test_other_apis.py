@@ -17,9 +17,9 @@ from shadowspec.tap.openai import parse_request
 from shadowspec.tap.records import read_record
 from shadowspec.tap.responses import response_text
 from shadowspec.types import FunnelCounter, LoggedResponse, ShadowPrompt
-from tests.tap.formats.test_streams import stream
+from tests.builders.admitted import admitted
+from tests.builders.sse import stream
 from tests.tap.mirror import START, chat, fate, messages, responses
-from tests.tap.test_asked_output import admitted
 
 MEASURED = (FunnelCounter.MEASURED, None)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

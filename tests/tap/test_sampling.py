@@ -8,30 +8,17 @@ from dataclasses import replace
 import pytest
 
 from shadowspec.errors import ConfigError
-from shadowspec.tap.admission import Admission, Admitted, Rejected, SliceRate
-from shadowspec.tap.endpoints import EndpointRule, MatchRule
+from shadowspec.tap.admission import Admitted, Rejected
+from shadowspec.tap.endpoints import MatchRule
 from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.routing import NO_HINTS, Hints, Routing
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, PartitionId, RecordKey, SessionRate, UnitMemory
-from tests.fakes import endpoint_rule
-from tests.tap.mirror import SECRET, START, ByteTokenizer, admit, chat, raw
+from tests.builders.sampled_records import RULE, admission, record
+from tests.tap.mirror import SECRET, admit, raw
 
-RULE = endpoint_rule(
-    name="chat", served_models=("model-a",), match=MatchRule(endpoint="chat"), sample_rate=0.3, timed_positions=2
-)
 PARTITION = PartitionId("0" * 64, 0)
-
-
-def admission(rule: EndpointRule = RULE, slice_rate: SliceRate | None = None) -> Admission:
-    arguments = {} if slice_rate is None else {"slice_rate": slice_rate}
-    return Admission([rule], {rule.name: ByteTokenizer()}, KeyedHash(SECRET), **arguments)
-
-
-def record(session: int, turn: int = 0, **changes: object) -> dict[str, object]:
-    fields = {"session_id": f"s{session}", "endpoint": "chat", "timestamp": START + turn, "response_id": None}
-    return chat(**{**fields, **changes})
 
 
 def test_key_and_headers_give_the_fate_that_the_body_gives() -> None:

@@ -41,8 +41,8 @@ from shadowspec.types import (
     VerifyRule,
     speculation,
 )
+from tests.builders.changing_configs import changing, with_fingerprint
 from tests.gate.feeding import Feed
-from tests.gate.run.test_trials import changing, with_fingerprint
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 
 # Digests that version 0.1.0 took.  They are no record of what this code does: databases hold them, and an endpoint

@@ -24,7 +24,7 @@ from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.parity import teacher_forced_logits
 from shadowspec.types import SamplingParameters, VerifyRule
-from tests.engine.test_engine_rules import longest_by_prefixes
+from tests.builders.lookup_oracle import longest_by_prefixes
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_TOKENS = 20

@@ -22,7 +22,6 @@ from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
-from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.sources import RawRecord
@@ -30,40 +29,11 @@ from shadowspec.types import FunnelCounter, PartitionId, RecordKey
 from shadowspec.worker.files import CONSUMER, FileRun, InProcess
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.service import partition_past
-from tests.fakes import FakeEngine, FakeTokenizer, endpoint_rule, fake_config
-from tests.faults.traffic import START_MS, expected, messages
+from tests.builders.worker_pipeline import CONFIG, RULES, SECRET, TOKENIZERS, Letters, pipeline, raw_records
+from tests.fakes import FakeEngine
+from tests.faults.traffic import START_MS, expected
 
 pytestmark = pytest.mark.slow  # all of them together
-
-SECRET = b"a secret for the tests alone"
-CONFIG = fake_config()
-RULES = (
-    endpoint_rule(
-        name="chat", served_models=("chat-model",), match=MatchRule(model="chat-model"), sample_rate=0.8,
-        loads=(Load(4),), block_max_wait=timedelta(seconds=60),
-    ),
-    endpoint_rule(
-        name="code", served_models=("code-model",), match=MatchRule(model="code-model"), loads=(Load(2), Load(4)),
-        block_max_wait=timedelta(seconds=90),
-    ),
-)  # fmt: skip
-TOKENIZERS = {rule.name: FakeTokenizer() for rule in RULES}
-
-
-class Letters:
-    """Dead letters kept in a list."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[RecordKey, str, str]] = []
-
-    def send(self, raw: RawRecord, stage: str, reason: str) -> None:
-        self.sent.append((raw.key, stage, reason))
-
-
-def pipeline(letters: Letters | None = None) -> tuple[Pipeline, Admission]:
-    admission = Admission(RULES, TOKENIZERS, KeyedHash(SECRET))
-    joiner = Joiner(timedelta(minutes=5))
-    return Pipeline(admission, BlockFormer(RULES), joiner=joiner, dead_letters=letters), admission
 
 
 @pytest.mark.parametrize("keeps_messages", [True, False])
@@ -85,20 +55,6 @@ def test_a_poisoned_request_is_a_dead_letter_where_its_message_was_kept(keeps_me
     made.finish(FakeEngine((CONFIG,)).measure(block), {poisoned: "engine_died"})
     assert [key for key, _, _ in malformed] == [broken]
     assert letters.sent[len(malformed) :] == ([(poisoned, "engine", "engine_died")] if keeps_messages else [])
-
-
-def raw_records(count: int, seed: int, num_partitions: int) -> dict[PartitionId, list[RawRecord]]:
-    """The traffic by partition, with the gaps that compaction leaves."""
-    draw = random.Random(seed)
-    placed: dict[PartitionId, list[RawRecord]] = {}
-    for message in messages(count, seed):
-        assert message.key is not None
-        partition = PartitionId("topic", sum(message.key) % num_partitions)
-        entry = placed.setdefault(partition, [])
-        offset = entry[-1].key.offset + draw.choice([1, 1, 1, 3]) if entry else draw.randint(0, 5)
-        key = RecordKey("topic", partition.partition, offset, message.timestamp_ms or 0)
-        entry.append(RawRecord(key, message.value, message_key=message.key))
-    return placed
 
 
 @pytest.fixture

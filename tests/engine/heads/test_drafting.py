@@ -13,7 +13,7 @@ from msgspec import structs
 from transformers import LlamaForCausalLM
 
 from shadowspec.engine.batch import Batch, Request
-from shadowspec.engine.candidate import Candidate, Models, fingerprint_candidate
+from shadowspec.engine.candidate import fingerprint_candidate
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.kv_cache import ColumnSpan
 from shadowspec.engine.models import LoadedModel
@@ -21,24 +21,12 @@ from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import DraftSampling, RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
-from shadowspec.types.settings import EngineSettings
+from tests.builders.head_candidates import GREEDY, KINDS, REQUESTS, candidate
+from tests.builders.verification import DRAWS, LEVEL, PROMPT, SAMPLING, draw, exact_distribution, p_value
 from tests.engine.heads.reference import AUXILIARY, Eagle3, Medusa, Speculator
-from tests.engine.test_verify import DRAWS, LEVEL, PROMPT, SAMPLING, draw, exact_distribution, p_value
 from tests.identities import check_identities
 
 pytestmark = pytest.mark.slow  # all of them together
-
-KINDS = ["medusa", "mlp_speculator", "eagle3"]
-GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
-REQUESTS = [
-    Request(tuple(2 + (row * row + step) % 10 for step in range(1 + row % 9)), GREEDY, row) for row in range(16)
-]
-
-
-def candidate(kind: str, folders: dict[str, Path], target: LoadedModel, depth: int, rule: VerifyRule) -> Candidate:
-    config = SpeculationConfig("h", target.path, str(folders[kind]), kind, depth, rule)
-    draft = Models(EngineSettings("cpu", "float32")).draft(config, target)
-    return Candidate(fingerprint_candidate(config, target, draft, 1, {}), draft)
 
 
 def decode_greedy(

@@ -17,9 +17,8 @@ from shadowspec.engine.heads.loading import load_heads
 from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.runner import Runner
+from tests.builders.head_candidates import TOLERANCE
 from tests.engine.heads.reference import HIDDEN, VOCABULARY, Eagle3, Medusa, Speculator
-
-TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
 def staged(folder: Path, kind: str, target: LoadedModel) -> StagedHeads:

@@ -8,8 +8,8 @@ from shadowspec.engine import Engine, Models
 from shadowspec.engine.models import LoadedModel
 from shadowspec.types import SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
-from tests.engine.heads.test_drafting import KINDS
-from tests.engine.test_measure import block, prompt
+from tests.builders.engine_blocks import block, prompt
+from tests.builders.head_candidates import KINDS
 from tests.identities import check_identities
 
 

@@ -19,7 +19,7 @@ from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.errors import InputError
 from shadowspec.types import CostKey, SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
-from tests.engine.heads.test_drafting import KINDS
+from tests.builders.head_candidates import KINDS
 
 LOOKUPS = ("ngram", "suffix")
 GRID = ProfileGrid(loads=(1, 3), depths=(1, 3), contexts=(8, 24), rounds=1)

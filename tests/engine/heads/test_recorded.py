@@ -17,7 +17,7 @@ from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.types import SamplingParameters, VerifyRule
-from tests.engine.heads.test_drafting import KINDS, REQUESTS, candidate
+from tests.builders.head_candidates import KINDS, REQUESTS, candidate
 
 
 @pytest.mark.representative("mlp_speculator-3", "eagle3-16")

@@ -12,7 +12,7 @@ from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.loading import load_heads
 from shadowspec.engine.kv_cache import ColumnSpan, RaggedCache
 from shadowspec.engine.models import LoadedModel
-from tests.engine.heads.test_forward import TOLERANCE
+from tests.builders.head_candidates import TOLERANCE
 
 FOLDER = Path(__file__).parents[2] / "data" / "heads" / "speculators"
 REDUCED = [1, 4, 5, 8, 11]

@@ -17,9 +17,9 @@ from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.scoring import Budget
 from shadowspec.types import ExpectedCounts, SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
+from tests.builders.head_candidates import KINDS, candidate
+from tests.builders.replayed_requests import ENDS, assert_counts_equal, requests, responses_of
 from tests.engine.heads.reference import Eagle3, Medusa, Speculator
-from tests.engine.heads.test_drafting import KINDS, candidate
-from tests.engine.replay.test_replaying import ENDS, assert_counts_equal, requests, responses_of
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 
 HEADS = 4

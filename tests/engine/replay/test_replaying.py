@@ -44,36 +44,10 @@ from shadowspec.types import (
     RecordKey,
     SamplingParameters,
     SpeculationConfig,
-    SpeculationCounts,
     VerifyRule,
 )
+from tests.builders.replayed_requests import COUNTED, ENDS, SAMPLINGS, assert_counts_equal, requests, responses_of
 from tests.small_models import disturbed, tiny_llama
-
-ENDS = frozenset({1})
-COUNTED = (
-    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "acceptance_histogram",
-    "num_output_tokens", "num_prompt_tokens", "num_plain_steps", "num_cut_steps", "num_cut_draft_tokens",
-)  # fmt: skip
-SAMPLINGS = {
-    "plain": SamplingParameters(max_tokens=20),
-    "warm": SamplingParameters(temperature=0.7, top_p=0.9, max_tokens=24),
-    "cut": SamplingParameters(temperature=1.3, top_k=5, min_p=0.02, max_tokens=17, ignore_eos=True),
-    "penalised": SamplingParameters(
-        temperature=0.9, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2, max_tokens=22,
-        min_tokens=6,
-    ),
-    "greedy": SamplingParameters(temperature=0.0, max_tokens=24),
-    "greedy penalised": SamplingParameters(temperature=0.0, frequency_penalty=0.7, max_tokens=24, min_tokens=4),
-}  # fmt: skip
-
-
-def requests(count: int, names: tuple[str, ...] = tuple(SAMPLINGS)) -> list[Request]:
-    """Ragged prompts, the first of one token, with every kind of sampling."""
-    rng = np.random.default_rng(3)
-    return [
-        Request(tuple(rng.integers(2, 12, 1 + row % 11).tolist()), SAMPLINGS[names[row % len(names)]], row)
-        for row in range(count)
-    ]
 
 
 def decoded(
@@ -84,13 +58,6 @@ def decoded(
             target, wanted, proposer=proposer, num_speculative_tokens=depth, verify_rule=rule, end_token_ids=ENDS
         ).decoded
     )
-
-
-def responses_of(wanted: list[Request], outputs: list[Decoded]) -> list[Response]:
-    return [
-        Response(RecordKey("file", 0, row), request, each.output)
-        for row, (request, each) in enumerate(zip(wanted, outputs, strict=True))
-    ]
 
 
 def replayed(
@@ -106,13 +73,6 @@ def replayed(
     ]
     law = step_law(StepChances.of_prefix(accepts, 8), [depth, 8])
     return [expected_counts(law, row, len(response.request.prompt))[0] for row, response in enumerate(responses)]
-
-
-def assert_counts_equal(counts: SpeculationCounts, expected: ExpectedCounts) -> None:
-    for name in COUNTED:
-        assert np.allclose(getattr(expected, name), getattr(counts, name), atol=1e-9), name
-    assert expected.drafts_variance < 1e-9
-    assert expected.accepted_variance < 1e-9
 
 
 @pytest.mark.representative("greedy_draft-3", "exact_match-8")

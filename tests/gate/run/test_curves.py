@@ -18,9 +18,9 @@ from shadowspec.gate.run.unit_curves import DRAWN_TESTS, Curves, endpoint_curves
 from shadowspec.gate.verdict.trial_levels import is_superseded
 from shadowspec.store import Store
 from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, Verdict
+from tests.builders.changing_configs import OTHER, changing, with_fingerprint
 from tests.gate.feeding import Feed
 from tests.gate.oracle import endpoint_sequences
-from tests.gate.run.test_trials import OTHER, changing, with_fingerprint
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run, record_of, run_of
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0, drift_run_length=1_000)

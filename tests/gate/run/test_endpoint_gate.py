@@ -24,6 +24,7 @@ from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store, locks
 from shadowspec.store.admin import schema
 from shadowspec.types import Block, BlockResult, Decision, Evaluation, PairedScore, RecordKey, Stage, Verdict
+from tests.builders.cut_runs import cut
 from tests.gate.feeding import assert_same_value
 from tests.gate.oracle import EndpointEvidence, decide_endpoint, endpoint_sequences
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run, run_of
@@ -44,18 +45,6 @@ def decided(
 ) -> dict[str, Decision]:
     decisions = decide_endpoint(evidence, policy, CONFIGS, [4], current or [], input_ended=input_ended, now=START)
     return {decision.slice_key: decision for decision in decisions}
-
-
-def cut(evidence: EndpointEvidence, num_blocks: int) -> EndpointEvidence:
-    """What was stored after the first blocks."""
-    blocks = evidence.blocks[:num_blocks]
-    kept = {block.block_id for block in blocks}
-    runs = [run for run in evidence.runs if run.block_id in kept]
-    last = max(run.key.offset for run in runs)
-    records = [
-        r for r in evidence.records if (r.key.offset if r.key.partition == 0 else r.key.offset // 10 + 1) <= last
-    ]
-    return EndpointEvidence(evidence.endpoint, records, blocks, runs)
 
 
 def test_the_endpoint_folds_its_slices_blocks_and_is_one_of_its_hypotheses() -> None:

@@ -18,25 +18,21 @@ from sqlalchemy import create_engine, event, text
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
-from shadowspec.gate.run.gate_run import EndpointGateRun, run_endpoint_gate
+from shadowspec.gate.run.gate_run import EndpointGateRun
 from shadowspec.gate.run.gate_store import GateSession
 from shadowspec.gate.run.recompute import explain, policy_of
 from shadowspec.gate.run.state import EndpointState, new_progress, new_state
 from shadowspec.store import Store
 from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, StoredRecord, TestState
 from shadowspec.types.decision_documents import stored_details
+from tests.builders.folding import POLICY, gate
 from tests.gate.feeding import Feed, assert_same_decisions
 from tests.gate.oracle import EndpointEvidence, decide_endpoint
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run, record_of, run_of
 
 pytestmark = pytest.mark.slow  # all of them together
 
-POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
 SLICES = ("prompt_class=code", "prompt_class=sql")
-
-
-def gate(store: Store, policy: GatePolicy = POLICY, *, hours: int = 0, ended: bool | None = None) -> list[Decision]:
-    return run_endpoint_gate(store, ENDPOINT, policy, input_ended=ended, now=START + timedelta(hours=hours)).decisions
 
 
 class AtOnce:

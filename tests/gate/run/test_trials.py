@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +20,7 @@ from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.types import Block, BlockResult, Decision, FingerprintedConfig, FunnelCounter, Run, Verdict, codec
 from shadowspec.types.decision_documents import shown_details
+from tests.builders.changing_configs import OTHER, changing, with_fingerprint
 from tests.gate.feeding import Feed
 from tests.gate.oracle import EndpointEvidence, current_traffic, decide_endpoint, endpoint_sequences, seen_fingerprints
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run
@@ -28,24 +28,6 @@ from tests.store.saving import save_block, save_records
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0, drift_run_length=1_000)
 SLICES = ("prompt_class=code", "prompt_class=sql")
-OTHER = replace(CONFIG, fingerprint="e" * 64)
-
-MakeRun = Callable[[np.random.Generator, int, str], Run]
-
-
-def changing(*phases: tuple[int, MakeRun]) -> MakeRun:
-    """Runs of the first phase up to that many blocks, then of the next."""
-
-    def draw(rng: np.random.Generator, index: int, block_id: str) -> Run:
-        sequence = int(block_id[1:])
-        make = next((make for until, make in phases if sequence < until), phases[-1][1])
-        return make(rng, index, block_id)
-
-    return draw
-
-
-def with_fingerprint(make: MakeRun, fingerprint: str) -> MakeRun:
-    return lambda rng, index, block_id: replace(make(rng, index, block_id), fingerprint=fingerprint)
 
 
 def after_a_pause(rows: EndpointEvidence, sequence: int) -> EndpointEvidence:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.rollout.check.conftest import Shop
+from tests.builders.shop import Shop
 from tests.rollout.check.worlds import CHAT, CODE, decision, fingerprint
 
 CHECKOUT = Path(__file__).resolve().parents[3]

@@ -18,7 +18,7 @@ import sqlalchemy
 from sqlalchemy import NullPool, make_url
 
 from shadowspec.store import RoleKind, Store
-from tests.rollout.check.conftest import URL, Shop
+from tests.builders.shop import URL, Shop
 from tests.rollout.check.worlds import CHAT, CODE, decision, fingerprint
 
 CHECKOUT = Path(__file__).resolve().parents[3]

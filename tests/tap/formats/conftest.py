@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import made_once
+from tests.builders.databases import made_once
 from tests.services import PATIENCE_S
 
 

@@ -14,8 +14,8 @@ from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.openai import parse_request, parse_response
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, Intervention
-from tests.tap.formats.samples import message, record_of, refused_later
-from tests.tap.formats.test_message import formats_of, opened
+from tests.builders.opened_messages import formats_of
+from tests.tap.formats.samples import message, opened, record_of, refused_later
 from tests.tap.mirror import RULE, admission, first_only
 
 Payloads = dict[str, dict[str, Any]]

@@ -12,6 +12,7 @@ import pytest
 from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
+from tests.builders.opened_messages import formats_of
 from tests.tap.formats import samples
 from tests.tap.formats.samples import ANSWER, REQUEST, kong_entry, message, opened, record_of, refusal
 from tests.tap.mirror import chat
@@ -34,12 +35,6 @@ ONE_OF_EACH: dict[MessageFormat, list[tuple[Any, samples.Headers]]] = {
         samples.core_binary("request", REQUEST),
     ],
 }
-
-
-def formats_of(value: Any, headers: samples.Headers) -> list[MessageFormat]:
-    """The formats that open the message to anything but a refusal."""
-    found = [each for each in MessageFormat if each is not MessageFormat.AUTO]
-    return [each for each in found if opened(value, headers, each).error is None]
 
 
 @pytest.mark.parametrize("format", ONE_OF_EACH)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec.tap.formats import MessageFormat, open_message
+from tests.builders.otlp import EVENT, attributes, event, logs, span, traces
 from tests.tap.formats.samples import message, record_of
-from tests.tap.formats.test_otlp import EVENT, attributes, event, logs, span, traces
 
 SECRET = "xsecretx"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -11,17 +11,13 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.formats import MessageFormat, open_message
-from tests.fuzz.harness import SEEDS
+from tests.builders.seeds import seeds
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import HEADERS, open_and_admit
 from tests.tap.formats.samples import message, refusal
 from tests.tap.mirror import chat
 
 PROMPT_WORDS = ("sky", "blue", "scatters", "story", "Once upon")  # of the samples' prompts and answers
-
-
-def seeds(format: MessageFormat) -> list[bytes]:
-    return [path.read_bytes() for path in sorted((SEEDS / format).iterdir())]
 
 
 @pytest.mark.parametrize("format", MessageFormat)

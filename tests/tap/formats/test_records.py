@@ -19,10 +19,10 @@ from shadowspec.tap.bodies import ResponseBody
 from shadowspec.tap.formats import MessageFormat, Opened, open_message
 from shadowspec.tap.formats import message as opening
 from shadowspec.tap.records import MirroredRecord, decode_record
+from tests.builders.seeds import seeds
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import HEADERS
 from tests.tap.formats.samples import message
-from tests.tap.formats.test_properties import seeds
 from tests.tap.mirror import chat
 
 WRITTEN = [seed[1:] for seed in seeds(MessageFormat.OPENAI)] + [json.dumps(chat()).encode()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,10 +10,7 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.documents import assemble_answer
-
-
-def stream(*chunks: Any) -> str:
-    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+from tests.builders.sse import stream
 
 
 def test_a_chat_stream_of_vllm() -> None:

@@ -1,0 +1,45 @@
+"""Test servers that serve a small model to both arms, and the configuration that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.builders.workspace import Workspace, record, write_traffic
+from tests.servers.fake_server import FakeServer, running
+
+SERVERS = """
+[endpoints.letters.servers]
+baseline_url = "{baseline}"
+speculative_url = "{speculative}"
+device = "a fake"
+dtype = "float32"
+first_token_timeout_s = 0.5
+token_timeout_s = 0.5
+max_attempts = 2
+reachable_within_s = 0.0
+max_model_len = {length}
+"""
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
+    pair = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
+    with running(*pair):
+        yield pair
+
+
+def serve(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> None:
+    """Let the endpoint of the workspace be measured through these servers."""
+    path = workspace.folder / "shadowspec.toml"
+    workspace.replace_in_config("loads =", 'engine = "openai"\nrequests_per_slot = 2\nloads =')
+    workspace.replace_in_config("[gate]", "[engine]\nwarmup_blocks = 0\n\n[gate]")
+    tables = SERVERS.format(baseline=servers[0].url, speculative=servers[1].url, length=64)
+    path.write_text(path.read_text(encoding="utf-8") + tables, encoding="utf-8")
+
+
+def measured(workspace: Workspace, *numbers: int) -> Any:
+    traffic = write_traffic(workspace.folder / "traffic.jsonl", [record(number) for number in numbers])
+    return workspace.run("run", str(traffic), "--json")
