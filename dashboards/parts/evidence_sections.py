@@ -10,7 +10,7 @@ import streamlit as st
 from shadowspec import metrics
 from shadowspec.reports.content import charts as content
 from shadowspec.reports.content import tables
-from shadowspec.reports.content.blocks import Cell
+from shadowspec.reports.content.content_blocks import Cell
 from shadowspec.reports.content.definitions import AUDIT_NOTE, REPLAY_NOTE, find_test
 from shadowspec.reports.figures.failure_rows import Failures
 from shadowspec.reports.pages.board import PARITY_TESTS, BoardRow

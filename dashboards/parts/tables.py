@@ -6,7 +6,7 @@ from html import escape
 
 import streamlit as st
 
-from shadowspec.reports.content.blocks import Cell, Column, Table
+from shadowspec.reports.content.content_blocks import Cell, Column, Table
 from shadowspec.text import plain_text
 
 from . import charts

@@ -13,7 +13,7 @@ from kernels.benchmarks.simulation_picture import picture
 from shadowspec.simulate.naive import NAIVE_GATES
 from shadowspec.simulate.results import WorldResult, read_results
 from shadowspec.simulate.summary import broken_promises, summarise
-from shadowspec.simulate.tables import DASH, Table, tables_of
+from shadowspec.simulate.world_tables import DASH, WorldTable, tables_of
 
 PAGE, PICTURE = "simulation.md", "images/simulation.svg"
 OFTEN = 0.05  # a false ENABLE in more of the runs than the promise allows
@@ -33,7 +33,7 @@ _NOTES = {
 }
 
 
-def markdown(table: Table) -> str:
+def markdown(table: WorldTable) -> str:
     """The table in Markdown; the first column left, the others right."""
 
     def line(cells: Sequence[str]) -> str:
@@ -43,7 +43,7 @@ def markdown(table: Table) -> str:
     return "\n".join([line(table.heads), line(rule), *(line(row) for row in table.rows)])
 
 
-def naive_table(results: Mapping[str, WorldResult]) -> Table:
+def naive_table(results: Mapping[str, WorldResult]) -> WorldTable:
     """Of each naive gate: in how many null worlds, of those that test what it reads, it would often have enabled."""
     nulls = [summary for summary in map(summarise, results.values()) if summary.world.kind == "null" and summary.naive]
     rows = []
@@ -54,15 +54,15 @@ def naive_table(results: Mapping[str, WorldResult]) -> Table:
         span = f"{min(rates):.0%} to {max(rates):.0%}" if rates else DASH
         rows.append((f"`{gate.name}`", f"{high} of {len(rates)}", span))
     heads = ("gate", f"worlds with over {OFTEN:.0%} false ENABLE", "false ENABLE, lowest to highest")
-    return Table("Other gates where nothing may be enabled", heads, tuple(rows))
+    return WorldTable("Other gates where nothing may be enabled", heads, tuple(rows))
 
 
-def shortened(table: Table) -> Table:
+def shortened(table: WorldTable) -> WorldTable:
     """The table without the columns and figures that the page leaves out, each interval as one word."""
     columns = [column for column, head in enumerate(table.heads) if head not in COLUMNS_LEFT_OUT]
     kept = (row for row in table.rows if not row[0].startswith(REPEATED))
     heads, *rows = (tuple(_short(line[column]) for column in columns) for line in (table.heads, *kept))
-    return Table(table.title, heads, tuple(rows))
+    return WorldTable(table.title, heads, tuple(rows))
 
 
 def _short(cell: str) -> str:
@@ -70,10 +70,10 @@ def _short(cell: str) -> str:
     return re.sub(r"\[([\d.]+), ([\d.]+)\]", "[\\1\u2013\\2]", cell)
 
 
-def null_worlds(table: Table) -> str:
+def null_worlds(table: WorldTable) -> str:
     """The worlds of a table with a false verdict as a table, the others as a list."""
     some = tuple(row for row in table.rows if any(not cell.startswith(("0.0%", DASH)) for cell in row[1:]))
-    parts = [markdown(Table(table.title, table.heads, some))] if some else []
+    parts = [markdown(WorldTable(table.title, table.heads, some))] if some else []
     clean: dict[str, list[str]] = {}
     for row in table.rows:
         if row not in some:

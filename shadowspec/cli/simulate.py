@@ -15,7 +15,7 @@ from shadowspec.cli.options import JsonOption
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.simulate.run_worlds import environment, run_worlds
 from shadowspec.simulate.summary import broken_promises
-from shadowspec.simulate.tables import BLIND, tables_of
+from shadowspec.simulate.world_tables import BLIND, tables_of
 from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
 from shadowspec.text import suggestion
 

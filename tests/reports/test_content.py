@@ -9,7 +9,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from shadowspec.reports.content.blocks import (
+from shadowspec.reports.content.chart_values import Axis, Chart, Form, Limit, Mark, Point, Shape
+from shadowspec.reports.content.content_blocks import (
     Block,
     Cell,
     ContentDocument,
@@ -22,7 +23,6 @@ from shadowspec.reports.content.blocks import (
     Section,
     Table,
 )
-from shadowspec.reports.content.chart_values import Axis, Chart, Form, Limit, Mark, Point, Shape
 from shadowspec.reports.render.html import render_html
 from shadowspec.reports.render.markdown import render_markdown
 from shadowspec.reports.render.svg import chart_svg

@@ -20,8 +20,8 @@ from shadowspec.simulate.results import WorldResult, read_results, tally, write_
 from shadowspec.simulate.rows import CHANGED, CONFIG
 from shadowspec.simulate.run_worlds import run_worlds
 from shadowspec.simulate.summary import broken_promises, power_limit_blocks, quantile, share, summarise
-from shadowspec.simulate.tables import Table, quoted_figures, tables_of
 from shadowspec.simulate.world import World
+from shadowspec.simulate.world_tables import WorldTable, quoted_figures, tables_of
 from shadowspec.simulate.worlds import WORLDS
 from shadowspec.types import Verdict
 
@@ -208,7 +208,7 @@ def test_tables_and_markdown() -> None:
     assert quoted["speedup 1.15, blocks"] == "50/50"
     assert quoted["DISABLE at speedup 1.0, blocks"] == "80/80"
     assert quoted["DISABLE at speedup 0.9, blocks"] is None
-    assert markdown(Table("t", ("a|b", "c"), (("1", "2"),))) == "| a\\|b | c |\n| --- | ---: |\n| 1 | 2 |"
+    assert markdown(WorldTable("t", ("a|b", "c"), (("1", "2"),))) == "| a\\|b | c |\n| --- | ---: |\n| 1 | 2 |"
     assert summarise(results["minimum_effect"]).enable_blocks.ninety == 80
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shadowspec.reports.content.blocks import Cell, Column, Table, table
 from shadowspec.reports.content.chart_values import Shares
+from shadowspec.reports.content.content_blocks import Cell, Column, Table, table
 from shadowspec.reports.content.definitions import (
     COUNTER_MEANING,
     bounds_text,

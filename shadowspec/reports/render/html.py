@@ -10,7 +10,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from shadowspec.reports.content.blocks import (
+from shadowspec.reports.content.content_blocks import (
     Block,
     Cell,
     Column,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from shadowspec.reports.content.blocks import (
+from shadowspec.reports.content.content_blocks import (
     Block,
     Cell,
     ContentDocument,

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from shadowspec.reports.content.blocks import (
+from shadowspec.reports.content.content_blocks import (
     Block,
     Cell,
     Facts,

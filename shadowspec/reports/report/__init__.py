@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shadowspec.reports.content.verdicts import decisions_content, tests_content
+from shadowspec.reports.content.verdict_lines import decisions_content, tests_content
 from shadowspec.reports.render.html import render_html as _html
 from shadowspec.reports.render.markdown import render_markdown as _markdown
 from shadowspec.reports.render.terminal import render_terminal

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from shadowspec.reports.content import charts, tables
-from shadowspec.reports.content.blocks import Block, Facts, Figure, Heading, Note, Section
 from shadowspec.reports.content.chart_values import Chart
+from shadowspec.reports.content.content_blocks import Block, Facts, Figure, Heading, Note, Section
 from shadowspec.reports.content.definitions import title_of_test
 from shadowspec.reports.content.notes import decision_notes, detector_lines, order_note
-from shadowspec.reports.content.verdicts import verdict_cell
+from shadowspec.reports.content.verdict_lines import verdict_cell
 from shadowspec.reports.figures.failure_rows import Failures
 from shadowspec.reports.report.report_model import (
     Acceptance,

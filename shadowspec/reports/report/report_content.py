@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from shadowspec.reports.content import charts, tables
-from shadowspec.reports.content.blocks import (
+from shadowspec.reports.content.content_blocks import (
     Block,
     Cell,
     ContentDocument,
@@ -22,7 +22,7 @@ from shadowspec.reports.content.blocks import (
 )
 from shadowspec.reports.content.definitions import AUDIT_NOTE, DEFINITIONS, REPLAY_NOTE
 from shadowspec.reports.content.notes import order_note
-from shadowspec.reports.content.verdicts import VerdictLine, endpoint_verdicts, verdicts_table
+from shadowspec.reports.content.verdict_lines import VerdictLine, endpoint_verdicts, verdicts_table
 from shadowspec.reports.figures.frontiers import frontier_lines
 from shadowspec.reports.figures.funnel import Funnel
 from shadowspec.reports.figures.predictions import cost_note, prediction_summary

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from shadowspec.gate.verdict.hold_reasons import still_needed
-from shadowspec.reports.content.blocks import Block, Cell, Column, Lines, Note, Section, Table, table
 from shadowspec.reports.content.chart_values import IntervalPicture
 from shadowspec.reports.content.charts import interval, speedup_range, verdict_tone
+from shadowspec.reports.content.content_blocks import Block, Cell, Column, Lines, Note, Section, Table, table
 from shadowspec.reports.content.definitions import (
     VERDICT_MEANING,
     acceptance_title,

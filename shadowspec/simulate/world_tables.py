@@ -15,7 +15,7 @@ BLIND = " *"  # after the share of a gate that is blind to the fault of that wor
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class WorldTable:
     """A title, column heads and rows of text."""
 
     title: str
@@ -23,35 +23,37 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def tables_of(results: Mapping[str, WorldResult]) -> list[Table]:
+def tables_of(results: Mapping[str, WorldResult]) -> list[WorldTable]:
     """Null worlds, effects, naive gates, and the figures that the design quotes; those that have any row."""
     summaries = [summarise(result) for result in results.values()]
     nulls = [summary for summary in summaries if summary.world.kind == "null"]
     effects = [summary for summary in summaries if summary.world.kind == "effect"]
     tables = [
-        Table(
+        WorldTable(
             "Where nothing may be enabled: share of runs with any false verdict, every look counted",
             ("world", "runs", "false ENABLE", "false DISABLE", "held as dependent"),
             tuple(_null_row(summary) for summary in nulls),
         ),
-        Table(
+        WorldTable(
             "Where there is an effect",
             ("world", "runs", "ENABLE", "blocks to it", "DISABLE", "blocks to it", "false DISABLE"),
             tuple(_effect_row(summary) for summary in effects),
         ),
-        Table("Power", ("world", "level", "within blocks", "power"), tuple(_power_rows(summaries))),
-        Table(
+        WorldTable("Power", ("world", "level", "within blocks", "power"), tuple(_power_rows(summaries))),
+        WorldTable(
             "Share that other gates would have enabled where nothing may be",
             ("world", *(gate.name for gate in NAIVE_GATES)),
             tuple(_naive_row(summary) for summary in nulls if summary.naive),
         ),
-        Table(
+        WorldTable(
             "Share that other gates would have enabled where ENABLE is right",
             ("world", *(gate.name for gate in NAIVE_GATES)),
             tuple(_naive_row(s) for s in effects if s.naive and s.world.wrong_to_enable == ()),
         ),
-        Table("Alarms after ENABLE", ("world", "alarmed", "blocks from the change"), tuple(_alarm_rows(summaries))),
-        Table(
+        WorldTable(
+            "Alarms after ENABLE", ("world", "alarmed", "blocks from the change"), tuple(_alarm_rows(summaries))
+        ),
+        WorldTable(
             "Figures of single tests and of verdicts (median/90%)",
             ("figure", "measured"),
             tuple((line.what, line.measured) for line in quoted_figures(results) if line.measured),
