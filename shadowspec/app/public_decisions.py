@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from shadowspec.app.gate_runs import GateResults
 from shadowspec.gate.run.recompute import Difference, Explanation
-from shadowspec.reports.render.json_documents import audit_document, plain, test_document
+from shadowspec.reports.render.json_trees import audit_document, plain, test_document
 from shadowspec.rollout.stages import RolloutStep
 from shadowspec.types import Decision, Stage, TestResult, Verdict
 from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from shadowspec.reports.content.changes import Change
 from shadowspec.reports.period.period_model import SCHEMA_VERSION, Need, PeriodReport, PeriodRow
-from shadowspec.reports.render.json_documents import fields_of, funnel_document, placed, plain
+from shadowspec.reports.render.json_trees import fields_of, funnel_document, placed, plain
 from shadowspec.types.codec import encode
 
 HEAD_FIELDS: Final = (

@@ -8,7 +8,7 @@ from shadowspec.planning.frontier import Gain
 from shadowspec.reports.figures.frontiers import SliceFrontier
 from shadowspec.reports.figures.predictions import Prediction, predicted_device
 from shadowspec.reports.figures.token_costs import DeviceTime
-from shadowspec.reports.render.json_documents import (
+from shadowspec.reports.render.json_trees import (
     audit_document,
     fields_of,
     funnel_document,
