@@ -348,8 +348,7 @@ def _make_evidence() -> None:
         *_texts("endpoint", "slice_key"),
         *_integers("concurrency"),
         *_texts("fingerprint"),
-        *_documents("document"),
-        sa.Column("tables", sa.LargeBinary, nullable=False),
+        sa.Column("content", sa.LargeBinary, nullable=False),
         _key("evidence", *HYPOTHESIS),
     )
     op.create_table(
@@ -534,7 +533,7 @@ def _arrange_postgres() -> None:
             f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
             "FOR EACH STATEMENT EXECUTE FUNCTION shadowspec_refuse_change()"
         )
-    op.execute("ALTER TABLE evidence ALTER COLUMN tables SET STORAGE EXTERNAL")  # doubles do not compress
+    op.execute("ALTER TABLE evidence ALTER COLUMN content SET STORAGE EXTERNAL")  # doubles do not compress
     for table in PARTITIONED:  # one partition for rows without a time (files have 0), and a default one
         op.execute(f"CREATE TABLE {table}_timeless PARTITION OF {table} FOR VALUES FROM (MINVALUE) TO (1)")
         op.execute(f"CREATE TABLE {table}_default PARTITION OF {table} DEFAULT")

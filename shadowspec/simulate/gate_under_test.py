@@ -29,11 +29,10 @@ from shadowspec.gate.run.state import Units, clustering_id
 from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.stats.drift import (
     WATCHERS,
-    Detector,
     alarm_threshold,
     log_mean,
     log_statistic_paths,
-    started_states,
+    start_detectors,
 )
 from shadowspec.gate.verdict.required_tests import memory_result, min_fault_requests
 from shadowspec.gate.verdict.trial_levels import HypothesisId, assign_trials, hypothesis_id, with_level
@@ -485,15 +484,15 @@ def _is_long(units: _Seen, policy: GatePolicy) -> Bools:
 def _alarm_looks(tests: Sequence[BettingTest], policy: GatePolicy, units: _Seen, enabled_at: int) -> Ints:
     """The looks after ENABLE, which came at the look `enabled_at`, at which a required detector may alarm."""
     by_name = {test.name: test for test in tests}
-    states = started_states(policy, {}, has_z="parity_sampled" in by_name)
+    detectors = start_detectors(policy, {}, has_z="parity_sampled" in by_name)
     looks = [np.zeros(0, dtype=np.int64)]
     for watcher in WATCHERS:
-        if watcher.name not in states:
+        if watcher.name not in detectors:
             continue
         seen, series = _units_at(by_name[watcher.test_name], units), by_name[watcher.test_name].series
         after = watcher.sums(series.part(int(seen[enabled_at]), min(int(seen[-1]), series.num_units)))
         if len(after.values):
-            paths = log_statistic_paths(Detector.of(states[watcher.name]), after.values, after.weights)
+            paths = log_statistic_paths(detectors[watcher.name], after.values, after.weights)
             alarms = np.flatnonzero(log_mean(paths) >= math.log(alarm_threshold(policy)) - SLACK)
             looks.append(np.searchsorted(seen, int(seen[enabled_at]) + alarms + 1))
     return np.unique(np.concatenate(looks))

@@ -379,8 +379,7 @@ evidence = Table(  # the sums of each hypothesis's units
     Column("slice_key", Text, primary_key=True),
     Column("concurrency", BigInteger, primary_key=True, autoincrement=False),
     Column("fingerprint", Text, primary_key=True),
-    Column("document", Json, nullable=False),
-    Column("tables", LargeBinary, nullable=False),
+    Column("content", LargeBinary, nullable=False),
 )
 
 evidence_keys = Table(  # clusters that are open, or in evidence but not to be opened again yet

@@ -3,12 +3,14 @@
 In: dataclasses, `msgspec.Struct`s, enumerations, times, mappings, sequences and sets, with annotated fields.
 Out: JSON text (`encode`, `decode`), or its tree of builtins (`to_builtins`, `from_builtins`), as a JSON column or a
 `--json` document takes it.  `to_document` and `from_document` do the same with a stored document's version.
+`pack` and `unpack` write and read the value with its version as MessagePack, for values that hold large arrays.
 
 Invariant: `decode(encode(value), type(value)) == value`, for values whose floats are finite: JSON has no infinity and
 no NaN, so a field that may be undefined is None.  Fields keep their names and their order.  A time is RFC 3339 text,
 in UTC `2026-01-31T12:00:00Z`; a set is a list in any order; an array is nested lists, and is read as the dtype that
 its annotation names.  Keys of mappings are text, integers or members of a `StrEnum`; a mapping by tuples has no JSON
-form.  Unknown fields of an object are ignored, absent ones take the default of the field.
+form.  Unknown fields of an object are ignored, absent ones take the default of the field.  Packed, a float is any, and
+an array is its shape and its little-endian doubles; one that stands in several fields is stored once.
 """
 
 from __future__ import annotations
@@ -93,6 +95,60 @@ def require_version(document: Mapping[str, Any], version: int, what: str = "a do
     if (stored := document.get(VERSION)) != version:
         named = f"version {stored}" if isinstance(stored, int) else "no known version"
         raise InputError(f"{what} is of {named}, and this version of ShadowSpec reads version {version}: {remedy}")
+
+
+def pack(value: Any, version: int) -> bytes:
+    """A stored value as bytes: the version of its meaning, then the value; its arrays are of doubles."""
+    places: dict[int, int] = {}  # of the arrays so far, by identity
+
+    def plain(part: Any) -> Any:
+        if not getattr(part, "ndim", 0):
+            return _plain(part)
+        if id(part) in places:
+            return places[id(part)]
+        places[id(part)] = len(places)
+        return [*part.shape, part.astype("<f8").tobytes()]
+
+    return msgspec.msgpack.encode((version, value), enc_hook=plain)
+
+
+def unpack(
+    content: bytes, kind: type[Value], version: int, what: str = "a stored value", remedy: str = REMEDY
+) -> Value:
+    """The value that `pack` wrote; its arrays are views of `content`, which cannot be written.
+
+    Raises:
+        InputError: the content is of another version or of none, or holds no such value.
+    """
+    import numpy as np  # only readers of arrays need it
+
+    arrays: list[Any] = []
+
+    def array(_: Any, tree: Any) -> Any:
+        if isinstance(tree, int):
+            return arrays[tree]
+        *shape, doubles = tree
+        arrays.append(np.frombuffer(doubles, "<f8").reshape(shape))
+        return arrays[-1]
+
+    stored, packed = _packed_parts(content)
+    require_version({VERSION: stored}, version, what, remedy)
+    try:
+        return msgspec.msgpack.decode(packed, type=kind, dec_hook=array)
+    except msgspec.MsgspecError as exc:
+        raise _unreadable(exc, what, remedy) from None
+
+
+def packed_version(content: bytes) -> int | None:
+    """The version of a packed value; None where it has none."""
+    return _packed_parts(content)[0]
+
+
+def _packed_parts(content: bytes) -> tuple[int | None, msgspec.Raw]:
+    try:
+        return msgspec.msgpack.decode(content, type=tuple[int, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeError):
+        return None, msgspec.Raw()
 
 
 def _plain(value: Any) -> Any:

@@ -83,13 +83,12 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvidence:
-    """A hypothesis's evidence as it is stored: `document` and `tables` are the gate's encoding."""
+    """A hypothesis's evidence as it is stored: `content` is the gate's encoding."""
 
     slice_key: str
     concurrency: int
     fingerprint: str
-    document: Mapping[str, Any]
-    tables: bytes
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True)

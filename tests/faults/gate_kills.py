@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from sqlalchemy import create_engine, make_url, text
 
-from shadowspec.gate.evidence import codec
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
 from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.recompute import compare, explain
+from shadowspec.gate.run.state import decode_evidence
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.types import StoredEvidence
@@ -148,7 +148,7 @@ def _name(stored: StoredEvidence) -> tuple[str, int]:
 
 
 def _unequal(one: StoredEvidence, other: StoredEvidence) -> list[str]:
-    first, second = (codec.decode(each.document, each.tables) for each in (one, other))
+    first, second = (decode_evidence(each).evidence for each in (one, other))
     counts = [
         (hypothesis_evidence.runs, hypothesis_evidence.latencies.counts) for hypothesis_evidence in (first, second)
     ]

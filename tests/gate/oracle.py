@@ -18,7 +18,7 @@ import numpy as np
 from shadowspec.errors import InputError
 from shadowspec.gate.evidence.betting_tests import score_units
 from shadowspec.gate.evidence.clusters import in_event_order
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states, watch_start, watch_states
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states, watch_detectors, watch_start
 from shadowspec.gate.evidence.series import NUM_DISABLING, BettingTest
 from shadowspec.gate.evidence.units import (
     BlockUnit,
@@ -326,7 +326,7 @@ def endpoint_looks(
             num_lost = counted.counts.num_lost - trial.start_lost
             counted = replace(counted, counts=replace(counted.counts, num_lost=num_lost))
         folded = _folded(counted, clusters, blocks, gate_policy, in_run)
-        is_watched = in_run is not None and bool(watch_states(in_run))
+        is_watched = in_run is not None and bool(watch_detectors(in_run))
         shown = clusters if is_watched else clusters[: gate_policy.max_clusters]
         looks.append(UnitsLook(hypothesis, folded, gate_policy, trial, key in trials, before, shown, blocks))
     return looks
@@ -350,12 +350,12 @@ def _folded(
 ) -> HypothesisEvidence:
     """The evidence of a run: what came before its ENABLE, and with its detectors what came after."""
     states = restarted_states(in_run) if in_run is not None else {}
-    watched = watch_states(in_run) if in_run is not None else {}
+    watched = watch_detectors(in_run) if in_run is not None else {}
     if in_run is None or not watched:
         return counted.fold(clusters, blocks, policy, states=states)
     num_blocks, num_clusters = watch_start(in_run)
     before = counted.fold(clusters[:num_clusters], blocks[:num_blocks], policy, states=states)
-    return replace(before, watchers=watched).fold(
+    return replace(before, detectors=watched).fold(
         clusters[num_clusters:], blocks[num_blocks:], policy, states=states, watchers=(*WATCHERS, *ADVISORY_WATCHERS)
     )
 

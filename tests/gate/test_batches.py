@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shadowspec.gate.evidence import codec
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
 from shadowspec.gate.evidence.speedup import speedup_test
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.autocorrelation import BATCH_LENGTHS, NO_DOUBT, BatchSums, errors_path
 from shadowspec.gate.stats.betting import Side, Sums, UnitSeries
 from shadowspec.types import TestState
+from shadowspec.types.codec import pack, unpack
 from tests.builders.hypothesis_evidence import draw_runs, evidence_of
 from tests.gate.oracle import naive_errors
 
@@ -124,7 +124,7 @@ def test_a_restart_begins_new_batches_of_merged_units() -> None:
 def test_they_are_stored_and_read_with_their_weights() -> None:
     seen = evidence_of(draw_runs(301))
     evidence = HypothesisEvidence().fold(seen.clusters, seen.blocks, POLICY)
-    read = codec.decode(*codec.encode(evidence))
+    read = unpack(pack(evidence, 1), HypothesisEvidence, 1)
     assert read.tests.keys() == evidence.tests.keys()
     for name, test in evidence.tests.items():
         assert_same_batches(read.tests[name], test)

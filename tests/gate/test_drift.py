@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +26,9 @@ from shadowspec.gate.stats.drift import (
     alarm_threshold,
     alarms,
     log_statistic_paths,
-    read_detectors,
-    started_states,
+    start_detectors,
 )
-from shadowspec.types import Figure
+from shadowspec.types.codec import pack, unpack
 from tests.gate.coverage import log_mean_statistic
 
 POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0)
@@ -38,7 +37,6 @@ SPEEDUP = Detector(math.log(1.05), CLIP)
 ACCEPTANCE = Detector(0.40, 1.0)
 TAIL = Detector(0.10, 0.0)
 Z_HIGH = Detector(0.02, -0.2)
-STATE = SPEEDUP.state()
 
 
 def _ones(values: Floats) -> tuple[Floats, Floats]:
@@ -164,35 +162,35 @@ def test_the_delay_of_an_alarm_of_the_tail(max_hypotheses: int, designed: int) -
 def test_the_advisory_detector_sounds_sooner(max_hypotheses: int) -> None:
     """Held to a lower bound of 1.15 at ENABLE, less the tolerance: 50 to 75 blocks."""
     rng = np.random.default_rng(4)
-    states = started_states(POLICY, {"speedup": math.log(1.15), "acceptance": 0.6})
-    advisory = Detector.of(states["advisory_speedup"])
+    states = start_detectors(POLICY, {"speedup": math.log(1.15), "acceptance": 0.6})
+    advisory = states["advisory_speedup"]
     assert advisory.promise == pytest.approx(math.log(1.15) - POLICY.drift_tolerance)
-    assert states["advisory_acceptance"]["promise"] == pytest.approx(0.6 - POLICY.drift_tolerance)
+    assert states["advisory_acceptance"].promise == pytest.approx(0.6 - POLICY.drift_tolerance)
     threshold = alarm_threshold(replace(POLICY, max_hypotheses=max_hypotheses))
     delays = alarm_units(advisory, speedup_blocks(rng, (200, 200), 1.0), threshold)
     assert 50 <= np.median(delays) <= 75
 
 
 def test_an_advisory_promise_is_never_below_the_promise() -> None:
-    states = started_states(POLICY, {"speedup": math.log(1.055), "acceptance": 0.405})
+    states = start_detectors(POLICY, {"speedup": math.log(1.055), "acceptance": 0.405})
     assert states["advisory_speedup"] == states["drift_speedup"]
     assert states["advisory_acceptance"] == states["drift_acceptance"]
 
 
 def test_the_promise_is_the_threshold_and_no_estimate() -> None:
     policy = replace(POLICY, margin=0.1, floor=0.5)
-    states = started_states(policy, {"speedup": math.log(1.4), "acceptance": 0.9})
-    assert states["drift_speedup"]["promise"] == pytest.approx(math.log(1.1))
-    assert states["drift_acceptance"]["promise"] == 0.5
-    assert (states["drift_tail"]["promise"], states["drift_tail"]["highest"]) == (policy.tail_share, 0.0)
-    assert set(started_states(policy, {})) == {"drift_speedup", "drift_acceptance", "drift_tail"}
-    with_z = started_states(policy, {}, has_z=True)
-    assert [with_z[f"drift_z_{side}"]["promise"] for side in ("low", "high")] == [-policy.z_bound, policy.z_bound]
+    states = start_detectors(policy, {"speedup": math.log(1.4), "acceptance": 0.9})
+    assert states["drift_speedup"].promise == pytest.approx(math.log(1.1))
+    assert states["drift_acceptance"].promise == 0.5
+    assert (states["drift_tail"].promise, states["drift_tail"].best) == (policy.tail_share, 0.0)
+    assert set(start_detectors(policy, {})) == {"drift_speedup", "drift_acceptance", "drift_tail"}
+    with_z = start_detectors(policy, {}, has_z=True)
+    assert [with_z[f"drift_z_{side}"].promise for side in ("low", "high")] == [-policy.z_bound, policy.z_bound]
 
 
-def watched(states: Mapping[str, Mapping[str, Figure]], **units: Floats) -> dict[str, Mapping[str, Figure]]:
-    """The states after these units of each test."""
-    after = dict(states)
+def watched(detectors: Mapping[str, Detector], **units: Floats) -> dict[str, Detector]:
+    """The detectors after these units of each test."""
+    after = dict(detectors)
     for watcher in (*WATCHERS, *ADVISORY_WATCHERS):
         if watcher.test_name in units:
             values = units[watcher.test_name]
@@ -200,46 +198,45 @@ def watched(states: Mapping[str, Mapping[str, Figure]], **units: Floats) -> dict
             other = [pair if watcher.side == "upper" else (9.0, 1.0) for pair in pairs]
             lower = [pair if watcher.side == "lower" else (-9.0, 1.0) for pair in pairs]
             series = unit_series([UnitValues(*each) for each in zip(lower, other, pairs, strict=True)], -1.0, 1.0)
-            state = watcher.fold(after.get(watcher.name), series, POLICY)
-            if state is not None:
-                after[watcher.name] = state
+            detector = watcher.fold(after.get(watcher.name), series)
+            if detector is not None:
+                after[watcher.name] = detector
     return after
 
 
-def sounding(states: Mapping[str, Mapping[str, Figure]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def sounding(detectors: Mapping[str, Detector]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the watchers that give an alarm, and of the tests with advice."""
-    detectors = read_detectors(states)
     return tuple(each.name for each in alarms(detectors, POLICY)), advice(detectors, POLICY)
 
 
 def test_an_alarm_is_not_taken_back() -> None:
-    states = started_states(POLICY, {"speedup": math.log(1.2), "acceptance": 0.6})
+    states = start_detectors(POLICY, {"speedup": math.log(1.2), "acceptance": 0.6})
     assert sounding(states) == ((), ())
     alarmed = watched(states, speedup=np.full(60, -0.4))
     assert sounding(alarmed) == (("drift_speedup",), ("speedup",))
     recovered = watched(alarmed, speedup=np.full(2_000, 0.4))
-    assert log_mean_statistic(Detector.of(recovered["drift_speedup"])) < math.log(alarm_threshold(POLICY))
+    assert log_mean_statistic(recovered["drift_speedup"]) < math.log(alarm_threshold(POLICY))
     assert sounding(recovered)[0] == ("drift_speedup",)
 
 
 def test_advice_comes_alone_first() -> None:
-    states = started_states(POLICY, {"speedup": math.log(1.4), "acceptance": 0.6})
+    states = start_detectors(POLICY, {"speedup": math.log(1.4), "acceptance": 0.6})
     worse = watched(states, speedup=np.full(100, math.log(1.1)))
     assert sounding(worse) == ((), ("speedup",))
 
 
 def test_each_test_has_its_own_detector() -> None:
     units = {"acceptance": np.zeros(40), "tail": np.ones(40), "parity_sampled": np.full(80, -0.1)}
-    states = watched(started_states(POLICY, {}, has_z=True), **units)
+    states = watched(start_detectors(POLICY, {}, has_z=True), **units)
     assert sounding(states)[0] == ("drift_acceptance", "drift_tail", "drift_z_low")
-    assert states["drift_speedup"]["num_units"] == 0
+    assert states["drift_speedup"].num_units == 0
 
 
 def test_what_is_missing_is_at_its_worst_for_either_side() -> None:
     missing = unit_series([UnitValues((-0.2, 1.0), (0.2, 1.0), (0.0, 0.0))] * 60, -0.2, 0.2)
-    states = started_states(POLICY, {}, has_z=True)
-    after = {each.name: each.fold(states[each.name], missing, POLICY) for each in WATCHERS if "z" in each.name}
-    alarmed, _ = sounding({name: state for name, state in after.items() if state is not None})
+    states = start_detectors(POLICY, {}, has_z=True)
+    after = {each.name: each.fold(states[each.name], missing) for each in WATCHERS if "z" in each.name}
+    alarmed, _ = sounding({name: detector for name, detector in after.items() if detector is not None})
     assert alarmed == ("drift_z_low", "drift_z_high")
 
 
@@ -255,15 +252,14 @@ def test_the_threshold_counts_every_detector_that_the_endpoint_may_have() -> Non
 
 @pytest.mark.parametrize("detector", [SPEEDUP, SPEEDUP.fold(Sums(*_ones(np.full(9, 0.1))))])
 def test_a_detector_survives_being_stored(detector: Detector) -> None:
-    assert Detector.of(json.loads(json.dumps(detector.state(), allow_nan=False))) == detector
+    assert unpack(pack(detector, 1), Detector, 1) == detector
 
 
-@pytest.mark.parametrize(
-    "stored", [{}, {**STATE, "promise": None}, {**STATE, "promise": True}, {**STATE, "log_peak": "high"}]
-)
-def test_what_is_no_detector_is_refused(stored: dict[str, Figure]) -> None:
-    with pytest.raises(InputError, match="drift detector cannot be read"):
-        Detector.of(stored)
+@pytest.mark.parametrize("change", [{"promise": None}, {"promise": True}, {"log_peak": "high"}])
+def test_what_is_no_detector_is_refused(change: dict[str, Any]) -> None:
+    for stored in ({}, asdict(SPEEDUP) | change):
+        with pytest.raises(InputError, match="a stored value cannot be read"):
+            unpack(pack(stored, 1), Detector, 1)
 
 
 def test_a_promise_at_the_top_of_the_range_is_refused() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_start, watch_states
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_detectors, watch_start
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.lifecycle import decide_in_run, next_evidence
 from shadowspec.gate.verdict.trial_levels import name_of
@@ -26,7 +26,7 @@ def test_enable_starts_the_detectors_after_the_units_that_proved_it() -> None:
     first = gate.rows[-1]
     assert watch_start(first) == (100, 400)
     advisory = {"advisory_speedup", "advisory_acceptance"}
-    assert set(watch_states(first)) == {"drift_speedup", "drift_acceptance", "drift_tail"} | advisory
+    assert set(watch_detectors(first)) == {"drift_speedup", "drift_acceptance", "drift_tail"} | advisory
     assert not first.ends_run
     second = gate.look(draw_runs(10, 1))
     assert second.verdict is Verdict.ENABLE
@@ -91,7 +91,7 @@ def test_a_rise_of_the_slowed_share_is_found() -> None:
 def test_a_bias_of_sampled_output_is_found_on_either_side(mean: float, words: str) -> None:
     gate = Gate(is_greedy=False)
     assert gate.look(with_z(draw_runs(100, 0), 0.0)).verdict is Verdict.ENABLE
-    assert {"drift_z_low", "drift_z_high"} < set(watch_states(gate.rows[-1]))
+    assert {"drift_z_low", "drift_z_high"} < set(watch_detectors(gate.rows[-1]))
     decision = gate.look(with_z(draw_runs(10, 1), mean))
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "drift")
     assert decision.reason.startswith(f"parity_sampled no longer {words} (40 units")

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shadowspec.gate.evidence import codec
 from shadowspec.gate.evidence.agreement import z_test
 from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
@@ -18,6 +17,7 @@ from shadowspec.gate.stats.betting import FRACTIONS, worst_values
 from shadowspec.gate.stats.capital import grid
 from shadowspec.gate.verdict.required_tests import betting_result
 from shadowspec.types import Parity, Run, SliceCounts, TestResult, TestState, Verdict
+from shadowspec.types.codec import pack, unpack
 from tests.builders.hypothesis_evidence import draw_runs, evidence_of, look, result
 from tests.gate.worlds import block_unit, cluster_unit, run_of
 
@@ -142,7 +142,7 @@ def test_evidence_with_light_units_and_infinite_times_round_trips() -> None:
     parities = [Parity(z_sum=0.3, z_tokens=2), Parity(z_sum=-1.0, z_tokens=80)]
     clusters = [cluster_unit(i, [run_of(i, "b", parity=p)], is_greedy=False) for i, p in enumerate(parities)]
     evidence = HypothesisEvidence().fold(clusters, [block_unit(0, [failed(0)], n_max=1)], POLICY)
-    read = codec.decode(*codec.encode(evidence))
+    read = unpack(pack(evidence, 1), HypothesisEvidence, 1)
     assert read.latencies == evidence.latencies
     first, second = read.tests["parity_sampled"], evidence.tests["parity_sampled"]
     assert first.waiting.has_light_extremes

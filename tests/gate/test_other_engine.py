@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from shadowspec.gate.evidence.hypothesis import watch_states
+from shadowspec.gate.evidence.hypothesis import watch_detectors
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.run.gate_run import run_endpoint_gate
@@ -174,9 +174,9 @@ def test_naming_the_engine_ends_an_enable_and_its_detectors_and_keeps_its_eviden
     free, gate.policy = gate.policy, replace(gate.policy, serving_engine="vllm")
     held = gate.look(drawn_blocks(10, 2))
     assert (word(held), held.ends_run) == (HELD, False)
-    assert watch_states(held) == {}
+    assert watch_detectors(held) == {}
     kept = gate.evidence[CONFIG.fingerprint]
-    assert (kept.watchers, kept.runs.num_blocks) == ({}, 120)
+    assert (kept.detectors, kept.runs.num_blocks) == ({}, 120)
     gate.policy = free
     again = gate.look(drawn_blocks(10, 3))
     assert (again.verdict, again.num_blocks) == (Verdict.ENABLE, 130)

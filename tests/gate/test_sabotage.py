@@ -228,7 +228,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         "shadowspec.gate.stats.capital",
         check_table,
         [
-            ("thetas, lowest, highest, upper_worst, has", "thetas, highest, lowest, upper_worst, has"),
+            ("logs, lowest, highest, upper_worst, has", "logs, highest, lowest, upper_worst, has"),
             ("num_units * np.log1p(-FRACTIONS)", "num_units * np.log1p(FRACTIONS)"),
             ("values[None, :] - self.thetas", "values[None, :] + self.thetas"),
             ("weights[None, :] - values[None, :]", "weights[None, :] + values[None, :]"),

@@ -10,13 +10,13 @@ from datetime import timedelta
 import pytest
 from msgspec import structs
 
-from shadowspec.gate.evidence import codec
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.units import ClusterUnit
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.run.recompute import explain
 from shadowspec.store import Store
 from shadowspec.types import FunnelCounter, Verdict
+from shadowspec.types.codec import pack, unpack
 from tests.builders.folding import POLICY as STORED
 from tests.builders.folding import gate
 from tests.builders.hypothesis_evidence import Seen, draw_runs, evidence_of, look, result
@@ -77,8 +77,7 @@ def test_days_count_once_however_the_clusters_are_folded_and_stored() -> None:
     clusters, whole = at_days((0.1, 0.9, 1.5, 1.6, 4.0)).clusters, HypothesisEvidence()
     for start in range(0, 400, 70):
         whole = whole.fold(clusters[start : start + 70], (), POLICY)
-        document, tables = codec.encode(whole)
-        whole = codec.decode(document, tables)
+        whole = unpack(pack(whole, 1), HypothesisEvidence, 1)
     assert (whole.num_days, HypothesisEvidence().fold(clusters, (), POLICY).num_days) == (3, 3)
 
 

@@ -169,7 +169,7 @@ def test_advice_and_shifts_are_told_once(store: Store) -> None:
 
 
 def test_evidence_of_one_slice(store: Store) -> None:
-    rows = [StoredEvidence(key, load, "fp", {"version": 1}, b"1234") for key in ("", "a=b") for load in (8, 4)]
+    rows = [StoredEvidence(key, load, "fp", b"1234") for key in ("", "a=b") for load in (8, 4)]
     with store.evidence_session("chat") as session:
         session.save_evidence(rows)
     found = store.slice_evidence("chat", "a=b")

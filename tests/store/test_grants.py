@@ -181,7 +181,7 @@ def test_a_gate_decides(url: str, make_role: Callable[[str], str]) -> None:
         store.add_override(examples.override(Verdict.HOLD))  # as an audit does that alarms
         with store.evidence_session("chat") as session:  # twice: what is kept is also changed and forgotten
             for _ in range(2):
-                session.save_evidence([StoredEvidence("", 4, "fp", {}, b"")])
+                session.save_evidence([StoredEvidence("", 4, "fp", b"")])
                 session.save_open_blocks({"b": OpenBlock((RecordKey("topic", 0, 0),), examples.NOON)}, ())
                 session.keys("way").add([OpenKey("", "session:s", (), examples.NOON)])
                 session.discard_evidence()

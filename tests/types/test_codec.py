@@ -40,6 +40,15 @@ class Whole:
     figures: Mapping[str, float | int | str | None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    first: NDArray[np.float64]
+    second: NDArray[np.float64]
+    column: NDArray[np.float64]
+    whole: Whole
+    third: NDArray[np.float64] | None = None
+
+
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 COUNTS = st.integers(0, 2**62)
@@ -105,6 +114,38 @@ def test_a_document_of_another_version_is_refused(document: dict[str, Any]) -> N
     with pytest.raises(InputError, match="this version of ShadowSpec reads version 1: fold it again") as caught:
         codec.from_document(document, Part, 1, "evidence", "fold it again")
     assert "secret" not in str(caught.value)
+
+
+@given(WHOLES, st.lists(st.floats(), max_size=6))
+def test_a_packed_value_is_given_back_with_its_arrays(whole: Whole, numbers: list[float]) -> None:
+    array = np.array(numbers, dtype=np.float64)
+    value = Arrays(array, array, array.reshape(-1, 1)[::2], whole)
+    content = codec.pack(value, 3)
+    read = codec.unpack(content, Arrays, 3)
+    assert codec.packed_version(content) == 3
+    for name in ("first", "second", "column"):
+        assert getattr(read, name).tobytes() == getattr(value, name).tobytes()
+        assert getattr(read, name).shape == getattr(value, name).shape
+    assert (read.third, read.whole) == (None, whole)
+    assert read.first is read.second  # stored once
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x92\x02\x01", codec.pack({}, 2), codec.encode({"version": 1})])
+def test_a_packed_value_of_another_version_or_of_none_is_refused(content: bytes) -> None:
+    with pytest.raises(InputError, match="this version of ShadowSpec reads version 1: fold it again"):
+        codec.unpack(content, Part, 1, "evidence", "fold it again")
+
+
+def test_packed_bytes_that_hold_no_such_value_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^evidence cannot be read: .*`pair`"):
+        codec.unpack(codec.pack({"colour": "red"}, 1), Part, 1, "evidence")
+    with pytest.raises(InputError, match=r"^evidence cannot be read: .*`\$.colour`") as caught:
+        codec.unpack(codec.pack({"colour": "secret", "pair": ["a", 1]}, 1), Part, 1, "evidence")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(InputError, match="evidence cannot be read"):
+        codec.unpack(
+            codec.pack({"first": [2, b"1234"], "second": [0, b""], "column": [0, b""]}, 1), Arrays, 1, "evidence"
+        )
 
 
 def test_a_value_without_a_json_form_is_a_mistake_of_the_caller() -> None:

@@ -13,7 +13,7 @@ from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.types import PairedScore
 
-Totals = Mapping[str, float]
+Totals = Mapping[str, int | float]  # a count that is stored is read as an integer
 
 
 def score_units(

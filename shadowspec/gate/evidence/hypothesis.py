@@ -25,9 +25,7 @@ from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable
 from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS, Detector
 from shadowspec.metrics import ratio
-from shadowspec.types import Decision, Figure, PairedScore, SliceCounts, TestState
-
-WatcherState = Mapping[str, Figure]
+from shadowspec.types import Decision, PairedScore, SliceCounts, TestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +150,18 @@ def count_units(evidence: TestEvidence, units: UnitSeries) -> TestEvidence:
 
 
 class Watcher(Protocol):
-    """A further state folded over a test's unit values in folding order, stored with the hypothesis's evidence.
-
-    Its state is a flat mapping that JSON can hold; only the watcher interprets it.
-    """
+    """Folds a test's unit values, in folding order, into a detector that is stored with the hypothesis's evidence."""
 
     @property
     def name(self) -> str:
-        """The key under which its state is stored."""
+        """The key under which its detector is stored."""
 
     @property
     def test_name(self) -> str:
         """The test whose units it watches."""
 
-    def fold(self, state: WatcherState | None, units: UnitSeries, policy: GatePolicy) -> WatcherState | None:
-        """The state after these units; None if it has none (yet)."""
+    def fold(self, detector: Detector | None, units: UnitSeries) -> Detector | None:
+        """The detector after these units; None if it has none (yet)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +176,7 @@ class HypothesisEvidence:
     tests: Mapping[str, TestEvidence] = field(default_factory=dict)
     runs: RunTotals = field(default_factory=RunTotals)
     latencies: LatencyHistogram = field(default_factory=LatencyHistogram)
-    watchers: Mapping[str, WatcherState] = field(default_factory=dict)
+    detectors: Mapping[str, Detector] = field(default_factory=dict)  # by watcher
     num_clusters: int = 0
     first_event: datetime | None = None  # of the measured clusters
     last_event: datetime | None = None
@@ -208,9 +203,9 @@ class HypothesisEvidence:
         `states` are those from which tests count that have no evidence yet.
         """
         num_given, own_blocks = len(clusters), add_times(blocks)
-        if not self.watchers:
+        if not self.detectors:
             clusters = clusters[: max(policy.max_clusters - self.num_clusters, 0)]
-        tests, kept = dict(self.tests), dict(self.watchers)
+        tests, kept = dict(self.tests), dict(self.detectors)
         for test in score_units(
             clusters, own_blocks, policy, {name: evidence.totals for name, evidence in tests.items()}
         ):
@@ -222,9 +217,9 @@ class HypothesisEvidence:
             tests[test.name] = before.fold(test)
             for watcher in watchers:
                 if watcher.test_name == test.name:
-                    state = watcher.fold(kept.get(watcher.name), test.series, policy)
-                    if state is not None:
-                        kept[watcher.name] = state
+                    detector = watcher.fold(kept.get(watcher.name), test.series)
+                    if detector is not None:
+                        kept[watcher.name] = detector
         num_days, newest_day = self.num_days, self.newest_day
         for unit in clusters:
             day = int(unit.cluster.first_event.timestamp() // DAY_S)
@@ -236,7 +231,7 @@ class HypothesisEvidence:
             tests=tests,
             runs=self.runs.fold(own_blocks),
             latencies=self.latencies.fold(own_blocks),
-            watchers=kept,
+            detectors=kept,
             num_clusters=self.num_clusters + len(clusters),
             num_capped_clusters=self.num_capped_clusters + num_given - len(clusters),
             first_event=min(events, default=None),
@@ -314,8 +309,8 @@ def fold_in_run(
     `recorders` see all of the units.
     """
     states = restarted_states(in_run) if in_run is not None else {}
-    watched = watch_states(in_run) if in_run is not None else {}
-    if in_run is not None and watched and not evidence.watchers:
+    watched = watch_detectors(in_run) if in_run is not None else {}
+    if in_run is not None and watched and not evidence.detectors:
         num_blocks, num_clusters = watch_start(in_run)
         head_blocks = max(num_blocks - evidence.runs.num_blocks, 0)
         head_clusters = max(num_clusters - evidence.num_clusters - evidence.num_capped_clusters, 0)
@@ -325,8 +320,8 @@ def fold_in_run(
         clusters, blocks = clusters[head_clusters:], blocks[head_blocks:]
         num_passed = evidence.num_clusters + evidence.num_capped_clusters
         if evidence.runs.num_blocks >= num_blocks and num_passed >= num_clusters:
-            evidence = replace(evidence, watchers=watched)
-    watchers = (*WATCHERS, *ADVISORY_WATCHERS) if evidence.watchers else ()
+            evidence = replace(evidence, detectors=watched)
+    watchers = (*WATCHERS, *ADVISORY_WATCHERS) if evidence.detectors else ()
     return evidence.fold(clusters, blocks, policy, states=states, watchers=(*watchers, *recorders))
 
 
@@ -335,10 +330,10 @@ def restarted_states(decision: Decision) -> dict[str, TestState]:
     return {result.name: result.state for result in decision.tests if result.state is not None}
 
 
-def watch_states(decision: Decision) -> dict[str, Mapping[str, Figure]]:
-    """The detectors' states as they were started at the ENABLE on which `decision` rests; empty without one."""
+def watch_detectors(decision: Decision) -> dict[str, Detector]:
+    """The detectors as they were started at the ENABLE on which `decision` rests; empty without one."""
     promises = {} if decision.watch is None else decision.watch.promises
-    return {name: Detector(promise.promise, promise.best).state() for name, promise in promises.items()}
+    return {name: Detector(promise.promise, promise.best) for name, promise in promises.items()}
 
 
 def watch_start(decision: Decision) -> tuple[int, int]:

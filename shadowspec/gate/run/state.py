@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shadowspec.gate.evidence import codec
 from shadowspec.gate.evidence.betting_tests import score_units
 from shadowspec.gate.evidence.clusters import ClusterProgress, sum_in_slice
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
@@ -17,11 +16,12 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.traffic_counts import TrafficCounts
 from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, passed_clusters
 from shadowspec.types import Decision, SliceKey, StoredEvidence
-from shadowspec.types.codec import from_document, to_document
+from shadowspec.types.codec import from_document, pack, packed_version, to_document, unpack
 
 VERSION = 1
+EVIDENCE_VERSION = 4  # of a hypothesis's evidence
 FOLD_VERSION = 1  # of a fold's content
-FOLD_AGAIN = codec.FOLD_AGAIN
+FOLD_AGAIN = "run `shadowspec gate`, which folds it again"  # the remedy for evidence of another version
 
 Document = Mapping[str, Any]
 
@@ -128,7 +128,8 @@ def encode_state(state: EndpointState) -> dict[str, Any]:
 
 def is_readable(document: Document, stored: Iterable[StoredEvidence]) -> bool:
     """Whether this version of the code wrote the state and the evidence, or writes them alike."""
-    return document.get("version") == VERSION and all(row.document.get("version") == codec.VERSION for row in stored)
+    is_state_readable = document.get("version") == VERSION
+    return is_state_readable and all(packed_version(row.content) == EVIDENCE_VERSION for row in stored)
 
 
 def decode_state(document: Document) -> EndpointState:
@@ -142,18 +143,16 @@ def decode_state(document: Document) -> EndpointState:
 
 def encode_evidence(key: HypothesisId, evidence: RunEvidence) -> StoredEvidence:
     """A hypothesis's evidence as it is stored."""
-    document, tables = codec.encode(evidence.evidence)
-    run = {
-        "parameters": evidence.parameters,
-        "skip_clusters": evidence.skip_clusters,
-        "skip_blocks": evidence.skip_blocks,
-    }
-    return StoredEvidence(*key, document | {"run": run}, tables)
+    return StoredEvidence(*key, pack(evidence, EVIDENCE_VERSION))
 
 
 def decode_evidence(stored: StoredEvidence) -> RunEvidence:
-    """The evidence that was encoded."""
-    return RunEvidence(codec.decode(stored.document, stored.tables), **stored.document["run"])
+    """The evidence that was encoded.
+
+    Raises:
+        InputError: it was written by another version of this code.
+    """
+    return unpack(stored.content, RunEvidence, EVIDENCE_VERSION, "stored evidence", FOLD_AGAIN)
 
 
 def has_entered(previous: Decision | None) -> bool:

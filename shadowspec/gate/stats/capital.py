@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 
 import numpy as np
@@ -45,15 +45,21 @@ def with_nulls(points: Floats, lowest: float, highest: float, nulls: Iterable[fl
     return merged[(merged > lowest + 1e-9) & (merged < highest - 1e-9)]
 
 
-@dataclass(frozen=True)  # without slots, which would leave no place for `_log_capitals`
+@dataclass(frozen=True)  # without slots, which would leave no place for cached properties
 class CapitalTable:
-    """One side's sums; `worst` is the size b of a unit's worst value at each null, `weights` the initial bets."""
+    """One side's sums; the mean lies from `lowest` to `highest`, `weights` are the initial bets.
+
+    The rest is as in `UnitSeries`.
+    """
 
     side: Side
     thetas: Floats  # [G], rising
-    worst: Floats  # [G]
     logs: Floats  # [G, NUM_FRACTIONS]: sums over units of log(1 + f * y / b)
-    weights: tuple[float, ...] = WEIGHTS
+    lowest: float
+    highest: float
+    upper_worst: float | None
+    has_light_extremes: bool
+    weights: tuple[float, ...]
 
     @classmethod
     def empty(
@@ -66,25 +72,15 @@ class CapitalTable:
         has_light_extremes: bool = False,
         weights: tuple[float, ...] = WEIGHTS,
     ) -> CapitalTable:
-        """The table of no units, whose mean lies from `lowest` to `highest`; the rest is as in `UnitSeries`."""
-        described = lowest, highest, upper_worst, has_light_extremes
-        return cls.of_sums(side, thetas, np.zeros((len(thetas), NUM_FRACTIONS)), *described, weights=weights)
+        """The table of no units."""
+        logs = np.zeros((len(thetas), NUM_FRACTIONS))
+        return cls(side, thetas, logs, lowest, highest, upper_worst, has_light_extremes, weights)
 
-    @classmethod
-    def of_sums(
-        cls,
-        side: Side,
-        thetas: Floats,
-        logs: Floats,
-        lowest: float,
-        highest: float,
-        upper_worst: float | None,
-        has_light_extremes: bool,
-        weights: tuple[float, ...],
-    ) -> CapitalTable:
-        """The table with these sums, [G, NUM_FRACTIONS]; the rest is as in `empty`."""
-        worst = worst_values(side, thetas, lowest, highest, upper_worst, has_light_extremes)
-        return cls(side, thetas, worst, logs, weights)
+    @cached_property
+    def worst(self) -> Floats:
+        """The size b of a unit's worst value at each null, [G]."""
+        described = self.lowest, self.highest, self.upper_worst, self.has_light_extremes
+        return worst_values(self.side, self.thetas, *described)
 
     def fold(self, values: Floats, weights: Floats) -> CapitalTable:
         """The table with these units added: sums [n] and weights [n]."""
@@ -105,7 +101,7 @@ class CapitalTable:
 
     def with_logs(self, logs: Floats) -> CapitalTable:
         """The table of the same nulls with these sums, [G, NUM_FRACTIONS]."""
-        return CapitalTable(self.side, self.thetas, self.worst, logs, self.weights)
+        return replace(self, logs=logs)
 
     def without_units(self) -> CapitalTable:
         """The table of no units, of the same nulls."""

@@ -24,10 +24,6 @@ import numpy as np
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import FRACTIONS, Floats, Side, Sums, UnitSeries
-from shadowspec.metrics import finite
-from shadowspec.types import Figure
-
-State = Mapping[str, Figure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +58,6 @@ class Detector:
             num_units=self.num_units + len(sums.values),
         )
 
-    def state(self) -> dict[str, Figure]:
-        """As a flat mapping that JSON can hold; minus infinity becomes None."""
-        logs = {f"log_statistic_{place}": finite(value) for place, value in enumerate(self.log_statistics)}
-        return {
-            "promise": self.promise,
-            "highest": self.best,  # the name that stored states have
-            "log_peak": finite(self.log_peak),
-            "num_units": self.num_units,
-            **logs,
-        }
-
-    @staticmethod
-    def of(state: State) -> Detector:
-        """The detector that `state` describes.
-
-        Raises:
-            InputError: it describes none.
-        """
-        try:
-            return Detector(
-                promise=_number(state["promise"]),
-                best=_number(state["highest"]),
-                log_statistics=tuple(_log(state[f"log_statistic_{place}"]) for place in range(len(FRACTIONS))),
-                log_peak=_log(state["log_peak"]),
-                num_units=int(_number(state["num_units"])),
-            )
-        except KeyError as error:
-            raise InputError(f"stored drift detector cannot be read: {error} is missing") from error
-
     def has_alarmed(self, threshold: float) -> bool:
         """Whether the mean of the M reached `threshold` at any unit: an alarm is not taken back."""
         return self.log_peak >= math.log(threshold)
@@ -116,7 +83,7 @@ def log_mean(paths: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class DriftWatcher:
-    """Maintains one detector over the units of the test `test_name`; its state is None until the detector is started.
+    """Maintains one detector over the units of the test `test_name`; None until the detector is started.
 
     A missing value is folded at its worst, as the bound of `side` has it: an arm that fails is a decay too.
     """
@@ -125,10 +92,9 @@ class DriftWatcher:
     test_name: str
     side: Side = "lower"  # "upper" where the promise is a greatest value
 
-    def fold(self, state: State | None, units: UnitSeries, policy: GatePolicy) -> State | None:
-        """The state after these units."""
-        del policy  # the promise was fixed when the detector was started
-        return None if state is None else Detector.of(state).fold(self.sums(units)).state()
+    def fold(self, detector: Detector | None, units: UnitSeries) -> Detector | None:
+        """The detector after these units; its promise was fixed when it was started."""
+        return None if detector is None else detector.fold(self.sums(units))
 
     def sums(self, units: UnitSeries) -> Sums:
         """The sums of these units that it folds."""
@@ -145,8 +111,10 @@ WATCHERS = (
 ADVISORY_WATCHERS = (DriftWatcher("advisory_speedup", "speedup"), DriftWatcher("advisory_acceptance", "acceptance"))
 
 
-def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float], *, has_z: bool = False) -> dict[str, State]:
-    """The states of all detectors of a hypothesis at the look that decides ENABLE, by watcher.
+def start_detectors(
+    policy: GatePolicy, lower_bounds: Mapping[str, float], *, has_z: bool = False
+) -> dict[str, Detector]:
+    """All detectors of a hypothesis at the look that decides ENABLE, by watcher.
 
     They fold the units that enter after that look: the units that proved the promise do not count again.
     `lower_bounds` are those of "speedup" (log) and "acceptance" at that look.  The advisory detectors hold the
@@ -161,13 +129,13 @@ def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float], *, has
         "drift_z_high": Detector(policy.z_bound, -policy.z_clip),
     }
     watched = [watcher for watcher in WATCHERS if has_z or watcher.test_name != "parity_sampled"]
-    states: dict[str, State] = {watcher.name: started[watcher.name].state() for watcher in watched}
+    detectors = {watcher.name: started[watcher.name] for watcher in watched}
     for watcher in ADVISORY_WATCHERS:
         held = started[f"drift_{watcher.test_name}"]
         if watcher.test_name in lower_bounds:
             value = max(held.promise, lower_bounds[watcher.test_name] - policy.drift_tolerance)
-            states[watcher.name] = Detector(value, held.best).state()
-    return states
+            detectors[watcher.name] = Detector(value, held.best)
+    return detectors
 
 
 def alarm_threshold(policy: GatePolicy) -> float:
@@ -178,16 +146,6 @@ def alarm_threshold(policy: GatePolicy) -> float:
     set of enabled hypotheses.
     """
     return policy.drift_run_length * float(len(WATCHERS) * policy.max_hypotheses)
-
-
-def read_detectors(states: Mapping[str, State]) -> dict[str, Detector]:
-    """The detectors that have started, by watcher.
-
-    Raises:
-        InputError: a state describes none.
-    """
-    watchers = (*WATCHERS, *ADVISORY_WATCHERS)
-    return {watcher.name: Detector.of(states[watcher.name]) for watcher in watchers if watcher.name in states}
 
 
 def alarms(detectors: Mapping[str, Detector], policy: GatePolicy) -> tuple[DriftWatcher, ...]:
@@ -206,13 +164,3 @@ def _select_alarmed(
     threshold = alarm_threshold(policy)
     started = [watcher for watcher in watchers if watcher.name in detectors]
     return tuple(watcher for watcher in started if detectors[watcher.name].has_alarmed(threshold))
-
-
-def _log(value: Figure) -> float:
-    return -math.inf if value is None else _number(value)
-
-
-def _number(value: Figure) -> float:
-    if value is None or isinstance(value, bool | str):
-        raise InputError(f"stored drift detector cannot be read: {value!r} is not a number")
-    return float(value)

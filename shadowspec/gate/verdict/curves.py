@@ -13,10 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from shadowspec.gate.evidence.hypothesis import TestEvidence, WatcherState
+from shadowspec.gate.evidence.hypothesis import TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
-from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import UnitSeries
+from shadowspec.gate.stats.drift import Detector
 from shadowspec.gate.verdict.required_tests import bounds
 from shadowspec.metrics import ratio
 
@@ -35,17 +35,17 @@ class SequencePoint:
 
 @dataclass(frozen=True, slots=True)
 class UnitRecorder:
-    """A watcher that keeps every unit value of one test, in folding order, and has no state in the evidence."""
+    """A watcher that keeps every unit value of one test, in folding order, and has no detector in the evidence."""
 
     test_name: str
     parts: list[UnitSeries] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """The key under which a state would be stored."""
+        """The key under which a detector would be stored."""
         return f"recorded_{self.test_name}"
 
-    def fold(self, state: WatcherState | None, units: UnitSeries, policy: GatePolicy) -> None:
+    def fold(self, detector: Detector | None, units: UnitSeries) -> None:
         """Keep the units."""
         self.parts.append(units)
 

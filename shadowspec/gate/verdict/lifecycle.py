@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_states
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_detectors
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
 from shadowspec.gate.verdict.decision import Hypothesis, decide, verdict_start
@@ -94,9 +94,8 @@ def decide_in_run(
     if decision.verdict is Verdict.ENABLE:
         was_enabled = in_force is not None and in_force.verdict is Verdict.ENABLE
         watch = in_force.watch if in_force and was_enabled else _watch(decision, policy)
-        detectors = drift.read_detectors(evidence.watchers)
-        decision = replace(decision, watch=watch, drift=_drift_figures(detectors, policy))
-        decision = _after_detectors(decision, detectors, policy)
+        decision = replace(decision, watch=watch, drift=_drift_figures(evidence.detectors, policy))
+        decision = _after_detectors(decision, evidence.detectors, policy)
     elif decision.verdict is Verdict.HOLD and trial.num_restarts and decision.reason_code != ReasonCode.OTHER_ENGINE:
         decision = _meanwhile(decision, trial, policy)
     return replace(decision, verdict_since=verdict_start(decision.verdict, previous, now))
@@ -111,8 +110,8 @@ def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> Hypothesi
     """
     if decision.ends_run:
         return HypothesisEvidence(counts=evidence.counts, newest_event=evidence.newest_event)
-    watchers = (evidence.watchers or watch_states(decision)) if decision.verdict is Verdict.ENABLE else {}
-    return evidence if watchers == evidence.watchers else replace(evidence, watchers=watchers)
+    detectors = (evidence.detectors or watch_detectors(decision)) if decision.verdict is Verdict.ENABLE else {}
+    return evidence if detectors == evidence.detectors else replace(evidence, detectors=detectors)
 
 
 def _watch(decision: Decision, policy: GatePolicy) -> Watch:
@@ -121,8 +120,7 @@ def _watch(decision: Decision, policy: GatePolicy) -> Watch:
     speedup, acceptance = by_name["speedup"].lower, by_name["acceptance"].lower
     bounds = {} if speedup is None else {"speedup": math.log(speedup)}
     bounds |= {} if acceptance is None else {"acceptance": acceptance}
-    states = drift.started_states(policy, bounds, has_z="parity_sampled" in by_name)
-    started = {name: drift.Detector.of(state) for name, state in states.items()}
+    started = drift.start_detectors(policy, bounds, has_z="parity_sampled" in by_name)
     promises = {name: WatchedMean(detector.promise, detector.best) for name, detector in started.items()}
     return Watch(decision.num_blocks, passed_clusters(decision), promises)
 

@@ -67,7 +67,7 @@ class EvidenceSession(EvidenceRows):
             dict(
                 zip(names, (self.endpoint, evidence.slice_key, evidence.concurrency, evidence.fingerprint), strict=True)
             )
-            | {"document": dict(evidence.document), "tables": evidence.tables}
+            | {"content": evidence.content}
             for evidence in changed
         ]
         self._connection.execute(insert(tables.evidence), values)
@@ -198,7 +198,7 @@ def read_slice_evidence(connection: Connection, endpoint: str, slice_key: str) -
 
 
 def _read_evidence(connection: Connection, condition: ColumnElement[bool]) -> list[StoredEvidence]:
-    names = ("slice_key", "concurrency", "fingerprint", "document", "tables")
+    names = ("slice_key", "concurrency", "fingerprint", "content")
     statement = select(*(tables.evidence.c[name] for name in names)).where(condition)
     rows = connection.execute(statement, execution_options={"shadowspec_binary": True})
     return [StoredEvidence(*row) for row in rows]

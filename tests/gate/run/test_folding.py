@@ -24,6 +24,7 @@ from shadowspec.gate.run.recompute import explain, policy_of
 from shadowspec.gate.run.state import EndpointState, new_progress, new_state
 from shadowspec.store import Store
 from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, StoredRecord, TestState
+from shadowspec.types.codec import pack
 from shadowspec.types.decision_documents import stored_details
 from tests.builders.folding import POLICY, gate
 from tests.gate.feeding import Feed, assert_same_decisions
@@ -320,7 +321,10 @@ def test_evidence_of_another_version_is_folded_anew(store: Store, table: str) ->
 
 
 def _age(store: Store, table: str) -> None:
-    """As if the table's documents had been written by a version that knew other fields."""
+    """As if the table's values had been written by a version that knew other fields."""
+    if table == "evidence":
+        execute(store, "UPDATE evidence SET content = :content", content=pack({}, 0))
+        return
     old = """'{"version": 0}'"""
     kind = "json" if store.engine.dialect.name == "postgresql" else "text"
     execute(store, f"UPDATE {table} SET document = CAST({old} AS {kind})")
@@ -538,10 +542,10 @@ def test_a_decision_after_everything_was_folded_anew_is_explained_from_there(sto
     assert explain(store, 1).differences == ()
 
 
-def execute(store: Store, statement: str) -> None:
+def execute(store: Store, statement: str, **values: bytes) -> None:
     engine = create_engine(store.engine.url)
     with engine.begin() as connection:
-        connection.execute(text(statement))
+        connection.execute(text(statement), values)
     engine.dispose()
 
 

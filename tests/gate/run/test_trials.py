@@ -370,8 +370,7 @@ def test_clusters_beyond_the_cap_count_in_no_later_run(store: Store) -> None:
     assert explain(store, back.decision_id or 0).differences == ()
     engine = create_engine(store.engine.url)
     with engine.begin() as connection:
-        kind = "json" if engine.dialect.name == "postgresql" else "text"
-        connection.execute(text(f"""UPDATE evidence SET document = CAST('{{"version": 1}}' AS {kind})"""))
+        connection.execute(text("UPDATE evidence SET content = :content"), {"content": codec.pack({}, 1)})
     engine.dispose()
     again = look(0, 0)
     assert [test.estimate for test in again.tests] == [test.estimate for test in back.tests]
