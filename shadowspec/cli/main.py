@@ -249,6 +249,9 @@ def _describe(error: Any, arguments: Sequence[str]) -> str:
     message = " ".join(str(error.format_message()).split()).rstrip(".")
     for pattern, plain in PLAINER:
         message = re.sub(pattern, plain, message)
+    names = str(getattr(getattr(error, "param", None), "metavar", None) or "").strip("<>").split("|")
+    if len(names) > 1 and "Choose from" not in message and message.startswith("Missing"):
+        message += f". Choose from: {', '.join(names)}"
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else f"shadowspec {command_word(arguments)}".strip()
     return f"{message[:1].lower()}{message[1:]}{' See' if message.endswith('?') else '; see'} `{command} --help`"

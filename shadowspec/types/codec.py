@@ -126,6 +126,8 @@ def unpack(
 
     def array(_: Any, tree: Any) -> Any:
         if isinstance(tree, int):
+            if not 0 <= tree < len(arrays):
+                raise ValueError("it refers to an array that it does not hold")
             return arrays[tree]
         *shape, doubles = tree
         arrays.append(np.frombuffer(doubles, "<f8").reshape(shape))

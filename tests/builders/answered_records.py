@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import pytest
-import torch
 
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import decode_batch
-from shadowspec.engine.models import LoadedModel, load_model
+from shadowspec.engine.models import LoadedModel
 from shadowspec.types import SamplingParameters, VerifyRule
 from tests.builders.workspace import record
 
@@ -21,11 +17,6 @@ proposer = "ngram"
 num_speculative_tokens = 3
 ngram_min = 1
 """
-
-
-@pytest.fixture(scope="module")
-def target(tiny_pair: tuple[Path, Path]) -> LoadedModel:
-    return load_model(str(tiny_pair[0]), torch.device("cpu"), torch.float32)
 
 
 def answered(target: LoadedModel, number: int, **changes: Any) -> dict[str, Any]:

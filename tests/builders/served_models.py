@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from tests.builders.workspace import Workspace, record, write_traffic
-from tests.servers.fake_server import FakeServer, running
+from tests.servers.fake_server import FakeServer
 
 SERVERS = """
 [endpoints.letters.servers]
@@ -22,13 +19,6 @@ max_attempts = 2
 reachable_within_s = 0.0
 max_model_len = {length}
 """
-
-
-@pytest.fixture
-def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
-    pair = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
-    with running(*pair):
-        yield pair
 
 
 def serve(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> None:

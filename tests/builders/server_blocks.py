@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from msgspec import structs
 
 from shadowspec.servers.measure_servers import ServerEngine, connect
@@ -23,7 +21,7 @@ from shadowspec.types import (
     VerifyRule,
 )
 from shadowspec.types.settings import EngineSettings
-from tests.servers.fake_server import FakeServer, place_logprobs, running
+from tests.servers.fake_server import FakeServer, place_logprobs
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 CONFIG = SpeculationConfig("draft", "t", "d", "draft_model", 3, VerifyRule.REJECTION, backend="openai")
@@ -38,13 +36,6 @@ def prompt(line: int, temperature: float = 0.0) -> ShadowPrompt:
 def block(number: int, fillers: int = 0, *, load: int = 2, per_slot: int = 3, first: Arm = Arm.BASELINE) -> Block:
     prompts = tuple(prompt(line) for line in range(number))
     return Block("b" * 64, 0, "e", "", load, prompts, tuple(prompt(90) for _ in range(fillers)), first, per_slot)
-
-
-@pytest.fixture
-def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
-    pair = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
-    with running(*pair):
-        yield pair
 
 
 COLD = EngineSettings(warmup_blocks=0)

@@ -14,7 +14,7 @@ import torch
 
 from shadowspec.cli.replay import parse_depths
 from shadowspec.engine.batch import Request
-from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.errors import UsageError
 from shadowspec.types import SamplingParameters
 from tests.builders.answered_records import NGRAM, answered
@@ -29,6 +29,11 @@ proposer = "medusa"
 draft = "heads"
 num_speculative_tokens = 3
 """
+
+
+@pytest.fixture(scope="module")
+def target(tiny_pair: tuple[Path, Path]) -> LoadedModel:
+    return load_model(str(tiny_pair[0]), torch.device("cpu"), torch.float32)
 
 
 def cells(document: dict[str, Any], config: str, **slice_labels: str) -> list[dict[str, Any]]:
@@ -230,10 +235,10 @@ def test_nothing_is_kept_where_that_is_said_or_cannot_be(
     assert both.code == 2
     assert "--store needs the target" in both.err
     with sqlite3.connect(workspace.folder / "shadow.db") as database:
-        database.execute("update alembic_version set version_num = '0001'")
-    behind = workspace.run("replay", traffic)
-    assert behind.code == 2
-    assert "db upgrade" in behind.err
+        database.execute("update alembic_version set version_num = '0029'")
+    earlier = workspace.run("replay", traffic)
+    assert earlier.code == 2
+    assert "a state before 0.1.0, which is not upgraded" in earlier.err
 
 
 def test_the_loop_is_audited_and_an_alarm_holds_the_endpoint(

@@ -8,6 +8,7 @@ import pickle
 import select
 import time
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,6 +32,13 @@ from tests.builders.workspace import Workspace, record, write_traffic
 from tests.servers.fake_server import FakeServer, running, silent, well
 from tests.servers.fake_sglang import FakeSglang
 from tests.services import PATIENCE_S
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
+    pair = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
+    with running(*pair):
+        yield pair
 
 
 @pytest.fixture

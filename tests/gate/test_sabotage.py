@@ -307,7 +307,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
             ("trial.share * 0.5**num_restarts", "trial.share * 0.6**num_restarts"),
             ("(trial.graph.num_slots - sum(", "(trial.graph.num_slots + sum("),
             ("trial.share + given", "trial.share - given"),
-            ("if each != name]", "if each == name]"),
+            ("if other != name]", "if other == name]"),
         ],
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +24,13 @@ from shadowspec.types.settings import EngineSettings
 from tests.builders.server_blocks import COLD, CONFIG, block, connected, prompt, sampled, settings, told_score
 from tests.identities import check_identities
 from tests.servers.fake_server import FakeServer, after, killed, running, silent, status
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
+    pair = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
+    with running(*pair):
+        yield pair
 
 
 @pytest.fixture(autouse=True)

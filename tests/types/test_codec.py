@@ -146,6 +146,8 @@ def test_packed_bytes_that_hold_no_such_value_are_refused() -> None:
         codec.unpack(
             codec.pack({"first": [2, b"1234"], "second": [0, b""], "column": [0, b""]}, 1), Arrays, 1, "evidence"
         )
+    with pytest.raises(InputError, match="an array that it does not hold"):
+        codec.unpack(codec.pack({"first": [0, b""], "second": 7, "column": 0}, 1), Arrays, 1, "evidence")
 
 
 def test_a_value_without_a_json_form_is_a_mistake_of_the_caller() -> None:
