@@ -32,7 +32,7 @@ def demo(
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for database, configuration and report.")
     ] = (DEFAULT_OUT),
     max_requests: Annotated[
-        int | None, typer.Option("--max-requests", metavar="N", min=4, help="Stop after N requests; default: all.")
+        int | None, typer.Option("--requests", metavar="N", min=4, help="Stop after N requests; default: all.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of requests without one.")] = 0,
     as_json: JsonOption = False,

@@ -96,7 +96,7 @@ COMMANDS: dict[str, tuple[int, str, str]] = {
     "live": (2, "endpoints.NAME.live: is missing", "add metrics_urls"),
     "dashboard --host 0.0.0.0": (2, "no login is configured", "set dashboard.auth_file"),
     "simulate --world nosuch": (2, "is not a known world", "known: "),
-    "demo --max-requests 0": (2, "--max-requests", "must be greater than or equal to 4"),
+    "demo --requests 0": (2, "--requests", "must be greater than or equal to 4"),
     "db grant king x": (2, *CHOICE),
     "db grant reader x": (2, "only Postgres has roles", "permissions of its file"),
     "db retain --days 0": (2, "--days", "must be greater than or equal to 1"),

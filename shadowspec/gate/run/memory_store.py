@@ -108,17 +108,23 @@ class MemoryRows:
         self.add(records, blocks, sorted(runs, key=lambda run: (run.key, run.fingerprint)))
 
     def add(self, records: Iterable[StoredRecord], blocks: Iterable[StoredBlock], runs: Iterable[Run]) -> None:
-        """Store further rows, whose keys follow those that are there; runs of one record keep their order."""
-        by_key: dict[RecordKey, list[Run]] = {}
-        for run in runs:
-            by_key.setdefault(run.key, []).append(run)
-            self._sizes[run.block_id] += 1
+        """Store further rows.
+
+        New keys follow those that are there.  A run may be of an earlier record, whose block was open; runs of one
+        record keep their order.
+        """
         new = {record.key: record for record in records}
-        keys = sorted(new.keys() | by_key.keys())
-        assert not (self._keys and keys) or self._keys[-1] < keys[0], "in the order of their keys"
-        self._keys += keys
+        keys = set(new)
+        for run in runs:
+            if run.key not in self._runs:
+                self._runs[run.key] = []
+                keys.add(run.key)
+            self._runs[run.key].append(run)
+            self._sizes[run.block_id] += 1
+        ordered = sorted(key for key in keys if key not in self._records)
+        assert not (self._keys and ordered) or self._keys[-1] < ordered[0], "in the order of their keys"
+        self._keys += ordered
         self._records |= new
-        self._runs |= by_key
         self._blocks |= {block.block_id: block for block in blocks}
 
     def records(self, spans: Iterable[Span]) -> list[StoredRecord]:
