@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
 
 from sqlalchemy import Engine, text
 
 from shadowspec.store import session
+from shadowspec.types.decision_documents import stored_details, stored_test_details
+from tests.store import examples
 
 _RECORDS = """
     INSERT INTO records (source, source_partition, source_offset, timestamp_ms, source_item, counter, endpoint,
@@ -52,12 +55,12 @@ _GROWING = (
     INSERT INTO decisions (endpoint, slice_key, concurrency, fingerprint, verdict, reason_code, reason, num_clusters,
                            num_blocks, decided_at, document)
     SELECT 'endpoint' || n % 20, 'slice' || n % 5, 4, 'fp', 'HOLD', 'too_few_units', '', 1, 1,
-           now() - (20000 - n) * interval '1 minute', '{}'
+           now() - (20000 - n) * interval '1 minute', CAST(:decision_document AS json)
     FROM generate_series(1, 20000) AS n
     """,
     """
     INSERT INTO test_snapshots (decision_id, position, name, outcome, alpha, unit, num_units, min_units, document)
-    SELECT decision_id, position, 'speedup', 'open', 0.05, 'block', 1, 1, '{}'
+    SELECT decision_id, position, 'speedup', 'open', 0.05, 'block', 1, 1, CAST(:test_document AS json)
     FROM decisions, generate_series(0, 3) AS position
     """,
 )
@@ -71,11 +74,16 @@ def fill(engine: Engine, *, num_rows: int, start: datetime, days: int) -> None:
         "start_ms": int(start.timestamp() * 1000),
         "step_ms": int(step.total_seconds() * 1000),
     }
+    decision = examples.decision()
+    documents = {
+        "decision_document": json.dumps(stored_details(decision)),
+        "test_document": json.dumps(stored_test_details(decision.tests[0])),
+    }
     with session.write(engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
         for statement in (_RECORDS, _RUNS):
             connection.execute(text(statement), values)
         for statement in _GROWING:
-            connection.execute(text(statement))
+            connection.execute(text(statement), documents)
         _fill_rollups(engine, start, days)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE"))
