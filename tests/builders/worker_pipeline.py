@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from datetime import timedelta
 
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
-from shadowspec.tap.endpoints import Load, MatchRule
+from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.sources import RawRecord
@@ -41,10 +42,10 @@ class Letters:
         self.sent.append((raw.key, stage, reason))
 
 
-def pipeline(letters: Letters | None = None) -> tuple[Pipeline, Admission]:
-    admission = Admission(RULES, TOKENIZERS, KeyedHash(SECRET))
+def pipeline(letters: Letters | None = None, rules: Sequence[EndpointRule] = RULES) -> tuple[Pipeline, Admission]:
+    admission = Admission(rules, TOKENIZERS, KeyedHash(SECRET))
     joiner = Joiner(timedelta(minutes=5))
-    return Pipeline(admission, BlockFormer(RULES), joiner=joiner, dead_letters=letters), admission
+    return Pipeline(admission, BlockFormer(rules), joiner=joiner, dead_letters=letters), admission
 
 
 def raw_records(count: int, seed: int, num_partitions: int) -> dict[PartitionId, list[RawRecord]]:

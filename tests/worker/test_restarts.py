@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
+from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.sources import RawRecord
@@ -69,8 +69,14 @@ def sqlite(tmp_path: Path) -> Store:
 class World:
     """Partitions in memory, a database, and a worker that may end at any moment."""
 
-    def __init__(self, placed: dict[PartitionId, list[RawRecord]], store: Store, draw: random.Random) -> None:
-        self.placed, self.store, self.draw = placed, store, draw
+    def __init__(
+        self,
+        placed: dict[PartitionId, list[RawRecord]],
+        store: Store,
+        draw: random.Random,
+        rules: Sequence[EndpointRule] = RULES,
+    ) -> None:
+        self.placed, self.store, self.draw, self.rules = placed, store, draw, rules
         self.engine = FakeEngine((CONFIG,))
         self.letters = Letters()
         self.num_crashes = 0
@@ -78,13 +84,13 @@ class World:
 
     def begin(self) -> None:
         """A new process: nothing is known but what the database says."""
-        self.pipeline, self.admission = pipeline(self.letters)
+        self.pipeline, self.admission = pipeline(self.letters, self.rules)
         self.place: dict[PartitionId, int] = {}
         for partition in self.placed:
             self.assign(partition)
 
     def assign(self, partition: PartitionId) -> None:
-        past = partition_past(self.store, "group", partition, RULES)
+        past = partition_past(self.store, "group", partition, self.rules)
         for endpoint, remembered in past.endpoints.items():
             self.admission.restore(partition, endpoint, remembered.units, remembered.request_ids)
         self.pipeline.start(partition, past.entry, past.stored)
@@ -182,13 +188,10 @@ def test_crashes_and_rebalances_lose_and_repeat_nothing(sqlite: Store, seed: int
 
 @pytest.mark.representative("0")
 @pytest.mark.parametrize("seed", range(4))
-def test_crashes_neither_lose_turns_nor_measure_a_session_in_two_blocks(
-    sqlite: Store, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crashes_neither_lose_turns_nor_measure_a_session_in_two_blocks(sqlite: Store, seed: int) -> None:
     turns = tuple(replace(rule, measures_conversations=True, timed_positions=3) for rule in RULES)
-    monkeypatch.setattr(sys.modules[__name__], "RULES", turns)
     placed = raw_records(700, seed, num_partitions=2)
-    world = World(placed, sqlite, random.Random(seed))
+    world = World(placed, sqlite, random.Random(seed), turns)
     for _ in range(5_000):
         world.turn()
         if world.is_over():
