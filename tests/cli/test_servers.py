@@ -23,6 +23,7 @@ from shadowspec.engine.models import load_model
 from shadowspec.servers import closed_loop, measure_servers
 from shadowspec.servers.stream import Completion
 from shadowspec.store import Store
+from shadowspec.text import markdown_text
 from shadowspec.types import Arm, ArmTiming, Block, BlockResult, PairedScore, Validity
 from shadowspec.worker.engine_process import EngineProcess, Event, MeasuringFailed, Ready
 from tests.builders.answered_records import answered
@@ -319,7 +320,7 @@ def test_the_default_budget_of_memory_is_judged_and_a_method_goes_out_as_it_came
     assert shown in " ".join(served.run("gate", "--explain", str(decision["decision_id"])).out.split())
     report = served.run("report", "--format", "md").out
     assert f"{displaced:,} displaced" in report
-    assert shown in report
+    assert markdown_text(shown) in report
     assert name in report
     assert served.run("report", "--out", "report.html").code == 0
     page = (served.folder / "report.html").read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -23,10 +24,13 @@ from shadowspec.reports.content.content_blocks import (
     Section,
     Table,
 )
+from shadowspec.reports.content.definitions import DEFINITIONS
+from shadowspec.reports.figures.by_turn import ProductionCache
 from shadowspec.reports.render.html import render_html
 from shadowspec.reports.render.markdown import render_markdown
 from shadowspec.reports.render.svg import chart_svg
 from shadowspec.reports.render.terminal import render_terminal
+from shadowspec.reports.report import Report
 from shadowspec.reports.report.report_content import report_content
 from shadowspec.text import markdown_text
 from tests.builders.content_shapes import SHAPES
@@ -91,6 +95,31 @@ def test_every_chart_is_said_in_words(document: ContentDocument) -> None:
     markdown = squeezed(render_markdown(document))
     for figure in figures(document.blocks):
         assert squeezed(markdown_text(figure.chart.said)) in markdown
+
+
+def test_what_production_cached_is_said_before_anything_is_measured() -> None:
+    report = next(report for state in STATES for report in [reports()[state]] if unmeasured(report))
+    cache = ProductionCache(3, 100, 40)
+    told = replace(report, endpoints=tuple(replace(e, production_cache=cache) for e in report.endpoints))
+    assert cache.text not in render_markdown(report_content(report))
+    assert cache.text in render_markdown(report_content(told))
+    assert cache.text in Page(render_html(report_content(told))).text
+
+
+def unmeasured(report: Report) -> bool:
+    return bool(report.endpoints) and not report.hypotheses
+
+
+def test_hovering_shows_thresholds_whole_details_and_what_a_measure_is() -> None:
+    report = reports()["full"]
+    details = {"target": "0123456789abcdef" * 2}
+    configs = tuple(replace(config, details=details) for config in report.configs)
+    page = render_html(report_content(replace(report, configs=configs)))
+    assert details["target"] in page
+    strips = re.findall(r'<svg [^>]*class="strip"><title>([^<]*)</title>', page)
+    assert strips
+    assert all(re.fullmatch(r".+ \[.+\], threshold .+", strip) for strip in strips)
+    assert re.search(f'<td [^>]*title="{re.escape(DEFINITIONS["ttft"][1])}"', page)
 
 
 @pytest.mark.parametrize("shape", list(Shape))

@@ -33,7 +33,8 @@ def interval(test: TestResult, low: float, high: float, *, is_log: bool) -> Inte
     """The small picture beside a test's figures; None before it has an estimate."""
     if test.estimate is None:
         return None
-    said = interval_text(test, shown_as(test.name))
+    shown = shown_as(test.name)
+    said = f"{interval_text(test, shown)}, threshold {shown(test.threshold)}"
     return IntervalPicture(test.estimate, test.lower, test.upper, test.threshold, low, high, is_log, said)
 
 

@@ -90,7 +90,7 @@ def _test(test: TestResult) -> list[Cell | str]:
 class LatencyRow:
     """One measure of one arm; `quantiles` are (text, why it is none) in the order of `LATENCY_SHARES`."""
 
-    measure: str
+    measure: Cell
     arm: Arm
     quantiles: tuple[Cell, ...]
     num_requests: int | None
@@ -355,7 +355,8 @@ def configs_table(configs: Iterable[FingerprintedConfig]) -> Table:
 def _config(fingerprinted: FingerprintedConfig) -> list[Cell | str]:
     config = fingerprinted.config
     served = ("the server's method", str(config.speculative_config)) if config.is_served_method else ()
-    details = (f"{name.replace('_', ' ')} {value[:12]}" for name, value in sorted(fingerprinted.details.items()))
+    details = [(name.replace("_", " "), value) for name, value in sorted(fingerprinted.details.items())]
+    in_full = "; ".join([fingerprinted.fingerprint, *(f"{name} {value}" for name, value in details)])
     return [
         config.name,
         Cell(config.target, (config.draft,) if config.draft else (), is_code=True),
@@ -363,7 +364,12 @@ def _config(fingerprinted: FingerprintedConfig) -> list[Cell | str]:
         str(config.num_speculative_tokens),
         Cell(config.verify_rule.value.replace("_", " "), ("greedy requests: greedy",)),
         Cell(fingerprinted.engine, (f"{fingerprinted.device}, {fingerprinted.dtype}, {config.backend}",)),
-        Cell(fingerprinted.fingerprint[:16], tuple(details), hover=fingerprinted.fingerprint, is_code=True),
+        Cell(
+            fingerprinted.fingerprint[:16],
+            tuple(f"{name} {value[:12]}" for name, value in details),
+            hover=in_full,
+            is_code=True,
+        ),
     ]
 
 

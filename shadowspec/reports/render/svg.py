@@ -345,7 +345,7 @@ _SHAPES: Final[dict[Shape, Callable[[_Frame, Mark, Sequence[Mark]], list[Markup]
 
 
 def picture_svg(picture: IntervalPicture | Shares) -> Markup:
-    """The small picture of a cell; the text beside it says the same."""
+    """The small picture of a cell; hovering over it says what it shows."""
     if isinstance(picture, Shares):
         return _shares(picture)
     scale, middle = Scale(picture.low, picture.high, 3, STRIP_WIDTH - 3, picture.is_log), STRIP_HEIGHT / 2
@@ -359,7 +359,7 @@ def picture_svg(picture: IntervalPicture | Shares) -> Markup:
     if picture.threshold is not None:
         at = scale(picture.threshold)
         drawn.append(element("line", x1=at, x2=at, y1=0, y2=STRIP_HEIGHT, class_="threshold"))
-    return svg(STRIP_WIDTH, STRIP_HEIGHT, picture.said, *drawn, class_="strip")
+    return svg(STRIP_WIDTH, STRIP_HEIGHT, picture.said, tooltip(picture.said), *drawn, class_="strip")
 
 
 def _shares(picture: Shares) -> Markup:

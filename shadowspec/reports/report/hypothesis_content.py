@@ -7,8 +7,8 @@ from typing import Final
 
 from shadowspec.reports.content import charts, tables
 from shadowspec.reports.content.chart_values import Chart
-from shadowspec.reports.content.content_blocks import Block, Facts, Figure, Heading, Note, Section
-from shadowspec.reports.content.definitions import title_of_test
+from shadowspec.reports.content.content_blocks import Block, Cell, Facts, Figure, Heading, Note, Section
+from shadowspec.reports.content.definitions import DEFINITIONS, title_of_test
 from shadowspec.reports.content.notes import decision_notes, detector_lines, order_note
 from shadowspec.reports.content.verdict_lines import verdict_cell
 from shadowspec.reports.figures.failure_rows import Failures
@@ -149,8 +149,8 @@ def _latency_chart(measure: str, distributions: Iterable[Distribution]) -> Chart
 
 def _latency_row(d: Distribution) -> tables.LatencyRow:
     quantiles = tuple(tables.quantile_cell(q.value, q.needs, d.num_requests) for q in d.quantiles)
-    title, _ = MEASURES[d.measure]
-    return tables.LatencyRow(title, d.arm, quantiles, d.num_requests)
+    title, term = MEASURES[d.measure]
+    return tables.LatencyRow(Cell(title, hover=DEFINITIONS[term][1]), d.arm, quantiles, d.num_requests)
 
 
 def failures_content(failures: Failures) -> Iterator[Block]:
@@ -164,9 +164,9 @@ def failures_content(failures: Failures) -> Iterator[Block]:
     intervened = failures.intervened
     if intervened.num_intervened:
         yield Note(
-            f"First-position acceptance, pooled: {percent(intervened.with_them)} with the "
-            f"{plural(intervened.num_intervened, 'request')} whose production output a layer behind the model changed, "
-            f"{percent(intervened.without_them)} without."
+            f"First-position acceptance, pooled: {percent(intervened.with_them)}; without the "
+            f"{plural(intervened.num_intervened, 'request')} whose production output a layer behind the model changed: "
+            f"{percent(intervened.without_them)}."
         )
 
 
@@ -237,7 +237,7 @@ def _memory_facts(m: MemoryFigures) -> Facts:
         (
             ("Peak: baseline, speculative", peaks, ""),
             ("Extra of speculation", byte_size(m.extra_peak_bytes), ""),
-            ("Displaced KV tokens", f"{m.displaced_kv_tokens:,}", "displaced"),
+            ("KV tokens", f"{m.displaced_kv_tokens:,} displaced", "displaced"),
             *requests,
             ("Draft weights", byte_size(m.draft_weight_bytes), ""),
             ("KV per token: target, draft", per_token, ""),
@@ -250,7 +250,7 @@ def _kv_cache_facts(k: KvCacheFigures) -> Facts:
         f"KV cache of the servers, worst of {plural(k.num_blocks, 'block')}",
         (
             ("Tokens: baseline, speculative", f"{k.baseline_tokens:,}, {k.speculative_tokens:,}", ""),
-            ("Displaced KV tokens", f"{k.displaced_tokens:,} ({percent(k.displaced_share)})", "displaced"),
+            ("KV tokens", f"{k.displaced_tokens:,} displaced ({percent(k.displaced_share)})", "displaced"),
             ("Displaced requests", batch_change(k.baseline_requests, k.speculative_requests), "displaced_requests"),
         ),
     )

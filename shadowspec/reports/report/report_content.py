@@ -37,8 +37,10 @@ FOREST_NOTE: Final = (
     "which needs every test."
 )
 FOOTER: Final = (
-    "Bounds in brackets are anytime-valid. No prompt text is stored or shown: figures come from counts, timings and "
-    "keyed hashes."
+    "Bounds in brackets are anytime-valid. Acceptance figures are pooled: counts are added up over requests, then one "
+    "ratio is formed. Mean acceptance length includes the bonus or recovered token. End-to-end time is prefill plus "
+    "decode: the wait of a client. No prompt text is stored or shown: figures come from counts, timings and keyed "
+    "hashes."
 )
 
 Anchored = tuple[EndpointReport, str, list[tuple[ReportedHypothesis, str]]]  # with anchors of it and of its hypotheses
@@ -65,7 +67,7 @@ def report_content(report: Report) -> ContentDocument:
             _tally(report),
             Section("Verdicts", (_verdicts(report, anchored),), "board", "verdict"),
             *_forest(report),
-            *(_endpoint(*parts) for parts in anchored if parts[2] or parts[0].replays or parts[0].audits),
+            *(_endpoint(*parts) for parts in anchored if _has_section(parts[0])),
             *_predictions(report),
             *_funnel(report),
             Section("Speculation configs", (tables.configs_table(report.configs),), "configs"),
@@ -177,6 +179,12 @@ def _row_label(h: ReportedHypothesis, place: int) -> str:
     """The endpoint, or the slice below it; `place` makes it the only one of its name."""
     name = f"\u2003{slice_title(h.slice_key)}" if h.slice_key else h.endpoint
     return name + "\u200b" * place
+
+
+def _has_section(endpoint: EndpointReport) -> bool:
+    """Whether anything is known of an endpoint besides its line in the table of verdicts."""
+    known = endpoint.hypotheses, endpoint.replays, endpoint.audits, endpoint.production_cache
+    return any(known)
 
 
 def _endpoint(endpoint: EndpointReport, anchor: str, hypotheses: list[tuple[ReportedHypothesis, str]]) -> Section:
