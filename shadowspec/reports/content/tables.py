@@ -131,6 +131,16 @@ def latency_table(rows: Iterable[LatencyRow], resolution: str = "") -> Table:
     )
 
 
+def arm_means_table(rows: Iterable[tuple[Cell, Arm, str]]) -> Table:
+    """Figures of each arm that are no quantiles: mean of a request, or a share of all."""
+    columns = (
+        Column("Measure", meaning="A mean or a share, over the requests that were timed in both arms."),
+        Column("Arm", meaning="Both arms ran the same requests."),
+        Column("Value", True),
+    )
+    return table("Both arms on average", columns, ([measure, arm.value, value] for measure, arm, value in rows))
+
+
 def failures_table(rows: Iterable[FailureRow]) -> Table:
     """Each failure with its count, what it is a share of, and what it means."""
     columns = (
