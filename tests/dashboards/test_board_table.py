@@ -36,7 +36,7 @@ def test_labels_reasons_and_authors_are_text() -> None:
     root = ElementTree.fromstring(html)  # every tag is closed, every attribute quoted
     assert {element.tag for element in root.iter()} <= {
         "table", "caption", "thead", "tbody", "tr", "th", "td", "div", "span", "small", "b", "br", "a", "button", "svg",
-        "line", "circle", "polyline", "p", "code",
+        "line", "circle", "polyline", "title", "p", "code",
     }  # fmt: skip
 
 
