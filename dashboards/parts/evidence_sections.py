@@ -113,7 +113,7 @@ def _latency_row(binned: BinnedDistribution) -> tables.LatencyRow:
     quantiles = tuple(
         Cell(milliseconds(known[share].estimate) if share in known else DASH) for share in tables.LATENCY_SHARES
     )
-    return tables.LatencyRow(MEASURES[binned.measure], binned.arm, quantiles, binned.num_runs)
+    return tables.LatencyRow(Cell(MEASURES[binned.measure]), binned.arm, quantiles, binned.num_runs)
 
 
 def _means(figures: RollupFigures) -> Iterator[tuple[Cell, Arm, str]]:
