@@ -236,11 +236,6 @@ def _composition_details(composition: Composition) -> dict[str, Any]:
     return details
 
 
-def read_iso(text: str | None) -> datetime | None:
-    """The time that `iso` wrote."""
-    return None if text is None else datetime.fromisoformat(text)
-
-
 def iso(time: datetime | None) -> str | None:
     """A time as documents hold it."""
     return None if time is None else time.isoformat()

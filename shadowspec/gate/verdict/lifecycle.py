@@ -46,9 +46,8 @@ FINAL_CODES = frozenset(
     }
 )
 
-CurrentVerdicts = Mapping[
-    HypothesisId, tuple[Verdict, str]
-]  # the current verdict of each hypothesis, and its reason code
+# The current verdict of each hypothesis, and its reason code.
+CurrentVerdicts = Mapping[HypothesisId, tuple[Verdict, str]]
 
 
 def is_open(verdict: Verdict, reason_code: str) -> bool:
