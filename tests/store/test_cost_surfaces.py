@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+from sqlalchemy import update
+
+from shadowspec.errors import InputError
 from shadowspec.store import Store
+from shadowspec.store.table_definitions import cost_surfaces
 from shadowspec.types import CostKey, ProfiledCosts, StepCost
 from tests.store import examples
 
@@ -28,6 +33,14 @@ def test_the_newest_of_each_kind_reads_back(store: Store) -> None:
     for costs in (old, other, new):
         store.append_costs(costs)
     assert store.costs() == {greedy: new, sampled: other}
+
+
+def test_points_of_another_version_are_refused_and_say_what_to_do(store: Store) -> None:
+    store.append_costs(ProfiledCosts(CostKey.of(examples.config(), is_greedy=True), examples.NOON, points(3.0)))
+    with store.engine.begin() as connection:
+        connection.execute(update(cost_surfaces).values(points={"version": 2, "points": []}))
+    with pytest.raises(InputError, match=r"a stored cost surface is of version 2.*: profile it again"):
+        store.costs()
 
 
 def test_every_evaluation_of_an_endpoint_reads_back_in_its_order(store: Store) -> None:

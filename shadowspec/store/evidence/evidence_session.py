@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
-from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, tuple_, update
 
@@ -28,11 +27,13 @@ from shadowspec.types import (
     EvidenceSnapshot,
     Fold,
     OpenBlock,
-    RecordKey,
     Span,
     StoredEvidence,
 )
+from shadowspec.types.codec import from_document, to_document
 from shadowspec.types.decision_documents import stored_details
+
+OPEN_BLOCK_VERSION: Final = 1  # rises only with that of the endpoint's state: then everything is folded again
 
 
 class EvidenceSession(EvidenceRows):
@@ -76,7 +77,7 @@ class EvidenceSession(EvidenceRows):
         columns = tables.evidence_blocks.c
         rows = self._connection.execute(select(columns.block_id, columns.runs).where(columns.endpoint == self.endpoint))
         return {
-            block_id: OpenBlock(tuple(RecordKey(*key) for key in kept["keys"]), datetime.fromisoformat(kept["newest"]))
+            block_id: from_document(kept, OpenBlock, OPEN_BLOCK_VERSION, "a stored open block")
             for block_id, kept in rows
         }
 
@@ -91,11 +92,7 @@ class EvidenceSession(EvidenceRows):
                 )
             )
         values = [
-            {
-                "endpoint": self.endpoint,
-                "block_id": block_id,
-                "runs": {"keys": [list(key) for key in kept.runs], "newest": kept.newest.isoformat()},
-            }
+            {"endpoint": self.endpoint, "block_id": block_id, "runs": to_document(kept, OPEN_BLOCK_VERSION)}
             for block_id, kept in sorted(begun.items())
         ]
         if values:

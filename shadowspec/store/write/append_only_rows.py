@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import Final
+from typing import Final, TypedDict
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, select
 
@@ -23,8 +23,17 @@ from shadowspec.types import (
     StepCost,
     Verdict,
 )
+from shadowspec.types.codec import from_document, to_document
 
 COST_KEY: Final = tuple(field.name for field in fields(CostKey))
+COSTS_VERSION: Final = 1  # of a surface's points
+PROFILE_AGAIN: Final = "profile it again: `shadowspec profile-device`, or `profile-server`"
+
+
+class CostPoints(TypedDict):
+    """The document of a cost surface; the rest of it is in columns."""
+
+    points: tuple[StepCost, ...]
 
 
 def add_override(connection: Connection, override: Override) -> int:
@@ -112,20 +121,25 @@ def _rollout(row: RowMapping) -> Rollout:
 
 def append_costs(connection: Connection, profiled: ProfiledCosts) -> None:
     """Append the costs that a profile measured."""
-    points = [asdict(point) for point in profiled.points]
+    points = to_document(CostPoints(points=profiled.points), COSTS_VERSION)
     connection.execute(
         insert(cost_surfaces), asdict(profiled.key) | {"profiled_at": profiled.profiled_at, "points": points}
     )
 
 
 def read_costs(connection: Connection) -> dict[CostKey, ProfiledCosts]:
-    """The profile that was stored last, of each pair, rule, engine, device and kind of requests."""
+    """The profile that was stored last, of each pair, rule, engine, device and kind of requests.
+
+    Raises:
+        InputError: another version stored it.
+    """
     newest = select(func.max(cost_surfaces.c.surface_id)).group_by(*(cost_surfaces.c[name] for name in COST_KEY))
     statement = select(cost_surfaces).where(cost_surfaces.c.surface_id.in_(newest))
     costs = {}
     for row in connection.execute(statement.order_by(cost_surfaces.c.surface_id)).mappings():
         key = CostKey(**{name: row[name] for name in COST_KEY})
-        costs[key] = ProfiledCosts(key, row["profiled_at"], tuple(StepCost(**point) for point in row["points"]))
+        stored = from_document(row["points"], CostPoints, COSTS_VERSION, "a stored cost surface", PROFILE_AGAIN)
+        costs[key] = ProfiledCosts(key, row["profiled_at"], stored["points"])
     return costs
 
 

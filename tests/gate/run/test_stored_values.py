@@ -1,4 +1,4 @@
-"""What the gate stores between looks is read back as it was, for any value: states of endpoints, and of audits."""
+"""What the gate stores between looks is read back as it was, for any value, and so are costs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from shadowspec.gate.run.audit_difference import FRACTIONS, AuditState
 from shadowspec.gate.run.state import Beginning, EndpointState, decode_state, encode_state, new_progress, new_state
 from shadowspec.gate.run.traffic_counts import TrafficCounts
 from shadowspec.gate.verdict.trial_levels import Seen
+from shadowspec.store.evidence.evidence_session import OPEN_BLOCK_VERSION
+from shadowspec.store.write.append_only_rows import COSTS_VERSION, CostPoints
+from shadowspec.types import OpenBlock, RecordKey, StepCost
+from shadowspec.types.codec import from_document, to_document
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 COUNTS = st.integers(0, 2**53)
 REALS = st.floats(allow_nan=False, allow_infinity=False)
+MAYBE = st.none() | REALS
 TIMES = st.datetimes(timezones=st.just(UTC))
 BY_NAME = st.dictionaries(TEXTS, COUNTS, max_size=3)
 ENTRIES = st.dictionaries(TEXTS, st.builds(Entry, COUNTS, TIMES), max_size=3)
@@ -74,3 +79,17 @@ def test_a_beginning_is_read_as_it_was(
 @given(AUDITS)
 def test_an_audit_is_read_as_it_was(state: AuditState) -> None:
     assert AuditState.of(json.loads(json.dumps(state.document()))) == state
+
+
+@given(st.builds(OpenBlock, st.lists(st.builds(RecordKey, TEXTS, COUNTS, COUNTS, COUNTS, COUNTS)).map(tuple), TIMES))
+def test_an_open_block_is_read_as_it_was(block: OpenBlock) -> None:
+    document = json.loads(json.dumps(to_document(block, OPEN_BLOCK_VERSION)))
+    read = from_document(document, OpenBlock, OPEN_BLOCK_VERSION)
+    assert read == block
+    assert all(isinstance(key, RecordKey) for key in read.runs)
+
+
+@given(st.lists(st.builds(StepCost, COUNTS, COUNTS, COUNTS, REALS, REALS, REALS, REALS, MAYBE, MAYBE)).map(tuple))
+def test_the_points_of_a_cost_surface_are_read_as_they_were(points: tuple[StepCost, ...]) -> None:
+    document = json.loads(json.dumps(to_document(CostPoints(points=points), COSTS_VERSION)))
+    assert from_document(document, CostPoints, COSTS_VERSION)["points"] == points
