@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Annotated, Self
 
 from shadowspec.app.stored_evidence import no_decision
 from shadowspec.config import Config
@@ -70,16 +71,20 @@ class ExportedDecision(PublicValue, frozen=True, kw_only=True):
     endpoint: str
     slice: Labels
     load: AtLoad
-    candidate: str
+    candidate: Annotated[str, "decision.config.name"]
     fingerprint: str
     engine: str
     verdict_engine: str
     decision_id: int | None
     verdict: Verdict
     is_on: bool
-    off_because: Off | None
+    off_because: Annotated[Off | None, "off"]
     num_speculative_tokens: int | None
     expires_at: datetime
+
+    @classmethod
+    def of(cls, value: ServedDecision) -> Self:
+        return public(cls, value, value.decision)
 
 
 class ExportedOverride(PublicValue, frozen=True, kw_only=True):
@@ -100,24 +105,12 @@ class ExportDocument(PublicDocument, frozen=True, kw_only=True):
     beside: Mapping[str, str]
     remarks: Sequence[str]
     decisions: Sequence[ExportedDecision]
-    overrides: Sequence[ExportedOverride]
+    overrides: Annotated[Sequence[ExportedOverride], "orders"]
 
 
 def export_document(form: str, document: Export, served: ServedDecisions) -> ExportDocument:
     """The export with its reasons."""
-    return ExportDocument(
-        format=form,
-        text=document.text,
-        beside=document.beside,
-        remarks=document.remarks,
-        decisions=[_exported(decision) for decision in served.decisions],
-        overrides=[public(ExportedOverride, order) for order in served.orders],
-    )
-
-
-def _exported(served: ServedDecision) -> ExportedDecision:
-    decision = served.decision
-    return public(ExportedDecision, served, decision, candidate=decision.config.name, off_because=served.off)
+    return public(ExportDocument, document, served, format=form)
 
 
 def export_decisions(config: Config, wanted: WantedExport) -> tuple[Export, ServedDecisions]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Annotated
 
 from shadowspec.live.guard import Guarded, windows_to_alarm
 from shadowspec.live.watch import Taken
@@ -12,8 +13,8 @@ from shadowspec.reports.pages.live_production import live_period
 from shadowspec.rollout.control import Control, ControlVerdict, PoolComparison
 from shadowspec.scheduler.jobs import LiveRun
 from shadowspec.store.evidence.live_rows import hour_of_window
-from shadowspec.types import FailedScrape, Pool
-from shadowspec.types.public_documents import AtLoad, PublicDocument, PublicValue, public
+from shadowspec.types import FailedScrape, LiveCounts, Pool
+from shadowspec.types.public_documents import AtLoad, PublicDocument, PublicValue, public, shows
 
 
 class WindowsToAlarm(PublicValue, frozen=True, kw_only=True):
@@ -28,7 +29,7 @@ class PromiseDocument(PublicValue, frozen=True, kw_only=True):
 
     rate: float
     since: datetime
-    configs: Sequence[str]
+    configs: Annotated[Sequence[str], "config_names"]
     windows_to_alarm: WindowsToAlarm
 
 
@@ -38,13 +39,14 @@ class ControlDocument(PublicValue, frozen=True, kw_only=True):
     load: AtLoad
     verdict: ControlVerdict
     reason: str
-    promised_speedup: float | None
-    num_intervals_with_few_requests: int
-    num_intervals_with_unlike_loads: int
-    num_intervals_with_plain_drafts: int
+    promised_speedup: Annotated[float | None, "promised"]
+    num_intervals_with_few_requests: Annotated[int, "num_small"]
+    num_intervals_with_unlike_loads: Annotated[int, "num_unlike"]
+    num_intervals_with_plain_drafts: Annotated[int, "num_drafted"]
     comparisons: Sequence[PoolComparison]
 
 
+@shows(LiveCounts, "latencies")
 class WindowDocument(PublicValue, frozen=True, kw_only=True):
     """The difference of two readings of a replica; what its engine does not count is null."""
 
@@ -52,30 +54,18 @@ class WindowDocument(PublicValue, frozen=True, kw_only=True):
     ended_at: datetime
     series: str
     num_failed_scrapes: int
-    num_drafts: int | None
-    num_draft_tokens: int | None
-    num_accepted_tokens: int | None
-    num_output_tokens: int | None
-    num_requests: int | None
-    num_prompt_tokens: int | None
-    num_cached_tokens: int | None
-    num_failed_requests: int | None
-    num_accepted_tokens_per_pos: Sequence[int]
     first_position_acceptance_rate: float | None
     draft_acceptance_rate: float | None
     mean_acceptance_length: float | None
 
 
+@shows(Guarded, "replica", "threshold")
 class GuardDocument(PublicValue, frozen=True, kw_only=True):
     """What the live guard knows of a replica since ENABLE."""
 
-    num_windows: int
-    num_accepted: int
-    num_drafted: int
+    num_windows: Annotated[int, "detector.num_units"]
     rate: float | None
-    newest_rate: float | None
     log10_peak: float | None
-    alarmed_at: datetime | None
 
 
 class ReplicaDocument(PublicValue, frozen=True, kw_only=True):
@@ -86,7 +76,7 @@ class ReplicaDocument(PublicValue, frozen=True, kw_only=True):
     scraped_at: datetime
     outcome: str
     error: str | None
-    num_failed: int
+    num_failed: Annotated[int, "replica.num_failed"]
     window: WindowDocument | None
     since_enable: GuardDocument | None
 
@@ -125,10 +115,9 @@ def _endpoint(run: LiveRun, controls: Mapping[int, Control]) -> LiveEndpointDocu
         metric=guard.metric,
         promise=None
         if promise is None
-        else PromiseDocument(
-            rate=promise.rate,
-            since=promise.since,
-            configs=promise.config_names,
+        else public(
+            PromiseDocument,
+            promise,
             windows_to_alarm=WindowsToAlarm(
                 at_half_of_it=windows_to_alarm(promise.rate, promise.rate / 2.0, guard),
                 at_zero=windows_to_alarm(promise.rate, 0.0, guard),
@@ -136,20 +125,8 @@ def _endpoint(run: LiveRun, controls: Mapping[int, Control]) -> LiveEndpointDocu
         ),
         threshold_log10=math.log10(guard.threshold),
         override_id=watched.ordered,
-        controls=[_control(concurrency, control) for concurrency, control in controls.items()],
+        controls=[public(ControlDocument, control, load=concurrency) for concurrency, control in controls.items()],
         replicas=[_replica(taken, guards.get(taken.replica.replica)) for taken in run.taken],
-    )
-
-
-def _control(concurrency: int, control: Control) -> ControlDocument:
-    return public(
-        ControlDocument,
-        control,
-        load=AtLoad(concurrency=concurrency),
-        promised_speedup=control.promised,
-        num_intervals_with_few_requests=control.num_small,
-        num_intervals_with_unlike_loads=control.num_unlike,
-        num_intervals_with_plain_drafts=control.num_drafted,
     )
 
 
@@ -161,13 +138,10 @@ def _replica(taken: Taken, guarded: Guarded | None) -> ReplicaDocument:
         taken,
         outcome=scrape_outcome(taken),
         error=scraped.message if isinstance(scraped, FailedScrape) else None,
-        num_failed=taken.replica.num_failed,
         window=None
         if taken.window is None
         else public(WindowDocument, taken.window, taken.window.counts, live_period([hour_of_window(taken.window)])),
-        since_enable=None
-        if guarded is None
-        else public(GuardDocument, guarded, num_windows=guarded.detector.num_units),
+        since_enable=guarded,
     )
 
 

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import Annotated
 
 from msgspec import UNSET, UnsetType
 
 from shadowspec.app.gate_runs import GateResults
-from shadowspec.gate.run.recompute import Difference, Explanation
-from shadowspec.reports.render.json_trees import audit_document, plain, test_document
-from shadowspec.rollout.stages import RolloutStep
-from shadowspec.types import Decision, Stage, TestResult, Verdict
-from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
+from shadowspec.gate.run.recompute import Explanation
+from shadowspec.planning.demand import LoadsPart
+from shadowspec.reports.render.json_parts import AuditPart, TestPart
+from shadowspec.types import Decision, Rollout, SpeculationConfig, Verdict
+from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public, shows
 
 
-class TestDocument(PublicValue, frozen=True, kw_only=True):
-    """One required test; `num_clusters` is the number of its units, `details` are figures for people."""
+class TestDocument(TestPart, frozen=True, kw_only=True):
+    """One required test; `num_clusters` is the number of its units."""
 
-    __test__ = False  # a value, not a pytest class
-
-    name: str
-    outcome: str
-    estimate: float | None
-    lower: float | None
-    upper: float | None
-    threshold: float | None
-    alpha: float
-    unit: str
-    num_clusters: int
-    min_units: int
-    units_needed: int | None
-    details: Mapping[str, Any]
+    num_clusters: Annotated[int, "num_units"]
 
 
 class DecisionDocument(PublicValue, frozen=True, kw_only=True):
@@ -43,7 +29,7 @@ class DecisionDocument(PublicValue, frozen=True, kw_only=True):
     endpoint: str
     slice: Labels
     load: AtLoad
-    speculation_config: Mapping[str, Any]
+    speculation_config: Annotated[SpeculationConfig, "config"]
     fingerprint: str
     engine: str
     serving_engine: str | None
@@ -60,42 +46,36 @@ class DecisionDocument(PublicValue, frozen=True, kw_only=True):
     current_verdict: Verdict | UnsetType = UNSET
 
 
+@shows(Rollout, "decided_at", "num_blocks", "depth_since")
 class RolloutDocument(PublicValue, frozen=True, kw_only=True):
     """The rollout of one endpoint at one load."""
 
-    endpoint: str
-    load: AtLoad
-    stage: Stage
-    share: float
-    fingerprint: str | None
-    max_num_speculative_tokens: Mapping[str, int | None]
-    since: datetime
-    reason_code: str
-    reason: str
-    alarms: Sequence[str]
+    max_num_speculative_tokens: Annotated[Mapping[str, int | None], "depth_caps"]
     waits_for: str | None
+
+
+class AuditDocument(AuditPart, frozen=True, kw_only=True):
+    """The audit of an endpoint's slice and config."""
+
+    endpoint: str
 
 
 class GateDocument(PublicDocument, frozen=True, kw_only=True):
     """The results of `gate --json`; a dry run has no rollouts and no audits, since nothing of them is stored."""
 
     decisions: Sequence[DecisionDocument]
-    loads: Sequence[Mapping[str, Any]]
+    loads: Sequence[LoadsPart]
     rehearsal: bool | UnsetType = UNSET
     dry_run: bool | UnsetType = UNSET
     rollouts: Sequence[RolloutDocument] | UnsetType = UNSET
-    audits: Sequence[Mapping[str, Any]] | UnsetType = UNSET
+    audits: Sequence[AuditDocument] | UnsetType = UNSET
 
 
+@shows(Explanation, "recomputed")
 class ExplanationDocument(PublicValue, frozen=True, kw_only=True):
     """A decision as stored, and every figure that came out otherwise."""
 
-    decision: DecisionDocument
-    num_folds: int
-    num_records: int
-    num_runs: int
-    num_figures: int
-    differences: Sequence[Difference]
+    decision: Annotated[DecisionDocument, "stored"]
 
 
 class ExplainDocument(PublicDocument, frozen=True, kw_only=True):
@@ -116,38 +96,26 @@ class DemoDocument(PublicDocument, frozen=True, kw_only=True):
 
 def public_decision(decision: Decision, current: Verdict | UnsetType = UNSET) -> DecisionDocument:
     """The decision, and its verdict after overrides where it is given."""
-    tests, config = list(map(_test, decision.tests)), asdict(decision.config)
-    return public(DecisionDocument, decision, speculation_config=config, tests=tests, current_verdict=current)
-
-
-def _test(test: TestResult) -> TestDocument:
-    shown: dict[str, Any] = plain(test_document(test))
-    return TestDocument(num_clusters=shown.pop("num_units"), **shown)
+    return public(DecisionDocument, decision, current_verdict=current)
 
 
 def gate_document(run: GateResults, *, dry_run: bool) -> GateDocument:
     """The results of gate runs, made or only rehearsed."""
-    return GateDocument(
+    audits = [(name, row) for name, rows in run.audits.items() for row in rows]
+    return public(
+        GateDocument,
+        run,
         decisions=[
             public_decision(decision, current.verdict)
             for decision, current in zip(run.decisions, run.current, strict=True)
         ],
-        loads=[loads.document() for loads in run.loads],
         rehearsal=run.is_rehearsal or UNSET,
         dry_run=dry_run or UNSET,
-        rollouts=UNSET if dry_run else [_rollout(step) for step in run.steps],
-        audits=UNSET
-        if dry_run
-        else [{"endpoint": name, **audit_document(row)} for name, rows in run.audits.items() for row in rows],
+        rollouts=UNSET if dry_run else [public(RolloutDocument, step.rollout, step) for step in run.steps],
+        audits=UNSET if dry_run else [AuditDocument.of(row, endpoint=name) for name, row in audits],
     )
 
 
 def explain_document(explanation: Explanation) -> ExplainDocument:
     """The recomputation of a decision."""
-    return ExplainDocument(
-        explanation=public(ExplanationDocument, explanation, decision=public_decision(explanation.stored))
-    )
-
-
-def _rollout(step: RolloutStep) -> RolloutDocument:
-    return public(RolloutDocument, step.rollout, step, max_num_speculative_tokens=dict(step.rollout.depth_caps))
+    return ExplainDocument(explanation=public(ExplanationDocument, explanation))

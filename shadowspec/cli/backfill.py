@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -27,19 +27,52 @@ from shadowspec.cli.options import (
     VerifyRulesOption,
     chosen_rules,
 )
-from shadowspec.cli.replay import DEFAULT_DEPTHS, DEPTHS_ACROSS, length_text, parse_depths
-from shadowspec.cli.run import funnel_counts, print_funnel, show_measured
+from shadowspec.cli.replay import DEFAULT_DEPTHS, DEPTHS_ACROSS, ReplayedFigures, length_text, parse_depths
+from shadowspec.cli.run import FunnelCount, funnel_counts, print_funnel, show_measured
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import InputError, NoDataError, UsageError
 from shadowspec.reports.figures.frontiers import length_of
 from shadowspec.servers.engines.rules import used_rules
 from shadowspec.text import slice_title
-from shadowspec.types import AcceptanceSums, FingerprintedConfig, parse_slice_key
+from shadowspec.types import AcceptanceSums, FingerprintedConfig
+from shadowspec.types.public_documents import PublicDocument, PublicValue, public
 
 if TYPE_CHECKING:
     from shadowspec.app.backfill_replay import Backfilled
     from shadowspec.backfill.cluster import Actors
     from shadowspec.backfill.connection import Resources
+
+
+class ReplayedSums(ReplayedFigures, frozen=True, kw_only=True):
+    """The acceptance that was replayed, with the fingerprint by which it is stored."""
+
+    fingerprint: str
+
+
+class ReplayedFile(PublicValue, frozen=True, kw_only=True):
+    """A file, and why it could not be read."""
+
+    file: str
+    sha256: str | None
+    is_finished: bool
+    error: str | None
+
+
+class BackfillDocument(PublicDocument, frozen=True, kw_only=True):
+    """What `backfill --json` replayed, with what earlier ones had finished."""
+
+    files: Sequence[ReplayedFile]
+    unfinished_files: Sequence[str]
+    depths: Sequence[int]
+    records: Annotated[int, "num_records"]
+    requests_replayed: Annotated[int, "num_replayed"]
+    near_tie_tokens: Annotated[int, "num_near_ties"]
+    blocks: Annotated[int, "num_blocks"]
+    blocks_found: Annotated[int, "num_blocks_found"]
+    new_rows: Annotated[int, "num_new_rows"]
+    seconds: float
+    replays: Sequence[ReplayedSums]
+    funnel: Sequence[FunnelCount]
 
 
 def backfill(
@@ -219,55 +252,51 @@ def _group_cells(done: Backfilled, endpoint: str) -> list[tuple[str, Cells]]:
     return groups
 
 
-def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mapping[str, Any]:
+def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> BackfillDocument:
     from shadowspec.backfill.places import describe_place
 
-    replays = []
-    for endpoint in done.configs:
-        for slice_key, cells in _group_cells(done, endpoint):
-            for sums, config in cells:
-                length = length_of(sums, config.config.num_speculative_tokens)
-                replays.append(
-                    {
-                        "endpoint": endpoint,
-                        "slice": parse_slice_key(slice_key),
-                        "config": config.config.name,
-                        "proposer": config.config.proposer,
-                        "verify_rule": config.config.verify_rule.value,
-                        "drafting_rules": used_rules(config.config),
-                        "num_speculative_tokens": config.config.num_speculative_tokens,
-                        "fingerprint": config.fingerprint,
-                        "num_requests": sums.num_requests,
-                        "num_sessions": sums.num_units,
-                        "mean_acceptance_length": None if length is None else length.estimate,
-                        "mean_acceptance_length_lower": None if length is None else length.lower,
-                        "mean_acceptance_length_upper": None if length is None else length.upper,
-                        "first_position_acceptance_rate": metrics.first_position_acceptance_rate(sums),
-                        "draft_acceptance_rate": metrics.draft_acceptance_rate(sums),
-                    }
-                )
-    return {
-        "files": [
-            {
-                "file": describe_place(file.place),
-                "sha256": file.source,
-                "is_finished": file.place not in done.unfinished_files,
-                "error": None if file.error is None else str(file.error),
-            }
+    cells = [
+        (endpoint, slice_key, *cell)
+        for endpoint in done.configs
+        for slice_key, cells in _group_cells(done, endpoint)
+        for cell in cells
+    ]
+    return public(
+        BackfillDocument,
+        done,
+        files=[
+            ReplayedFile(
+                file=describe_place(file.place),
+                sha256=file.source,
+                is_finished=file.place not in done.unfinished_files,
+                error=None if file.error is None else str(file.error),
+            )
             for file in done.files
         ],
-        "unfinished_files": [describe_place(place) for place in done.unfinished_files],
-        "depths": list(depths),
-        "records": done.num_records,
-        "requests_replayed": done.num_replayed,
-        "near_tie_tokens": done.num_near_ties,
-        "blocks": done.num_blocks,
-        "blocks_found": done.num_blocks_found,
-        "new_rows": done.num_new_rows,
-        "seconds": round(seconds, 3),
-        "replays": replays,
-        "funnel": funnel_counts(done.funnel),
-    }
+        unfinished_files=list(map(describe_place, done.unfinished_files)),
+        depths=depths,
+        seconds=round(seconds, 3),
+        replays=[_replayed(*cell) for cell in cells],
+        funnel=funnel_counts(done.funnel),
+    )
+
+
+def _replayed(endpoint: str, slice_key: str, sums: AcceptanceSums, config: FingerprintedConfig) -> ReplayedSums:
+    length = length_of(sums, config.config.num_speculative_tokens)
+    return public(
+        ReplayedSums,
+        config.config,
+        sums,
+        config,
+        endpoint=endpoint,
+        slice=slice_key,
+        drafting_rules=used_rules(config.config),
+        mean_acceptance_length=length and length.estimate,
+        mean_acceptance_length_lower=length and length.lower,
+        mean_acceptance_length_upper=length and length.upper,
+        first_position_acceptance_rate=metrics.first_position_acceptance_rate(sums),
+        draft_acceptance_rate=metrics.draft_acceptance_rate(sums),
+    )
 
 
 def _print(done: Backfilled, depths: Sequence[int], seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -18,10 +19,24 @@ from shadowspec.gc_control import gc_relaxed
 from shadowspec.tap.classifier import Classified, Classifier
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import read_records
-from shadowspec.types import parse_slice_key
+from shadowspec.types.public_documents import PublicDocument, PublicValue, public, shows
 from shadowspec.types.settings import LAST_PORT
 
 PATIENCE_S = 5  # that open connections have when the server stops
+
+
+@shows(Classified, "labels")
+class ClassifiedRequest(PublicValue, frozen=True, kw_only=True):
+    """The slice of the request in a line; without one the reason."""
+
+    line: int
+    tag: str | None
+
+
+class ClassifyDocument(PublicDocument, frozen=True, kw_only=True):
+    """The requests of `classify --json`."""
+
+    requests: Sequence[ClassifiedRequest]
 
 
 def classify(
@@ -53,7 +68,8 @@ def classify(
         (raw.key.offset, classifier.classify(raw.value or b"")) for file in files or () for raw in read_records(file)
     ]
     if as_json:
-        print_json({"requests": [_entry(line, classified) for line, classified in rows]})
+        requests = [public(ClassifiedRequest, classified, line=line) for line, classified in rows]
+        print_json(ClassifyDocument(requests=requests))
         return
     for line, classified in rows:
         place = classified.tag or f"no slice ({classified.reason})"
@@ -93,13 +109,3 @@ def _serve(config: Config, listen: str) -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)
         with gc_relaxed():
             uvicorn.Server(settings).run(sockets=[listener])
-
-
-def _entry(line: int, classified: Classified) -> dict[str, object]:
-    return {
-        "line": line,
-        "endpoint": classified.endpoint,
-        "slice": None if classified.slice_key is None else parse_slice_key(classified.slice_key),
-        "tag": classified.tag,
-        "reason": classified.reason,
-    }

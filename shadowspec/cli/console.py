@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from shadowspec.errors import InputError
-from shadowspec.types.codec import to_builtins
+from shadowspec.types.codec import encode
 from shadowspec.types.public_documents import PublicDocument
 
 STANDARD_OUTPUT = "-"
@@ -29,10 +27,14 @@ def is_verbose() -> bool:
     return logging.getLogger("shadowspec").isEnabledFor(logging.DEBUG)
 
 
-def print_json(document: PublicDocument | Mapping[str, Any]) -> None:
+def json_text(document: PublicDocument) -> str:
+    """A document as text, on several lines; a figure that is not finite is null."""
+    return msgspec.json.format(encode(document), indent=2).decode() + "\n"
+
+
+def print_json(document: PublicDocument) -> None:
     """One JSON document on stdout."""
-    whole = document if isinstance(document, PublicDocument) else {"schema_version": 1, **document}
-    sys.stdout.write(json.dumps(to_builtins(whole), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json_text(document))
 
 
 def require_folder_of(path: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated
 
@@ -14,7 +15,52 @@ from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ExitCode
 from shadowspec.store import Store
+from shadowspec.store.admin.retention import Removal
 from shadowspec.types import RoleKind
+from shadowspec.types.public_documents import PublicDocument, public, shows
+
+
+class UpgradeDocument(PublicDocument, frozen=True, kw_only=True):
+    """The revisions of `db upgrade --json`."""
+
+    before: str | None
+    after: str
+
+
+class RevisionDocument(PublicDocument, frozen=True, kw_only=True):
+    """The revisions of `db current --json`: the database's, and the one that this version needs."""
+
+    revision: str | None
+    head: str
+
+
+class SchemaDocument(PublicDocument, frozen=True, kw_only=True):
+    """The differences of `db check --json`."""
+
+    differences: Sequence[str]
+
+
+@shows(Removal)
+class RemovalDocument(PublicDocument, frozen=True, kw_only=True):
+    """The rows that `db retain --json` removed, or would in a dry run."""
+
+    dry_run: bool
+
+
+class ConsumerDocument(PublicDocument, frozen=True, kw_only=True):
+    """The consumer that `db forget-consumer --json` forgot."""
+
+    consumer: str
+    num_partitions: int
+
+
+class GrantDocument(PublicDocument, frozen=True, kw_only=True):
+    """What `db grant --json` did."""
+
+    role: str
+    kind: RoleKind
+    statements: Sequence[str]
+
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -34,7 +80,7 @@ def upgrade(config_path: ConfigOption = None, as_json: JsonOption = False) -> No
     url = _url(config_path)
     before, after = store.current(url), store.upgrade(url)
     if as_json:
-        print_json({"before": before, "after": after})
+        print_json(UpgradeDocument(before=before, after=after))
         return
     results.print(f"database is at revision {after}" + ("" if before != after else " (it already was)"))
 
@@ -44,7 +90,7 @@ def current(config_path: ConfigOption = None, as_json: JsonOption = False) -> No
     """Show the database's revision and the one that this version needs."""
     revision, wanted = store.current(_url(config_path)), store.head()
     if as_json:
-        print_json({"revision": revision, "head": wanted})
+        print_json(RevisionDocument(revision=revision, head=wanted))
         return
     results.print(f"database: {revision or 'no schema yet'}, this version: {wanted}", highlight=False)
 
@@ -54,7 +100,7 @@ def check(config_path: ConfigOption = None, as_json: JsonOption = False) -> None
     """Compare the database's tables with this version's; exit code 2 if they differ."""
     differences = store.check(_url(config_path))
     if as_json:
-        print_json({"differences": differences})
+        print_json(SchemaDocument(differences=differences))
     else:
         for difference in differences or ["the database's tables are those of this version"]:
             results.print(difference, highlight=False)
@@ -76,16 +122,7 @@ def retain(
     with Store.open(_url(config_path)) as store:
         removal = store.retain(timedelta(days=days), is_dry_run=dry_run, is_forced=force)
     if as_json:
-        document = {
-            "cut": removal.cut.isoformat(),
-            "dry_run": dry_run,
-            "partitions": list(removal.partitions),
-            "num_runs": removal.num_runs,
-            "num_records": removal.num_records,
-            "num_blocks": removal.num_blocks,
-            "undecided_endpoints": list(removal.undecided_endpoints),
-        }
-        print_json(document)
+        print_json(public(RemovalDocument, removal, dry_run=dry_run))
         return
     what = f"{removal.num_runs} runs and {removal.num_records} records older than {removal.cut:%Y-%m-%d %H:%M} UTC"
     results.print(f"{'would remove' if dry_run else 'removed'} {what}", highlight=False)
@@ -109,7 +146,7 @@ def forget_consumer(
     with Store.open(_url(config_path)) as store:
         number = store.forget_consumer(name, is_forced=force)
     if as_json:
-        print_json({"consumer": name, "num_partitions": number})
+        print_json(ConsumerDocument(consumer=name, num_partitions=number))
         return
     results.print(f"consumer {name} no longer blocks {number} partitions", markup=False, highlight=False)
 
@@ -125,6 +162,6 @@ def grant(
     with Store.open(_url(config_path)) as store:
         statements = store.grant(role_kind, role_name)
     if as_json:
-        print_json({"role": role_name, "kind": role_kind, "statements": statements})
+        print_json(GrantDocument(role=role_name, kind=role_kind, statements=statements))
         return
     results.print(f"role {role_name} is now a {role_kind}", markup=False, highlight=False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -20,8 +20,32 @@ from shadowspec.errors import UsageError
 from shadowspec.tap.dead_letter_topic import DeadLetter, make_retry_message, read_dead_letters
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.kafka.producer import TopicWriter
+from shadowspec.types.public_documents import PublicDocument, PublicValue, public, shows
 
 REPLAY_BATCH = 500  # messages in hand at a time
+
+
+@shows(DeadLetter, "message")
+class LetterPart(PublicValue, frozen=True, kw_only=True):
+    """A dead letter: where it lies, and where it came from; its content is never shown."""
+
+    source_topic: Annotated[str | None, "topic"]
+
+
+class LettersDocument(PublicDocument, frozen=True, kw_only=True):
+    """The letters of `dead-letters list --json`."""
+
+    topic: str
+    dead_letters: Sequence[LetterPart]
+
+
+class ReplayedLettersDocument(PublicDocument, frozen=True, kw_only=True):
+    """What `dead-letters replay --json` sent."""
+
+    topic: str
+    to: str
+    replayed: int
+
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -51,7 +75,7 @@ def list_(
     chosen = [letter for letter in letters if _matches(letter, topic, stage, reason)]
     chosen = sorted(chosen, key=_age)[-max_messages:]
     if as_json:
-        print_json({"topic": settings.dead_letter_topic, "dead_letters": [_document(letter) for letter in chosen]})
+        print_json(public(LettersDocument, topic=settings.dead_letter_topic, dead_letters=chosen))
         return
     if not chosen:
         notes.print(f"no {'such ' if is_filtered else ''}dead letter on {settings.dead_letter_topic}", highlight=False)
@@ -60,7 +84,8 @@ def list_(
     for letter in chosen:
         came = f"{letter.topic}[{letter.source_partition}]@{letter.source_offset}"
         lies = f"[{letter.partition}]@{letter.offset}"
-        cells = (_time(letter.time) or "", came, letter.stage or "", letter.reason or "", lies)
+        time = "" if letter.time is None else letter.time.isoformat(timespec="milliseconds")
+        cells = (time, came, letter.stage or "", letter.reason or "", lies)
         table.add_row(*(_plain(cell) for cell in cells))
     results.print(table)
 
@@ -97,7 +122,7 @@ def replay(
                     flush_patiently(writer)
         flush_patiently(writer)
     if as_json:
-        print_json({"topic": settings.dead_letter_topic, "to": to, "replayed": num_replayed})
+        print_json(ReplayedLettersDocument(topic=settings.dead_letter_topic, to=to, replayed=num_replayed))
         return
     notes.print(f"{num_replayed} messages on {to}", highlight=False, markup=False)
 
@@ -115,24 +140,6 @@ def _age(letter: DeadLetter) -> tuple[float, int, int]:
     return (0.0 if letter.time is None else letter.time.timestamp(), letter.partition, letter.offset)
 
 
-def _time(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat(timespec="milliseconds")
-
-
 def _plain(cell: str) -> str:
     """A header without characters that a terminal or rich would act on."""
     return escape("".join(character if character.isprintable() else "?" for character in cell))
-
-
-def _document(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "time": _time(letter.time),
-        "source_topic": letter.topic,
-        "source_partition": letter.source_partition,
-        "source_offset": letter.source_offset,
-        "stage": letter.stage,
-        "reason": letter.reason,
-        "group": letter.group,
-    }

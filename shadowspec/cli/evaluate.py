@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -17,6 +18,28 @@ from shadowspec.config import find_config, load_config
 from shadowspec.metrics import ratio
 from shadowspec.text import figure, format_signed, plural
 from shadowspec.types import Evaluation
+from shadowspec.types.public_documents import PublicDocument, PublicValue, public
+
+
+class EvaluatedTask(PublicValue, frozen=True, kw_only=True):
+    """A task's mean scores over the documents that both arms have one of; `num_different` of these differ."""
+
+    task: str
+    metric: str
+    num_documents: int
+    baseline: float | None
+    speculative: float | None
+    num_different: int
+
+
+class EvaluateDocument(PublicDocument, frozen=True, kw_only=True):
+    """The scores of `evaluate --json`."""
+
+    endpoint: str
+    fingerprint: str
+    num_documents: int
+    num_new_documents: Annotated[int, "num_new"]
+    tasks: Sequence[EvaluatedTask]
 
 
 def evaluate(
@@ -56,7 +79,8 @@ def evaluate(
         config, endpoint, task_set, lambda arm: notes.print(f"{endpoint}: the task set through the {arm} server")
     )
     if as_json:
-        print_json(_document(endpoint, done))
+        fingerprint, scores = done.evaluations[0].fingerprint, list(map(_task, done.evaluations))
+        print_json(public(EvaluateDocument, done, endpoint=endpoint, fingerprint=fingerprint, tasks=scores))
         return
     _print(done)
     margin = config.endpoints[endpoint].policy.task_margin
@@ -64,33 +88,18 @@ def evaluate(
         notes.print("no verdict depends on it: set task_margin in the endpoint's policy (docs/evaluate.md)")
 
 
-def _document(endpoint: str, done: Evaluated) -> dict[str, Any]:
-    return {
-        "endpoint": endpoint,
-        "fingerprint": done.evaluations[0].fingerprint,
-        "num_documents": done.num_documents,
-        "num_new_documents": done.num_new,
-        "tasks": [
-            {
-                "task": evaluation.task,
-                "metric": evaluation.metric,
-                "num_documents": len(evaluation.documents),
-                **_figures(evaluation),
-            }
-            for evaluation in done.evaluations
-        ],
-    }
-
-
-def _figures(evaluation: Evaluation) -> dict[str, Any]:
+def _task(evaluation: Evaluation) -> EvaluatedTask:
     """Means over the documents that both arms have a score of, and how many of these differ."""
     pairs = [(pair.baseline, pair.speculative) for pair in evaluation.documents.values()]
     known = [(base, spec) for base, spec in pairs if base is not None and spec is not None]
-    return {
-        "baseline": ratio(sum(base for base, _ in known), len(known)),
-        "speculative": ratio(sum(spec for _, spec in known), len(known)),
-        "num_different": sum(base != spec for base, spec in known),
-    }
+    return public(
+        EvaluatedTask,
+        evaluation,
+        num_documents=len(evaluation.documents),
+        baseline=ratio(sum(base for base, _ in known), len(known)),
+        speculative=ratio(sum(spec for _, spec in known), len(known)),
+        num_different=sum(base != spec for base, spec in known),
+    )
 
 
 def _print(done: Evaluated) -> None:
@@ -99,11 +108,10 @@ def _print(done: Evaluated) -> None:
         table.add_column(name)
     for name in ("documents", "baseline", "speculative", "difference", "documents that differ"):
         table.add_column(name, justify="right")
-    for evaluation in done.evaluations:
-        means = _figures(evaluation)
-        base, spec = means["baseline"], means["speculative"]
+    for task in map(_task, done.evaluations):
+        base, spec = task.baseline, task.speculative
         difference = None if base is None or spec is None else spec - base
-        figures = (figure(base), figure(spec), format_signed(difference), str(means["num_different"]))
-        table.add_row(escape(evaluation.task), escape(evaluation.metric), str(len(evaluation.documents)), *figures)
+        figures = (figure(base), figure(spec), format_signed(difference), str(task.num_different))
+        table.add_row(escape(task.task), escape(task.metric), str(task.num_documents), *figures)
     results.print(table)
     results.print(f"{plural(done.num_new, 'new document')} of {done.num_documents} for the gate", style="dim")

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.before_loading import require_endpoints
-from shadowspec.app.training_export import TrainingExport, export_training
+from shadowspec.app.training_export import ExportedSlice, TrainingExport, export_training
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption, OneEndpointOption, SliceOption
-from shadowspec.cli.run import funnel_counts, print_funnel
+from shadowspec.cli.run import FunnelCount, funnel_counts, print_funnel
 from shadowspec.config import find_config, load_config
 from shadowspec.tap.sources import require_file
 from shadowspec.text import parse_labels, plural, slice_title
-from shadowspec.types import parse_slice_key
+from shadowspec.types.public_documents import Labels, PublicDocument, PublicValue, public, shows
+
+
+@shows(ExportedSlice)
+class SlicePart(PublicValue, frozen=True, kw_only=True):
+    """What the data set has of a slice."""
+
+    slice: Labels
+
+
+class ConversationsAt(PublicValue, frozen=True, kw_only=True):
+    """The conversations that were decoded at a temperature."""
+
+    temperature: float
+    num_conversations: int
+
+
+@shows(TrainingExport, "by_slice")
+class TrainingDocument(PublicDocument, frozen=True, kw_only=True):
+    """The data set of `export-training --json`."""
+
+    out: str
+    num_records_read: Annotated[int, "num_read"]
+    num_conversations: Annotated[int, "num_used"]
+    slices: Sequence[SlicePart]
+    temperatures: Sequence[ConversationsAt]
+    funnel: Sequence[FunnelCount]
 
 
 def export_training_data(
@@ -47,7 +73,21 @@ def export_training_data(
         require_file(log)
     export = export_training(config, traffic, endpoint, parse_labels(slice_labels or ()), out)
     if as_json:
-        print_json(_document(export))
+        slices = [public(SlicePart, counts, slice=slice_key) for slice_key, counts in export.by_slice.items()]
+        temperatures = [
+            ConversationsAt(temperature=temperature, num_conversations=number)
+            for temperature, number in export.temperatures.items()
+        ]
+        print_json(
+            public(
+                TrainingDocument,
+                export,
+                out=str(export.out),
+                slices=slices,
+                temperatures=temperatures,
+                funnel=funnel_counts(export.funnel),
+            )
+        )
         return
     table = Table("slice", title=f"Conversations of endpoint {escape(endpoint)}", title_justify="left", box=None)
     for name in ("conversations", "assistant turns"):
@@ -63,25 +103,3 @@ def export_training_data(
         f"{export.out}; they hold prompt text",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
-
-
-def _document(export: TrainingExport) -> dict[str, Any]:
-    return {
-        "endpoint": export.endpoint,
-        "out": str(export.out),
-        "labels": dict(export.labels),
-        "num_records_read": export.num_read,
-        "num_conversations": export.num_used,
-        "first_event": export.first_event.isoformat(),
-        "last_event": export.last_event.isoformat(),
-        "slices": [
-            {"slice": dict(parse_slice_key(slice_key)), **asdict(counts)}
-            for slice_key, counts in export.by_slice.items()
-        ],
-        "temperatures": [
-            {"temperature": temperature, "num_conversations": number}
-            for temperature, number in export.temperatures.items()
-        ],
-        "sha256": dict(export.sha256),
-        "funnel": funnel_counts(export.funnel),
-    }

@@ -19,7 +19,7 @@ from shadowspec.rollout import orders
 from shadowspec.store import Store
 from shadowspec.text import parse_duration
 from shadowspec.types import Clearing, Override, OverrideRecord, Verdict
-from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
+from shadowspec.types.public_documents import PublicDocument, PublicValue, public, shows
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -31,22 +31,14 @@ class ForcedVerdict(StrEnum):
     HOLD = Verdict.HOLD
 
 
+@shows(Override)
 class OverrideDocument(PublicValue, frozen=True, kw_only=True):
     """An override with its history; a load that is null is every load."""
 
-    override_id: int
-    endpoint: str
-    slice: Labels
-    load: AtLoad | None
-    verdict: Verdict
-    reason: str
-    author: str
-    created_at: datetime
-    expires_at: datetime | None
     is_active: bool
-    cleared_at: datetime | None
-    cleared_by: str | None
-    clearing_reason: str | None
+    cleared_at: Annotated[datetime | None, "clearing.cleared_at"]
+    cleared_by: Annotated[str | None, "clearing.author"]
+    clearing_reason: Annotated[str | None, "clearing.reason"]
 
 
 class OverrideSetDocument(PublicDocument, frozen=True, kw_only=True):
@@ -195,15 +187,7 @@ def list_(
 
 def override_document(record: OverrideRecord, now: datetime) -> OverrideDocument:
     """An override with its history, as --json shows it."""
-    order, clearing = record.override, record.clearing
-    return public(
-        OverrideDocument,
-        order,
-        is_active=record.is_active(now),
-        cleared_at=None if clearing is None else clearing.cleared_at,
-        cleared_by=None if clearing is None else clearing.author,
-        clearing_reason=None if clearing is None else clearing.reason,
-    )
+    return public(OverrideDocument, record, record.override, is_active=record.is_active(now))
 
 
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}

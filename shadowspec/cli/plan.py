@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.progress_bar import progress_bar
-from shadowspec.app.rehearsals import rehearsed
-from shadowspec.app.stored_evidence import no_decision, require_measured
+from shadowspec.app.endpoint_plans import SizingPair, plan_document, plan_endpoints
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import UsageError
 from shadowspec.planning.forecasts import HypothesisPlan
-from shadowspec.planning.plans import EndpointPlan, ShadowTime, SlicePlan, plan_stored
-from shadowspec.planning.sizing import MAX_BUSY, Sizing, devices_needed, size_endpoint, stored_costs, stored_traffic
+from shadowspec.planning.plans import EndpointPlan, ShadowTime, SlicePlan
+from shadowspec.planning.sizing import MAX_BUSY, devices_needed
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
-from shadowspec.store import Store
 from shadowspec.text import distinct_slices, parse_duration, plural, slice_title, span_text
-from shadowspec.types import parse_slice_key
-
-Pair = tuple["Sizing", "Sizing"]  # by the median of the futures, by 90% of them
 
 UNKNOWN = "unknown before the first session"
 
@@ -54,156 +48,22 @@ def plan(
     The plan decides and writes nothing. It simulates future traffic from the evidence so far.
     """
     config = load_config(find_config(config_path))
-    chosen = config.chosen(endpoint)
     if capacity == 0.0:
         raise UsageError("--capacity must be above 0: a shadow without capacity decides nothing")
     if rate is not None and (decide_within is None or endpoint is None or rate == 0.0):
         raise UsageError("--rate must be above 0 and needs --endpoint and --decide-within")
     within_s = None if decide_within is None else parse_duration(decide_within).total_seconds()
-    with Store.open(config.database_url) as opened, rehearsed(config, opened, chosen) as store:
-        require_measured(store)
-        measured = store.endpoints()
-        names = [name for name in chosen if name in measured]
-        costs = stored_costs(store, names)
-        plans = []
-        with progress_bar() as bar:
-            task = bar.add_task("planning", total=len(names), detail="")
-            for place, name in enumerate(names):
-                bar.update(task, completed=place, detail=name)
-                rule, policy = config.endpoints[name].rule, config.endpoints[name].policy
-                plans.append(
-                    plan_stored(
-                        store, name, policy,
-                        sample_rate=rule.sample_rate, capacity_per_s=capacity, costs=costs[name],
-                    )
-                )  # fmt: skip
-        if not any(endpoint_plan.hypotheses for endpoint_plan in plans):
-            raise no_decision(store, chosen)
-        mirrored = {plan.endpoint: stored_traffic(store, plan.endpoint) for plan in plans}
-    document: dict[str, Any] = {"plans": [plan_document(plan, mirrored[plan.endpoint]) for plan in plans]}
-    sizings = []
-    if within_s is not None:
-        for endpoint_plan in plans:
-            asked = {"mirrored_per_s": mirrored[endpoint_plan.endpoint], "requests_per_s": rate}
-            median, late = (
-                size_endpoint(endpoint_plan, within_s, **asked, is_late=is_late) for is_late in (False, True)
-            )
-            sizings.append((median, late))
-        document["sizing"] = _sizing_document(sizings, within_s)
+    planned = plan_endpoints(config, endpoint, capacity)
+    sizings = [] if within_s is None else planned.sizings(within_s, rate)
     if as_json:
-        print_json(document)
+        print_json(plan_document(planned, sizings, within_s))
         return
-    for endpoint_plan in plans:
+    for endpoint_plan in planned.plans:
         _print(endpoint_plan)
-    if store is not opened:
+    if planned.is_rehearsal:
         results.print(REHEARSAL_NOTE, markup=False, highlight=False, soft_wrap=True)
     if within_s is not None:
         _print_sizing(sizings, within_s)
-
-
-def plan_document(plan: EndpointPlan, requests_per_s: float | None) -> dict[str, Any]:
-    """A plan as --json shows it; null: not within max_clusters, or unknown."""
-    return {
-        "endpoint": plan.endpoint,
-        "capacity_per_s": plan.capacity_per_s,
-        "sample_rate": plan.sample_rate,
-        "recommended_sample_rate": plan.recommended_sample_rate,
-        "requests_per_s": requests_per_s,
-        "session_cost": None
-        if plan.costs is None
-        else {
-            "device_seconds": plan.costs.overall.seconds,
-            "num_blocks": plan.costs.overall.num_blocks,
-            "source": plan.costs.overall.source.value,
-        },
-        **_time_document(plan.shadow_time),
-        "slices": [_slice_document(slice_) for slice_ in plan.slices],
-        "hypotheses": [_hypothesis_document(planned) for planned in plan.hypotheses],
-    }
-
-
-def _slice_document(plan: SlicePlan) -> dict[str, Any]:
-    return {
-        "slice": parse_slice_key(plan.slice_key),
-        "load": {"concurrency": plan.concurrency},
-        "clusters_median": plan.clusters_median,
-        "clusters_p90": plan.clusters_late,
-        "clusters_per_s": plan.clusters_per_s,
-        "seconds_median": plan.seconds_median,
-        "seconds_p90": plan.seconds_late,
-        "starting_rate": plan.starting_rate,
-        **_time_document(plan.shadow_time),
-    }
-
-
-def _time_document(shadow: ShadowTime | None) -> dict[str, Any]:
-    return {
-        "device_seconds_so_far": None if shadow is None else shadow.so_far_s,
-        "device_seconds_median": None if shadow is None else shadow.median_s,
-        "device_seconds_p90": None if shadow is None else shadow.late_s,
-    }
-
-
-def _sizing_document(sizings: Sequence[Pair], within_s: float) -> dict[str, Any]:
-    return {
-        "decide_within_s": within_s,
-        "devices_median": devices_needed(median for median, _ in sizings),
-        "devices_p90": devices_needed(late for _, late in sizings),
-        "endpoints": [
-            {
-                "endpoint": median.endpoint,
-                "requests_per_s": median.requests_per_s,
-                "median": _size_document(median),
-                "p90": _size_document(late),
-            }
-            for median, late in sizings
-        ],
-    }
-
-
-def _size_document(sizing: Sizing) -> dict[str, Any]:
-    return {
-        "sample_rate": sizing.sample_rate,
-        "busy_devices": sizing.busy_devices,
-        "too_slow": [
-            {"slice": parse_slice_key(place.slice_key), "load": {"concurrency": place.concurrency}}
-            for place in sizing.too_slow
-        ],
-    }
-
-
-def _hypothesis_document(plan: HypothesisPlan) -> dict[str, Any]:
-    return {
-        "slice": parse_slice_key(plan.hypothesis.slice_key),
-        "load": {"concurrency": plan.hypothesis.concurrency},
-        "config": plan.hypothesis.config.config.name,
-        "fingerprint": plan.hypothesis.config.fingerprint,
-        "verdict": plan.verdict.value,
-        "is_open": plan.is_open,
-        "note": plan.note,
-        "clusters_needed": None if plan.needed is None else plan.needed.sessions,
-        "seconds_needed": None if plan.needed is None else plan.needed.seconds,
-        "clusters_median": plan.clusters_median,
-        "clusters_p90": plan.clusters_late,
-        "clusters_per_s": plan.clusters_per_s,
-        "seconds_median": plan.seconds_median,
-        "seconds_p90": plan.seconds_late,
-        "enable_share": plan.enable_share,
-        "disable_share": plan.disable_share,
-        "tests": [
-            {
-                "name": test.name,
-                "unit": test.unit,
-                "num_units": test.num_units,
-                "units_median": test.median,
-                "units_p90": test.late,
-                "passes_share": test.passes_share,
-                "is_required": test.is_required,
-                "is_assumed": test.is_assumed,
-            }
-            for test in plan.tests
-        ],
-    }
 
 
 def _print(plan: EndpointPlan) -> None:
@@ -242,7 +102,7 @@ def _print(plan: EndpointPlan) -> None:
         results.print(f"{text}; it does not change while a slice is undecided", highlight=False, soft_wrap=True)
 
 
-def _print_sizing(sizings: Sequence[Pair], within_s: float) -> None:
+def _print_sizing(sizings: Sequence[SizingPair], within_s: float) -> None:
     table = Table(
         "endpoint", "requests per second", "sample_rate", "busy devices", "slices too slow",
         title=f"to decide within {span_text(within_s)} (median / 90% of simulated outcomes)", box=None,

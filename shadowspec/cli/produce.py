@@ -18,11 +18,22 @@ from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.kafka.producer import Arrival, Pace, TopicWriter, arrival, batches
 from shadowspec.tap.sources import read_records, require_file
+from shadowspec.types.public_documents import PublicDocument
 
 MAX_BATCH_MESSAGES = 2_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 TICK_S = 0.02  # messages that are due within it go together
 PATIENCE_S = 120.0  # of waiting for a broker that is gone
+
+
+class ProduceDocument(PublicDocument, frozen=True, kw_only=True):
+    """What `produce --json` sent."""
+
+    topic: str
+    messages: int
+    messages_without_key: int
+    bytes: int
+    duration_s: float
 
 
 def produce(
@@ -77,13 +88,13 @@ def produce(
         seconds = time.monotonic() - began
     if as_json:
         print_json(
-            {
-                "topic": topic,
-                "messages": num_messages,
-                "messages_without_key": num_without_key,
-                "bytes": num_bytes,
-                "duration_s": round(seconds, 3),
-            }
+            ProduceDocument(
+                topic=topic,
+                messages=num_messages,
+                messages_without_key=num_without_key,
+                bytes=num_bytes,
+                duration_s=round(seconds, 3),
+            )
         )
         return
     results.print(

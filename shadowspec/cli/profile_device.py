@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.markup import escape
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from shadowspec.app.before_loading import require_inputs
 from shadowspec.app.progress_bar import notes
-from shadowspec.cli.console import print_json, require_folder_of, results, write_file
+from shadowspec.cli.console import json_text, print_json, require_folder_of, results, write_file
 from shadowspec.cli.options import (
     ConfigOption,
     ContextsOption,
@@ -30,13 +29,44 @@ from shadowspec.config import find_config, load_config
 from shadowspec.errors import UsageError
 from shadowspec.planning.cost_model import CostSurface
 from shadowspec.store import Store, current
-from shadowspec.types import BASELINE, FingerprintedConfig, Place, ProfiledCosts
+from shadowspec.types import BASELINE, Place, StepCost, VerifyRule
+from shadowspec.types.public_documents import PublicDocument, PublicValue, public, shows
 
 if TYPE_CHECKING:
     from shadowspec.app.profile_engine import Profile
 
 T = TypeVar("T")
 MAX_LOAD, MAX_CONTEXT = 1_024, 1_000_000
+
+
+@shows(StepCost, "concurrency")
+class CostPoint(PublicValue, frozen=True, kw_only=True):
+    """The cost of a step at a load, depth and context."""
+
+    concurrency: int
+    step_ms: float
+    break_even_length: float
+
+
+class ProfilePart(PublicValue, frozen=True, kw_only=True):
+    """The costs of a pair under a verify rule, and what they were measured on."""
+
+    endpoints: Sequence[str]
+    config: Annotated[str, "config.config.name"]
+    fingerprint: str
+    engine: str
+    device: str
+    dtype: str
+    verify_rule: Annotated[VerifyRule, "config.config.verify_rule"]
+    is_greedy: Annotated[bool, "key.is_greedy"]
+    profiled_at: datetime
+    points: Sequence[CostPoint]
+
+
+class ProfileDocument(PublicDocument, frozen=True, kw_only=True):
+    """The profiles of `profile-device --json`, and of its file."""
+
+    profiles: Sequence[ProfilePart]
 
 
 def profile_device(
@@ -90,22 +120,22 @@ def profile_device(
                 store.append_costs(profile.costs)
 
         profiles = profile_pairs(config, grids, endpoint=endpoint, on_profile=keep)
-    show_profiles(profiles, _document, None if as_json else _print, out, is_stored=is_stored, is_wanted=is_wanted)
+    document = ProfileDocument(profiles=list(map(_shown, profiles)))
+    show_profiles(profiles, document, None if as_json else _print, out, is_stored=is_stored, is_wanted=is_wanted)
 
 
 def show_profiles(
     profiles: Sequence[T],
-    document_of: Callable[[T], dict[str, Any]],
+    document: PublicDocument,
     show: Callable[[T], None] | None,
     out: Path | None,
     *,
     is_stored: bool,
     is_wanted: bool | None,
 ) -> None:
-    """Write the profiles to `out`, say where their costs are, and print each by `show` (None: all as one document)."""
-    document = {"profiles": [document_of(profile) for profile in profiles]}
+    """Write the document to `out`, say where the costs are, and print each profile by `show` (None: the document)."""
     if out is not None:
-        write_file(out, json.dumps({"schema_version": 1, **document}, indent=1) + "\n")
+        write_file(out, json_text(document))
         notes.print(f"cost surface written to {escape(str(out))}")
     if is_stored:
         notes.print("cost surface stored; `shadowspec report` and the dashboard show its predictions", markup=False)
@@ -133,31 +163,14 @@ def parse_numbers(option: str, text: str, largest: int) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
 
 
-def _document(profile: Profile) -> dict[str, Any]:
-    about = config_document(profile.endpoints, profile.config, profile.costs)
-    return about | {"points": point_documents(profile.surface)}
+def _shown(profile: Profile) -> ProfilePart:
+    return public(ProfilePart, profile, profile.config, profile.costs, points=points_of(profile.surface))
 
 
-def config_document(endpoints: Sequence[str], config: FingerprintedConfig, costs: ProfiledCosts) -> dict[str, Any]:
-    """What was profiled, and when, as --json shows it."""
-    return {
-        "endpoints": list(endpoints),
-        "config": config.config.name,
-        "fingerprint": config.fingerprint,
-        "engine": config.engine,
-        "device": config.device,
-        "dtype": config.dtype,
-        "verify_rule": config.config.verify_rule.value,
-        "is_greedy": costs.key.is_greedy,
-        "profiled_at": costs.profiled_at.isoformat(),
-    }
-
-
-def point_documents(surface: CostSurface) -> list[dict[str, Any]]:
+def points_of(surface: CostSurface) -> list[CostPoint]:
     """The costs at each place, as --json shows them."""
     return [
-        asdict(point) | {"step_ms": point.step_ms, "break_even_length": surface.break_even_length(point.place)}
-        for point in surface.points
+        public(CostPoint, point, break_even_length=surface.break_even_length(point.place)) for point in surface.points
     ]
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from shadowspec.app.progress_bar import notes, progress_bar
+from shadowspec.app.profile_served import ServerCosts, profile_served, select_served
+from shadowspec.app.progress_bar import notes
 from shadowspec.cli.console import require_folder_of, results
 from shadowspec.cli.options import (
     ConfigOption,
@@ -25,29 +24,43 @@ from shadowspec.cli.options import (
 from shadowspec.cli.profile_device import (
     MAX_CONTEXT,
     MAX_LOAD,
-    config_document,
+    ProfilePart,
     parse_numbers,
-    point_documents,
+    points_of,
     show_profiles,
     surface_table,
 )
-from shadowspec.config import Config, EndpointConfig, find_config, load_config
-from shadowspec.errors import UsageError
-from shadowspec.planning.cost_model import CostSurface
-from shadowspec.servers.server_profile import ServerGrid, ServerProfile, profile_servers
+from shadowspec.config import find_config, load_config
 from shadowspec.store import Store, current
 from shadowspec.text import DASH
-from shadowspec.types import CostKey, Place, ProfiledCosts
+from shadowspec.types import Place
+from shadowspec.types.public_documents import PublicDocument, PublicValue, public
 
 
-@dataclass(frozen=True, slots=True)
-class ServerCosts:
-    """The costs of one endpoint's servers; `costs` holds the depths that were profiled there before, too."""
+class AcceptanceAt(PublicValue, frozen=True, kw_only=True):
+    """The accepted tokens at a load and context; milliseconds per token."""
 
-    endpoint: str
-    measured: ServerProfile
-    costs: ProfiledCosts
-    surface: CostSurface  # of these costs
+    concurrency: Annotated[int, "speculative.concurrency"]
+    context: Annotated[int, "speculative.context"]
+    mean_acceptance_length: float | None
+    accepted_token_ms: float | None
+    accepted_token_error_ms: float | None
+
+
+class ServerProfilePart(ProfilePart, frozen=True, kw_only=True):
+    """The costs of an endpoint's servers; `points` hold the depths that were profiled there before, too."""
+
+    counts_source: str
+    num_speculative_tokens: Annotated[int, "config.config.num_speculative_tokens"]
+    num_compared_outputs: Annotated[int, "num_compared"]
+    num_same_outputs: Annotated[int, "num_same"]
+    acceptance: Sequence[AcceptanceAt]
+
+
+class ServerProfileDocument(PublicDocument, frozen=True, kw_only=True):
+    """The profiles of `profile-server --json`, and of its file."""
+
+    profiles: Sequence[ServerProfilePart]
 
 
 def profile_server(
@@ -72,94 +85,18 @@ def profile_server(
     """
     require_folder_of(out)
     config = load_config(find_config(config_path))
-    served = _select_served(config, endpoint)
-    wanted = _numbers_of(loads, served)
+    served = select_served(config, endpoint)
+    given = None if loads is None else parse_numbers("--loads", loads, MAX_LOAD)
     at = parse_numbers("--contexts", contexts, MAX_CONTEXT)
     kinds = (True, False) if is_greedy is None else (is_greedy,)
     is_stored = current(config.database_url) is not None if is_wanted is None else is_wanted
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(config.database_url)) if is_stored else None
-        profiles = []
-        for profile in _profiles(served, wanted, at, kinds, rounds, {} if store is None else store.costs()):
-            profiles.append(profile)
-            if store is not None:
-                store.append_costs(profile.costs)
+        profiles = profile_served(served, given, at, kinds, rounds, store)
     for profile in profiles:
         _warn(profile)
-    show_profiles(profiles, _document, None if as_json else _print, out, is_stored=is_stored, is_wanted=is_wanted)
-
-
-def _select_served(config: Config, endpoint: str | None) -> dict[str, EndpointConfig]:
-    """The endpoints that are measured through servers.
-
-    Raises:
-        UsageError: none is.
-    """
-    chosen = {name: settings for name, settings in config.chosen(endpoint).items() if settings.servers is not None}
-    if not chosen:
-        who = "no endpoint has" if endpoint is None else f"endpoint {endpoint!r} does not have"
-        raise UsageError(
-            f'{who} engine = "openai": add its servers (docs/servers.md), or use `shadowspec profile-device`'
-        )
-    return chosen
-
-
-def _numbers_of(loads: str | None, served: Mapping[str, EndpointConfig]) -> dict[str, tuple[int, ...]]:
-    """The loads of each endpoint."""
-    if loads is not None:
-        return dict.fromkeys(served, parse_numbers("--loads", loads, MAX_LOAD))
-    return {name: tuple(sorted(load.concurrency for load in endpoint.rule.loads)) for name, endpoint in served.items()}
-
-
-def _profiles(
-    served: Mapping[str, EndpointConfig],
-    loads: Mapping[str, tuple[int, ...]],
-    contexts: tuple[int, ...],
-    kinds: tuple[bool, ...],
-    rounds: int,
-    known: Mapping[CostKey, ProfiledCosts],
-) -> Iterator[ServerCosts]:
-    """One for each endpoint and kind of requests, with a progress bar on stderr."""
-    from shadowspec.engine.tokenizer import load_tokenizer
-
-    grids = {name: [ServerGrid(loads[name], contexts, kind, rounds) for kind in kinds] for name in served}
-    vocabularies = {name: load_tokenizer(endpoint.target).vocabulary_size for name, endpoint in served.items()}
-    with progress_bar() as bar:
-        task = bar.add_task(
-            "profiling",
-            total=sum(server_grid.num_runs for server_grids in grids.values() for server_grid in server_grids),
-            detail="",
-        )
-        for name, endpoint in served.items():
-            for grid in grids[name]:
-                bar.update(task, detail=f"{name}, {'greedy' if grid.is_greedy else 'sampled'}")
-                yield _profile(name, endpoint, grid, vocabularies[name], known, lambda: bar.update(task, advance=1))
-
-
-def _profile(
-    name: str,
-    endpoint: EndpointConfig,
-    grid: ServerGrid,
-    vocab_size: int,
-    known: Mapping[CostKey, ProfiledCosts],
-    on_run: Callable[[], None],
-) -> ServerCosts:
-    assert endpoint.servers is not None, "only endpoints with servers are profiled"
-    measured = profile_servers(
-        endpoint.servers,
-        endpoint.candidates[0],
-        grid,
-        vocab_size=vocab_size,
-        requests_per_slot=endpoint.rule.requests_per_slot,
-        max_turns=endpoint.rule.max_turns,
-        default_sampling=endpoint.rule.default_sampling,
-        on_run=on_run,
-    )
-    key = CostKey.of(measured.config, is_greedy=grid.is_greedy)
-    costs = ProfiledCosts(key, datetime.now(UTC), measured.points)
-    if key in known:
-        costs = costs.with_depths_of(known[key])
-    return ServerCosts(name, measured, costs, CostSurface(costs.points))
+    document = ServerProfileDocument(profiles=list(map(_shown, profiles)))
+    show_profiles(profiles, document, None if as_json else _print, out, is_stored=is_stored, is_wanted=is_wanted)
 
 
 def _warn(profile: ServerCosts) -> None:
@@ -174,27 +111,18 @@ def _warn(profile: ServerCosts) -> None:
         )
 
 
-def _document(profile: ServerCosts) -> dict[str, Any]:
-    measured, config = profile.measured, profile.measured.config
+def _shown(profile: ServerCosts) -> ServerProfilePart:
+    measured = profile.measured
     now = {(place.speculative.concurrency, place.speculative.context): place for place in measured.places}
-    return {
-        **config_document([profile.endpoint], config, profile.costs),
-        "counts_source": config.counts_source,
-        "num_speculative_tokens": config.config.num_speculative_tokens,
-        "num_compared_outputs": measured.num_compared,
-        "num_same_outputs": measured.num_same,
-        "points": point_documents(profile.surface),
-        "acceptance": [
-            {
-                "concurrency": concurrency,
-                "context": context,
-                "mean_acceptance_length": place.mean_acceptance_length,
-                "accepted_token_ms": place.accepted_token_ms,
-                "accepted_token_error_ms": place.accepted_token_error_ms,
-            }
-            for (concurrency, context), place in now.items()
-        ],
-    }
+    return public(
+        ServerProfilePart,
+        measured,
+        measured.config,
+        profile.costs,
+        endpoints=[profile.endpoint],
+        points=points_of(profile.surface),
+        acceptance=now.values(),
+    )
 
 
 def _print(profile: ServerCosts) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -27,12 +26,13 @@ from shadowspec.cli.options import (
     VerifyRulesOption,
     chosen_rules,
 )
-from shadowspec.cli.run import funnel_counts, print_funnel
+from shadowspec.cli.run import FunnelCount, funnel_counts, print_funnel
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.servers.engines.rules import used_rules
 from shadowspec.text import slice_title
-from shadowspec.types import LogprobsMode, SpeculationConfig, parse_slice_key
+from shadowspec.types import ExpectedCounts, LogprobsMode, SpeculationConfig, VerifyRule
+from shadowspec.types.public_documents import Labels, PublicDocument, PublicValue, public
 
 if TYPE_CHECKING:
     from shadowspec.app.replay_records import PoolKey, RecordOutcome, ReplayedTraffic
@@ -41,6 +41,43 @@ if TYPE_CHECKING:
 DEFAULT_DEPTHS = "1..8"
 MAX_DEPTH = 32
 DEPTHS_ACROSS = 8  # columns of a table that fit where there is no terminal
+
+
+class ReplayedFigures(PublicValue, frozen=True, kw_only=True):
+    """The acceptance that was replayed of a slice, by a config and a number of speculative tokens."""
+
+    endpoint: str
+    slice: Labels
+    config: Annotated[str, "name"]
+    proposer: str
+    verify_rule: VerifyRule
+    drafting_rules: Mapping[str, str | bool]
+    num_speculative_tokens: int
+    num_requests: int
+    num_sessions: Annotated[int, "num_units"]
+    mean_acceptance_length: float | None
+    mean_acceptance_length_lower: Annotated[float | None, "lower"]
+    mean_acceptance_length_upper: Annotated[float | None, "upper"]
+    first_position_acceptance_rate: float | None
+    draft_acceptance_rate: float | None
+
+
+class ReplayedCounts(ReplayedFigures, frozen=True, kw_only=True):
+    """The same, and the counters that it is made of, as expected given the responses."""
+
+    marginal_acceptance_rates: Sequence[float | None]
+    expected: Annotated[ExpectedCounts, "counts"]
+
+
+class ReplayDocument(PublicDocument, frozen=True, kw_only=True):
+    """What `replay --json` computed of the files."""
+
+    files: Sequence[str]
+    draft_only: bool
+    requests_replayed: int
+    near_tie_tokens: int
+    replays: Sequence[ReplayedCounts]
+    funnel: Sequence[FunnelCount]
 
 
 def replay(
@@ -104,14 +141,14 @@ def replay(
             lines.close()
     if as_json:
         print_json(
-            {
-                "files": files,
-                "draft_only": draft_only,
-                "requests_replayed": done.num_replayed,
-                "near_tie_tokens": done.num_near_ties,
-                "replays": [_cell(done, key, pooled) for key, pool in done.pools.items() for pooled in pool.pool()],
-                "funnel": funnel_counts(done.funnel),
-            }
+            ReplayDocument(
+                files=files,
+                draft_only=draft_only,
+                requests_replayed=done.num_replayed,
+                near_tie_tokens=done.num_near_ties,
+                replays=[_cell(done, key, pooled) for key, pool in done.pools.items() for pooled in pool.pool()],
+                funnel=funnel_counts(done.funnel),
+            )
         )
     else:
         _print(done)
@@ -135,27 +172,22 @@ def parse_depths(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
 
 
-def _cell(done: ReplayedTraffic, key: PoolKey, pooled: PooledCounts) -> dict[str, Any]:
+def _cell(done: ReplayedTraffic, key: PoolKey, pooled: PooledCounts) -> ReplayedCounts:
     endpoint, slice_key, drafting = key
     config, counts = done.configs[endpoint][drafting], pooled.counts
-    return {
-        "endpoint": endpoint,
-        "slice": parse_slice_key(slice_key),
-        "config": config.name,
-        "proposer": config.proposer,
-        "verify_rule": config.verify_rule.value,
-        "drafting_rules": used_rules(config),
-        "num_speculative_tokens": len(counts.num_accepted_tokens_per_pos),
-        "num_requests": pooled.num_requests,
-        "num_sessions": pooled.num_units,
-        "mean_acceptance_length": metrics.mean_acceptance_length(counts),
-        "mean_acceptance_length_lower": pooled.lower,
-        "mean_acceptance_length_upper": pooled.upper,
-        "first_position_acceptance_rate": metrics.first_position_acceptance_rate(counts),
-        "draft_acceptance_rate": metrics.draft_acceptance_rate(counts),
-        "marginal_acceptance_rates": metrics.marginal_acceptance_rates(counts),
-        "expected": asdict(counts),
-    }
+    return public(
+        ReplayedCounts,
+        config,
+        pooled,
+        endpoint=endpoint,
+        slice=slice_key,
+        drafting_rules=used_rules(config),
+        num_speculative_tokens=len(counts.num_accepted_tokens_per_pos),
+        mean_acceptance_length=metrics.mean_acceptance_length(counts),
+        first_position_acceptance_rate=metrics.first_position_acceptance_rate(counts),
+        draft_acceptance_rate=metrics.draft_acceptance_rate(counts),
+        marginal_acceptance_rates=metrics.marginal_acceptance_rates(counts),
+    )
 
 
 def _print(done: ReplayedTraffic) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +14,25 @@ from shadowspec.app.progress_bar import notes, progress_bar
 from shadowspec.cli.console import print_json, require_folder_of, results
 from shadowspec.cli.options import JsonOption
 from shadowspec.errors import NoDataError, UsageError
+from shadowspec.simulate.results import WorldResult
 from shadowspec.simulate.run_worlds import environment, run_worlds
 from shadowspec.simulate.summary import broken_promises
 from shadowspec.simulate.world_tables import BLIND, tables_of
 from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
 from shadowspec.text import suggestion
+from shadowspec.types.public_documents import PublicDocument
 
 FULL_REPETITIONS, QUICK_REPETITIONS = 2_000, 60
+
+
+class SimulateDocument(PublicDocument, frozen=True, kw_only=True):
+    """The results of `simulate --json`, by world."""
+
+    seed: int
+    repetitions: int
+    environment: Mapping[str, str]
+    broken_promises: Sequence[str]
+    worlds: Mapping[str, WorldResult]
 
 
 def simulate(
@@ -66,13 +79,13 @@ def simulate(
     broken = broken_promises(simulated.values())
     if as_json:
         print_json(
-            {
-                "seed": seed,
-                "repetitions": total,
-                "environment": environment(),
-                "broken_promises": broken,
-                "worlds": {name: result.document() for name, result in simulated.items()},
-            }
+            SimulateDocument(
+                seed=seed,
+                repetitions=total,
+                environment=environment(),
+                broken_promises=broken,
+                worlds=simulated,
+            )
         )
     else:
         for table in tables_of(simulated):

@@ -12,11 +12,11 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import accumulate, groupby, takewhile
 from operator import attrgetter
-from typing import Any, Final
+from typing import Annotated, Final, Self
 
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint, forbidding_slices
 from shadowspec.gate.verdict.trial_levels import is_superseded
@@ -24,6 +24,7 @@ from shadowspec.store import Store
 from shadowspec.store.evidence.live_rows import sum_running
 from shadowspec.text import moment, percent, plain_text, plural, times
 from shadowspec.types import Decision, Verdict
+from shadowspec.types.public_documents import PublicValue, public, shows
 from shadowspec.types.speculation import draft_key
 
 FACTORS: Final = (1.0, 1.5, 2.0)  # times the demand that was measured
@@ -316,37 +317,35 @@ class EndpointLoads:
         )
         return lines
 
-    def document(self) -> dict[str, Any]:
-        """All of it as one JSON document; an undefined figure is null."""
-        demand = self.demand
-        return {
-            "endpoint": self.endpoint,
-            "config": self.config_name,
-            "words": self.words,
-            "schedule_limit": self.schedule_limit,
-            "ranges": [
-                {"first": load_range.first, "last": load_range.last, "verdict": load_range.verdict.value}
-                for load_range in self.ranges
-            ],
-            "error_level": self.error_level,
-            "demand": None
-            if demand is None
-            else {
-                "since": demand.since.isoformat(),
-                "until": demand.until.isoformat(),
-                "num_readings": demand.num_readings,
-                "readings": {str(number): count for number, count in demand.readings.items()},
-                "by_hour": {
-                    str(hour): {str(number): count for number, count in readings.items()}
-                    for hour, readings in demand.by_hour.items()
-                },
-                "covered_share": self.covered_share(),
-                "covered_time_share": self.covered_share(by_time=True),
-                "added_load": self.added_load,
-                "headroom": self.headroom,
-                "speedups": [asdict(speedup) for speedup in self.speedups],
-            },
-        }
+
+@shows(Demand)
+class DemandPart(PublicValue, frozen=True, kw_only=True):
+    """Production's demand, and what the verdicts mean under it."""
+
+    num_readings: int
+    covered_share: float
+    covered_time_share: float
+    added_load: int | None
+    headroom: float | None
+    speedups: Sequence[DemandSpeedup]
+
+
+class LoadsPart(PublicValue, frozen=True, kw_only=True):
+    """An endpoint's loads as JSON documents show them: the ranges and the speedups that readers need."""
+
+    endpoint: str
+    config: Annotated[str, "config_name"]
+    words: str
+    schedule_limit: int | None
+    ranges: Sequence[LoadRange]
+    error_level: float
+    demand: DemandPart | None
+
+    @classmethod
+    def of(cls, value: EndpointLoads) -> Self:
+        shares = {"covered_share": value.covered_share(), "covered_time_share": value.covered_share(by_time=True)}
+        demand = None if value.demand is None else public(DemandPart, value.demand, value, **shares)
+        return public(cls, value, demand=demand)
 
 
 def endpoint_loads(

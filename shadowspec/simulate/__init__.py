@@ -2,5 +2,5 @@
 
 In: a world and a seed.
 Out: false-enable rates, power and stopping times, beside naive gates.
-Imports: reports, gate, tap, store, gc_control, types, errors.
+Imports: reports, gate, tap, store, gc_control, types.
 """

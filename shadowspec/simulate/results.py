@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Literal
 
-from shadowspec.errors import InputError
+import msgspec
+
 from shadowspec.simulate.gate_under_test import HypothesisOutcome
 from shadowspec.simulate.repetition import Repetition
 from shadowspec.simulate.rows import CHANGED
 from shadowspec.simulate.world import SteeredWorld, World
 from shadowspec.types import Verdict
+from shadowspec.types.codec import decode, encode
 
-FORMAT = 2
+Times = tuple[tuple[int, int], ...]  # units or blocks at which something ended, in order, and how often it did
 METHOD = 3  # of deciding a world: by the production gate.  Raised where a draw may end otherwise: all are run again
 
 
@@ -38,8 +39,8 @@ class TestTally:
     min_units: int
     mean: float
     sd: float
-    passed_units: list[int] = field(default_factory=list)
-    failed_units: list[int] = field(default_factory=list)
+    passed_units: Times = ()
+    failed_units: Times = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +62,22 @@ class WorldResult:
     false_enables: int
     false_disables: int
     num_dependent: int
-    enable_blocks: list[int]
-    disable_blocks: list[int]
-    enable_clusters: list[int]
-    alarm_blocks: list[int]
+    enable_blocks: Times
+    disable_blocks: Times
+    enable_clusters: Times
+    alarm_blocks: Times
     num_alarmed_early: int
     naive_enables: dict[str, int]
     tests: dict[str, TestTally]
     seconds: float
 
-    def document(self) -> dict[str, object]:
-        """As JSON has it: a list of stopping times becomes pairs of a time and how often it came."""
-        tests = {name: _count_values(asdict(test)) for name, test in self.tests.items()}
-        return {**_count_values(asdict(self)), "tests": tests}
+
+class StoredResults(msgspec.Struct, frozen=True):
+    """A file of results, and the environment that they depend on besides the seed."""
+
+    schema_version: Literal[2]
+    environment: Mapping[str, str]
+    worlds: Mapping[str, WorldResult]
 
 
 def tally(world: World, seed: int, repetitions: Iterable[Repetition], seconds: float) -> WorldResult:
@@ -93,10 +97,10 @@ def tally(world: World, seed: int, repetitions: Iterable[Repetition], seconds: f
         false_enables=false_enables,
         false_disables=false_disables,
         num_dependent=sum(outcome.was_dependent for outcome in outcomes),
-        enable_blocks=sorted(outcome.num_blocks for outcome in outcomes if outcome.verdict is Verdict.ENABLE),
-        disable_blocks=sorted(outcome.num_blocks for outcome in outcomes if outcome.verdict is Verdict.DISABLE),
-        enable_clusters=sorted(outcome.num_clusters for outcome in outcomes if outcome.verdict is Verdict.ENABLE),
-        alarm_blocks=sorted(late),
+        enable_blocks=count_times(outcome.num_blocks for outcome in outcomes if outcome.verdict is Verdict.ENABLE),
+        disable_blocks=count_times(outcome.num_blocks for outcome in outcomes if outcome.verdict is Verdict.DISABLE),
+        enable_clusters=count_times(outcome.num_clusters for outcome in outcomes if outcome.verdict is Verdict.ENABLE),
+        alarm_blocks=count_times(late),
         num_alarmed_early=len(alarms) - len(late),
         naive_enables={name: sum(r.naive[name] for r in done) for name in (done[0].naive if done else ())},
         tests=_tests(outcomes),
@@ -114,10 +118,10 @@ def add_results(before: WorldResult, further: WorldResult) -> WorldResult:
         false_enables=before.false_enables + further.false_enables,
         false_disables=before.false_disables + further.false_disables,
         num_dependent=before.num_dependent + further.num_dependent,
-        enable_blocks=sorted(before.enable_blocks + further.enable_blocks),
-        disable_blocks=sorted(before.disable_blocks + further.disable_blocks),
-        enable_clusters=sorted(before.enable_clusters + further.enable_clusters),
-        alarm_blocks=sorted(before.alarm_blocks + further.alarm_blocks),
+        enable_blocks=_add_times(before.enable_blocks, further.enable_blocks),
+        disable_blocks=_add_times(before.disable_blocks, further.disable_blocks),
+        enable_clusters=_add_times(before.enable_clusters, further.enable_clusters),
+        alarm_blocks=_add_times(before.alarm_blocks, further.alarm_blocks),
         num_alarmed_early=before.num_alarmed_early + further.num_alarmed_early,
         naive_enables={name: count + further.naive_enables[name] for name, count in before.naive_enables.items()},
         tests={name: _add_tests(before.tests.get(name), further.tests.get(name)) for name in names},
@@ -132,15 +136,13 @@ def definition_of(world: World) -> str:
 
 def write_results(path: Path, results: Mapping[str, WorldResult], environment: Mapping[str, str]) -> None:
     """Replace the file by one that holds these results."""
-    worlds = [f"{json.dumps(name)}: {json.dumps(result.document())}" for name, result in results.items()]
-    head = f'{{"schema_version": {FORMAT}, "environment": {json.dumps(dict(environment))}, "worlds": {{\n'
     written = path.with_name(path.name + ".part")
     written.parent.mkdir(parents=True, exist_ok=True)
-    written.write_text(head + ",\n".join(worlds) + "\n}}\n", encoding="utf-8")
+    written.write_bytes(encode(StoredResults(2, environment, results)))
     written.replace(path)
 
 
-def read_results(path: Path) -> dict[str, WorldResult]:
+def read_results(path: Path) -> Mapping[str, WorldResult]:
     """The results that a file holds, by world; {} if there is no file.
 
     Raises:
@@ -148,33 +150,21 @@ def read_results(path: Path) -> dict[str, WorldResult]:
     """
     if not path.exists():
         return {}
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema_version"] != FORMAT:
-            raise InputError(
-                f"{path} is of version {document['schema_version']}, this program reads {FORMAT}: name another file"
-            )
-        return {name: _result(value) for name, value in document["worlds"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} does not hold the results of a simulation") from error
+    return decode(path.read_bytes(), StoredResults, str(path), "name another file").worlds
 
 
-def _count_values(values: Mapping[str, object]) -> dict[str, object]:
-    return {
-        name: sorted(Counter(value).items()) if isinstance(value, list) else value for name, value in values.items()
-    }
+def count_times(times: Iterable[int]) -> Times:
+    """The times, each with how often it came."""
+    return tuple(sorted(Counter(times).items()))
 
 
-def _result(value: Mapping[str, Any]) -> WorldResult:
-    tests = {name: TestTally(**_repeat_values(test)) for name, test in value["tests"].items()}
-    return WorldResult(**{**_repeat_values(value), "tests": tests})
+def num_times(times: Times) -> int:
+    """How many there are."""
+    return sum(number for _, number in times)
 
 
-def _repeat_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: [time for time, count in value for _ in range(count)] if isinstance(value, list) else value
-        for name, value in values.items()
-    }
+def _add_times(*parts: Times) -> Times:
+    return count_times(time for part in parts for time, number in part for _ in range(number))
 
 
 def _tests(outcomes: list[HypothesisOutcome]) -> dict[str, TestTally]:
@@ -189,8 +179,8 @@ def _tests(outcomes: list[HypothesisOutcome]) -> dict[str, TestTally]:
             min_units=tests[0].min_units,
             mean=fmean(test.mean for test in tests),
             sd=fmean(test.sd for test in tests),
-            passed_units=sorted(test.passed for test in tests if test.passed is not None),
-            failed_units=sorted(test.failed for test in tests if test.failed is not None),
+            passed_units=count_times(test.passed for test in tests if test.passed is not None),
+            failed_units=count_times(test.failed for test in tests if test.failed is not None),
         )
     return tallies
 
@@ -203,8 +193,8 @@ def _add_tests(before: TestTally | None, further: TestTally | None) -> TestTally
         num_runs=num_runs,
         mean=sum(tally.mean * tally.num_runs for tally in tallies) / num_runs,
         sd=sum(tally.sd * tally.num_runs for tally in tallies) / num_runs,
-        passed_units=sorted(units for tally in tallies for units in tally.passed_units),
-        failed_units=sorted(units for tally in tallies for units in tally.failed_units),
+        passed_units=_add_times(*(tally.passed_units for tally in tallies)),
+        failed_units=_add_times(*(tally.failed_units for tally in tallies)),
     )
 
 

@@ -5,14 +5,14 @@ Intervals are Clopper and Pearson's, which hold at every size and every truth.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter
 
-import numpy as np
-
 from shadowspec.simulate.repetition import fixed_sample_size
-from shadowspec.simulate.results import TestTally, WorldResult
+from shadowspec.simulate.results import TestTally, Times, WorldResult, num_times
 from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import WORLDS
 
@@ -60,11 +60,11 @@ def summarise(result: WorldResult) -> Summary:
     """The line of one world."""
     world, total = WORLDS[result.name], result.repetitions
     limit = power_limit_blocks(result) if world.name == POWER_WORLD else None
-    within = sum(blocks <= limit for blocks in result.enable_blocks) if limit is not None else 0
+    within = num_times(tuple(time for time in result.enable_blocks if time[0] <= limit)) if limit is not None else 0
     has_alarms = world.expects_alarm and bool(result.enable_blocks) and world.kind != "null"
     false_enables = result.false_enables
     if world.reads in NEVER_REQUIRED:  # a world about only this test: others never pass there
-        false_enables = len(result.tests[world.reads].passed_units)
+        false_enables = num_times(result.tests[world.reads].passed_units)
     return Summary(
         world=world,
         repetitions=total,
@@ -72,22 +72,22 @@ def summarise(result: WorldResult) -> Summary:
         level=result.level,
         false_enable=share(false_enables, total),
         false_disable=share(result.false_disables, total),
-        enabled=share(len(result.enable_blocks), total),
-        disabled=share(len(result.disable_blocks), total),
+        enabled=share(num_times(result.enable_blocks), total),
+        disabled=share(num_times(result.disable_blocks), total),
         dependent=share(result.num_dependent, total),
         enable_blocks=stopping(result.enable_blocks, total),
         disable_blocks=stopping(result.disable_blocks, total),
         naive={name: share(count, total) for name, count in result.naive_enables.items()},
-        alarmed=share(len(result.alarm_blocks), len(result.enable_blocks)) if has_alarms else None,
-        alarm_blocks=stopping(result.alarm_blocks, len(result.enable_blocks)) if has_alarms else None,
+        alarmed=share(num_times(result.alarm_blocks), num_times(result.enable_blocks)) if has_alarms else None,
+        alarm_blocks=stopping(result.alarm_blocks, num_times(result.enable_blocks)) if has_alarms else None,
         limit_blocks=limit,
         power=share(within, total) if limit is not None else None,
     )
 
 
-def stopping(values: list[int], total: int) -> Stopping:
-    """Median and 90% of `values` among `total` runs."""
-    return Stopping(quantile(values, 0.5, total), quantile(values, 0.9, total))
+def stopping(times: Times, total: int) -> Stopping:
+    """Median and 90% of `times` among `total` runs."""
+    return Stopping(quantile(times, 0.5, total), quantile(times, 0.9, total))
 
 
 def power_limit_blocks(result: WorldResult) -> int:
@@ -172,7 +172,8 @@ def share(count: int, total: int, confidence: float = 0.95) -> Share:
     return Share(count, total, lower, upper)
 
 
-def quantile(values: list[int], probability: float, total: int) -> int | None:
-    """The value that a `probability` of `total` runs did not exceed, those without a value being infinite."""
-    place = int(np.ceil(probability * total)) - 1
-    return sorted(values)[place] if 0 <= place < len(values) else None
+def quantile(times: Times, probability: float, total: int) -> int | None:
+    """The time that a `probability` of `total` runs did not exceed, those without one being infinite."""
+    wanted = math.ceil(probability * total)
+    reached = accumulate(number for _, number in times)
+    return next((time for (time, _), number in zip(times, reached, strict=True) if number >= wanted > 0), None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shadowspec.simulate.naive import NAIVE_GATES
-from shadowspec.simulate.results import WorldResult
+from shadowspec.simulate.results import WorldResult, num_times
 from shadowspec.simulate.summary import Share, Stopping, Summary, share, stopping, summarise
 from shadowspec.simulate.worlds import NULL_WORLDS
 
@@ -204,7 +204,7 @@ def _rate(results: Mapping[str, WorldResult], name: str) -> str | None:
 
 def _format_crossed(results: Mapping[str, WorldResult], name: str, test: str) -> str | None:
     result = results.get(name)
-    return None if result is None else _percent(len(result.tests[test].passed_units), result.repetitions)
+    return None if result is None else _percent(num_times(result.tests[test].passed_units), result.repetitions)
 
 
 def _single(results: Mapping[str, WorldResult]) -> str | None:
@@ -224,7 +224,7 @@ def _alarm(results: Mapping[str, WorldResult]) -> str | None:
     result = results.get("decay")
     if result is None or not result.enable_blocks:
         return None
-    return format_stopping(stopping(result.alarm_blocks, len(result.enable_blocks)))
+    return format_stopping(stopping(result.alarm_blocks, num_times(result.enable_blocks)))
 
 
 def _percent(count: int, total: int) -> str:

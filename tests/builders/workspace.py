@@ -79,8 +79,8 @@ class Workspace:
 
 
 def require_valid_document(arguments: Sequence[str], out: str) -> None:
-    """Check what a command printed with --json against its published schema."""
-    names = (" ".join(arguments[:2]), *(f"{arguments[0]} {argument}" for argument in arguments), arguments[0])
-    command = next((name for name in names if name in JSON_DOCUMENTS), None)
-    if "--json" in arguments and out and command is not None:
+    """Check what a command printed as JSON against its published schema."""
+    if {"--json", "json"}.intersection(arguments) and out:
+        names = (" ".join(arguments[:2]), *(f"{arguments[0]} {argument}" for argument in arguments), arguments[0])
+        command = next(name for name in names if name in JSON_DOCUMENTS)
         jsonschema.validate(json.loads(out), json_schema(command), format_checker=jsonschema.FormatChecker())

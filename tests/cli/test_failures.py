@@ -70,7 +70,7 @@ def test_from_traffic_to_the_report(workspace: Workspace, caplog: pytest.LogCapt
         expected = Validity.UNFINISHED if run.finish_reason == "length" else Validity.INVALID
         assert (run.flags.baseline_validity, run.flags.speculative_validity) == (expected, expected)
 
-    report = json.loads(workspace.run("report", "--format", "json").out)
+    report = json.loads(workspace.run("report", "--json").out)
     whole = next(h for h in report["endpoints"][0]["hypotheses"] if h["slice"] == {})
     rows = {row["name"]: row for row in whole["failures"]["rows"]}
     assert whole["failures"]["num_looked_at"] == 7

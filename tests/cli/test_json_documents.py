@@ -13,28 +13,12 @@ import pytest
 
 from docs.generate.schemas import FOLDER, schemas
 from shadowspec.cli.json_documents import JSON_DOCUMENTS, json_schema
-from shadowspec.cli.override import OverrideClearDocument, OverrideDocument
-from shadowspec.types import Verdict
+from shadowspec.cli.override import OverrideClearDocument, override_document
+from shadowspec.types import Override, OverrideRecord, Verdict
 from shadowspec.types.codec import to_builtins
 from tests.builders.workspace import require_valid_document
 
-CLEARED = OverrideClearDocument(
-    override=OverrideDocument(
-        override_id=1,
-        endpoint="chat",
-        slice={"tier": "a"},
-        load=None,
-        verdict=Verdict.DISABLE,
-        reason="slow",
-        author="me",
-        created_at=datetime(2026, 1, 31, tzinfo=UTC),
-        expires_at=None,
-        is_active=False,
-        cleared_at=None,
-        cleared_by=None,
-        clearing_reason=None,
-    )
-)
+ORDER = Override(1, "chat", "tier=a", None, Verdict.DISABLE, "slow", "me", datetime(2026, 1, 31, tzinfo=UTC))
 
 
 def test_the_published_schemas_are_current() -> None:
@@ -55,7 +39,8 @@ def test_a_schema_is_valid_and_wants_the_version(command: str) -> None:
     ("name", "value"), [("verdict", "MAYBE"), ("created_at", 3), ("slice", None), ("load", {"concurrency": "8"})]
 )
 def test_a_schema_refuses_what_the_type_does_not_allow(name: str, value: object) -> None:
-    document = to_builtins(CLEARED)
+    shown = override_document(OverrideRecord(ORDER, None), datetime.now(UTC))
+    document = to_builtins(OverrideClearDocument(override=shown))
     words = ["override", "clear", "1", "--json"]
     require_valid_document(words, json.dumps(document))
     document["override"][name] = value

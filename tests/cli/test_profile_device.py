@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_costs_are_kept_for_report_and_dashboard(workspace: Workspace) -> None:
             for point in item["points"]
         ]
         assert (costs.key.engine, costs.key.device) == (item["engine"], item["device"])
-        assert costs.profiled_at.isoformat() == item["profiled_at"]
+        assert costs.profiled_at == datetime.fromisoformat(item["profiled_at"])
 
 
 @pytest.mark.all

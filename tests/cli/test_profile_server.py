@@ -143,7 +143,7 @@ def test_acceptance_of_the_loop_times_the_servers_costs_predicts_the_server_and_
     assert workspace.run("profile-server", *SMALL).code == 0
 
     def read_messages() -> list[dict[str, object]]:
-        reported = workspace.run("report", "--format", "json")
+        reported = workspace.run("report", "--json")
         assert reported.code == 0, reported.err
         (endpoint,) = reported.document["endpoints"]
         return [each for each in endpoint["predictions"] if each["slice"]]

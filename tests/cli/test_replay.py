@@ -194,7 +194,7 @@ def test_counts_are_kept_beside_the_loops_under_the_same_fingerprint(
     assert not any("session-" in value for (value,) in stored(workspace, texts))
 
     assert workspace.run("gate").code == 0
-    document = json.loads(workspace.run("report", "--format", "json").out)
+    document = json.loads(workspace.run("report", "--json").out)
     rows = [row for row in document["endpoints"][0]["replays"] if not row["slice"]]
     assert [(row["num_speculative_tokens"], row["num_requests"]) for row in rows] == [
         (depth, NUM_RECORDS) for depth in (2, 3, 4, 5)
@@ -212,7 +212,7 @@ def test_replays_stand_beside_the_runs_of_a_queue(workspace: Workspace, target: 
     workspace.run("run", str(traffic))
     assert workspace.run("replay", str(traffic), "--k", "3").code == 0
     assert workspace.run("gate").code == 0
-    document = json.loads(workspace.run("report", "--format", "json").out)
+    document = json.loads(workspace.run("report", "--json").out)
     assert [row["loop_num_requests"] for row in document["endpoints"][0]["replays"] if not row["slice"]] == [6]
 
 

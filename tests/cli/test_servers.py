@@ -72,7 +72,7 @@ def test_traffic_is_measured_and_says_by_which_engine(
     shown = " ".join(served.run("gate").out.split())
     assert "latency measured on vllm/0.32.0; verdicts are for vllm, as its servers report" in shown
     assert "abcdefgh" not in done.err + done.out
-    reported = served.run("report", "--format", "json")
+    reported = served.run("report", "--json")
     assert reported.code == 0, reported.err
     (shown,) = reported.document["speculation_configs"]
     assert (shown["engine"], shown["details"]["counts_source"]) == ("vllm/0.32.0", "response")
@@ -148,7 +148,7 @@ def test_conversations_are_measured_with_the_prefix_cache_on_and_every_page_says
     (speedup,) = (each for each in explained.document["explanation"]["decision"]["tests"] if each["name"] == "speedup")
     assert speedup["details"]["speculative_cached_share"] == pytest.approx(44 / 78)
     assert mode in served.run("check", "--endpoint", "letters", "--on-hold", "pass").out.replace("\n", " ")
-    document = served.run("report", "--format", "json").document
+    document = served.run("report", "--json").document
     (endpoint,) = document["endpoints"]
     whole = next(each for each in endpoint["hypotheses"] if not each["slice"])
     assert [row["turn"] for row in whole["by_turn"]] == [1, 2, 3, 4, None]
@@ -462,7 +462,7 @@ def test_a_schema_is_a_slice_with_the_validity_of_both_arms(
         assert runs[key].scores["structured_validity"] == PairedScore(1.0, 1.0)
     (of_slice,) = (each for (name, *_), each in counts.items() if "output_constraint" in name)
     assert (of_slice["json_baseline_valid"], of_slice["json_speculative_valid"]) == (4, 4)
-    report = served.run("report", "--format", "json")
+    report = served.run("report", "--json")
     shown = next(each for each in report.document["endpoints"][0]["hypotheses"] if "output_constraint" in each["slice"])
     assert shown["slice"]["output_constraint"] == "json_schema"
     assert "canary" not in done.out + done.err + report.out

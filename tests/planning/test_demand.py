@@ -20,6 +20,7 @@ from shadowspec.planning.demand import (
     MAX_HEADROOM,
     Demand,
     EndpointLoads,
+    LoadsPart,
     LoadVerdict,
     endpoint_loads,
     governing_shares,
@@ -28,6 +29,7 @@ from shadowspec.planning.demand import (
 from shadowspec.rollout.export.load_schedule import endpoint_schedule, ranges_text
 from shadowspec.store import Store
 from shadowspec.types import Composition, LiveCounts, LiveScrape, SliceCover, TestResult, Verdict
+from shadowspec.types.codec import to_builtins
 from tests.rollout.export.worlds import config, decision, judged
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -190,7 +192,7 @@ def test_the_demand_says_how_much_is_covered_and_what_to_add() -> None:
     assert found.covered_share() == pytest.approx(80 / 400)
     assert found.covered_share(by_time=True) == pytest.approx(20 / 30)
     assert found.added_load == 32
-    document = found.document()["demand"]
+    document = to_builtins(LoadsPart.of(found))["demand"]
     assert (document["num_readings"], document["added_load"]) == (130, 32)
     said = "\n".join(found.lines())
     assert "covered: 20.0% of production's requests and 66.7% of its busy time (130 readings" in said

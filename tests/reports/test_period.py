@@ -27,6 +27,7 @@ from shadowspec.simulate.worlds import ALONE
 from shadowspec.store import Store, upgrade
 from shadowspec.types import Clearing, Decision, DriftFigures, Stage, TestResult, Verdict
 from tests.builders.pages import EVIL, Page
+from tests.builders.workspace import require_valid_document
 from tests.store import examples
 
 NOON = examples.NOON
@@ -194,6 +195,7 @@ def test_the_json_names_of_changes_and_bounds_are_kept(history: Store) -> None:
     report = report_of(history, 0, 12)
     test = TestResult("speedup", "open", 1.1, None, 1.4, 1.05, 0.05, "block", 10, 5)
     report = replace(report, board=(replace(report.board[0], speedup=test, acceptance=None),))
+    require_valid_document(["report", "--since", "--json"], RENDERERS["json"](report))
     document = json.loads(RENDERERS["json"](report))
     bounds = {"estimate": 1.1, "lower": None, "upper": 1.4, "threshold": 1.05, "num_units": 10, "unit": "block"}
     (row,) = document["board"]

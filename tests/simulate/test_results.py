@@ -16,7 +16,7 @@ from shadowspec.simulate.gate_under_test import HypothesisOutcome
 from shadowspec.simulate.naive import NAIVE_GATES
 from shadowspec.simulate.paths import TestOutcome
 from shadowspec.simulate.repetition import Repetition
-from shadowspec.simulate.results import WorldResult, read_results, tally, write_results
+from shadowspec.simulate.results import WorldResult, count_times, read_results, tally, write_results
 from shadowspec.simulate.rows import CHANGED, CONFIG
 from shadowspec.simulate.run_worlds import run_worlds
 from shadowspec.simulate.summary import broken_promises, power_limit_blocks, quantile, share, summarise
@@ -79,14 +79,14 @@ def test_only_the_new_engine_may_not_be_enabled() -> None:
     old, new = outcome(Verdict.ENABLE), outcome(Verdict.ENABLE, fingerprint=CHANGED.fingerprint, num_restarts=1)
     assert counted(world, (old,)).false_enables == 0
     assert counted(world, (old, new)).false_enables == 1
-    assert counted(world, (old, new)).enable_blocks == [100], "the endpoint's own, not the new engine's"
+    assert counted(world, (old, new)).enable_blocks == ((100, 1),), "the endpoint's own, not the new engine's"
 
 
 def test_alarms_are_counted_from_the_change_on() -> None:
     change = WORLDS["decay"].effects.change_block or 0
     late, early = outcome(Verdict.ENABLE, alarm_block=change + 150), outcome(Verdict.ENABLE, alarm_block=change - 1)
     result = counted(WORLDS["decay"], (late,), (early,), (outcome(Verdict.ENABLE),))
-    assert (result.alarm_blocks, result.num_alarmed_early) == ([150], 1)
+    assert (result.alarm_blocks, result.num_alarmed_early) == (((150, 1),), 1)
     again = [outcome(Verdict.ENABLE, num_restarts=1, start_blocks=start) for start in (change - 1, change + 150)]
     assert counted(WORLDS["decay"], (late, again[0])).false_enables == 0
     assert counted(WORLDS["decay"], (late, again[1])).false_enables == 1
@@ -133,10 +133,10 @@ def test_intervals_are_exact() -> None:
 
 
 def test_quantiles_count_those_that_never_came() -> None:
-    assert quantile([1, 2, 3], 0.5, 6) == 3
-    assert quantile([1, 2, 3], 0.5, 7) is None
-    assert quantile([3, 1, 2], 0.9, 3) == 3
-    assert quantile([], 0.5, 0) is None
+    times = count_times([1, 4, 1, 2])
+    assert [quantile(times, 0.5, total) for total in (4, 6, 8, 9)] == [1, 2, 4, None]
+    assert quantile(times, 0.9, 4) == 4
+    assert quantile((), 0.5, 0) is None
 
 
 def test_a_file_comes_back_and_a_stranger_is_refused(tmp_path: Path) -> None:

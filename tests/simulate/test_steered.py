@@ -48,9 +48,9 @@ def test_the_command_counts_a_false_alarm_as_a_false_disable_and_a_right_one_by_
     constant, decay = WORLDS["steered_constant"], WORLDS["steered_decay"]
     enabled = HypothesisOutcome("", "one", 0, 0, 0.045, Verdict.ENABLE, "", 60, 60, False, {}, alarm_block=100)
     counted = tally(constant, 1, [Repetition((enabled,), {})], 0.0)
-    assert (counted.false_disables, counted.alarm_blocks, counted.num_alarmed_early) == (1, [], 1)
+    assert (counted.false_disables, counted.alarm_blocks, counted.num_alarmed_early) == (1, (), 1)
     counted = tally(decay, 1, [Repetition((enabled,), {})], 0.0)
-    assert (counted.false_disables, counted.alarm_blocks, counted.num_alarmed_early) == (0, [40], 0)
+    assert (counted.false_disables, counted.alarm_blocks, counted.num_alarmed_early) == (0, ((40, 1),), 0)
 
 
 def test_only_a_run_after_the_alarm_is_enabled_wrongly_where_slices_recover() -> None:

@@ -2,62 +2,90 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Self
+
+from msgspec import UNSET, UnsetType
 
 from shadowspec.reports.content.changes import Change
-from shadowspec.reports.period.period_model import SCHEMA_VERSION, Need, PeriodReport, PeriodRow
-from shadowspec.reports.render.json_trees import fields_of, funnel_document, placed, plain
+from shadowspec.reports.period.period_model import Need, PeriodReport, PeriodRow, Quality
+from shadowspec.reports.render.json_parts import FunnelPart
+from shadowspec.types import Verdict
 from shadowspec.types.codec import encode
+from shadowspec.types.public_documents import PublicDocument, PublicValue, public, shows
 
-HEAD_FIELDS: Final = (
-    *("report_id", "title", "data_note", "since", "until", "generated_at"),
-    *("summary", "gate_outcome", "has_left_out"),
-)
-INTERVAL_FIELDS: Final = ("estimate", "lower", "upper", "threshold", "num_units", "unit")  # of a test
-TESTS: Final = ("speedup", "total_time", "acceptance")  # of a row
+
+@shows(Change, "who")
+class ChangePart(PublicValue, frozen=True, kw_only=True):
+    """One change; `evidence_url` leads to its evidence where the dashboard has an address."""
+
+    evidence_url: str | UnsetType = UNSET
+
+
+class IntervalPart(PublicValue, frozen=True, kw_only=True):
+    """A test's interval: the decision has the rest."""
+
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+    threshold: float | None
+    num_units: int
+    unit: str
+
+
+@shows(PeriodRow)
+class RowPart(PublicValue, frozen=True, kw_only=True):
+    """One hypothesis at the end of the time."""
+
+    speedup: IntervalPart | None
+    total_time: IntervalPart | None
+    acceptance: IntervalPart | None
+
+
+class OpenTest(PublicValue, frozen=True, kw_only=True):
+    """A test that has not passed; null: how many more units it needs cannot be said."""
+
+    name: str
+    unit: str
+    units_needed: int | None
+
+    @classmethod
+    def of(cls, value: tuple[str, str, int | None]) -> Self:
+        return cls(name=value[0], unit=value[1], units_needed=value[2])
+
+
+@shows(Need)
+class NeedPart(PublicValue, frozen=True, kw_only=True):
+    """The evidence that an undecided hypothesis still needs, and the shares of simulated outcomes."""
+
+    clusters_needed: Annotated[int | None, "needed.sessions"]
+    seconds_needed: Annotated[float | None, "needed.seconds"]
+    open_tests: Sequence[OpenTest]
+
+
+class PeriodDocument(PublicDocument, frozen=True, kw_only=True):
+    """The whole report: the state at its end with the names that readers rely on, without what draws its pages."""
+
+    report_id: str
+    title: str
+    data_note: str
+    since: datetime
+    until: datetime
+    generated_at: datetime
+    summary: str
+    gate_outcome: str | None
+    has_left_out: bool
+    verdicts: Annotated[Mapping[Verdict, int], "tally"]
+    changes: Sequence[ChangePart]
+    board: Sequence[RowPart]
+    undecided: Annotated[Sequence[NeedPart], "needs"]
+    evidence: Annotated[Sequence[Quality], "quality"]
+    funnel: Annotated[FunnelPart, "total_funnel"]
 
 
 def render_period_json(report: PeriodReport) -> str:
-    """The whole report; `schema_version` changes when a name or a meaning does."""
-    return encode(period_document(report)).decode()
-
-
-def period_document(report: PeriodReport) -> dict[str, Any]:
-    """The report as plain JSON values."""
-    tree: dict[str, Any] = plain(
-        {
-            "schema_version": SCHEMA_VERSION,
-            **fields_of(report, *HEAD_FIELDS),
-            "verdicts": report.tally,
-            "changes": [_change(report, change) for change in report.changes],
-            "board": [_row(row) for row in report.board],
-            "undecided": [_need(need) for need in report.needs],
-            "evidence": report.quality,
-            "funnel": funnel_document(report.total_funnel),
-        }
-    )
-    return tree
-
-
-def _change(report: PeriodReport, change: Change) -> dict[str, Any]:
-    url = report.evidence_url(change)
-    return placed(change, "who") | ({} if url is None else {"evidence_url": url})
-
-
-def _row(row: PeriodRow) -> dict[str, Any]:
-    """Of its tests the interval alone: the decision has the rest."""
-    tests = {name: getattr(row, name) for name in TESTS}
-    intervals = {name: test and fields_of(test, *INTERVAL_FIELDS) for name, test in tests.items()}
-    return placed(row, *TESTS) | intervals
-
-
-def _need(need: Need) -> dict[str, Any]:
-    needed = need.needed
-    return {
-        **placed(need, "needed"),
-        "clusters_needed": None if needed is None else needed.sessions,
-        "seconds_needed": None if needed is None else needed.seconds,
-        "open_tests": [
-            {"name": name, "unit": unit, "units_needed": units_needed} for name, unit, units_needed in need.open_tests
-        ],
-    }
+    """The whole report."""
+    urls = [(change, report.evidence_url(change)) for change in report.changes]
+    changes = [public(ChangePart, change, evidence_url=UNSET if url is None else url) for change, url in urls]
+    return encode(public(PeriodDocument, report, changes=changes)).decode()

@@ -18,7 +18,6 @@ from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.reports.figures.funnel import Funnel
 from shadowspec.types import TestResult, Verdict
 
-SCHEMA_VERSION = 1
 GATE_DONE = "done"
 
 

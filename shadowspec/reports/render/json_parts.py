@@ -1,78 +1,88 @@
-"""What the JSON documents of reports and gate runs share: values as trees, by the codec.
-
-They differ from the values only where readers rely on other names: a slice is named by its labels, a load by its
-concurrency, and a bound at infinity is no bound, hence null.
-"""
+"""Parts that the JSON documents of reports and gate runs share: verdicts, tests, audits, and where records ended."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Self
 
 from shadowspec.reports.figures.funnel import Funnel
 from shadowspec.reports.figures.replay_rows import AuditRow
-from shadowspec.types import Decision, TestResult, parse_slice_key
-from shadowspec.types.codec import decode, encode
-from shadowspec.types.decision_documents import TEST_FIELDS, shown_test_details
-
-VERDICT_FIELDS = (
-    *("verdict", "reason_code", "reason", "num_clusters", "num_blocks", "clusters_needed", "recording_only"),
-    "decided_at",
-)
+from shadowspec.types import Decision, Figure, FunnelCounter, TestResult, Verdict
+from shadowspec.types.decision_documents import shown_details, shown_test_details
+from shadowspec.types.public_documents import Labels, PublicValue, public, shows
 
 
-def plain(value: Any) -> Any:
-    """The tree of any value, with null for what is not finite."""
-    return decode(encode(value), Any)
+@shows(TestResult, "num_units", "is_required", "dependence", "betting", "figures")
+class TestPart(PublicValue, frozen=True, kw_only=True):
+    """A test; `details` are figures for people, of which the gate's own are some."""
+
+    __test__ = False  # a value, not a pytest class
+
+    details: Mapping[str, Figure]
+
+    @classmethod
+    def of(cls, value: TestResult) -> Self:
+        return public(cls, value, details=shown_test_details(value))
 
 
-def fields_of(value: Any, *names: str) -> dict[str, Any]:
-    """Those fields and properties."""
-    return {name: getattr(value, name) for name in names}
+class ReportedTest(TestPart, frozen=True, kw_only=True):
+    """A test of a reported decision."""
+
+    num_units: int
 
 
-def placed(row: Any, *left_out: str) -> dict[str, Any]:
-    """All fields of a row but those left out, with its slice and its load as every document has them."""
-    values = {field.name: getattr(row, field.name) for field in fields(row) if field.name not in left_out}
-    document: dict[str, Any] = {"slice": parse_slice_key(values.pop("slice_key"))}
-    if "concurrency" in values:
-        document["load"] = load(values.pop("concurrency"))
-    return document | values
+class ReportedDecision(PublicValue, frozen=True, kw_only=True):
+    """A decision without its place, which the hypothesis has; `details` are its figures, each by its name."""
+
+    verdict: Verdict
+    reason_code: str
+    reason: str
+    num_clusters: int
+    num_blocks: int
+    clusters_needed: int | None
+    recording_only: bool
+    decided_at: datetime
+    tests: Sequence[ReportedTest]
+    details: Mapping[str, Figure]
+
+    @classmethod
+    def of(cls, value: Decision) -> Self:
+        return public(cls, value, details=shown_details(value))
 
 
-def load(concurrency: int | None) -> dict[str, int] | None:
-    """A load; None is every load."""
-    return None if concurrency is None else {"concurrency": concurrency}
+class AuditPart(PublicValue, frozen=True, kw_only=True):
+    """The audit of loop against replay for one slice and config; of its state only what it says."""
+
+    slice: Labels
+    config: Annotated[str, "config_name"]
+    fingerprint: str
+    num_units: int
+    num_refused: int
+    difference: float | None
+    log10_threshold: float
+    alarmed_at: datetime | None
+    log10_capital: Annotated[float, "log10_peak"]
+    level: float  # of both directions
+    is_alarm: Annotated[bool, "has_alarmed"]
+
+    @classmethod
+    def of(cls, value: AuditRow, **given: Any) -> Self:
+        return public(cls, value, value.state, level=2.0 * value.state.level, **given)
 
 
-def verdict_document(decision: Decision) -> dict[str, Any]:
-    """What a decision says, without where: verdict, reason, evidence in numbers, and its tests."""
-    return fields_of(decision, *VERDICT_FIELDS) | {"tests": [test_document(test) for test in decision.tests]}
+class FunnelPart(PublicValue, frozen=True, kw_only=True):
+    """Where records ended: all counters, and the reasons of those that have any."""
 
+    num_records: int
+    counters: Mapping[FunnelCounter, int]
+    reasons: Mapping[FunnelCounter, Mapping[str, int]]
 
-def test_document(result: TestResult) -> dict[str, Any]:
-    """A test's fields, and the details that are shown with it."""
-    return fields_of(result, *TEST_FIELDS) | {"details": shown_test_details(result)}
-
-
-def audit_document(row: AuditRow) -> dict[str, Any]:
-    """The audit of loop against replay for one slice and config; its state is folded on, and shown by what it says."""
-    state = row.state
-    return {
-        "slice": parse_slice_key(row.slice_key),
-        "config": row.config_name,
-        "fingerprint": row.fingerprint,
-        **fields_of(state, "num_units", "num_refused", "difference", "log10_threshold", "alarmed_at"),
-        "log10_capital": state.log10_peak,
-        "level": 2.0 * state.level,
-        "is_alarm": state.has_alarmed,
-    }
-
-
-def funnel_document(funnel: Funnel) -> dict[str, Any]:
-    """All counters, and the reasons of those that have any."""
-    return {
-        "num_records": funnel.num_records,
-        "counters": {row.counter: row.num_records for row in funnel.rows},
-        "reasons": {row.counter: dict(row.reasons) for row in funnel.rows if row.reasons},
-    }
+    @classmethod
+    def of(cls, value: Funnel) -> Self:
+        return public(
+            cls,
+            value,
+            counters={row.counter: row.num_records for row in value.rows},
+            reasons={row.counter: dict(row.reasons) for row in value.rows if row.reasons},
+        )

@@ -16,7 +16,7 @@ from shadowspec.reports.render.markdown import render_markdown as _markdown
 from shadowspec.reports.render.terminal import render_terminal
 from shadowspec.reports.report.report_build import build_report
 from shadowspec.reports.report.report_content import report_content, terminal_content
-from shadowspec.reports.report.report_document import render_json, report_document
+from shadowspec.reports.report.report_document import render_json
 from shadowspec.reports.report.report_model import Report
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ __all__ = [
     "render_html",
     "render_json",
     "render_markdown",
-    "report_document",
     "tables_of_tests",
     "terminal_tables",
     "verdict_tables",

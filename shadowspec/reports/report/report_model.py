@@ -26,8 +26,6 @@ from shadowspec.reports.figures.tally import ContextRow, SpeedupBin
 from shadowspec.text import distinct_slices
 from shadowspec.types import Arm, Decision, FingerprintedConfig, Override, SpeculationCounts, TestResult, Verdict
 
-SCHEMA_VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -201,7 +199,7 @@ class EndpointReport:
     last_event: datetime | None
     first_measured: datetime | None
     last_measured: datetime | None
-    policy: Mapping[str, float | int | str | None]
+    policy: Mapping[str, bool | float | int | str | None]
     predictions: tuple[Prediction, ...]  # of the slices' cells
     frontiers: tuple[SliceFrontier, ...]
     price_per_hour: float | None  # of the device

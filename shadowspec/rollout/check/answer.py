@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Self
 
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, Expectation
-from shadowspec.planning.demand import Demand, EndpointLoads
+from shadowspec.planning.demand import Demand, EndpointLoads, LoadsPart
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, FingerprintedConfig, Verdict
-from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
+from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public, shows
 from shadowspec.types.serving_engines import is_for_serving, verdict_engine
 
 WORST_FIRST = (Outcome.DISABLE, Outcome.UNUSABLE, Outcome.HOLD)
@@ -209,6 +209,10 @@ class OtherCandidate(PublicValue, frozen=True, kw_only=True):
     config: str
     outcome: Outcome
 
+    @classmethod
+    def of(cls, value: tuple[str, Outcome]) -> Self:
+        return cls(config=value[0], outcome=value[1])
+
 
 class LoadDocument(PublicValue, frozen=True, kw_only=True):
     """One load of a finding; without a decision the decision's fields are null."""
@@ -217,32 +221,32 @@ class LoadDocument(PublicValue, frozen=True, kw_only=True):
     share: float
     outcome: Outcome
     problem: str | None
-    decision_id: int | None = None
-    verdict: Verdict | None = None
-    reason_code: str | None = None
-    reason: str | None = None
-    fingerprint: str | None = None
-    engine: str | None = None
-    clusters_needed: int | None = None
-    decided_at: datetime | None = None
+    decision_id: Annotated[int | None, "decision.decision_id"]
+    verdict: Annotated[Verdict | None, "decision.verdict"]
+    reason_code: Annotated[str | None, "decision.reason_code"]
+    reason: Annotated[str | None, "decision.reason"]
+    fingerprint: Annotated[str | None, "decision.fingerprint"]
+    engine: Annotated[str | None, "decision.engine"]
+    clusters_needed: Annotated[int | None, "decision.clusters_needed"]
+    decided_at: Annotated[datetime | None, "decision.decided_at"]
     evidence_age_s: float | None
 
+    @classmethod
+    def of(cls, value: LoadFinding) -> Self:
+        return public(cls, value, evidence_age_s=_age_s(value))
 
+
+@shows(Finding, "age")
 class FindingDocument(PublicValue, frozen=True, kw_only=True):
     """One slice, or the whole endpoint, over its loads."""
 
-    slice: Labels
-    outcome: Outcome
-    role: Role
     is_blocking: bool
-    reason: str
-    override_id: int | None
-    on_up_to: int | None
-    traffic_share: float | None
-    speedup: Bounds | None
-    since: datetime | None
     evidence_age_s: float | None
     loads: list[LoadDocument]
+
+    @classmethod
+    def of(cls, value: Finding) -> Self:
+        return public(cls, value, evidence_age_s=_age_s(value))
 
 
 class CheckDocument(PublicDocument, frozen=True, kw_only=True):
@@ -254,16 +258,16 @@ class CheckDocument(PublicDocument, frozen=True, kw_only=True):
     outcome: Outcome
     exit_code: int
     on_hold: OnHold
-    config: str | None
+    config: Annotated[str | None, "config_name"]
     fingerprints: Sequence[str]
     engines: Sequence[str]
     serving_engine: str | None
     verdict_engine: str | None
-    other_candidates: list[OtherCandidate]
+    other_candidates: Annotated[list[OtherCandidate], "others"]
     remarks: Sequence[str]
     accepts_schedule: bool
     schedule_limit: int | None
-    loads: dict[str, Any] | None
+    loads: LoadsPart | None
     findings: list[FindingDocument]
     checked_at: datetime
 
@@ -276,19 +280,8 @@ def answer_document(answer: Answer, on_hold: OnHold) -> CheckDocument:
         answer.question,
         exit_code=exit_code(answer.outcome, on_hold),
         on_hold=on_hold,
-        config=answer.config_name,
         verdict_engine=None if answer.config_name is None else answer.verdict_engine,
-        other_candidates=[OtherCandidate(config=name, outcome=outcome) for name, outcome in answer.others],
-        loads=None if answer.loads is None else answer.loads.document(),
-        findings=[
-            public(FindingDocument, finding, evidence_age_s=_age_s(finding), loads=list(map(_load, finding.loads)))
-            for finding in answer.findings
-        ],
     )
-
-
-def _load(load: LoadFinding) -> LoadDocument:
-    return public(LoadDocument, load, *([] if load.decision is None else [load.decision]), evidence_age_s=_age_s(load))
 
 
 def _age_s(finding: Finding | LoadFinding) -> float | None:

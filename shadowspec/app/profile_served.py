@@ -1,0 +1,110 @@
+"""From endpoints that are measured through servers to the cost surfaces of these servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+from shadowspec.app.progress_bar import progress_bar
+from shadowspec.config import Config, EndpointConfig
+from shadowspec.errors import UsageError
+from shadowspec.planning.cost_model import CostSurface
+from shadowspec.servers.server_profile import ServerGrid, ServerProfile, profile_servers
+from shadowspec.store import Store
+from shadowspec.types import CostKey, ProfiledCosts
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCosts:
+    """The costs of one endpoint's servers; `costs` holds the depths that were profiled there before, too."""
+
+    endpoint: str
+    measured: ServerProfile
+    costs: ProfiledCosts
+    surface: CostSurface  # of these costs
+
+
+def select_served(config: Config, endpoint: str | None) -> dict[str, EndpointConfig]:
+    """The endpoints that are measured through servers.
+
+    Raises:
+        UsageError: none is.
+    """
+    chosen = {name: settings for name, settings in config.chosen(endpoint).items() if settings.servers is not None}
+    if not chosen:
+        who = "no endpoint has" if endpoint is None else f"endpoint {endpoint!r} does not have"
+        raise UsageError(
+            f'{who} engine = "openai": add its servers (docs/servers.md), or use `shadowspec profile-device`'
+        )
+    return chosen
+
+
+def profile_served(
+    served: Mapping[str, EndpointConfig],
+    loads: Sequence[int] | None,
+    contexts: tuple[int, ...],
+    kinds: Sequence[bool],
+    rounds: int,
+    store: Store | None,
+) -> list[ServerCosts]:
+    """The costs of each endpoint's servers for each kind of requests, with a progress bar on stderr.
+
+    Args:
+        loads: None: each endpoint's.
+        kinds: whether they are greedy.
+        store: where the costs of each are appended once they are complete, and added to earlier ones; None: nowhere.
+    """
+    from shadowspec.engine.tokenizer import load_tokenizer
+
+    known = {} if store is None else store.costs()
+    grids = {
+        name: [
+            ServerGrid(tuple(loads or sorted(load.concurrency for load in endpoint.rule.loads)), contexts, kind, rounds)
+            for kind in kinds
+        ]
+        for name, endpoint in served.items()
+    }
+    vocabularies = {name: load_tokenizer(endpoint.target).vocabulary_size for name, endpoint in served.items()}
+    profiles = []
+    with progress_bar() as bar:
+        task = bar.add_task(
+            "profiling",
+            total=sum(server_grid.num_runs for server_grids in grids.values() for server_grid in server_grids),
+            detail="",
+        )
+        for name, endpoint in served.items():
+            for grid in grids[name]:
+                bar.update(task, detail=f"{name}, {'greedy' if grid.is_greedy else 'sampled'}")
+                on_run = partial(bar.update, task, advance=1)
+                profiles.append(_profile(name, endpoint, grid, vocabularies[name], known, on_run))
+                if store is not None:
+                    store.append_costs(profiles[-1].costs)
+    return profiles
+
+
+def _profile(
+    name: str,
+    endpoint: EndpointConfig,
+    grid: ServerGrid,
+    vocab_size: int,
+    known: Mapping[CostKey, ProfiledCosts],
+    on_run: Callable[[], None],
+) -> ServerCosts:
+    assert endpoint.servers is not None, "only endpoints with servers are profiled"
+    measured = profile_servers(
+        endpoint.servers,
+        endpoint.candidates[0],
+        grid,
+        vocab_size=vocab_size,
+        requests_per_slot=endpoint.rule.requests_per_slot,
+        max_turns=endpoint.rule.max_turns,
+        default_sampling=endpoint.rule.default_sampling,
+        on_run=on_run,
+    )
+    key = CostKey.of(measured.config, is_greedy=grid.is_greedy)
+    costs = ProfiledCosts(key, datetime.now(UTC), measured.points)
+    if key in known:
+        costs = costs.with_depths_of(known[key])
+    return ServerCosts(name, measured, costs, CostSurface(costs.points))
