@@ -3,6 +3,6 @@ the worker process.
 
 In: a configuration and an open store.
 Out: rows in the store, progress, and the values that commands print.
-Imports: config, worker, scheduler, backfill, reports, rollout, live, planning, gate, engine, servers, tap, store,
-    quality, metrics, text, gc_control, types, errors.
+Imports: config, worker, scheduler, simulate, backfill, reports, rollout, live, planning, gate, engine, servers, tap,
+    store, quality, metrics, text, gc_control, types, errors.
 """

@@ -12,6 +12,7 @@ from shadowspec.app.endpoint_plans import PlanDocument
 from shadowspec.app.exports import ExportDocument
 from shadowspec.app.live_documents import LiveDocument
 from shadowspec.app.public_decisions import DemoDocument, ExplainDocument, GateDocument
+from shadowspec.app.scheduled_jobs import DeliveriesDocument, ScheduleDocument
 from shadowspec.cli.backfill import BackfillDocument
 from shadowspec.cli.classify import ClassifyDocument
 from shadowspec.cli.database import (
@@ -31,7 +32,6 @@ from shadowspec.cli.profile_device import ProfileDocument
 from shadowspec.cli.profile_server import ServerProfileDocument
 from shadowspec.cli.replay import ReplayDocument
 from shadowspec.cli.run import RunDocument
-from shadowspec.cli.schedule import DeliveriesDocument, ScheduleDocument
 from shadowspec.cli.simulate import SimulateDocument
 from shadowspec.cli.try_out import TryDocument
 from shadowspec.reports.period.period_document import PeriodDocument

@@ -5,65 +5,31 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.progress_bar import notes
+from shadowspec.app.scheduled_jobs import (
+    DeliveriesDocument,
+    ScheduleDocument,
+    configured_scheduler,
+    list_schedule,
+    waiting_deliveries,
+)
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
-from shadowspec.cli.report import period_settings
-from shadowspec.config import Config, find_config, load_config
+from shadowspec.config import find_config, load_config
 from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError
-from shadowspec.rollout.endpoint_run import GatePolicies
-from shadowspec.scheduler.cron import Cron, crons_of
-from shadowspec.scheduler.leader import Scheduler
-from shadowspec.scheduler.receivers import require_secret
+from shadowspec.scheduler.cron import crons_of
+from shadowspec.scheduler.job_settings import JobSettings
 from shadowspec.scheduler.verdict_metrics import VerdictMetrics, serving
 from shadowspec.store import Store
 from shadowspec.types import Delivery
-from shadowspec.types.public_documents import PublicDocument, PublicValue, public
-
-NUM_LISTED = 50
-
-
-class ScheduledJob(PublicValue, frozen=True, kw_only=True):
-    """A job, and when it was due and will be."""
-
-    job: str
-    cron: str | None
-    on: Sequence[str]
-    time_zone: str
-    does: Sequence[str]
-    receivers: Sequence[str]
-    last_due_at: datetime | None
-    next_due_at: datetime | None
-
-
-class LiveJob(PublicValue, frozen=True, kw_only=True):
-    """The reading of an endpoint's replicas."""
-
-    endpoint: str
-    interval_s: float
-    replicas: Sequence[str]
-
-
-class DeliveriesDocument(PublicDocument, frozen=True, kw_only=True):
-    """The deliveries of `schedule --once --json` that were not made."""
-
-    deliveries: Sequence[Delivery]
-
-
-class ScheduleDocument(PublicDocument, frozen=True, kw_only=True):
-    """The jobs of `schedule --list --json`, and the newest deliveries."""
-
-    jobs: Sequence[ScheduledJob]
-    live: Sequence[LiveJob]
-    deliveries: Sequence[Delivery]
 
 
 def schedule(
@@ -89,15 +55,18 @@ def schedule(
         raise ConfigError(f"{config.path}: schedule.jobs: is missing; add a job (docs/schedule.md)")
     if list_:
         with Store.open(config.database_url) as store:
-            _list(config, crons, store, as_json=as_json)
+            listed = list_schedule(config, crons, store)
+        if as_json:
+            print_json(listed)
+        else:
+            _list(listed, config.schedule.jobs)
         return
-    _require_receivers(config)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     logging.getLogger("apscheduler").setLevel(logging.ERROR)  # that a waking came while the last one was at work
     with Store.open(config.database_url) as store:
-        scheduler = _scheduler(config, crons, store)
+        scheduler = configured_scheduler(config, crons, store)
         if not once:
             names = [f"{job.name} ({job.when})" for job in config.schedule.jobs.values()]
             live = config.live_jobs().items()
@@ -111,78 +80,33 @@ def schedule(
             return
         if not scheduler.run_once():
             notes.print("another scheduler leads and runs the due jobs")
-        waiting = [delivery for delivery in store.deliveries(limit=1_000) if delivery.state in ("pending", "sending")]
-    _print_deliveries(waiting, as_json=as_json)
+        waiting = waiting_deliveries(store)
+    if as_json:
+        print_json(DeliveriesDocument(deliveries=waiting))
+    else:
+        _print_deliveries(waiting)
     if waiting:
         raise ServiceUnavailableError(f"{len(waiting)} deliveries failed; the next run tries them again")
 
 
-def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
-    policies = GatePolicies(
-        {name: endpoint.policy for name, endpoint in config.endpoints.items()},
-        {name: endpoint.rollout for name, endpoint in config.endpoints.items()},
-    )
-    return Scheduler(store, config.schedule, crons, policies, period_settings(config), config.live_jobs())
-
-
-def _require_receivers(config: Config) -> None:
-    """Report missing secrets at the start, before a job needs them."""
-    wanted = {name for job in config.schedule.jobs.values() for name in job.receivers}
-    for receiver in config.schedule.receivers.values():
-        if receiver.name not in wanted:
-            continue
-        try:
-            require_secret(receiver)
-        except ConfigError as error:
-            raise ConfigError(f"{config.path}: schedule.receivers.{receiver.name}: {error}") from error
-
-
-def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool) -> None:
-    now = datetime.now(UTC)
-    jobs = []
-    for job in config.schedule.jobs.values():
-        newest = store.last_period(job.name)
-        due = crons[job.name].next_after(now) if job.cron else None
-        jobs.append((job, None if newest is None else newest.due_at, due))
-    deliveries = store.deliveries(limit=NUM_LISTED)
-    if as_json:
-        print_json(
-            ScheduleDocument(
-                jobs=[
-                    public(
-                        ScheduledJob, job,
-                        job=job.name, time_zone=job.zone.key, does=job.actions, last_due_at=last, next_due_at=due,
-                    )
-                    for job, last, due in jobs
-                ],
-                live=[
-                    public(LiveJob, settings, settings.source, endpoint=name)
-                    for name, settings in config.live_jobs().items()
-                ],
-                deliveries=deliveries,
-            )
-        )  # fmt: skip
-        return
+def _list(listed: ScheduleDocument, jobs: Mapping[str, JobSettings]) -> None:
     table = Table("job", "when", "does", "receivers", "last due", "next due (UTC)", title="jobs", box=None)
-    for job, last, due in jobs:
+    for job in listed.jobs:
         cells = (
-            job.name,
-            f"{job.cron} {job.zone.key}" if job.cron else job.when,
-            ", ".join(job.actions),
+            job.job,
+            f"{job.cron} {job.time_zone}" if job.cron else jobs[job.job].when,
+            ", ".join(job.does),
             ", ".join(job.receivers),
         )
-        table.add_row(*map(escape, (*cells, _moment(last), _moment(due))))
+        table.add_row(*map(escape, (*cells, _moment(job.last_due_at), _moment(job.next_due_at))))
     results.print(table)
-    for name, settings in config.live_jobs().items():
-        words = f"live evidence of {name}: every {settings.interval_s:g} s from {', '.join(settings.source.replicas)}"
+    for live in listed.live:
+        words = f"live evidence of {live.endpoint}: every {live.interval_s:g} s from {', '.join(live.replicas)}"
         results.print(words, markup=False, highlight=False, soft_wrap=True)
-    _print_deliveries(deliveries, as_json=False)
+    _print_deliveries(listed.deliveries)
 
 
-def _print_deliveries(deliveries: list[Delivery], *, as_json: bool) -> None:
-    if as_json:
-        print_json(DeliveriesDocument(deliveries=deliveries))
-        return
+def _print_deliveries(deliveries: Sequence[Delivery]) -> None:
     if not deliveries:
         return
     table = Table(

@@ -308,7 +308,7 @@ def test_a_scheduler_that_leads_reads_again_and_again(
     import threading
     import time
 
-    from shadowspec.cli.report import period_settings
+    from shadowspec.app.written_reports import period_settings
     from shadowspec.config import load_config
     from shadowspec.rollout.endpoint_run import GatePolicies
     from shadowspec.scheduler.leader import Scheduler
