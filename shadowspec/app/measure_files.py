@@ -64,13 +64,14 @@ class Unreadable:
         self._noun = "row" if path.endswith(".parquet") else "line"
         self._lines: dict[str, _Lines] = {}  # by reason
 
-    def send(self, raw: RawRecord, stage: str, reason: str) -> None:
+    def send(self, raw: RawRecord, stage: str, reasons: Mapping[str, int]) -> None:
         """Take a message; of a file, the offset is the line."""
         line = raw.key.offset
-        if reason in self._lines:
-            self._lines[reason].add(line)
-        else:
-            self._lines[reason] = _Lines(line, line)
+        for reason in reasons:
+            if reason in self._lines:
+                self._lines[reason].add(line)
+            else:
+                self._lines[reason] = _Lines(line, line)
 
     def tell(self) -> None:
         """Say on stderr where they are, if there is one."""

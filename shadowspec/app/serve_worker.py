@@ -62,8 +62,8 @@ class _Letters:
     tap: KafkaTap
     telemetry: Telemetry
 
-    def send(self, raw: RawRecord, stage: str, reason: str) -> None:
-        self.writer.send(raw, stage, reason, self.tap.topic_of(raw.key.source) or raw.key.source)
+    def send(self, raw: RawRecord, stage: str, reasons: Mapping[str, int]) -> None:
+        self.writer.send(raw, stage, reasons, self.tap.topic_of(raw.key.source) or raw.key.source)
         self.telemetry.dead_letter(stage)
 
 

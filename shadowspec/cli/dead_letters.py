@@ -45,6 +45,7 @@ class ReplayedLettersDocument(PublicDocument, frozen=True, kw_only=True):
     topic: str
     to: str
     replayed: int
+    without_value: int  # not sent: their values were too large to be kept
 
 
 app = typer.Typer(no_args_is_help=True)
@@ -85,7 +86,8 @@ def list_(
         came = f"{letter.topic}[{letter.source_partition}]@{letter.source_offset}"
         lies = f"[{letter.partition}]@{letter.offset}"
         time = "" if letter.time is None else letter.time.isoformat(timespec="milliseconds")
-        cells = (time, came, letter.stage or "", letter.reason or "", lies)
+        omitted = "" if letter.num_omitted_bytes is None else f" (value of {letter.num_omitted_bytes:,} bytes omitted)"
+        cells = (time, came, letter.stage or "", f"{letter.reason or ''}{omitted}", lies)
         table.add_row(*(_plain(cell) for cell in cells))
     results.print(table)
 
@@ -102,7 +104,8 @@ def replay(
 ) -> None:
     """Send dead letters to a retry topic, unchanged, to be measured again.
 
-    The dead letters stay on their topic: a second replay sends them a second time.
+    The dead letters stay on their topic: a second replay sends them a second time. Those whose value was too large to
+    be kept are not sent.
     """
     settings = _settings(config_path)
     if to not in settings.retry_topics:
@@ -110,21 +113,31 @@ def replay(
         unknown = f"is not one of kafka.retry_topics (configured: {topics})"
         why = "is a mirrored topic; shadowspec never writes to one" if to in settings.topics else unknown
         raise UsageError(f"--to {to}: {why}")
-    num_replayed = 0
+    num_replayed = num_without_value = 0
     with TopicWriter(settings, to, name="shadowspec-replay") as writer:
         for letter in read_dead_letters(settings):
             if max_messages is not None and num_replayed >= max_messages:
                 break
-            if _matches(letter, topic, stage, reason):
+            if not _matches(letter, topic, stage, reason):
+                continue
+            if letter.num_omitted_bytes is not None:
+                num_without_value += 1
+            else:
                 writer.send(make_retry_message(letter))
                 num_replayed += 1
                 if num_replayed % REPLAY_BATCH == 0:
                     flush_patiently(writer)
         flush_patiently(writer)
     if as_json:
-        print_json(ReplayedLettersDocument(topic=settings.dead_letter_topic, to=to, replayed=num_replayed))
+        print_json(
+            ReplayedLettersDocument(
+                topic=settings.dead_letter_topic, to=to, replayed=num_replayed, without_value=num_without_value
+            )
+        )
         return
     notes.print(f"{num_replayed} messages on {to}", highlight=False, markup=False)
+    if num_without_value:
+        notes.print(f"{num_without_value} not sent: their values were too large to be kept", highlight=False)
 
 
 def _settings(config_path: Path | None) -> KafkaSettings:

@@ -2,12 +2,15 @@
 
 The headers are those of Kafka Connect's dead-letter queue, so that its tools read them; the original key, value,
 headers and timestamp are retained, and ours come last.  They never quote the message: the exception's
-message is the reason code of the funnel.
+message is the reason code of the funnel.  A message of many records is one dead letter, with its reasons counted.  What
+the topic refuses is written without its value, and at last without anything of the message's: nothing in a message may
+stop its dead letter.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +18,7 @@ from typing import Any, Final, Self
 
 from kafka import TopicPartition, errors
 
+from shadowspec.tap.kafka.batches import TOO_LARGE_HEADER
 from shadowspec.tap.kafka.broker_clients import Consumer, await_topics, open_client, unavailable
 from shadowspec.tap.kafka.kafka_settings import KafkaSettings
 from shadowspec.tap.kafka.producer import OutgoingMessage, TopicWriter
@@ -22,6 +26,8 @@ from shadowspec.tap.sources import RawRecord
 
 PREFIX: Final = "__connect.errors."
 FIRST: Final = PREFIX + "topic"  # of our block of headers, which comes last
+OMITTED: Final = "omitted.bytes"  # the size of a value that the letter does not hold
+MAX_REASONS: Final = 20  # named in a letter; of the others only the number
 REPLAYED: Final = "shadowspec.replayed."  # a replayed message's original coordinates
 EXECUTING_CLASS: Final = "shadowspec.worker.pipeline.Pipeline"
 EXCEPTION_CLASS: Final = "shadowspec.errors.RecordError"
@@ -42,11 +48,15 @@ class DeadLetterWriter:
             ServiceUnavailableError: no broker answers or it refuses, or there is no such topic.
         """
         self._settings = settings
-        self._writer = TopicWriter(settings, settings.dead_letter_topic, name="shadowspec-dead-letters")
+        self._writer = TopicWriter(settings, settings.dead_letter_topic, name="shadowspec-dead-letters", lesser=_lesser)
 
-    def send(self, raw: RawRecord, stage: str, reason: str, topic: str) -> None:
-        """Hand over a message that came from a topic; it is safe once `flush` has returned."""
-        headers = error_headers(raw, stage, reason, topic, self._settings.group_id)
+    def send(self, raw: RawRecord, stage: str, reasons: Mapping[str, int], topic: str) -> None:
+        """Hand over a message that came from a topic; it is safe once `flush` has returned.
+
+        Args:
+            reasons: why, with the numbers of its records; at least one.
+        """
+        headers = error_headers(raw, stage, reasons, topic, self._settings.group_id)
         # A topic refuses a time that is far ahead of its broker's clock, and one letter must not stop the rest.
         timestamp_ms = raw.key.timestamp_ms if 0 < raw.key.timestamp_ms <= time.time() * 1000 else None
         self._writer.send(OutgoingMessage(raw.message_key, raw.value, (*raw.headers, *headers), timestamp_ms))
@@ -83,6 +93,7 @@ class DeadLetter:
     stage: str | None
     reason: str | None
     group: str | None
+    num_omitted_bytes: int | None  # of a value that the topic did not take, or that the tap did not read; else None
     message: OutgoingMessage = field(repr=False)  # as it came, without the error headers
 
 
@@ -98,7 +109,7 @@ def read_dead_letters(settings: KafkaSettings, *, limit: int | None = None) -> I
     topic = settings.dead_letter_topic
     consumer, client = open_client(
         Consumer, settings, "shadowspec-dead-letters", group_id=None, enable_auto_commit=False,
-        auto_offset_reset="earliest", isolation_level="read_committed",
+        auto_offset_reset="earliest", isolation_level="read_committed", max_record_bytes=settings.max_record_bytes,
     )  # fmt: skip
     try:
         await_topics(client, settings, (topic,))
@@ -124,8 +135,12 @@ def make_retry_message(letter: DeadLetter) -> OutgoingMessage:
     return OutgoingMessage(message.key, message.value, (*kept, *added), message.timestamp_ms)
 
 
-def error_headers(raw: RawRecord, stage: str, reason: str, topic: str, group: str) -> Headers:
-    """Kafka Connect's headers for a message that failed at a stage for a reason (short codes, both)."""
+def error_headers(raw: RawRecord, stage: str, reasons: Mapping[str, int], topic: str, group: str) -> Headers:
+    """Kafka Connect's headers for a message that failed at a stage for reasons (short codes, all of them).
+
+    The exception's message is the most frequent reason; where there are more failed records, all are counted.
+    """
+    (reason, number), *others = ordered = Counter(reasons).most_common()
     values = {
         "topic": topic,
         "partition": str(raw.key.partition),
@@ -137,6 +152,12 @@ def error_headers(raw: RawRecord, stage: str, reason: str, topic: str, group: st
         "exception.class.name": EXCEPTION_CLASS,
         "exception.message": reason,
     }
+    if number > 1 or others:
+        rest = sum(number for _, number in ordered[MAX_REASONS:])
+        shown = [*ordered[:MAX_REASONS], ("others", rest)] if rest else ordered
+        values["reasons"] = " ".join(f"{reason}={number}" for reason, number in shown)
+    if (size := dict(raw.headers).get(TOO_LARGE_HEADER)) is not None:
+        values[OMITTED] = size.decode("utf-8", "replace")
     return tuple((PREFIX + name, value.encode()) for name, value in values.items())
 
 
@@ -154,6 +175,16 @@ def split_headers(headers: Headers) -> tuple[Headers, Mapping[str, str]]:
         if name.startswith(PREFIX)
     }
     return headers[:begin], own_headers
+
+
+def _lesser(message: OutgoingMessage) -> Iterator[OutgoingMessage]:
+    """What to write in place of a letter that the topic refuses: without its value, then our headers alone."""
+    begin = max(place for place, (name, _) in enumerate(message.headers) if name == FIRST)
+    own = message.headers[begin:]
+    if message.value and all(name != PREFIX + OMITTED for name, _ in own):
+        own = (*own, (PREFIX + OMITTED, str(len(message.value)).encode()))
+    yield OutgoingMessage(message.key, None, (*message.headers[:begin], *own), message.timestamp_ms)
+    yield OutgoingMessage(None, None, own)
 
 
 def _read_partition(consumer: Any, place: TopicPartition, limit: int | None) -> Iterator[DeadLetter]:
@@ -185,6 +216,7 @@ def _letter(partition: int, message: Any) -> DeadLetter:
         stage=said.get("stage"),
         reason=said.get("exception.message"),
         group=said.get("connector.name"),
+        num_omitted_bytes=_number(said.get(OMITTED)),
         message=OutgoingMessage(message.key, message.value, original, timestamp_ms),
     )
 

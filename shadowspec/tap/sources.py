@@ -30,8 +30,7 @@ class RawRecord(NamedTuple):
     """One consumed message before it is parsed; a tuple, because every message is made one.
 
     `value` is None for a tombstone; `message_key` and `headers` (which may repeat) are the transport's.  `problem` is a
-    reason code where the value is not to be read, and the record malformed: the value is then empty, or whole where the
-    source had it, for the dead letter.
+    reason code where the value is not to be read, and the record malformed: the value is then empty.
     """
 
     key: RecordKey

@@ -8,7 +8,7 @@ writes the batches.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -55,8 +55,12 @@ class BlockEngine(Protocol):
 class DeadLetters(Protocol):
     """Takes messages that cannot be read or measured."""
 
-    def send(self, raw: RawRecord, stage: str, reason: str) -> None:
-        """Hand over a message; it is safe once the writer of the batch has flushed."""
+    def send(self, raw: RawRecord, stage: str, reasons: Mapping[str, int]) -> None:
+        """Hand over a message; it is safe once the writer of the batch has flushed.
+
+        Args:
+            reasons: why, with the numbers of its records; at least one.
+        """
 
 
 class _WaitingRequest(Struct, frozen=True, gc=False):
@@ -94,6 +98,8 @@ class Pipeline:
         self._stored: dict[tuple[str, int], Mapping[RecordKey, StoredRecord]] = {}  # by source and partition
         self._waiting: dict[RecordKey, _WaitingRequest] = {}
         self._messages: dict[RecordKey, tuple[RawRecord, Hints]] = {}  # halves whose other half has not come
+        # By message and stage: a message of many records makes one dead letter, not a copy of itself for every record.
+        self._letters: dict[tuple[RecordKey, str], tuple[RawRecord, Counter[str]]] = {}
         self.ready: deque[Block] = deque()
         self.is_shedding = False  # admitted requests are shed instead of measured
         self._next_tick = EPOCH + TICK
@@ -199,6 +205,7 @@ class Pipeline:
                 reading = next(readings)
                 if is_new or tracker.is_reread:  # else the ledger has passed it, and only halves matter
                     self._end(self._admission.decide(reading), raw)
+        self._send_letters()
 
     def _pass_over(self, tracker: PartitionTracker, key: RecordKey, counted: FunnelKey) -> None:
         """A message came that ends before its body is read."""
@@ -214,6 +221,7 @@ class Pipeline:
     def end_waiting(self) -> None:
         """Nothing follows, or not for long: halves continue without their other half, and open blocks start."""
         self._admit_joined(self._joiner.drain())
+        self._send_letters()
         self.drain()
 
     def finish(self, result: BlockResult, poisoned: Mapping[RecordKey, str] | None = None) -> None:
@@ -222,7 +230,8 @@ class Pipeline:
         measured = [waiting for waiting in popped if waiting is not None]
         for waiting in measured:
             if poisoned and waiting.raw is not None and waiting.record.key in poisoned:
-                self._send(waiting.raw, "engine", poisoned[waiting.record.key])
+                self._note_letter(waiting.raw, "engine", poisoned[waiting.record.key])
+        self._send_letters()
         self.outbox.add(result, [waiting.record for waiting in measured])
 
     # one record
@@ -275,17 +284,27 @@ class Pipeline:
     def _reject(self, fate: Rejected, raw: RawRecord) -> None:
         record = fate.record
         if record.counter is FunnelCounter.MALFORMED:
-            self._send(raw, "tap", record.reason or "malformed")
+            self._note_letter(raw, "tap", record.reason or "malformed")
         is_kept = record.counter in COUNTERS_WITH_ROWS and record.unit_key is not None
         self.outbox.end(record, row=record if is_kept else None)
         if record.event_time is not None:
             self._pass_time(record.event_time)
 
-    def _send(self, raw: RawRecord, stage: str, reason: str) -> None:
-        # A message that the ledger has passed was handed over when it was first read.
+    def _note_letter(self, raw: RawRecord, stage: str, reason: str) -> None:
+        """A record of the message is to be in its dead letter; called before the record ends."""
         tracker = self.outbox.tracker(raw.key)
-        if self._dead_letters is not None and tracker is not None and tracker.is_unfinished(raw.key.offset):
-            self._dead_letters.send(raw, stage, reason)
+        if self._dead_letters is None or tracker is None:
+            return
+        if tracker.claim_letter(raw.key.offset, stage):
+            self._letters[raw.key, stage] = (raw, Counter())
+        if (letter := self._letters.get((raw.key, stage))) is not None:
+            letter[1][reason] += 1
+
+    def _send_letters(self) -> None:
+        if self._dead_letters is not None and self._letters:
+            for (_, stage), (raw, reasons) in self._letters.items():
+                self._dead_letters.send(raw, stage, reasons)
+            self._letters.clear()
 
     def _may_be_half(self, raw: RawRecord) -> bool:
         """Whether key and headers say too little: two messages may be one record."""

@@ -25,6 +25,7 @@ class _Span:
     funnel: dict[FunnelKey, int] = field(default_factory=dict)
     rows: list[StoredRecord] = field(default_factory=list)
     watermark: datetime | None = None
+    letters: list[str] = field(default_factory=list)  # the stages of which its dead letter was made
 
     def count(self, key: FunnelKey) -> None:
         self.funnel[key] = self.funnel.get(key, 0) + 1
@@ -107,9 +108,16 @@ class PartitionTracker:
         """Whether the ledger had passed the message before this tracker began."""
         return offset < self._begin
 
-    def is_unfinished(self, offset: int) -> bool:
-        """Whether the message came and holds a record that has not ended."""
-        return offset in self._pending
+    def claim_letter(self, offset: int, stage: str) -> bool:
+        """Whether a message has no dead letter of a stage yet and may get one, which this call makes it have.
+
+        A message that the ledger has passed got its letter when it was first read.
+        """
+        span = self._pending.get(offset)
+        if span is None or stage in span.letters:
+            return False
+        span.letters.append(stage)
+        return True
 
     def deliver(self, offset: int, num_records: int) -> bool:
         """A message came, with this number of records to end; False if the ledger has passed it already."""

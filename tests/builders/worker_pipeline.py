@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from shadowspec.tap.admission import Admission
@@ -38,8 +38,8 @@ class Letters:
     def __init__(self) -> None:
         self.sent: list[tuple[RecordKey, str, str]] = []
 
-    def send(self, raw: RawRecord, stage: str, reason: str) -> None:
-        self.sent.append((raw.key, stage, reason))
+    def send(self, raw: RawRecord, stage: str, reasons: Mapping[str, int]) -> None:
+        self.sent.append((raw.key, stage, ", ".join(reasons)))
 
 
 def pipeline(letters: Letters | None = None, rules: Sequence[EndpointRule] = RULES) -> tuple[Pipeline, Admission]:

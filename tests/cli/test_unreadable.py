@@ -12,7 +12,7 @@ from shadowspec.types import RecordKey
 def read_messages(capsys: pytest.CaptureFixture[str], path: str, *sent: tuple[int, str]) -> list[str]:
     with unreadable_in(path) as found:
         for line, reason in sent:
-            found.send(RawRecord(RecordKey("digest", 0, line), b"what nobody is to see"), "tap", reason)
+            found.send(RawRecord(RecordKey("digest", 0, line), b"what nobody is to see"), "tap", {reason: 1})
     return capsys.readouterr().err.splitlines()
 
 
@@ -41,7 +41,7 @@ def test_rows_are_called_rows_and_standard_input_what_it_is(capsys: pytest.Captu
 def test_they_are_told_though_the_file_is_not_read_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> None:
         with unreadable_in("t.jsonl") as found:
-            found.send(RawRecord(RecordKey("digest", 0, 1), b""), "tap", "not_json")
+            found.send(RawRecord(RecordKey("digest", 0, 1), b""), "tap", {"not_json": 1})
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

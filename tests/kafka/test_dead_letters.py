@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from shadowspec.tap.dead_letter_topic import (
     split_headers,
 )
 from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.tap.kafka.batches import TOO_LARGE_HEADER
 from shadowspec.tap.kafka.consumer import KafkaTap
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
@@ -46,7 +48,7 @@ def settings(topics: Topics) -> KafkaSettings:
 @pytest.mark.integration
 def test_a_dead_letter_is_the_message_and_what_connect_says_beside_it(topics: Topics, settings: KafkaSettings) -> None:
     with DeadLetterWriter(settings) as writer:
-        writer.send(raw(7, headers=(("h", b"1"), ("h", b"2"))), "decode", "not_json", "mirror")
+        writer.send(raw(7, headers=(("h", b"1"), ("h", b"2"))), "decode", {"not_json": 1}, "mirror")
         assert read_topic(topics.bootstrap, settings.dead_letter_topic) == []
         writer.flush()
     (letter,) = read_topic(topics.bootstrap, settings.dead_letter_topic, "%k|%s|%T|%h")
@@ -73,7 +75,7 @@ def test_what_a_producer_cannot_say_becomes_empty(topics: Topics, settings: Kafk
         bare = RawRecord(
             RecordKey("source-id", 0, 3), None, "unreadable", None, (("null", None), ("\\xff", b"odd name"))
         )
-        writer.send(bare, "decode", "unreadable", "mirror")
+        writer.send(bare, "decode", {"unreadable": 1}, "mirror")
         writer.flush()
     (letter,) = read_dead_letters(settings)
     assert (letter.message.key, letter.message.value) == (None, b"")
@@ -82,27 +84,69 @@ def test_what_a_producer_cannot_say_becomes_empty(topics: Topics, settings: Kafk
 
 
 @pytest.mark.integration
-def test_ten_megabytes_fit_where_the_topic_takes_them(topics: Topics, settings: KafkaSettings) -> None:
+def test_what_came_compressed_goes_compressed(topics: Topics) -> None:
+    """A topic limits a batch as it is compressed: what passed through the mirror's topic passes through this one."""
     megabyte = 1024 * 1024
-    large = topics.create(max_message_bytes=20 * megabyte)
-    small = topics.create(max_message_bytes=megabyte)
-    value = bytes(10 * megabyte)
-    for topic, fits in ((large, True), (small, False)):
-        with DeadLetterWriter(settings_for(topics.bootstrap, "mirror", dead_letter_topic=topic)) as writer:
-            writer.send(raw(1, value=value), "decode", "too_large", "mirror")
-            if fits:
-                writer.flush()
-                continue
-            with pytest.raises(DeadLetterError, match=f"{topic} refuses a message") as caught:
-                writer.flush()
-            assert caught.value.exit_code == 5
+    dead = topics.create(max_message_bytes=megabyte)
+    settings = settings_for(topics.bootstrap, "mirror", dead_letter_topic=dead)
+    with DeadLetterWriter(settings) as writer:
+        writer.send(raw(1, value=b"the quick brown fox " * 500_000), "tap", {"not_json": 1}, "mirror")
+        writer.flush()
+    (letter,) = read_dead_letters(settings)
+    assert letter.message.value == b"the quick brown fox " * 500_000
+    assert letter.num_omitted_bytes is None
+
+
+@pytest.mark.integration
+def test_no_message_stops_its_dead_letter_or_its_neighbours(topics: Topics, command: Callable[..., Result]) -> None:
+    """A value or a header that the topic refuses is left out, and its size is said."""
+    megabyte = 1024 * 1024
+    settings = settings_for(topics.bootstrap, "mirror", dead_letter_topic=topics.create(max_message_bytes=megabyte))
+    noise = random.Random(1).randbytes(2 * megabyte)
+    with DeadLetterWriter(settings) as writer:
+        for offset, value, header in ((1, b"small", b""), (2, noise, b"kept"), (3, b"value", noise), (4, b"last", b"")):
+            writer.send(raw(offset, value=value, headers=(("h", header),)), "tap", {"not_json": 1}, "mirror")
+        writer.flush()
+    letters = {letter.source_offset: letter for letter in read_dead_letters(settings)}
+    assert sorted(letters) == [1, 2, 3, 4]
+    assert [letters[offset].message.value for offset in (1, 4)] == [b"small", b"last"]
+    assert (letters[2].message.value, letters[2].num_omitted_bytes) == (None, len(noise))
+    assert (letters[2].message.key, letters[2].message.headers) == (b"key", (("h", b"kept"),))
+    assert (letters[3].message.key, letters[3].message.headers) == (None, ())
+    assert (letters[3].num_omitted_bytes, letters[3].reason) == (len(b"value"), "not_json")
+
+
+@pytest.mark.integration
+def test_a_letter_without_its_value_is_listed_and_not_replayed(
+    settings: KafkaSettings, command: Callable[..., Result]
+) -> None:
+    size = (TOO_LARGE_HEADER, b"17000000")
+    with DeadLetterWriter(settings) as writer:
+        writer.send(raw(1, value=b"", headers=(size,)), "tap", {"too_large": 1}, "mirror")
+        writer.send(raw(2), "tap", {"not_json": 3, "no_request": 1}, "mirror")
+        writer.flush()
+    assert "17,000,000" in command("list").output
+    result = json.loads(command("replay", "--to", settings.retry_topics[0], "--json").output)
+    assert (result["replayed"], result["without_value"]) == (1, 1)
+
+
+def test_many_reasons_are_counted_in_one_header() -> None:
+    many = {f"reason_{number}": 1 for number in range(30)} | {"not_json": 9_970}
+    _, said = split_headers(error_headers(raw(1), "tap", many, "mirror", "group"))
+    assert said["exception.message"] == "not_json"
+    assert said["reasons"].startswith("not_json=9970 reason_0=1 ")
+    assert said["reasons"].endswith(" others=11")
+    _, said = split_headers(error_headers(raw(1), "tap", {"not_json": 1}, "mirror", "group"))
+    assert "reasons" not in said
 
 
 @pytest.mark.integration
 def test_a_time_ahead_of_the_clock_stops_no_letter(settings: KafkaSettings) -> None:
     with DeadLetterWriter(settings) as writer:
         for timestamp_ms in (2**62, 1_700_000_000_000):
-            writer.send(RawRecord(RecordKey("source-id", 0, 1, timestamp_ms), b"x"), "decode", "not_json", "mirror")
+            writer.send(
+                RawRecord(RecordKey("source-id", 0, 1, timestamp_ms), b"x"), "decode", {"not_json": 1}, "mirror"
+            )
         writer.flush()
     assert len(list(read_dead_letters(settings))) == 2
 
@@ -124,7 +168,7 @@ def test_a_topic_that_goes_ends_it_at_the_next_letter(
     monkeypatch.setattr("shadowspec.tap.kafka.broker_clients.REQUEST_TIMEOUT_MS", 2_000)
     with DeadLetterWriter(settings) as writer:
         topics.delete(settings.dead_letter_topic)
-        writer.send(raw(1), "decode", "not_json", "mirror")
+        writer.send(raw(1), "decode", {"not_json": 1}, "mirror")
         with pytest.raises(DeadLetterError, match=f"topic {settings.dead_letter_topic} is gone"):
             writer.flush()
     assert settings.dead_letter_topic not in topics.admin.list_topics()
@@ -139,7 +183,7 @@ HEADERS = st.lists(
 @given(headers=HEADERS, offset=st.integers(0, 2**62))
 def test_the_original_headers_come_back_whatever_they_were(headers: tuple[tuple[str, bytes], ...], offset: int) -> None:
     """A message may have been a dead letter of something else before."""
-    written_headers = error_headers(raw(offset), "join", "a_reason", "mirror", "group")
+    written_headers = error_headers(raw(offset), "join", {"a_reason": 1}, "mirror", "group")
     original, said = split_headers((*headers, *written_headers))
     assert original == headers
     assert (said["topic"], said["offset"], said["stage"]) == ("mirror", str(offset), "join")
@@ -175,7 +219,7 @@ def fill(settings: KafkaSettings) -> None:
                 RecordKey("source-id", 1, offset, 1_700_000_000_000 + offset), CANARY.encode(), None,
                 f"{CANARY}{offset}".encode(), secrets,
             )  # fmt: skip
-            writer.send(message, stage, reason, settings.topics[0])
+            writer.send(message, stage, {reason: 1}, settings.topics[0])
         writer.flush()
 
 
@@ -199,6 +243,7 @@ def test_list_says_where_from_and_why_and_nothing_else(settings: KafkaSettings, 
         "stage": "engine",
         "reason": "engine_died",
         "group": settings.group_id,
+        "num_omitted_bytes": None,
     }
     chosen = json.loads(command("list", "--json", "--reason", "not_json", "--max-messages", "2").output)["dead_letters"]
     assert [letter["source_offset"] for letter in chosen] == [4, 5]  # the newest
@@ -240,12 +285,12 @@ def test_replay_puts_them_back_as_they_came(
 @pytest.mark.integration
 def test_what_is_replayed_twice_names_its_last_origin_only(settings: KafkaSettings) -> None:
     with DeadLetterWriter(settings) as writer:
-        writer.send(raw(1), "decode", "not_json", "mirror")
+        writer.send(raw(1), "decode", {"not_json": 1}, "mirror")
         writer.flush()
         (letter,) = read_dead_letters(settings)
         again = make_retry_message(letter)
         writer.send(RawRecord(RecordKey("retry-id", 0, 9, 5), again.value, None, again.key, again.headers), "engine",
-                    "engine_died", "retry")  # fmt: skip
+                    {"engine_died": 1}, "retry")  # fmt: skip
         writer.flush()
     (second,) = [letter for letter in read_dead_letters(settings) if letter.topic == "retry"]
     names = [name for name, _ in make_retry_message(second).headers]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
-from kafka import KafkaConsumer
+from kafka import KafkaConsumer, KafkaProducer
 from kafka.consumer import group
 from kafka.consumer.fetcher import Fetcher
 from kafka.coordinator.consumer import ConsumerCoordinator
@@ -13,7 +14,7 @@ from kafka.record import memory_records
 from kafka.record.default_records import DefaultRecordBatch
 
 from shadowspec.errors import ServiceUnavailableError
-from shadowspec.tap.kafka.batches import PartitionRecords
+from shadowspec.tap.kafka.batches import TOO_LARGE_HEADER, PartitionRecords
 from shadowspec.tap.kafka.broker_clients import Client
 from shadowspec.tap.kafka.consumer import KafkaTap
 from shadowspec.tap.kafka.membership import Coordinator
@@ -48,7 +49,8 @@ def test_a_tap_changes_nothing_for_other_consumers_of_the_process(topics: Topics
         other = KafkaConsumer(bootstrap_servers=topics.bootstrap, group_id="another", kafka_client=Client())
         try:
             assert type(other._coordinator) is group.ConsumerCoordinator is ConsumerCoordinator
-            assert other._fetcher.PartitionRecords is Fetcher.PartitionRecords is not PartitionRecords
+            assert type(other._fetcher) is Fetcher
+            assert Fetcher.PartitionRecords is not PartitionRecords
             assert memory_records.DefaultRecordBatch is DefaultRecordBatch
         finally:
             other.close(autocommit=False)
@@ -104,7 +106,21 @@ def test_ten_megabytes_pass_and_more_than_the_limit_is_said_to_be_too_large(topi
     with KafkaTap(settings_for(topics.bootstrap, topic, max_record_bytes=10 * MEGABYTE)) as tap:
         large, too_large, small = Reader(tap).read(3)
     assert [record.problem for record in (large, too_large, small)] == [None, "too_large", None]
-    assert [len(record.value or b"") for record in (large, too_large, small)] == sizes  # whole, for its dead letter
+    assert [len(record.value or b"") for record in (large, too_large, small)] == [sizes[0], 0, sizes[2]]
+    assert too_large.headers == ((TOO_LARGE_HEADER, b"%d" % sizes[1]),)  # for its dead letter
+
+
+def test_a_value_that_becomes_large_when_it_is_unpacked_is_passed_over(topics: Topics) -> None:
+    topic = topics.create()
+    producer = KafkaProducer(bootstrap_servers=topics.bootstrap, compression_type="zstd", max_request_size=2**30)
+    with contextlib.closing(producer):
+        for value in (b"before", bytes(60 * MEGABYTE), b"behind"):
+            producer.send(topic, value=value)
+        producer.flush()
+    with KafkaTap(settings_for(topics.bootstrap, topic, max_record_bytes=MEGABYTE)) as tap:
+        before, large, behind = Reader(tap).read(3)
+    assert (before.value, large.value, behind.value) == (b"before", b"", b"behind")
+    assert (before.problem, large.problem, behind.problem) == (None, "too_large", None)
 
 
 def test_nothing_comes_before_its_partition_is_started(topics: Topics) -> None:

@@ -183,7 +183,7 @@ def test_a_dead_letter_topic_that_may_not_be_written_ends_it(
         secure_kafka.address("SASL_SSL"), secure_topics.create(), security=security, dead_letter_topic=unwritable
     )
     with DeadLetterWriter(settings) as writer:
-        writer.send(RawRecord(RecordKey("source", 0, 1), b"value"), "decode", "not_json", "topic")
+        writer.send(RawRecord(RecordKey("source", 0, 1), b"value"), "decode", {"not_json": 1}, "topic")
         with pytest.raises(DeadLetterError, match=unwritable) as caught:
             writer.flush()
     assert caught.value.exit_code == 5

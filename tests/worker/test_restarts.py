@@ -57,6 +57,19 @@ def test_a_poisoned_request_is_a_dead_letter_where_its_message_was_kept(keeps_me
     assert letters.sent[len(malformed) :] == ([(poisoned, "engine", "engine_died")] if keeps_messages else [])
 
 
+@pytest.mark.parametrize("is_array", [True, False])
+def test_a_message_of_many_broken_records_is_one_dead_letter(is_array: bool) -> None:
+    letters = Letters()
+    made, _ = pipeline(letters)
+    partition, raws = next(iter(raw_records(6, 3, 1).items()))
+    made.start(partition, None, {})
+    records = [b"{", *[b"{}"] * 998]
+    made.take(raws[-1]._replace(value=b"\n".join(records) if not is_array else b"[" + b",".join(records[1:]) + b"]"))
+    ((key, stage, reasons),) = letters.sent
+    assert (key, stage) == (raws[-1].key, "tap")
+    assert reasons == ("unknown_format" if is_array else "not_json")
+
+
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Store:
     url = f"sqlite:///{tmp_path / 'restarts.db'}"

@@ -27,7 +27,7 @@ from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.util import WeakMethod
 
 from shadowspec.errors import ConfigError, ServiceUnavailableError
-from shadowspec.tap.kafka.batches import PartitionRecords
+from shadowspec.tap.kafka.batches import BoundedFetcher
 from shadowspec.tap.kafka.kafka_settings import KafkaSecurity, KafkaSettings
 from shadowspec.tap.kafka.membership import Coordinator
 
@@ -194,13 +194,13 @@ class Client:
 
 
 class Consumer(KafkaConsumer):  # type: ignore[misc]
-    """A consumer that reads every readable record, and keeps the group membership that it has joined."""
+    """A consumer that reads every readable record within its limit, and keeps the group membership it has joined."""
 
     _coordinator: Any
 
-    def __init__(self, *topics: str, **settings: Any) -> None:
+    def __init__(self, *topics: str, max_record_bytes: int, **settings: Any) -> None:
         super().__init__(*topics, **settings)
-        self._fetcher.PartitionRecords = PartitionRecords
+        self._fetcher.__class__, self._fetcher.max_record_bytes = BoundedFetcher, max_record_bytes
         self._net.run(self._replace_coordinator)  # on the client's thread, which calls the coordinator's listener
 
     async def _replace_coordinator(self) -> None:

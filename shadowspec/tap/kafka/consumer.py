@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 from kafka import OffsetAndMetadata, TopicPartition, errors
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 
-from shadowspec.tap.kafka.batches import DamagedBatchError
+from shadowspec.tap.kafka.batches import TOO_LARGE_HEADER, DamagedBatchError
 from shadowspec.tap.kafka.broker_clients import Consumer, await_topics, is_lasting, open_client, unavailable
 from shadowspec.tap.kafka.kafka_settings import KafkaSettings
 from shadowspec.tap.kafka.membership import Assignments
@@ -81,6 +81,7 @@ class KafkaTap:
             auto_offset_reset="none",  # a range that is gone must be noticed, not skipped
             enable_auto_commit=False,
             isolation_level="read_committed",
+            max_record_bytes=settings.max_record_bytes,
         )
         assignments = Assignments(self._consumer, assignor)
         self._partitions = AssignedPartitions(
@@ -115,7 +116,7 @@ class KafkaTap:
             self._partitions.mark_offset_invalid(error.divergent_offsets)
             return []
         except DamagedBatchError as error:
-            self._partitions.step_over(error.place, error.offset)
+            self._partitions.step_over(error.place, error.offset, error.end)
             return []
         except errors.KafkaError as error:
             self._fail(error)
@@ -249,14 +250,14 @@ def _is_login(error: Exception) -> bool:
 
 
 def _raw_records(messages: Sequence[Any], id: PartitionId, max_bytes: int) -> list[RawRecord]:
-    """kafka-python's records of one partition as ours.  One that is too large keeps its value, for its dead letter."""
-    return [
-        RawRecord(
-            RecordKey(id.source, id.partition, message.offset, max(0, message.timestamp or 0)),
-            message.value,
-            "too_large" if message.value is not None and len(message.value) > max_bytes else None,
-            message.key,
-            tuple(message.headers),
-        )
-        for message in messages
-    ]
+    """kafka-python's records of one partition as ours.  One that is too large comes without its value."""
+    return [_raw_record(message, id, max_bytes) for message in messages]
+
+
+def _raw_record(message: Any, id: PartitionId, max_bytes: int) -> RawRecord:
+    key = RecordKey(id.source, id.partition, message.offset, max(0, message.timestamp or 0))
+    value, headers = message.value, tuple(message.headers)
+    if value is not None and len(value) > max_bytes:
+        return RawRecord(key, b"", "too_large", message.key, (*headers, (TOO_LARGE_HEADER, str(len(value)).encode())))
+    is_cut = value is None and bool(headers) and headers[-1][0] == TOO_LARGE_HEADER
+    return RawRecord(key, b"" if is_cut else value, "too_large" if is_cut else None, message.key, headers)

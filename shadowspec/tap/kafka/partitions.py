@@ -220,12 +220,12 @@ class AssignedPartitions:
                     self._revoked.append(self._ours.pop(place).id)
                     self._came.append((place, partition.number, True))
 
-    def step_over(self, place: TopicPartition, offset: int) -> None:
-        """Give up a record that cannot be read.  The next one may be in the same damaged batch, and follow it."""
+    def step_over(self, place: TopicPartition, offset: int, end: int) -> None:
+        """Give up the records from an offset up to `end`, which cannot be read."""
         partition = self._ours.get(place)
         if partition is not None:
-            self._lose(partition, offset, offset + 1, Loss.UNREADABLE)
-            self._seek(partition, offset + 1)
+            self._lose(partition, offset, end, Loss.UNREADABLE)
+            self._seek(partition, end)
 
     def _source_of(self, topic: str) -> str | None:
         topic_id = self._client.cluster.topic_id(topic)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Self
@@ -53,11 +53,22 @@ class OutgoingMessage:
 class TopicWriter:
     """Writes to one topic, acknowledged by every replica in sync; each message once per flush that succeeds.
 
-    `send` may be called by one thread and `flush` by another.
+    Batches are compressed, as those of a mirror are: a topic limits them as they are compressed, so that what came
+    through one topic passes through another.  `send` may be called by one thread and `flush` by another.
     """
 
-    def __init__(self, settings: KafkaSettings, topic: str, *, name: str) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        *,
+        name: str,
+        lesser: Callable[[OutgoingMessage], Iterable[OutgoingMessage]] | None = None,
+    ) -> None:
         """Connect.
+
+        Args:
+            lesser: what to write, one after the other, in place of a message that the topic refuses (None: nothing).
 
         Raises:
             ServiceUnavailableError: no broker answers or it refuses, or there is no such topic.
@@ -66,15 +77,18 @@ class TopicWriter:
         self._settings = settings
         self._lock = threading.Lock()
         self._waiting: list[OutgoingMessage] = []
+        self._lesser = lesser
         self._producer, self._client = open_client(
             KafkaProducer,
             settings,
             name,
             acks="all",
-            enable_idempotence=True,
+            # An idempotent producer of the library fails for good once the topic has refused one message.
+            enable_idempotence=lesser is None,
             max_request_size=MAX_REQUEST_BYTES,
             batch_size=BATCH_BYTES,
             linger_ms=LINGER_MS,
+            compression_type="zstd",
             max_block_ms=int(DELIVERY_TIMEOUT_S * 1000),
             delivery_timeout_ms=int(DELIVERY_TIMEOUT_S * 1000),
         )
@@ -98,36 +112,56 @@ class TopicWriter:
         """
         with self._lock:
             messages, self._waiting = self._waiting, []
-        failed: list[OutgoingMessage] = []
-        delivery_errors: list[errors.KafkaError] = []
-        sent: list[tuple[OutgoingMessage, Any]] = []
+        failed = messages  # interrupted: nothing is known to be safe
         try:
-            for message in messages:
-                try:
-                    sent.append((message, self._produce(message)))
-                except errors.KafkaError as error:  # no metadata of the topic
-                    delivery_errors.append(error)
-                    failed = messages[len(sent) :]
-                    break
-            deadline = time.monotonic() + DELIVERY_TIMEOUT_S + 1
-            for message, delivery in sent:
-                try:
-                    delivery.get(timeout=max(0.0, deadline - time.monotonic()))
-                except errors.KafkaError as error:
-                    delivery_errors.append(error)
-                    failed.append(message)
-        except BaseException:  # interrupted: nothing is known to be safe
-            failed = messages
-            raise
+            failed, delivery_errors = self._deliver(messages)
+            if self._lesser is not None and _refusal(delivery_errors) is not None:
+                # A message that is refused fails the others of its batch too, with an error that says less.
+                refused, failed, delivery_errors = failed, [], []
+                for message in refused:
+                    if error := self._deliver_alone(message):
+                        failed.append(message)
+                        delivery_errors.append(error)
         finally:
             if failed:
                 with self._lock:
                     self._waiting = [*failed, *self._waiting]
         if delivery_errors:
-            # A message that is refused fails the others of its batch too, with an error that says less.
-            telling = next((error for error in delivery_errors if isinstance(error, REFUSED)), delivery_errors[0])
+            telling = _refusal(delivery_errors) or delivery_errors[0]
             raise self._explain(telling) from telling
         return len(messages)
+
+    def _deliver(self, messages: list[OutgoingMessage]) -> tuple[list[OutgoingMessage], list[errors.KafkaError]]:
+        """Write messages; returns those that are not safe, and why."""
+        failed: list[OutgoingMessage] = []
+        delivery_errors: list[errors.KafkaError] = []
+        sent: list[tuple[OutgoingMessage, Any]] = []
+        for message in messages:
+            try:
+                sent.append((message, self._produce(message)))
+            except errors.KafkaError as error:  # no metadata of the topic
+                delivery_errors.append(error)
+                failed = messages[len(sent) :]
+                break
+        deadline = time.monotonic() + DELIVERY_TIMEOUT_S + 1
+        for message, delivery in sent:
+            try:
+                delivery.get(timeout=max(0.0, deadline - time.monotonic()))
+            except errors.KafkaError as error:
+                delivery_errors.append(error)
+                failed.append(message)
+        return failed, delivery_errors
+
+    def _deliver_alone(self, message: OutgoingMessage) -> errors.KafkaError | None:
+        """Write a message in a batch of its own, or the first lesser one that the topic takes; the error if none is."""
+        assert self._lesser is not None
+        error = None
+        for form in (message, *self._lesser(message)):
+            _, delivery_errors = self._deliver([form])
+            error = delivery_errors[0] if delivery_errors else None
+            if not isinstance(error, REFUSED):
+                break
+        return error
 
     def close(self) -> None:
         """Close the connection.  Messages that were not flushed are not written."""
@@ -160,6 +194,10 @@ class TopicWriter:
         if is_lasting(error):
             return DeadLetterError(f"topic {self.topic}: {unavailable(self._settings, error)}")
         return unavailable(self._settings, error)
+
+
+def _refusal(delivery_errors: Sequence[errors.KafkaError]) -> errors.KafkaError | None:
+    return next((error for error in delivery_errors if isinstance(error, REFUSED)), None)
 
 
 def _name(error: Exception) -> str:
