@@ -7,12 +7,16 @@ slice in headers, so that a request that cannot be classified is served too: wit
     x-shadowspec-slice     the tag of the slice, or "none"
     x-litellm-tags         both, for LiteLLM's routing by tags; absent without a slice
     x-shadowspec-reason    why there is no slice; absent with one
+
+No caller holds up another: bodies and their time are limited, and large bodies are classified beside the small ones.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from shadowspec.errors import ConfigError
@@ -21,8 +25,11 @@ from shadowspec.types import ENDPOINT_HEADER, NO_SLICE, SLICE_HEADER
 
 LITELLM_HEADER: Final = "x-litellm-tags"
 REASON_HEADER: Final = "x-shadowspec-reason"
-MAX_BODY_BYTES: Final = 16 * 1024 * 1024
+DEFAULT_MAX_BODY_BYTES: Final = 2 * 1024 * 1024
+LARGE_BODY_BYTES: Final = 64 * 1024  # longer bodies are classified on a thread of their own, one after the other
+MAX_LARGE_BODIES: Final = 16  # in hand; a further one is answered at once
 TOO_LARGE: Final = Classified(reason="too_large")
+BUSY: Final = Classified(reason="busy")
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -55,37 +62,55 @@ def listening_socket(host: str, port: int) -> socket.socket:
 class ClassifierApp:
     """An ASGI application around a classifier; any ASGI server runs it."""
 
-    def __init__(self, classifier: Classifier) -> None:
-        self._classifier = classifier
+    def __init__(self, classifier: Classifier, *, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
+        self._classifier, self._max_body_bytes = classifier, max_body_bytes
+        self._large_bodies = ThreadPoolExecutor(1, "shadowspec-large-bodies")
+        self._num_large = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one call."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
-        body = await _body(receive)
-        if body is None:
-            classified = TOO_LARGE
-        else:
-            headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
-            classified = self._classifier.classify(body, path=scope["path"], headers=headers)
+        body = await _body(scope, receive, self._max_body_bytes)
+        classified = TOO_LARGE if body is None else await self._classify(body, scope)
         answer = [(b"content-length", b"0")]
+        if body is None:  # what is left of it is not read
+            answer.append((b"connection", b"close"))
         answer += [(name.encode(), value.encode("latin-1", "replace")) for name, value in slice_headers(classified)]
         await send({"type": "http.response.start", "status": 200, "headers": answer})
         await send({"type": "http.response.body", "body": b""})
 
+    async def _classify(self, body: bytes, scope: Message) -> Classified:
+        headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
+        if len(body) <= LARGE_BODY_BYTES:
+            return self._classifier.classify(body, path=scope["path"], headers=headers)
+        if self._num_large >= MAX_LARGE_BODIES:
+            return BUSY
+        self._num_large += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._large_bodies, lambda: self._classifier.classify(body, path=scope["path"], headers=headers)
+            )
+        finally:
+            self._num_large -= 1
 
-async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None where it is too large to be read."""
+
+async def _body(scope: Message, receive: Receive, max_bytes: int) -> bytes | None:
+    """The whole body; None where it is too large, as soon as that is known, or where the caller has gone."""
+    said = dict(scope["headers"]).get(b"content-length", b"0")
+    if said.isdigit() and int(said[:20]) > max_bytes:
+        return None
     parts, size = [], 0
     while True:
         message = await receive()
         part = message.get("body", b"")
         size += len(part)
-        if size <= MAX_BODY_BYTES:
-            parts.append(part)
+        if size > max_bytes or message["type"] == "http.disconnect":
+            return None
+        parts.append(part)
         if not message.get("more_body"):
-            return b"".join(parts) if size <= MAX_BODY_BYTES else None
+            return b"".join(parts)
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+<<<<<<< HEAD
 from collections.abc import Sequence
+=======
+from ipaddress import ip_address
+>>>>>>> 6c03d36b (No caller of the classifier holds up another)
 from typing import Annotated
 
 import typer
 
 from shadowspec.app.before_loading import load_tokenizers, require_inputs
 from shadowspec.app.progress_bar import notes
-from shadowspec.app.serve_classifier import ClassifierApp, listening_socket
+from shadowspec.app.serve_classifier import DEFAULT_MAX_BODY_BYTES, ClassifierApp, listening_socket
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.config import Config, find_config, load_config, load_hash_secret
@@ -21,8 +25,6 @@ from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import read_records
 from shadowspec.types.public_documents import PublicDocument, PublicValue, public, shows
 from shadowspec.types.settings import LAST_PORT
-
-PATIENCE_S = 5  # that open connections have when the server stops
 
 
 @shows(Classified, "labels")
@@ -47,20 +49,25 @@ def classify(
         str | None,
         typer.Option("--listen", metavar="HOST:PORT", help="Answer gateways over HTTP instead, until stopped."),
     ] = None,
+    max_body_bytes: Annotated[
+        int,
+        typer.Option("--max-body-bytes", metavar="N", min=1, help="With --listen: a larger body has no slice."),
+    ] = DEFAULT_MAX_BODY_BYTES,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Name the slice of requests as the tap does, for routes by slice.
 
     With --listen a gateway sends each request (body, path and headers) and gets the slice in headers, which the routes
-    of `shadowspec export` match. Requests that the tap cannot measure have no slice.
+    of `shadowspec export` match. Requests that the tap cannot measure have no slice. The service has no login: only the
+    gateway may reach its address.
     """
     if bool(files) == (listen is not None):
         raise UsageError("give FILES, or --listen HOST:PORT, and not both")
     config = load_config(find_config(config_path))
     require_inputs(config, files or ())
     if listen is not None:
-        _serve(config, listen)
+        _serve(config, listen, max_body_bytes)
         return
     classifier = _load(config)
 
@@ -84,7 +91,7 @@ def _load(config: Config) -> Classifier:
     return Classifier(rules, tokenizers, KeyedHash(load_hash_secret(config)), routing)
 
 
-def _serve(config: Config, listen: str) -> None:
+def _serve(config: Config, listen: str, max_body_bytes: int) -> None:
     """Answer until stopped.
 
     Raises:
@@ -94,18 +101,34 @@ def _serve(config: Config, listen: str) -> None:
     if not host or not port.isdigit() or int(port) > LAST_PORT:
         raise ConfigError(f"--listen {listen!r}: must be HOST:PORT, such as 127.0.0.1:9300")
     try:
-        import uvicorn
+        from shadowspec.app.timed_http import make_server
     except ImportError:
         raise ConfigError("--listen needs uvicorn: pip install 'shadowspec[classify]'") from None
 
     with listening_socket(host.strip("[]"), int(port)) as listener:
-        app = ClassifierApp(_load(config))
-        address = "{}:{}".format(*listener.getsockname()[:2])
-        notes.print(f"classifying requests on http://{address}", highlight=False, markup=False)
-        settings = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=PATIENCE_S
-        )
+        app = ClassifierApp(_load(config), max_body_bytes=max_body_bytes)
+        address, number = listener.getsockname()[:2]
+        notes.print(f"classifying requests on http://{address}:{number}", highlight=False, markup=False)
+        if not ip_address(address).is_loopback:
+            notes.print(
+                f"{address} is open to the network, and the service has no login: let only the gateway reach it",
+                highlight=False, markup=False,
+            )  # fmt: skip
         # The server raises the signal that stopped it again; SIGTERM is an ordinary end.
         signal.signal(signal.SIGTERM, lambda *_: None)
         with gc_relaxed():
+<<<<<<< HEAD
             uvicorn.Server(settings).run(sockets=[listener])
+=======
+            make_server(app).run(sockets=[listener])
+
+
+def _entry(line: int, classified: Classified) -> dict[str, object]:
+    return {
+        "line": line,
+        "endpoint": classified.endpoint,
+        "slice": None if classified.slice_key is None else parse_slice_key(classified.slice_key),
+        "tag": classified.tag,
+        "reason": classified.reason,
+    }
+>>>>>>> 6c03d36b (No caller of the classifier holds up another)

@@ -15,6 +15,8 @@ from shadowspec.errors import ModelError, RecordError
 from shadowspec.types import FunnelCounter
 
 # Exceptions of transformers for a folder that is missing, truncated, of an unknown kind or inconsistent.
+PROBED_CHARACTERS = 16  # of a token of context; four is usual
+
 LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
 
 
@@ -58,15 +60,26 @@ class FolderTokenizer:
             raise RecordError(
                 FunnelCounter.UNSUPPORTED, "chat_template_refused", "the target's chat template refused the messages"
             ) from error
-        return self._ids(rendered, adds_special=False)
+        return self._prompt_ids(rendered, adds_special=False)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a completion prompt, special tokens included."""
-        return self._ids(text, adds_special=True)
+        """Token ids of a completion prompt, special tokens included.
+
+        Raises:
+            RecordError: the text is many contexts long.
+        """
+        return self._prompt_ids(text, adds_special=True)
 
     def encode_output(self, text: str) -> list[int]:
         """Token ids of generated text: no special token is added."""
         return self._ids(text, adds_special=False)
+
+    def _prompt_ids(self, text: str, *, adds_special: bool) -> list[int]:
+        # A text of many contexts is refused by its beginning: the whole of it takes seconds.
+        begin = self.context_length * PROBED_CHARACTERS
+        if len(text) > begin and len(self._ids(text[:begin], adds_special=adds_special)) > 2 * self.context_length:
+            raise RecordError(FunnelCounter.UNSUPPORTED, "longer_than_context")
+        return self._ids(text, adds_special=adds_special)
 
     def _ids(self, text: str, *, adds_special: bool) -> list[int]:
         if self._backend is None:

@@ -103,7 +103,7 @@ class Reading:
 
 
 class Reader:
-    """Reads the records of one configuration's endpoints."""
+    """Reads the records of one configuration's endpoints; several threads may share it."""
 
     def __init__(
         self, rules: Sequence[EndpointRule], tokenizers: Mapping[str, Tokenizer], keyed_hash: KeyedHash
@@ -230,11 +230,14 @@ class Reader:
     def _match(self, endpoint: str | None, model: str | None, path: str | None) -> EndpointRule | None:
         """The rule for a record's fields; recent results are cached."""
         asked = (endpoint, model, path)
-        if asked not in self._matched:
-            if len(self._matched) >= MAX_REMEMBERED_MATCHES:
-                self._matched.clear()
-            self._matched[asked] = match_endpoint(self._rules, endpoint=endpoint, model=model, path=path)
-        return self._matched[asked]
+        try:
+            return self._matched[asked]
+        except KeyError:
+            pass
+        if len(self._matched) >= MAX_REMEMBERED_MATCHES:
+            self._matched.clear()
+        rule = self._matched[asked] = match_endpoint(self._rules, endpoint=endpoint, model=model, path=path)
+        return rule
 
 
 def _is_done(step: Callable[..., None], reading: Reading, *arguments: Any) -> bool:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.app.serve_classifier import MAX_BODY_BYTES, ClassifierApp
+from shadowspec.app import timed_http
+from shadowspec.app.serve_classifier import LARGE_BODY_BYTES, MAX_LARGE_BODIES, ClassifierApp, listening_socket
 from shadowspec.demo import SERVED_MODELS, TARGET, TRAFFIC
 from shadowspec.engine.tokenizer import load_tokenizer
+from shadowspec.errors import RecordError
 from shadowspec.servers.client import run_async
 from shadowspec.tap.classifier import Classified, Classifier
 from shadowspec.tap.endpoints import MatchRule
@@ -22,6 +31,7 @@ from shadowspec.tap.reading import Reader, Reading
 from shadowspec.tap.routing import NO_HINTS, Routing
 from shadowspec.tap.sources import read_records
 from tests.fakes import endpoint_rule
+from tests.services import PATIENCE_S
 from tests.tap.mirror import RULE, SECRET, ByteTokenizer, chat, messages, raw, responses
 
 HASH = KeyedHash(SECRET)
@@ -174,6 +184,112 @@ def test_a_request_without_a_slice_is_answered_with_none() -> None:
 
 
 def test_a_body_beyond_the_limit_is_not_kept() -> None:
-    part = b" " * (MAX_BODY_BYTES // 2 + 1)
-    _, headers = call(ClassifierApp(classifier()), part, part, b"{}")
-    assert headers["x-shadowspec-reason"] == "too_large"
+    _, headers = call(ClassifierApp(classifier(), max_body_bytes=100), b" " * 60, b" " * 60, b"never read")
+    assert (headers["x-shadowspec-reason"], headers["connection"]) == ("too_large", "close")
+
+
+class HeldClassifier:
+    """Large bodies wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.may_go = threading.Event()
+
+    def classify(self, body: bytes, **_: object) -> Classified:
+        if len(body) > LARGE_BODY_BYTES:
+            assert self.may_go.wait(PATIENCE_S)
+        return Classified("chat", "k=v")
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[HeldClassifier, int]]:
+    """A server of it on a port of this machine, as `classify --listen` makes one."""
+    held = HeldClassifier()
+    server = timed_http.make_server(ClassifierApp(held))  # type: ignore[arg-type]
+    with listening_socket("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield held, listener.getsockname()[1]
+        finally:
+            held.may_go.set()
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+
+
+def post(port: int, body: bytes, **headers: str) -> http.client.HTTPResponse:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
+        connection.request("POST", "/v1/completions", body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer
+
+
+def test_a_slow_body_holds_up_no_other(served: tuple[HeldClassifier, int]) -> None:
+    held, port = served
+    with ThreadPoolExecutor(MAX_LARGE_BODIES + 1) as callers:
+        slow = [callers.submit(post, port, b" " * (LARGE_BODY_BYTES + 1)) for _ in range(MAX_LARGE_BODIES + 1)]
+        busy = next(as_completed(slow, PATIENCE_S)).result()  # one too many
+        assert busy.headers["x-shadowspec-reason"] == "busy"
+        assert post(port, b"{}").headers["x-shadowspec-slice"] == "chat/k=v"
+        held.may_go.set()
+        answers = [future.result(PATIENCE_S).headers["x-shadowspec-slice"] for future in slow]
+    assert sorted(answers) == ["chat/k=v"] * MAX_LARGE_BODIES + ["none"]
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [b"", b"POST / HTTP/1.1\r\nHost: x\r\n", b"POST / HTTP/1.1\r\nHost: x\r\ncontent-length: 1000\r\n\r\nhalf"],
+    ids=["nothing", "half of the headers", "half of the body"],
+)
+def test_a_request_that_does_not_come_ends_its_connection(
+    beginning: bytes, served: tuple[HeldClassifier, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_http, "REQUEST_TIMEOUT_S", 0.2)
+    with socket.create_connection(("127.0.0.1", served[1]), timeout=PATIENCE_S) as connection:
+        connection.sendall(beginning)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(100) == b""
+
+
+def test_a_large_body_is_refused_before_it_is_sent(served: tuple[HeldClassifier, int]) -> None:
+    with socket.create_connection(("127.0.0.1", served[1]), timeout=PATIENCE_S) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\ncontent-length: 16000000\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(1000), b""))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"x-shadowspec-reason: too_large" in answer
+
+
+def test_a_connection_stays_for_the_next_request(
+    served: tuple[HeldClassifier, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_http, "REQUEST_TIMEOUT_S", 0.2)
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served[1], timeout=PATIENCE_S)) as connection:
+        for _ in range(3):
+            connection.request("POST", "/", b"{}")
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.headers["x-shadowspec-slice"] == "chat/k=v"
+            time.sleep(0.3)  # longer than one request may take
+
+
+def test_an_upgrade_is_an_ordinary_request(served: tuple[HeldClassifier, int]) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    assert post(served[1], b"{}", **upgrade).status == 200
+
+
+def test_a_text_of_many_contexts_is_refused_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer(TARGET)
+    lengths: list[int] = []
+    encode = type(tokenizer)._ids
+
+    def counted(self: Any, text: str, **options: Any) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(type(tokenizer), "_ids", counted)
+    text = "a word or two " * 1_000_000
+    with pytest.raises(RecordError, match="longer_than_context"):
+        tokenizer.encode(text)
+    with pytest.raises(RecordError, match="longer_than_context"):
+        tokenizer.render_chat([{"role": "user", "content": text}], None)
+    assert max(lengths) < len(text) / 50
