@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import signal
-<<<<<<< HEAD
 from collections.abc import Sequence
-=======
 from ipaddress import ip_address
->>>>>>> 6c03d36b (No caller of the classifier holds up another)
 from typing import Annotated
 
 import typer
@@ -117,18 +114,4 @@ def _serve(config: Config, listen: str, max_body_bytes: int) -> None:
         # The server raises the signal that stopped it again; SIGTERM is an ordinary end.
         signal.signal(signal.SIGTERM, lambda *_: None)
         with gc_relaxed():
-<<<<<<< HEAD
-            uvicorn.Server(settings).run(sockets=[listener])
-=======
             make_server(app).run(sockets=[listener])
-
-
-def _entry(line: int, classified: Classified) -> dict[str, object]:
-    return {
-        "line": line,
-        "endpoint": classified.endpoint,
-        "slice": None if classified.slice_key is None else parse_slice_key(classified.slice_key),
-        "tag": classified.tag,
-        "reason": classified.reason,
-    }
->>>>>>> 6c03d36b (No caller of the classifier holds up another)
