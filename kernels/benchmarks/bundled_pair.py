@@ -1,54 +1,57 @@
-"""Make what the demo ships but for its traffic: two models with their tokenizer, and heads over the target's states.
+"""Make what the demo ships but for its heads: two models with their tokenizer, and the traffic.
 
-    python -m kernels.benchmarks.bundled_pair pair  --corpora DIR --out PAIR
-    python -m kernels.benchmarks.bundled_pair heads --corpora DIR --out HEADS --target PAIR/target
+    python -m kernels.benchmarks.bundled_pair pair    --corpora DIR --out PAIR
+    python -m kernels.benchmarks.bundled_pair traffic --corpora DIR --out FILE --target PAIR/target --traces DIR
 
-The same corpora, Python (its standard library is the code corpus), torch and seed make the same files.  A hash of each
-text's group decides what is held out, so that a further corpus moves nothing across the line; `bundled_traffic` asks
-held-out text alone.  The draft learns the target's own distribution (forward KL) from the same batches as the target
-learns the text, and goes on alone against the finished target.  The heads learn it from a target that stays as it is.
+The same corpora, Python (its standard library is the code corpus), torch and seed make the same files, of the shapes
+that are shipped.  A hash of each text's group decides what is held out, so that a further corpus moves nothing across
+the line.  The draft learns the target's own distribution (forward KL) from the same batches as the target learns the
+text, and goes on alone against the finished target.  The traffic has held-out prompts, the target's answers and times
+of a public trace.  A text that occurs in a training document is dropped; its session stays if two requests do.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
 import hashlib
 import json
 import random
+import re
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from kernels.benchmarks.contamination import Prompt, TrainingText, checked
+from kernels.benchmarks.decoding import in_batches
+from kernels.benchmarks.harness import options, write
+from shadowspec import demo
+from shadowspec.engine.batch import Request
+from shadowspec.types import SamplingParameters
 
 # Texts -----------------------------------------------------------------------------------------------------------
 
 # Shares of the training tokens by domain: none is read many times over.
 DOMAIN_SHARES = {"code": 0.26, "sql": 0.16, "json": 0.13, "maths": 0.13, "prose": 0.18, "translation": 0.14}
-HELD_OUT_BOOKS = {"The_Time_Machine.md", "The_Valley_of_Fear.md", "Erewhon.md"}
-SKIPPED_CODE = {
-    "site-packages", "test", "tests", "__pycache__", "lib2to3", "pydoc_data", "encodings", "idlelib", "turtledemo"
-}  # fmt: skip
-LANGUAGES = {
-    "fr": "French", "es": "Spanish", "it": "Italian", "de": "German", "sv": "Swedish", "pt_BR": "Portuguese"
-}  # fmt: skip
 API_PROMPT, STORY_PROMPT = "Return the API document as a JSON object.", "Continue the story:"
-SQL = json.loads((Path(__file__).parent / "bundled_sql.json").read_text(encoding="utf-8"))
-
-
-class Turn(NamedTuple):
-    """What the user says, and what the assistant answers."""
-
-    user: str
-    assistant: str
+DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+SQL = DATA["sql"]
+Turn = namedtuple("Turn", "user assistant")  # what the user says, and what the assistant answers
+BOS, END = "<|bos|>", "<|end|>"
 
 
 class Document(NamedTuple):
@@ -60,27 +63,30 @@ class Document(NamedTuple):
     text: str = ""
     turns: tuple[Turn, ...] = ()
 
+    def whole(self) -> str:
+        """All of its text."""
+        return "\n".join(text for turn in self.turns for text in turn) if self.turns else self.text
 
-def is_held_out(group: str, percent: int) -> bool:
-    """Whether a group of texts is held out; the same for ever for the same group."""
-    return int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "big") % 100 < percent
+    def rendered(self) -> str:
+        """As the models see it."""
+        turns = (f"<|user|>\n{turn.user}{END}\n<|assistant|>\n{turn.assistant}{END}\n" for turn in self.turns)
+        return f"{BOS}{''.join(turns)}" if self.turns else f"{BOS}{self.text}{END}"
 
 
-def read_code(_corpora: Path) -> Iterator[Document]:
-    """Python's standard library, file by file."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if SKIPPED_CODE & set(name.parts):
-            continue
-        if len(text := path.read_text(encoding="utf-8", errors="ignore")) > 500:
-            yield Document("code", str(name), is_held_out(str(name), 8), text=text)
+def digest(*parts: object) -> int:
+    """64 bits, the same for the same parts."""
+    return int.from_bytes(hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=8).digest(), "big")
+
+
+def lines_of(path: Path) -> list[Any]:
+    """The values of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def sql_schema(rng: random.Random, names: Sequence[str]) -> tuple[str, dict[str, str]]:
     """A schema of one or two made-up tables, and up to four questions on it with their queries."""
     tables: list[tuple[str, list[str], list[str], list[str], str]] = []  # name, text, number and date columns, parent
-    ddl = []
+    ddl, questions = [], {}
     for name in rng.sample(names, rng.choice((1, 2, 2))):
         texts = rng.sample(sorted(SQL["text_columns"]), rng.choice((1, 2)))
         numbers = rng.sample(SQL["number_columns"], rng.choice((1, 2)))
@@ -91,35 +97,29 @@ def sql_schema(rng: random.Random, names: Sequence[str]) -> tuple[str, dict[str,
         columns += ["name TEXT", *(f"{column} TEXT" for column in texts), *(f"{column} NUMERIC" for column in numbers)]
         columns = ["id INTEGER PRIMARY KEY", *columns, *(f"{column} DATE" for column in dates)]
         ddl.append(f"CREATE TABLE {name} (\n  " + ",\n  ".join(columns) + "\n);")
-    return "\n\n".join(ddl), dict(sql_question(rng, *rng.choice(tables)) for _ in range(4))
-
-
-def sql_question(
-    rng: random.Random, name: str, texts: list[str], numbers: list[str], dates: list[str], parent: str
-) -> tuple[str, str]:
-    """One question on a table, and its query."""
-    column = rng.choice(texts)
-    words = {"t": name, "c": column, "v": rng.choice(SQL["text_columns"][column]), "n": rng.choice(numbers)}
-    words |= {"b": rng.choice((5, 10, 20, 25, 50, 100, 200, 500, 1000)), "l": rng.choice((3, 5, 10))}
-    words["a"], words["w"] = rng.choice((("AVG", "average"), ("SUM", "total"), ("MAX", "highest"), ("MIN", "lowest")))
-    words["s"] = name[:-3] + "y" if name.endswith("ies") else name.removesuffix("s")
-    forms = list(SQL["questions"])
-    if dates:
-        year = rng.randint(2015, 2024)
-        words |= {"d": dates[0], "y": year, "z": year + 1}
-        forms += SQL["date_questions"]
-    if parent:
-        words |= {"p": parent, "k": f"{parent.removesuffix('s')}_id"}
-        forms += SQL["parent_questions"]
-    question, query = rng.choice(forms)
-    return question.format(**words), query.format(**words)
+    for _ in range(4):
+        name, texts, numbers, dates, parent = rng.choice(tables)
+        words = {"t": name, "c": (column := rng.choice(texts)), "v": rng.choice(SQL["text_columns"][column])}
+        words |= {"n": rng.choice(numbers), "b": rng.choice((5, 10, 20, 25, 50, 100, 200, 500, 1000))}
+        words["l"], (words["a"], words["w"]) = rng.choice((3, 5, 10)), rng.choice(SQL["aggregates"])
+        words["s"] = name[:-3] + "y" if name.endswith("ies") else name.removesuffix("s")
+        forms = list(SQL["questions"])
+        if dates:
+            year = rng.randint(2015, 2024)
+            words |= {"d": dates[0], "y": year, "z": year + 1}
+            forms += SQL["date_questions"]
+        if parent:
+            words |= {"p": parent, "k": f"{parent.removesuffix('s')}_id"}
+            forms += SQL["parent_questions"]
+        question, query = rng.choice(forms)
+        questions[question.format(**words)] = query.format(**words)
+    return "\n\n".join(ddl), questions
 
 
 def read_sql(corpora: Path) -> Iterator[Document]:
     """PostgreSQL's own scripts, and questions on schemas; those held out share no table name with the others."""
-    for line in (corpora / "pg_sql" / "pg15_sql.jsonl").read_text(encoding="utf-8").splitlines():
-        text = next(value for key, value in json.loads(line).items() if key in {"text", "sql", "content"})
-        yield Document("sql", "pg_sql", False, text=text)
+    for row in lines_of(corpora / "pg_sql" / "pg15_sql.jsonl"):
+        yield Document("sql", "pg_sql", False, text=row["text"])
     for held_out, count in ((False, 9_000), (True, 1_500)):
         rng = random.Random(f"text-to-sql:0:{held_out}")
         for index in range(count):
@@ -142,15 +142,7 @@ def read_json(corpora: Path) -> Iterator[Document]:
             answer, group = json.dumps(entry, indent=1, ensure_ascii=False), f"{path.name}:{index}"
             if len(answer) <= 2_400:
                 turn = Turn(f"{API_PROMPT}\nName: {entry.get('api_name', '')}\nPurpose: {purpose}", answer)
-                yield Document("json", group, is_held_out(group, 10), turns=(turn,))
-
-
-def read_maths(corpora: Path) -> Iterator[Document]:
-    """School problems; the benchmark's own test split is held out."""
-    for name, held_out in (("train.jsonl", False), ("test.jsonl", True)):
-        for index, line in enumerate((corpora / "gsm8k" / name).read_text(encoding="utf-8").splitlines()):
-            row = json.loads(line)
-            yield Document("maths", f"{name}:{index}", held_out, turns=(Turn(row["question"], row["answer"]),))
+                yield Document("json", group, digest(group) % 100 < 10, turns=(turn,))
 
 
 def read_prose(corpora: Path) -> Iterator[Document]:
@@ -158,7 +150,7 @@ def read_prose(corpora: Path) -> Iterator[Document]:
     rng = random.Random("prose")
     books = [path for path in sorted((corpora / "gutenberg_prose").glob("*.md")) if path.name != "SOURCE.md"]
     for path in (*books, corpora / "tinyshakespeare" / "input.txt"):
-        held_out, position = path.name in HELD_OUT_BOOKS, 0
+        held_out, position = path.name in DATA["held_out_books"], 0
         paragraphs = [part.strip() for part in path.read_text(encoding="utf-8").split("\n\n") if part.strip()]
         while position < len(paragraphs):
             length = 60 if rng.random() < 0.4 and not held_out else 6
@@ -176,12 +168,11 @@ def read_prose(corpora: Path) -> Iterator[Document]:
 def read_translation(corpora: Path) -> Iterator[Document]:
     """PostgreSQL's messages: conversations of one to four translations."""
     rng, pools = random.Random("translation"), dict[tuple[str, bool], list[Turn]]()
-    for line in (corpora / "pg_gettext" / "pg15_messages.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        english = row["en"].strip()
-        if row["lang"] in LANGUAGES and 12 <= len(english) <= 400:
-            turn = Turn(f"Translate to {LANGUAGES[row['lang']]}:\n{english}", row["text"].strip())
-            pools.setdefault((row["lang"], is_held_out(english, 8)), []).append(turn)
+    for row in lines_of(corpora / "pg_gettext" / "pg15_messages.jsonl"):
+        english, language = row["en"].strip(), DATA["languages"].get(row["lang"])
+        if language and 12 <= len(english) <= 400:
+            turn = Turn(f"Translate to {language}:\n{english}", row["text"].strip())
+            pools.setdefault((row["lang"], digest(english) % 100 < 8), []).append(turn)
     for (language, held_out), turns in sorted(pools.items()):
         position = 0
         while position < len(turns):
@@ -192,78 +183,48 @@ def read_translation(corpora: Path) -> Iterator[Document]:
 
 def read_documents(corpora: Path) -> list[Document]:
     """Every document of every domain."""
-    readers = (read_code, read_sql, read_json, read_maths, read_prose, read_translation)
-    return [document for reader in readers for document in reader(corpora)]
+    documents, root = list[Document](), Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        text, name = path.read_text(encoding="utf-8", errors="ignore"), path.relative_to(root)
+        if len(text) > 500 and not {*DATA["skipped_code"]} & {*name.parts}:
+            documents.append(Document("code", str(name), digest(name) % 100 < 8, text=text))
+    documents += (*read_sql(corpora), *read_json(corpora))
+    for name, held_out in {"train.jsonl": False, "test.jsonl": True}.items():  # the split is the benchmark's own
+        turns = [Turn(row["question"], row["answer"]) for row in lines_of(corpora / "gsm8k" / name)]
+        documents += [Document("maths", f"{name}:{index}", held_out, "", (turn,)) for index, turn in enumerate(turns)]
+    return [*documents, *read_prose(corpora), *read_translation(corpora)]
 
 
 # The pair --------------------------------------------------------------------------------------------------------
 
-BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
-SPECIAL_TOKENS = [PAD, BOS, END, "<|system|>", "<|user|>", "<|assistant|>"]
 VOCABULARY, CONTEXT = 4_096, 2_048
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% if tools %}<|system|>\nTools: {{ tools | tojson }}<|end|>\n{% endif %}"
-    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-SHAPES = {
-    "target": {"layers": 8, "hidden_size": 320, "intermediate_size": 864},
-    "draft": {"layers": 1, "hidden_size": 192, "intermediate_size": 512},
-}
 SHORT_BATCH, LONG_BATCH = (18, 256), (2, CONTEXT)  # rows x tokens; every eighth step has the whole context
+load_tokenizer = PreTrainedTokenizerFast.from_pretrained
 LEARNING_RATE = 3e-3  # of both optimizers: Muon's updates are scaled to AdamW's size
 
 
-def untrained(layers: int, hidden_size: int, intermediate_size: int) -> LlamaForCausalLM:
-    """A Llama model whose heads are 64 wide."""
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=layers,
-        num_attention_heads=hidden_size // 64, num_key_value_heads=hidden_size // 64, max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2, attn_implementation="sdpa",
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
-
-
-def rendered(document: Document) -> str:
-    """The document as the models see it."""
-    turns = (f"<|user|>\n{turn.user}{END}\n<|assistant|>\n{turn.assistant}{END}\n" for turn in document.turns)
-    return f"{BOS}{''.join(turns)}" if document.turns else f"{BOS}{document.text}{END}"
-
-
 def train_tokenizer(documents: Sequence[Document], rng: np.random.Generator) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer over three million characters of each domain's documents."""
-    tokenizer = Tokenizer(models.BPE())
-    digits, by_byte = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence([digits, by_byte]), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
-    )
+    """The shipped byte-level BPE tokenizer, trained over three million characters of each domain's documents."""
 
     def sample() -> Iterator[str]:
         for domain in DOMAIN_SHARES:
-            texts = [rendered(document) for document in documents if document.domain == domain]
+            texts = [document.rendered() for document in documents if document.domain == domain]
             characters = 0
             for index in rng.permutation(len(texts)):
                 if characters <= 3_000_000:
                     yield texts[index]
                     characters += len(texts[index])
 
-    tokenizer.train_from_iterator(sample(), trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 1)])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=BOS, eos_token=END, pad_token=PAD, model_max_length=CONTEXT,
-        clean_up_tokenization_spaces=False,
-    )  # fmt: skip
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    tokenizer = load_tokenizer(demo.TARGET).train_new_from_iterator(sample(), VOCABULARY, show_progress=False)
+    tokenizer.init_kwargs = {name: value for name, value in tokenizer.init_kwargs.items() if "local" not in name}
+    return tokenizer  # with none of what says where the shipped one was read
 
 
 def token_streams(documents: Sequence[Document], tokenizer: Any, *, held_out: bool, seed: int) -> dict[str, np.ndarray]:
     """Each domain's documents, shuffled and joined into one run of token ids."""
     rng, streams = np.random.default_rng(seed), dict[str, np.ndarray]()
     for domain in DOMAIN_SHARES:
-        texts = [rendered(one) for one in documents if one.domain == domain and one.held_out is held_out]
+        texts = [one.rendered() for one in documents if one.domain == domain and one.held_out is held_out]
         shuffled = [texts[index] for index in rng.permutation(len(texts))]
         encoded = tokenizer.backend_tokenizer.encode_batch(shuffled, add_special_tokens=False)
         streams[domain] = np.concatenate([np.asarray(tokens.ids, dtype=np.uint16) for tokens in encoded])
@@ -282,15 +243,16 @@ class Optimizer:
     """Muon for the matrices, AdamW for embeddings, heads' last layers and norms."""
 
     def __init__(self, *modules: nn.Module) -> None:
-        named = [named for module in modules for named in module.named_parameters()]
-        is_matrix = [weight.ndim == 2 and "embed" not in name and "lm_head" not in name for name, weight in named]
-        matrices = [weight for (_, weight), is_it in zip(named, is_matrix, strict=True) if is_it]
-        others = [weight for (_, weight), is_it in zip(named, is_matrix, strict=True) if not is_it]
+        matrices, others = list[nn.Parameter](), list[nn.Parameter]()
+        for name, weight in (named for module in modules for named in module.named_parameters()):
+            is_matrix = weight.ndim == 2 and "embed" not in name and "lm_head" not in name
+            (matrices if is_matrix else others).append(weight)
         muon = torch.optim.Muon(matrices, weight_decay=0.1, ns_steps=3, adjust_lr_fn="match_rms_adamw")
         adam = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
         self._optimizers, self._weights = (muon, adam), matrices + others
 
-    def step(self, factor: float) -> None:
+    def step(self, loss: torch.Tensor, factor: float) -> None:
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self._weights, 1.0)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -304,9 +266,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 80) * max(0.04, min(1.0, (steps - step) / (steps * 0.45)))
 
 
-def pair_losses(
-    target: nn.Module, draft: nn.Module, tokens: torch.Tensor, *, is_frozen: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pair_losses(target: nn.Module, draft: nn.Module, tokens: torch.Tensor, *, is_frozen: bool) -> tuple[Any, Any]:
     """Next-token cross-entropy of the target (0: it is frozen), and of the draft against the target's distribution."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.set_grad_enabled(not is_frozen):
@@ -319,52 +279,36 @@ def pair_losses(
     return target_loss, -(target_probs * torch.log_softmax(draft_logits, -1)).sum(-1).mean()
 
 
-@torch.inference_mode()
-def held_out_losses(model: LlamaForCausalLM, streams: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Cross-entropy in nats per token on the first held-out tokens of each domain, in rows of 512."""
-    losses = {}
-    for domain, stream in streams.items():
-        rows = min(40, len(stream) // 512)
-        total = 0.0
-        for chunk in torch.from_numpy(stream[: rows * 512].astype(np.int64)).reshape(rows, 512).split(8):
-            logits = model(chunk, use_cache=False).logits[:, :-1].reshape(-1, VOCABULARY)
-            total += float(functional.cross_entropy(logits, chunk[:, 1:].reshape(-1), reduction="sum"))
-        losses[domain] = total / (rows * 511)
-    return losses
-
-
 def train_pair(corpora: Path, out: Path, seed: int, steps: int, draft_steps: int) -> None:
     """Write the tokenizer, both models and `training.json`."""
     torch.manual_seed(seed)
-    documents = read_documents(corpora)
+    documents, history = read_documents(corpora), list[dict[str, float]]()
     tokenizer = train_tokenizer([one for one in documents if not one.held_out], np.random.default_rng(seed))
     streams, held_out = (token_streams(documents, tokenizer, held_out=held, seed=seed) for held in (False, True))
-    pair = {name: untrained(**shape) for name, shape in SHAPES.items()}
-    target, draft = pair.values()
+    configs = (LlamaConfig.from_pretrained(shipped, dtype=None) for shipped in (demo.TARGET, demo.DRAFT))
+    target, draft = pair = [LlamaForCausalLM(config) for config in configs]
     together, alone, losses = Optimizer(target, draft), Optimizer(draft), torch.compile(pair_losses, dynamic=False)
-    history: list[dict[str, float]] = []
-    target_loss = draft_loss = torch.zeros(())
     for step in range(steps + draft_steps):
         tokens = draw_batch(streams, LONG_BATCH if step % 8 == 7 else SHORT_BATCH, np.random.default_rng((seed, step)))
+        target_loss, draft_loss = losses(target, draft, tokens, is_frozen=step >= steps)
         if step < steps:
-            target_loss, draft_loss = losses(target, draft, tokens, is_frozen=False)
-            torch.autograd.backward(target_loss + draft_loss)
-            together.step(learning_rate_factor(step, steps))
+            together.step(target_loss + draft_loss, learning_rate_factor(step, steps))
         else:
-            _, draft_loss = losses(target, draft, tokens, is_frozen=True)
-            torch.autograd.backward(draft_loss)
-            alone.step(0.35 * (1.0 - (step - steps) / draft_steps) + 0.01)
+            alone.step(draft_loss, 0.35 * (1.0 - (step - steps) / draft_steps) + 0.01)
         if step % 25 == 0:
-            history.append({"step": step, "target_loss": float(target_loss), "draft_loss": float(draft_loss)})
+            history.append({"step": step, "target_loss": target_loss.item(), "draft_loss": draft_loss.item()})
             print(history[-1], flush=True)
-    report = {"seed": seed, "steps": steps, "draft_steps": draft_steps, "tokens_per_step": 18 * 256}
-    report |= {name: shape | {"parameters": pair[name].num_parameters()} for name, shape in SHAPES.items()}
-    report["training_tokens"] = {name: len(stream) for name, stream in streams.items()}
-    report["held_out_loss"] = {name: held_out_losses(model.eval(), held_out) for name, model in pair.items()}
-    for name, model in pair.items():
+    report = {"seed": seed, "steps": steps, "draft_steps": draft_steps, "history": history}
+    report["training_tokens"] = {domain: len(stream) for domain, stream in streams.items()}
+    for name, model in zip(("target", "draft"), pair, strict=True):
+        with torch.inference_mode():  # nats per token, in at most 40 rows of 512
+            for domain, stream in held_out.items():
+                rows = torch.from_numpy(stream[: 40 * 512].astype(np.int64)).unfold(0, 512, 512)
+                loss = functional.cross_entropy(model.eval()(rows).logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
+                report[f"held_out_loss_{name}_{domain}"] = loss.item()
         model.to(torch.bfloat16).save_pretrained(out / name)
         tokenizer.save_pretrained(out / name)
-    (out / "training.json").write_text(json.dumps(report | {"history": history}, indent=1), encoding="utf-8")
+    write(out / "training.json", report)
 
 
 def load_model(folder: Path) -> Any:
@@ -372,228 +316,284 @@ def load_model(folder: Path) -> Any:
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The pair's tokenizer, with its chat template."""
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+# The traffic -----------------------------------------------------------------------------------------------------
+
+SESSION_SIZES = (1, 2, 3, 4), (0.04, 0.40, 0.36, 0.20)  # and their shares: 2.7 requests on average
+LONG_SHARE, BAD_OF_EACH_KIND = 0.045, 2  # of the sessions of endpoints with long prompts; lines
+DEFINITION = re.compile(r"^ {0,4}(?:async )?(?:def|class) ", re.MULTILINE)
+WORD_END = re.compile(r"(?<=\S)(?=\s)")
+BAD_KINDS = ("broken", "array", "truncated", "cached", "image", "silent", "duplicate", "unknown")
+
+Clean, Count = Callable[..., bool], Callable[[str], int]
+# `parameters` are the requests' own sampling parameters; `trace` has the arrival times.
+Endpoint = namedtuple("Endpoint", "name served_model domain trace num_sessions parameters")
+ENDPOINTS = tuple(Endpoint(**endpoint) for endpoint in DATA["endpoints"])
+to_line = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
+Answered = namedtuple("Answered", "prompt token_ids decoded text")
 
 
-# The heads -------------------------------------------------------------------------------------------------------
-
-NUM_DRAFTED = 2_048  # tokens that heads can draft: half of the vocabulary, for half of the bytes
-NUM_HEADS = 4  # of Medusa, and the depths that the EAGLE layer is unrolled to
-AUXILIARY_LAYERS = (2, 5, 7)  # whose inputs the EAGLE layer fuses, of the target's eight
-HEADS_BATCH = (8, 192)
-DEPTH_DECAY = 0.8  # weight of each depth's loss against the one before
-
-
-def holder(**weights: torch.Tensor) -> nn.Module:
-    """A module with parameters that begin as copies of these."""
-    module = nn.Module()
-    for name, weight in weights.items():
-        module.register_parameter(name, nn.Parameter(weight.clone()))
-    return module
-
-
-class Medusa(nn.Module):
-    """Heads of one residual layer each over a shared last layer, which starts as the target's; named as vLLM does."""
-
-    def __init__(self, head: torch.Tensor) -> None:
-        super().__init__()
-        zeros = torch.zeros(head.shape[1], head.shape[1])
-        self.lm_heads = nn.ModuleList([holder(weight=head)])  # [drafted, hidden]
-        self.blocks = nn.ModuleList(nn.ModuleDict({"layers": nn.ModuleList([holder(weight=zeros)])}) for _ in range(4))
-
-    def forward(self, final: torch.Tensor) -> list[torch.Tensor]:
-        """Logits of every head, [rows, tokens, drafted] each, from the final norm's states [rows, tokens, hidden]."""
-        weights = [block["layers"][0].weight for block in self.blocks]
-        states = [final + functional.silu(functional.linear(final, weight)) for weight in weights]
-        return [functional.linear(state, self.lm_heads[0].weight) for state in states]
+def code_sessions(documents: Sequence[Document], _clean: Clean, count: Count, rng: random.Random) -> Iterator[Any]:
+    """Successive cuts at word ends while a definition is typed; sessions of a file do not overlap."""
+    for text in (document.text for document in documents):
+        free_from = 0
+        for start in (match.start() for match in DEFINITION.finditer(text)):
+            if start < free_from:
+                continue
+            goal = rng.randint(*((600, 1_300) if rng.random() < LONG_SHARE else (60, 100)))  # tokens
+            cuts = [start + match.start() for match in WORD_END.finditer(text[start:][: goal * 12])]
+            session: list[Prompt] = []
+            for _ in range(rng.choices(*SESSION_SIZES)[0]):
+                # No token is shorter than a character, so that short texts need no tokenising.
+                long_enough = (cut for cut in cuts if cut - start >= goal and count(text[start:cut]) >= goal)
+                if (cut := next(long_enough, None)) is None:
+                    break
+                session.append(text[start:cut])
+                free_from, cuts = cut, [later for later in cuts if later > cut]
+                goal += rng.randint(15, 35)  # typed between one request and the next
+            if session:
+                yield session
 
 
-class Eagle(nn.Module):
-    """The EAGLE-3 layer, unrolled as it drafts (2503.01840); named as the speculators package does."""
-
-    def __init__(self, config: LlamaConfig, target: Any, head: torch.Tensor) -> None:
-        super().__init__()
-        size, eps, self.head_dim = config.hidden_size, config.rms_norm_eps, config.head_dim
-        self._embedding, self._rotary = target.model.embed_tokens.weight.detach(), LlamaRotaryEmbedding(config)
-        self.lm_head = holder(weight=head)  # [drafted, hidden]
-        self.fc = nn.Linear(len(AUXILIARY_LAYERS) * size, size, bias=False)
-        with torch.no_grad():  # begins as the last of the fused states
-            self.fc.weight.zero_()
-            self.fc.weight[:, -size:] = torch.eye(size)
-        layer = nn.Module()
-        layer.input_layernorm, layer.hidden_norm = LlamaRMSNorm(size, eps=eps), LlamaRMSNorm(size, eps=eps)
-        layer.self_attn, width = nn.Module(), config.num_attention_heads * self.head_dim
-        layer.self_attn.q_proj = nn.Linear(2 * size, width, bias=False)
-        layer.self_attn.k_proj = nn.Linear(2 * size, self.head_dim, bias=False)
-        layer.self_attn.v_proj = nn.Linear(2 * size, self.head_dim, bias=False)
-        layer.self_attn.o_proj = nn.Linear(width, size, bias=False)
-        for linear in layer.self_attn.children():
-            nn.init.normal_(linear.weight, std=0.02)
-        layer.post_attention_layernorm = LlamaRMSNorm(size, eps=eps)
-        layer.mlp = LlamaMLP(config)
-        nn.init.zeros_(layer.mlp.down_proj.weight)
-        self.layers = nn.ModuleList([layer])
-        self.norm = LlamaRMSNorm(size, eps=eps)
-        self.norm.weight.data.copy_(target.model.norm.weight.detach())
-
-    def forward(self, tokens: torch.Tensor, auxiliary: torch.Tensor) -> list[torch.Tensor]:
-        """Logits of every depth for the chain that starts at each position.
-
-        Args:
-            tokens: the text, int64 [rows, length + depths].
-            auxiliary: the target's hidden states at its first `length` positions, [rows, length, 3 * hidden].
-
-        Returns:
-            [rows, length, drafted] each; those of depth d at position p are of token p + d + 2.
-        """
-        layer, (rows, length, _) = self.layers[0], auxiliary.shape
-        is_hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-        states, logits, keys, values = self.fc(auxiliary), [], [], []
-        for depth in range(NUM_HEADS):
-            embedded = functional.embedding(tokens[:, depth + 1 : depth + 1 + length], self._embedding)
-            mixed = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(states)), -1)
-            projections = (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
-            query, key, value = (
-                linear(mixed).view(rows, length, -1, self.head_dim).transpose(1, 2) for linear in projections
-            )
-            query, key = apply_rotary_pos_emb(query, key, *self._rotary(mixed, torch.arange(length)[None] + depth))
-            keys.append(key.repeat_interleave(query.shape[1], 1))  # one head of keys and values for all of queries
-            values.append(value.repeat_interleave(query.shape[1], 1))
-            # What the target's own states gave is seen up to the chain's start, of the chain's own entries all.
-            before = (query @ keys[0].transpose(2, 3)).masked_fill(is_hidden, float("-inf"))
-            entries = [(query * later).sum(-1, keepdim=True) for later in keys[1:]]
-            weights = torch.softmax(torch.cat((before, *entries), -1).float() * self.head_dim**-0.5, -1).to(value.dtype)
-            attended = weights[..., :length] @ values[0]
-            for index, later in enumerate(values[1:]):
-                attended = attended + weights[..., length + index, None] * later
-            states = states + layer.self_attn.o_proj(attended.transpose(1, 2).reshape(rows, length, -1))
-            states = states + layer.mlp(layer.post_attention_layernorm(states))
-            logits.append(functional.linear(self.norm(states), self.lm_head.weight))
-        return logits
+def json_question(question: str) -> str:
+    """With an instruction one word away, and few words of purpose: with a name they are a run of the training text."""
+    _, name, *purpose = question.split("\n", 2)
+    return f"Return the API document as one JSON object.\n{name}\n" + " ".join(" ".join(purpose).split()[:10])
 
 
-def eagle_config(target: Any) -> dict[str, Any]:
-    """Of the EAGLE layer, as the speculators package writes it."""
-    same = ("num_attention_heads", "head_dim", "max_position_embeddings", "rms_norm_eps")
-    heads, head_dim, positions, eps = (getattr(target, name) for name in same)
+def chat_sessions(documents: Sequence[Document], clean: Clean, count: Count, rng: random.Random) -> Iterator[Any]:
+    """Questions on one schema, API entries of one product, successive passages of one book, or growing conversations.
+
+    The history of a conversation, a pupil's problems or the messages of one program, holds the documents' answers.
+    """
+    for (domain, _), members in groupby(documents, lambda document: (document.domain, document.group.split(":")[0])):
+        grows = domain in {"maths", "translation"}
+        turns = [turn for document in members for turn in document.turns]
+        if domain == "json":
+            turns = [Turn(json_question(turn.user), turn.assistant) for turn in turns]
+        if domain != "prose":
+            turns = [turn for turn in turns if clean(*turn[: 2 if grows else 1])]
+        if domain == "maths":
+            turns = [turn for turn in dict.fromkeys(turns) if count("".join(turn)) <= 150]
+            rng.shuffle(turns)
+        position = 0
+        while position < len(turns):
+            # A few conversations begin in the middle of a long one.
+            goal = rng.randint(600, 1_100) if grows and rng.random() < LONG_SHARE else 0
+            tokens, first = 0, position
+            while tokens < goal and position < len(turns) - 1:
+                tokens += count("".join(turns[position]))
+                position += 1
+            asked = range(position, min(position + rng.choices(*SESSION_SIZES)[0], len(turns)))
+            yield [
+                (*(text for turn in turns[first if grows else at : at] for text in turn), turns[at].user)
+                for at in asked
+            ]
+            position = len(turns) if domain == "sql" else asked.stop
+
+
+def candidate_sessions(
+    endpoint: Endpoint, held_out: Sequence[Document], training: TrainingText, count: Count, seed: int
+) -> tuple[list[list[Prompt]], dict[str, bool]]:
+    """All sessions that the held-out documents give without prompts in the training text; and whether texts occur."""
+    known: dict[str, bool] = {}
+
+    def clean(*texts: str) -> bool:
+        known.update({text: training.occurs(text) for text in texts if text not in known})
+        return not any(known[text] for text in texts)
+
+    rng = random.Random(f"prompts:{seed}:{endpoint.name}")
+    documents = [document for document in held_out if document.domain == endpoint.domain]
+    drawn = (code_sessions if endpoint.domain == "code" else chat_sessions)(documents, clean, count, rng)
+    kept = [(session, [prompt for prompt in session if clean(*checked(prompt))]) for session in drawn]
+    candidates = [left for session, left in kept if left and len(left) >= min(2, len(session))]
+    rng.shuffle(candidates)
+    return candidates, known
+
+
+def messages_of(prompt: Sequence[str]) -> list[dict[str, str]]:
+    """A chat as the API writes it."""
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(prompt)]
+
+
+class TrafficMaker:
+    """The target with its tokenizer, and the training text that nothing bundled may occur in."""
+
+    def __init__(self, target: Path, documents: Sequence[Document], seed: int) -> None:
+        self._tokenizer, self._target = load_tokenizer(target), load_model(target)
+        self._held_out, self._seed = [document for document in documents if document.held_out], seed
+        self._training = TrainingText(document.whole() for document in documents if not document.held_out)
+
+    def endpoint(self, endpoint: Endpoint) -> tuple[list[list[Answered]], dict[str, int]]:
+        """Answer candidates round by round until the endpoint has its sessions; and what was checked and dropped."""
+        candidates, known = candidate_sessions(endpoint, self._held_out, self._training, self._count, self._seed)
+        counts = {"prompt_texts_checked": len(known), "prompt_texts_dropped": sum(known.values())}
+        counts |= {"answers_checked": 0, "answers_dropped": 0}
+        remaining, sessions = iter(candidates), list[list[Answered]]()
+        while (missing := endpoint.num_sessions - len(sessions)) > 0:
+            if not (asked := list(islice(remaining, max(8, int(missing * 1.15))))):
+                break
+            answers = self._answer(endpoint, [prompt for session in asked for prompt in session])
+            for session in asked:
+                answered = list(islice(answers, len(session)))
+                left = [one for one in answered if not any(map(self._training.occurs, checked(one.prompt, one.text)))]
+                counts["answers_checked"] += len(answered)
+                counts["answers_dropped"] += len(answered) - len(left)
+                if len(left) >= min(2, len(answered)):
+                    sessions.append(left)
+            print(f"{endpoint.name}: {len(sessions)} of {endpoint.num_sessions} sessions", flush=True)
+        return sessions[: endpoint.num_sessions], counts
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self._tokenizer(prompt)["input_ids"])
+        return tuple(self._tokenizer.apply_chat_template(messages_of(prompt), add_generation_prompt=True)["input_ids"])
+
+    def _answer(self, endpoint: Endpoint, prompts: Sequence[Prompt]) -> Iterator[Answered]:
+        """Sample every answer by the engine's own baseline loop."""
+        sampling, ids = SamplingParameters(**endpoint.parameters), [self._token_ids(prompt) for prompt in prompts]
+        # The seed is the prompt's own, so that an answer does not depend on which round asked for it.
+        requests = [Request(row, sampling, digest(self._seed, endpoint.name, *row) >> 1) for row in ids]
+        decoded = in_batches(self._target, requests, end_token_ids=frozenset({self._target.config.eos_token_id}))
+        texts = [self._tokenizer.decode(list(one.output), skip_special_tokens=True) for one in decoded]
+        return map(Answered, prompts, ids, decoded, texts)
+
+
+def read_trace(traces: Path, name: str) -> list[datetime]:
+    """Arrival times of an hour of the Azure LLM inference trace 2023, "code" or "conv", ascending, UTC."""
+    with (traces / "azure_llm_2023" / f"AzureLLMInferenceTrace_{name}.csv").open(encoding="utf-8", newline="") as file:
+        # Seven fractional digits in the file; datetime holds six.
+        return sorted(datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC) for row in csv.DictReader(file))
+
+
+class Arrivals:
+    """Hands out the rows of a trace, each once; which of them are a session is ours: the trace has none."""
+
+    def __init__(self, times: Sequence[datetime], rng: random.Random) -> None:
+        self._times, self._rng, self._free = times, rng, [True] * len(times)
+        self._seconds = [(time - times[0]).total_seconds() for time in times]
+
+    def session(self, size: int) -> list[datetime]:
+        """A row that is drawn, and for each later request the first free one after a drawn pause."""
+        for _ in range(100):
+            rows, end = [self._rng.randrange(len(self._times))], len(self._times)
+            if not self._free[rows[0]]:
+                continue
+            while len(rows) < size and rows[-1] < end:
+                # A person reads the answer before asking again.
+                row = bisect_left(self._seconds, self._seconds[rows[-1]] + 5.0 + self._rng.expovariate(1.0 / 40.0))
+                rows.append(next((later for later in range(row, end) if self._free[later]), end))
+            if rows[-1] < end:
+                for row in rows:
+                    self._free[row] = False
+                return [self._times[row] for row in rows]
+        raise SystemExit(f"the arrival trace of {len(self._times)} rows has no room for another session")
+
+
+def public_id(prefix: str, *parts: object) -> str:
+    """An opaque id, the same for the same parts."""
+    return f"{prefix}-{digest(*parts):016x}"
+
+
+def record(endpoint: Endpoint, answered: Answered, time: datetime, names: Mapping[str, str], tier: str) -> Any:
+    """One mirrored record as vLLM serves it: it reports a chat's prompt tokens beside its choices, else within."""
+    prompt, ids, output = answered.prompt, list(answered.token_ids), list(answered.decoded.output)
+    end = {"finish_reason": answered.decoded.finish_reason, "token_ids": output}
+    if is_chat := not isinstance(prompt, str):
+        asked: dict[str, Any] = {"messages": messages_of(prompt)}
+        choice: dict[str, Any] = {"message": {"role": "assistant", "content": answered.text}, **end}
+    else:
+        asked, choice = {"prompt": prompt}, {"text": answered.text, "prompt_token_ids": ids, **end}
+    usage = {"prompt_tokens": len(ids), "completion_tokens": len(output), "total_tokens": len(ids) + len(output)}
+    response = {
+        "id": public_id("chatcmpl" if is_chat else "cmpl", names["request_id"]),
+        "object": "chat.completion" if is_chat else "text_completion", "created": int(time.timestamp()),
+        "model": endpoint.served_model, "choices": [{"index": 0, **choice}], "usage": usage,
+    }  # fmt: skip
     return {
-        "model_type": "llama", "vocab_size": target.vocab_size, "hidden_size": target.hidden_size,
-        "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": 1,
-        "head_dim": head_dim, "hidden_act": "silu", "max_position_embeddings": positions, "rms_norm_eps": eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": target.rope_parameters["rope_theta"]},
-        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
+        "timestamp": time.isoformat(timespec="microseconds"), **names,
+        "path": "/v1/chat/completions" if is_chat else "/v1/completions",
+        "request": {"model": endpoint.served_model, **asked, **endpoint.parameters, "return_token_ids": True},
+        "response": response | ({"prompt_token_ids": ids} if is_chat else {}), "metadata": {"tier": tier},
     }  # fmt: skip
 
 
-def drafted_tokens(streams: Mapping[str, np.ndarray]) -> torch.Tensor:
-    """The tokens that the training batches hold most of, ascending, int64 [NUM_DRAFTED]."""
-    shares = [
-        DOMAIN_SHARES[name] * np.bincount(stream, minlength=VOCABULARY) / len(stream)
-        for name, stream in streams.items()
-    ]
-    return torch.from_numpy(np.sort(np.argsort(-sum(shares), kind="stable")[:NUM_DRAFTED]).astype(np.int64))
+def bad_line(good: dict[str, Any], kind: str) -> str:
+    """A copy that is bad on purpose, with ids of its own so that it fails for its one fault, not as a duplicate."""
+    bad = deepcopy(good)
+    bad["request_id"] = public_id("req", kind, good["request_id"])
+    bad["response"]["id"] = public_id("resp", kind, good["request_id"])
+    first, last = bad["request"]["messages"][0], bad["request"]["messages"][-1]
+    match kind:
+        case "broken":
+            return to_line(bad)[: len(to_line(bad)) // 2]
+        case "array" | "duplicate":
+            return to_line([bad] if kind == "array" else good)
+        case "truncated":
+            first["content"] = f"{first['content'][:40]}... (litellm_truncated {len(first['content']) - 40} chars)"
+        case "cached":
+            bad["cache_hit"] = True
+        case "image":
+            image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+            last["content"] = [{"type": "text", "text": last["content"]}, image]
+        case "silent":
+            bad["is_silent_experiment"] = True
+        case "unknown":
+            bad["request"]["model"] = bad["response"]["model"] = "retired-model"
+    return to_line(bad)
 
 
-def build_heads(target: Any, drafted: torch.Tensor) -> tuple[Medusa, Eagle]:
-    """Untrained heads that begin as the target's own."""
-    head = target.lm_head.weight.detach()[drafted]
-    eagle = Eagle(LlamaConfig(**eagle_config(target.config)), target, head)
-    return Medusa(head), eagle
+def make_traffic(corpora: Path, out: Path, seed: int, target: Path, traces: Path) -> None:
+    """Write the traffic file, and beside it what is in it and what was dropped (`FILE.summary.json`)."""
+    maker, rng = TrafficMaker(target, read_documents(corpora), seed), random.Random(f"traffic:{seed}")
+    arrivals = {name: Arrivals(read_trace(traces, name), rng) for name in ("code", "conv")}
+    records, summaries, lines = list[dict[str, Any]](), dict[str, Any](), list[str]()
+    for endpoint in ENDPOINTS:
+        sessions, counts = maker.endpoint(endpoint)
+        tiers = ["pro" if rng.random() < 0.25 else "free" for _ in range(max(1, round(len(sessions) / 1.5)))]
+        for index, session in enumerate(sessions):
+            user = rng.randrange(len(tiers))
+            session_id = public_id("session", endpoint.name, index)
+            names = {"session_id": session_id, "user": public_id("user", endpoint.name, user)}
+            times = arrivals[endpoint.trace].session(len(session))
+            for position, (answered, time) in enumerate(zip(session, times, strict=True)):
+                names["request_id"] = public_id("req", endpoint.name, index, position)
+                records.append(record(endpoint, answered, time, names, tiers[user]))
+        summaries[endpoint.name] = {"sessions": len(sessions), "records": sum(map(len, sessions)), **counts}
+    records.sort(key=lambda row: (row["timestamp"], row["request_id"]))
+    chats = [index for index, good in enumerate(records) if "messages" in good["request"]]
+    chosen = rng.sample(chats, len(BAD_KINDS) * BAD_OF_EACH_KIND)
+    bad = {index: BAD_KINDS[place % len(BAD_KINDS)] for place, index in enumerate(chosen)}
+    for index, good in enumerate(records):
+        lines += [to_line(good), *([bad_line(good, bad[index])] if index in bad else [])]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Without a time and a name in its header the file is the same for the same input.
+    out.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), compresslevel=9, mtime=0))
+    summary = {"seed": seed, "lines": len(lines), "records": len(records), "endpoints": summaries}
+    write(out.with_name(out.name.removesuffix(".gz").removesuffix(".jsonl") + ".summary.json"), summary)
 
 
-def heads_losses(
-    target: Any, medusa: Medusa, eagle: Eagle, drafted: torch.Tensor, tokens: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross-entropy of both against the target's distribution, weighed over depths; tokens int64 [rows, length]."""
-    length = tokens.shape[1] - NUM_HEADS
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        with torch.no_grad():
-            output = target(tokens, use_cache=False, output_hidden_states=True)
-            states, wanted = output.hidden_states, torch.softmax(output.logits[..., drafted].float(), -1)
-        logits = medusa(states[-1][:, :length])
-        fused = eagle(tokens, torch.cat([states[layer][:, :length] for layer in AUXILIARY_LAYERS], -1))
-
-    def loss(by_depth: Sequence[torch.Tensor]) -> torch.Tensor:
-        total = torch.zeros(())
-        for depth, logit in enumerate(by_depth):
-            # Depth d drafts token p + d + 2, which the target makes at position p + d + 1.
-            probs = wanted[:, depth + 1 : depth + 1 + length]
-            total = total - DEPTH_DECAY**depth * (probs * torch.log_softmax(logit.float(), -1)).sum(-1).mean()
-        return total / sum(DEPTH_DECAY**depth for depth in range(NUM_HEADS))
-
-    return loss(logits), loss(fused)
-
-
-def save_heads(out: Path, target: Any, medusa: Medusa, eagle: Eagle, drafted: torch.Tensor) -> None:
-    """Write both folders in bf16: Medusa's in vLLM's layout, EAGLE's in that of the speculators package."""
-    medusa_config = {
-        "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": target.config.hidden_size,
-        "vocab_size": VOCABULARY, "truncated_vocab_size": NUM_DRAFTED, "num_heads": NUM_HEADS, "num_hidden_layers": 1,
-        "original_lm_head": True,
-    }  # fmt: skip
-    proposal = {"proposal_type": "greedy", "speculative_tokens": NUM_HEADS, "verifier_accept_k": 1}
-    verifier = {"name_or_path": "shadowspec/demo/pair/target", "architectures": ["LlamaForCausalLM"]}
-    speculators = {"algorithm": "eagle3", "default_proposal_method": "greedy"}
-    speculators |= {"proposal_methods": [proposal | {"accept_tolerance": 0.0}], "verifier": verifier}
-    config = {
-        "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "speculators_config": speculators,
-        "draft_vocab_size": NUM_DRAFTED, "eagle_aux_hidden_state_layer_ids": list(AUXILIARY_LAYERS),
-        "norm_before_residual": False, "transformer_layer_config": eagle_config(target.config),
-    }  # fmt: skip
-    is_drafted = torch.zeros(VOCABULARY, dtype=torch.bool)
-    is_drafted[drafted] = True
-    maps = {"d2t": drafted - torch.arange(NUM_DRAFTED), "t2d": is_drafted}
-    for folder, written, module, beside in (
-        (out / "medusa", medusa_config, medusa, {"token_map": drafted}),
-        (out / "eagle3", config, eagle, maps),
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-        tensors = {name: weight.to(torch.bfloat16).contiguous() for name, weight in module.state_dict().items()}
-        save_file(tensors | beside, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def train_heads(corpora: Path, target_folder: Path, out: Path, seed: int, steps: int) -> None:
-    """Write both heads, trained on the target, which stays as it is, over the texts that the pair learnt from."""
-    torch.manual_seed(seed)
-    target = load_model(target_folder).requires_grad_(False)
-    streams = token_streams(read_documents(corpora), load_tokenizer(target_folder), held_out=False, seed=seed)
-    drafted = drafted_tokens(streams)
-    medusa, eagle = build_heads(target, drafted)
-    optimizer, history = Optimizer(medusa, eagle), list[dict[str, float]]()
-    for step in range(steps):
-        tokens = draw_batch(streams, HEADS_BATCH, np.random.default_rng((seed, step)))
-        medusa_loss, eagle_loss = heads_losses(target, medusa, eagle, drafted, tokens)
-        torch.autograd.backward(medusa_loss + eagle_loss)
-        optimizer.step(learning_rate_factor(step, steps))
-        if step % 25 == 0 or step == steps - 1:
-            history.append({"step": step, "medusa_loss": medusa_loss.item(), "eagle3_loss": eagle_loss.item()})
-            print(history[-1], flush=True)
-    save_heads(out, target, medusa, eagle, drafted)
-    sizes = {name: sum(w.numel() for w in one.parameters()) for name, one in (("medusa", medusa), ("eagle3", eagle))}
-    report = {"seed": seed, "steps": steps, "tokens_per_step": 8 * 192, "drafted_tokens": NUM_DRAFTED}
-    written = json.dumps(report | {"parameters": sizes, "history": history}, indent=1) + "\n"
-    (out / "training.json").write_text(written, encoding="utf-8")
+def maker_options(parser: argparse.ArgumentParser, **steps: int) -> argparse.ArgumentParser:
+    """Those of every maker, with its numbers of steps."""
+    for name in ("--corpora", "--out"):
+        parser.add_argument(name, type=Path, required=True)
+    for name, default in {"seed": 0, **steps}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    return parser
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, steps in {"pair": 1_900, "heads": 800}.items():
-        command = commands.add_parser(name)
-        command.add_argument("--corpora", type=Path, required=True, help="folder with one sub-folder per corpus")
-        command.add_argument("--out", type=Path, required=True)
-        command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--steps", type=int, default=steps, help="of target and draft, or of both heads, together")
-        if name == "pair":
-            command.add_argument("--draft-steps", type=int, default=400, help="further ones of the draft alone")
-        else:
-            command.add_argument("--target", dest="target_folder", type=Path, required=True)
+    commands = (parser := options(__doc__)).add_subparsers(required=True)
+    maker_options(commands.add_parser("pair"), steps=1_900, draft_steps=400).set_defaults(make=train_pair)
+    traffic = maker_options(commands.add_parser("traffic"))
+    for name in ("--target", "--traces"):
+        traffic.add_argument(name, type=Path, required=True)
+    traffic.set_defaults(make=make_traffic)
     given = vars(parser.parse_args())
-    {"pair": train_pair, "heads": train_heads}[given.pop("command")](**given)
+    given.pop("make")(**given)
 
 
 if __name__ == "__main__":

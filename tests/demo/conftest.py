@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from kernels.benchmarks.bundled_pair import (
     API_PROMPT,
@@ -18,9 +19,11 @@ from kernels.benchmarks.bundled_pair import (
     Turn,
     sql_schema,
     train_tokenizer,
-    untrained,
 )
+from shadowspec import demo
 
+SMALL = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
+SMALL |= {"num_attention_heads": 1, "num_key_value_heads": 1}
 NAMES = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp", "lotus")
 
 
@@ -75,7 +78,7 @@ def pair_folder(held_out: Sequence[Document], tmp_path_factory: pytest.TempPathF
     tokenizer = train_tokenizer(list(held_out), np.random.default_rng(0))
     for name, seed in (("target", 1), ("draft", 2)):
         torch.manual_seed(seed)
-        model = untrained(layers=1, hidden_size=64, intermediate_size=64)
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(demo.TARGET, dtype=None, **SMALL))
         with torch.no_grad():  # fresh weights answer every prompt with its own last token
             for parameter_name, parameter in model.named_parameters():
                 parameter.mul_(25.0 if "proj" in parameter_name else 4.0 if "embed" in parameter_name else 1.0)

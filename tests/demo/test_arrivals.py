@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.benchmarks.bundled_traffic import Arrivals, read_trace
+from kernels.benchmarks.bundled_pair import Arrivals, read_trace
 
 START = datetime(2023, 11, 16, 18, 15, tzinfo=UTC)
 

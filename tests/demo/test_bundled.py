@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kernels.benchmarks.bundled_traffic import BAD_KINDS, BAD_OF_EACH_KIND
+from kernels.benchmarks.bundled_pair import BAD_KINDS, BAD_OF_EACH_KIND
 from shadowspec import demo
 from shadowspec.config import load_config
 from shadowspec.quality.outputs import is_repetition_loop

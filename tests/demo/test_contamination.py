@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.benchmarks.bundled_pair import Document, Turn
-from kernels.benchmarks.bundled_traffic import RUN_LENGTH, TrainingText, words_of
-from tests.builders.training_documents import training_document
+from kernels.benchmarks.contamination import RUN_LENGTH, TrainingText, checked, words_of
 
 # Two words only, so that long runs really coincide; "c" is never in training.
 TRAINING_WORDS = st.lists(st.sampled_from("ab"), max_size=40)
@@ -25,35 +24,36 @@ def occurs_by_definition(text: list[str], documents: list[list[str]]) -> bool:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(TRAINING_WORDS, max_size=4), st.lists(TEXT_WORDS, max_size=4))
 def test_occurrence_is_the_definition(documents: list[list[str]], texts: list[list[str]]) -> None:
-    training = TrainingText([training_document(" ".join(row)) for row in documents])
-    found = training.occurs([", ".join(row).upper() for row in texts])
+    training = TrainingText(" ".join(row) for row in documents)
+    found = [training.occurs(", ".join(row).upper()) for row in texts]
     assert found == [occurs_by_definition(row, documents) for row in texts]
 
 
 def test_every_thirteen_words_of_a_training_text_are_found() -> None:
     rng = random.Random(0)
     row = [f"w{rng.randrange(500)}" for _ in range(400)]
-    training = TrainingText([training_document(" ".join(row))])
+    training = TrainingText([" ".join(row)])
     runs = [" ".join(["new", *row[i : i + RUN_LENGTH], "new"]) for i in range(len(row) - RUN_LENGTH + 1)]
-    assert all(training.occurs(runs))
+    assert all(map(training.occurs, runs))
     almost = [" ".join(["new", *row[i : i + RUN_LENGTH - 1], "new"]) for i in range(len(row) - RUN_LENGTH + 1)]
-    assert not any(training.occurs(almost))
+    assert not any(map(training.occurs, almost))
 
 
 def test_a_run_across_two_documents_is_none() -> None:
-    training = TrainingText([training_document("one two three"), training_document("four five six")])
-    assert training.occurs(["two three", "four five", "three four", "six one"]) == [True, True, False, False]
+    training = TrainingText(["one two three", "four five six"])
+    texts = ("two three", "four five", "three four", "six one")
+    assert [training.occurs(text) for text in texts] == [True, True, False, False]
 
 
 def test_turns_of_a_conversation_are_one_text() -> None:
     turns = (Turn("one two three four five six seven", "eight nine ten eleven twelve thirteen"),)
-    training = TrainingText([Document("maths", "m", False, turns=turns)])
-    assert training.occurs(["one two three four five six seven eight nine ten eleven twelve thirteen"]) == [True]
+    training = TrainingText([Document("maths", "m", False, turns=turns).whole()])
+    assert training.occurs("one two three four five six seven eight nine ten eleven twelve thirteen")
 
 
 def test_a_record_is_checked_whole_and_piece_by_piece() -> None:
     sentence = "the quick brown fox jumps over the lazy dog while nine cats look on"
-    training = TrainingText([training_document(f"So {sentence} in silence.")])
+    training = TrainingText([f"So {sentence} in silence."])
     first, second = sentence[:30], sentence[30:]
     records = [
         ("a prompt that nobody has ever written before", sentence),  # a copied continuation
@@ -63,7 +63,8 @@ def test_a_record_is_checked_whole_and_piece_by_piece() -> None:
         ("a prompt that nobody has ever written before", "nine dogs"),
         ("a prompt that nobody has ever written before", ""),
     ]
-    assert training.contaminated(records) == [True, True, True, True, False, False]
+    occurring = [any(map(training.occurs, checked(prompt, answer))) for prompt, answer in records]
+    assert occurring == [True, True, True, True, False, False]
 
 
 def test_words_are_lower_cased_and_bare() -> None:

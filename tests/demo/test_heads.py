@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.benchmarks.bundled_pair import (
+from kernels.benchmarks.bundled_heads import (
     AUXILIARY_LAYERS,
     NUM_DRAFTED,
     NUM_HEADS,
@@ -65,7 +65,7 @@ def test_the_engine_runs_what_is_trained(
 ) -> None:
     plain = load_plain(demo.TARGET)
     trained_medusa, trained_eagle, drafted = learners
-    save_heads(tmp_path, plain, *learners)
+    save_heads(tmp_path, *learners)
     length = 12
     tokens = torch.randint(6, plain.config.vocab_size, (1, length + NUM_HEADS))
     states = plain(tokens, use_cache=False, output_hidden_states=True).hidden_states

@@ -9,27 +9,25 @@ from itertools import pairwise
 
 import pytest
 
-from kernels.benchmarks.bundled_pair import Document
-from kernels.benchmarks.bundled_traffic import (
+from kernels.benchmarks.bundled_pair import (
+    DOMAIN_SHARES,
     ENDPOINTS,
-    SESSIONS,
+    Document,
     Endpoint,
-    Prompt,
-    TrainingText,
     candidate_sessions,
-    checked,
+    chat_sessions,
     code_sessions,
     json_question,
 )
+from kernels.benchmarks.contamination import Prompt, TrainingText, checked
 from shadowspec.demo import SERVED_MODELS
 from shadowspec.tap.prompt_class import classify_text
-from tests.builders.training_documents import training_document
 
 NOTHING = TrainingText([])
 
 
-def unchecked(texts: Sequence[str]) -> list[bool]:
-    return [True] * len(texts)
+def unchecked(*_texts: str) -> bool:
+    return True
 
 
 EXPECTED_CLASS = {
@@ -48,12 +46,13 @@ def count_tokens(text: str) -> int:
 
 def sessions_of(domain: str, documents: Sequence[Document]) -> list[list[Prompt]]:
     in_domain = [document for document in documents if document.domain == domain]
-    return list(SESSIONS[domain](in_domain, unchecked, count_tokens, random.Random(4)))
+    sessions = code_sessions if domain == "code" else chat_sessions
+    return list(sessions(in_domain, unchecked, count_tokens, random.Random(4)))
 
 
 def test_endpoints_are_those_that_the_demo_serves() -> None:
     assert {endpoint.name: endpoint.served_model for endpoint in ENDPOINTS} == SERVED_MODELS
-    assert {endpoint.domain for endpoint in ENDPOINTS} == set(SESSIONS)
+    assert {endpoint.domain for endpoint in ENDPOINTS} == set(DOMAIN_SHARES)
 
 
 def test_a_code_session_is_a_definition_growing_under_the_cursor(held_out: Sequence[Document]) -> None:
@@ -107,12 +106,12 @@ def test_prompts_in_the_training_text_are_dropped_and_no_others(
     everything, texts = candidate_sessions(endpoint, held_out, NOTHING, count_tokens, seed=1)
     assert not any(texts.values())
     known = everything[0][-1]
-    training = TrainingText([training_document("Well: " + checked(known)[-1] + "!")])
+    training = TrainingText(["Well: " + checked(known)[-1] + "!"])
     remaining, texts = candidate_sessions(endpoint, held_out, training, count_tokens, seed=1)
     kept = [prompt for session in remaining for prompt in session]
     assert known not in kept
     assert kept
-    assert not any(training.occurs([piece for prompt in kept for piece in checked(prompt)]))
+    assert not any(training.occurs(piece) for prompt in kept for piece in checked(prompt))
     assert 1 <= sum(texts.values()) < len(texts) / 2
     assert len(remaining) >= len(everything) / 2
     assert all(len(session) >= 1 for session in remaining)

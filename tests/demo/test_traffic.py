@@ -15,30 +15,32 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.benchmarks import bundled_traffic
-from kernels.benchmarks.bundled_pair import Document, load_model, load_tokenizer
-from kernels.benchmarks.bundled_traffic import (
+from kernels.benchmarks import bundled_pair
+from kernels.benchmarks.bundled_pair import (
     BAD_KINDS,
     BAD_OF_EACH_KIND,
     ENDPOINTS,
+    Document,
     Endpoint,
     TrafficMaker,
+    load_model,
+    load_tokenizer,
     make_traffic,
-    respond,
 )
+from kernels.benchmarks.decoding import in_batches
 from shadowspec.engine.batch import Request
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.endpoints import MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey, SamplingParameters
-from tests.builders.training_documents import training_document
 from tests.fakes import endpoint_rule
 from tests.tap.mirror import admit
 
 NUM_SESSIONS = 6
 GREEDY_MODELS = {plan.served_model for plan in ENDPOINTS if plan.parameters["temperature"] == 0.0}
 MAX_TOKENS = 6
+ENDS = frozenset({2})  # of the pair
 START = datetime(2023, 11, 16, 18, 15, tzinfo=UTC)
 BAD_FATES = {
     ("malformed", "not_json"),
@@ -68,13 +70,13 @@ def make(
     def made(name: str, seed: int = 3) -> Path:
         out = folder / name / "traffic.jsonl.gz"
         if not out.exists():
-            make_traffic(pair_folder, folder, folder, out, seed)
+            make_traffic(folder, out, seed, pair_folder / "target", folder)
         return out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundled_traffic, "ENDPOINTS", tuple(small(plan) for plan in ENDPOINTS))
-        patch.setattr(bundled_traffic, "read_documents", lambda _corpora: list(held_out))
-        patch.setattr(bundled_traffic, "read_trace", lambda _traces, _name: times)
+        patch.setattr(bundled_pair, "ENDPOINTS", tuple(small(plan) for plan in ENDPOINTS))
+        patch.setattr(bundled_pair, "read_documents", lambda _corpora: list(held_out))
+        patch.setattr(bundled_pair, "read_trace", lambda _traces, _name: times)
         yield made
 
 
@@ -170,7 +172,7 @@ def test_sampled_answers_have_the_targets_distribution(pair_folder: Path) -> Non
     target = load_model(pair_folder / "target")
     sampling = SamplingParameters(temperature=0.8, top_p=0.5, max_tokens=1)
     prompt = (1, 40, 41, 42)
-    draws = respond(target, [Request(prompt, sampling, seed) for seed in range(4_000)])
+    draws = in_batches(target, [Request(prompt, sampling, seed) for seed in range(4_000)], end_token_ids=ENDS)
     with torch.inference_mode():
         logits = target(torch.tensor([prompt])).logits[0, -1].double()
     ordered, order = torch.softmax(logits / 0.8, -1).sort(descending=True)
@@ -189,9 +191,10 @@ def test_an_answer_does_not_depend_on_its_batch(pair_folder: Path) -> None:
     target = load_model(pair_folder / "target")
     sampling = SamplingParameters(temperature=0.8, top_p=0.95, max_tokens=MAX_TOKENS)
     requests = [Request(tuple(range(7, 12 + index * 5 % 12)), sampling, index) for index in range(12)]
-    together = [decoded.output for decoded in respond(target, requests)]
-    apart = [decoded.output for part in (requests[:5], requests[5:]) for decoded in respond(target, part)]
-    alone = [respond(target, [request])[0].output for request in requests]
+    together = [decoded.output for decoded in in_batches(target, requests, end_token_ids=ENDS)]
+    parts = [requests[:5], requests[5:], *([request] for request in requests)]
+    decoded = [one.output for part in parts for one in in_batches(target, part, end_token_ids=ENDS)]
+    apart, alone = decoded[: len(requests)], decoded[len(requests) :]
     assert together == apart == alone
     assert len(set(alone)) == len(requests)
 
@@ -224,11 +227,11 @@ def test_the_same_seed_makes_the_same_file(make: Callable[..., Path]) -> None:
 
 def test_answers_that_stand_in_the_training_text_are_dropped(pair_folder: Path, held_out: Sequence[Document]) -> None:
     plan = small(ENDPOINTS[0])
-    free, counts = TrafficMaker(pair_folder, list(held_out), 3).endpoint(plan)
+    free, counts = TrafficMaker(pair_folder / "target", list(held_out), 3).endpoint(plan)
     assert counts["answers_dropped"] == 0
     known = free[0][0].text
-    documents = [*held_out, training_document(f"so {known} indeed")]
-    bound, counts = TrafficMaker(pair_folder, documents, 3).endpoint(plan)
+    documents = [*held_out, Document("prose", "training", False, text=f"so {known} indeed")]
+    bound, counts = TrafficMaker(pair_folder / "target", documents, 3).endpoint(plan)
     assert known not in [answered.text for session in bound for answered in session]
     assert counts["answers_dropped"] >= 1
     assert all(len(session) >= 1 for session in bound)
