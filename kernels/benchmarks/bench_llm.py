@@ -45,14 +45,7 @@ from kernels.benchmarks.engines.real_model.engines import (
     write_config,
 )
 from kernels.benchmarks.engines.real_model.page import write_page
-from kernels.benchmarks.engines.real_model.prompts import (
-    LABEL,
-    MEASURED,
-    PROMPTS,
-    read_prompts,
-    record,
-    write_records,
-)
+from kernels.benchmarks.engines.real_model.prompts import LABEL, MEASURED, PROMPTS, read_prompts, record, write_records
 from kernels.benchmarks.engines.real_model.results import LEVEL, cells
 from kernels.benchmarks.engines.servers import Environment
 from kernels.benchmarks.harness import DOCS, engine_machine, options, write

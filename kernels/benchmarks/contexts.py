@@ -18,13 +18,7 @@ from kernels.benchmarks.harness import by_name, engine_machine, options, show, t
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
 from shadowspec.reports.figures.tally import CacheCost, ContextPoint, Tally, by_context
-from shadowspec.types import (
-    Memory,
-    Run,
-    SamplingParameters,
-    SpeculationConfig,
-    VerifyRule,
-)
+from shadowspec.types import Memory, Run, SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.settings import EngineSettings
 
 LENGTHS = (48, 96, 192, 384, 768, 1_536, 1_950)  # prompt tokens; the pair's context is 2,048

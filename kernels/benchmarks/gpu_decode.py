@@ -35,12 +35,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from kernels.benchmarks.decode import (
-    load_theirs,
-    theirs_assisted,
-    theirs_outputs,
-    theirs_plain,
-)
+from kernels.benchmarks.decode import load_theirs, theirs_assisted, theirs_outputs, theirs_plain
 from kernels.benchmarks.harness import RESULTS, code_prompts, engine_machine, in_turn, options, show, write
 from kernels.benchmarks.rerun import Rerun
 from shadowspec import demo

@@ -86,11 +86,7 @@ def greedy_equality(
 
 
 def _rules(ours: Ours) -> dict[str, Any]:
-    return {
-        "serving_engine": SERVING_ENGINE,
-        "drafting_rules": ours.drafting_rules(),
-        "near_tie_logit": NEAR_TIE,
-    }
+    return {"serving_engine": SERVING_ENGINE, "drafting_rules": ours.drafting_rules(), "near_tie_logit": NEAR_TIE}
 
 
 def _at(replay: Sequence[tuple[ExpectedCounts, ...] | None], row: int, place: int) -> ExpectedCounts:

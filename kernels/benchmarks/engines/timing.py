@@ -103,11 +103,7 @@ def missing_portions(folder: Path, name: str, portions: Sequence[Sequence[Queue]
 
 
 def time_servers(
-    folder: Path,
-    way: Way,
-    servers: Mapping[int, Server],
-    portions: Sequence[Sequence[Queue]],
-    max_tokens: int,
+    folder: Path, way: Way, servers: Mapping[int, Server], portions: Sequence[Sequence[Queue]], max_tokens: int
 ) -> None:
     """Time the portions that are not there yet on stopped servers: the baseline (0) and one with drafts, by K."""
     name = timed_name(way, max(servers))
@@ -118,12 +114,7 @@ def time_servers(
 
 
 def time_ours(
-    folder: Path,
-    ours: Ours,
-    way: Way,
-    depth: int,
-    portions: Sequence[Sequence[Queue]],
-    max_tokens: int,
+    folder: Path, ours: Ours, way: Way, depth: int, portions: Sequence[Sequence[Queue]], max_tokens: int
 ) -> None:
     """The same portions through the engine in this process."""
     name = timed_name(way, depth) + IN_PROCESS

@@ -41,16 +41,9 @@ def _real_model(found: Row) -> list[str]:
     """The section of another pair."""
     depths = ", ".join(map(str, found["depths"]))
     head = _TEXTS["real_model"].format(
-        requests=found["requests"],
-        max_tokens=found["max_tokens"],
-        depths=depths,
-        verdicts="\n".join(_verdicts(found)),
+        requests=found["requests"], max_tokens=found["max_tokens"], depths=depths, verdicts="\n".join(_verdicts(found))
     )
-    return [
-        head,
-        *_equality(found["equality"]),
-        acceptance_table(found["cells"]),
-    ]
+    return [head, *_equality(found["equality"]), acceptance_table(found["cells"])]
 
 
 def _equality(equality: Sequence[Row]) -> list[str]:
