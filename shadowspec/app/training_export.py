@@ -1,11 +1,11 @@
 """An endpoint's logged conversations as a data set for the training of a draft, with a card that says what is in it.
 
-The form is that which `speculators prepare-data` reads (vllm-project/speculators at 04319940,
-src/speculators/data_generation/preprocessing.py): one JSON object a line, `conversations` with turns of `role` (system,
-user, assistant or tool), `content`, `reasoning_content`, `tool_calls` and `tool_call_id`, and `tools` as text of JSON.
-It takes any other role for the assistant's, so that conversations with one are refused.  The arguments of a tool call
-are text of JSON too: as objects of many kinds they would be one struct of all their keys.  Every line has every key,
-and the first lines have a value for each, because `datasets` takes the types of a file from its beginning.
+The form is that which `speculators prepare-data` reads (speculators 0.9.0, data_generation/preprocessing.py): one JSON
+object a line, `conversations` with turns of `role` (system, user, assistant or tool), `content`, `reasoning_content`,
+`tool_calls` and `tool_call_id`, and `tools` as text of JSON.  It takes any other role for the assistant's, so that
+conversations with one are refused.  The arguments of a tool call are text of JSON too: as objects of many kinds they
+would be one struct of all their keys.  Every line has every key, and the first lines have a value for each, because
+`datasets` takes the types of a file from its beginning.
 
 No conversation is there twice, and of one that continues another only the longer: a hash of what stands before a turn
 knows both.  Memory holds these hashes and one file of records, not the data set.
