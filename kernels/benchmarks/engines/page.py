@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kernels.benchmarks.engines.documents import REAL_MODEL
@@ -12,8 +12,7 @@ from kernels.benchmarks.engines.tables import (
     Row,
     acceptance_table,
     counted,
-    equality_table,
-    exceptions_table,
+    equality,
     is_apart,
     rules_table,
     speedup_table,
@@ -26,7 +25,11 @@ SAMPLED = ("greedy_draft", "rejection", "ngram_sampled")
 PAGE, PICTURE = "validation.md", "images/validation.svg"
 
 _TEXTS = sections("validation.md")
-_EXCEPTIONS = "A near-tie is a place where the two likeliest tokens lie at most {near_tie:g} logits apart.\n"
+EQUALITY = {"equal_cut": "and after the cut", "num_drafts": "steps with a draft", "num_accepted_tokens": "accepted"}
+COUNTS: dict[str, Callable[[Row], str]] = {
+    "steps: ours, vLLM's": lambda row: ", ".join(map(str, row["num_drafts"])),
+    "accepted: ours, vLLM's": lambda row: ", ".join(map(str, row["num_accepted_tokens"])),
+}
 
 
 def page(document: Row) -> str:
@@ -88,12 +91,7 @@ def _real_model(found: Row) -> list[str]:
 
 
 def _equality(document: Row) -> list[str]:
-    """How many requests are equal, and the others one by one."""
-    equality = document["equality"]
-    parts = [equality_table(equality)]
-    if any(entry["differences"] for entry in equality):
-        parts += [_EXCEPTIONS.format(near_tie=document["near_tie_logit"]), exceptions_table(equality)]
-    return parts
+    return equality(document["equality"], EQUALITY, COUNTS, document["near_tie_logit"])
 
 
 def _depths(rows: Sequence[Row]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kernels.benchmarks.engines.comparing import DRAFT_NEAR_TIE, EXACT, FAULT, NEAR_TIE
@@ -19,39 +19,40 @@ def counted(kinds: Sequence[str]) -> str:
     return ", ".join(f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds) or "none"
 
 
-def equality_table(equality: Sequence[Row]) -> str:
-    """How many requests are equal."""
-    return table(
-        ("way", "K", "requests", "equal", "and after the cut", "steps with a draft", "accepted", "exceptions"),
-        (
-            (
-                *(entry[name] for name in ("way", "K", "requests", "equal", "equal_cut")),
-                *(entry[name] for name in ("num_drafts", "num_accepted_tokens")),
-                counted([difference["kind"] for difference in entry["differences"]]),
-            )
-            for entry in equality
-        ),
-    )
+def equality(
+    entries: Sequence[Row], columns: Mapping[str, str], counts: Mapping[str, Callable[[Row], str]], near_tie: float
+) -> list[str]:
+    """How many requests are equal, and the others one by one.
 
-
-def exceptions_table(equality: Sequence[Row]) -> str:
-    """Every request that is not equal."""
-    return table(
-        ("way", "K", "request", "parts at token", "top-2 gap", "kind", "steps: ours, vLLM's", "accepted: ours, vLLM's"),
+    Args:
+        columns: heads of an entry's further figures, by name.
+        counts: what both sides counted of a request that is not equal, by head.
+        near_tie: the gap up to which rounding may choose another token, in logits.
+    """
+    names = ("way", "K", "requests", "equal")
+    rows = (
         (
-            (
-                entry["way"],
-                entry["K"],
-                difference["request"],
-                NOTHING if difference["position"] is None else difference["position"],
-                NOTHING if difference["top_two_gap"] is None else f"{difference['top_two_gap']:.1g}",
-                difference["kind"].replace("_", " "),
-                *(", ".join(map(str, difference[name])) for name in ("num_drafts", "num_accepted_tokens")),
-            )
-            for entry in equality
-            for difference in entry["differences"]
-        ),
+            *(entry[name] for name in (*names, *columns)),
+            counted([difference["kind"] for difference in entry["differences"]]),
+        )
+        for entry in entries
     )
+    parts = [table((*names, *columns.values(), "exceptions"), rows)]
+    exceptions = [
+        (
+            *(entry["way"], entry["K"], difference["request"]),
+            NOTHING if difference["position"] is None else difference["position"],
+            NOTHING if difference["top_two_gap"] is None else f"{difference['top_two_gap']:.1g}",
+            difference["kind"].replace("_", " "),
+            *(count(difference) for count in counts.values()),
+        )
+        for entry in entries
+        for difference in entry["differences"]
+    ]
+    if exceptions:
+        parts.append(f"A near-tie is a place where the two likeliest tokens lie at most {near_tie:g} logits apart.\n")
+        parts.append(table(("way", "K", "request", "parts at token", "top-2 gap", "kind", *counts), exceptions))
+    return parts
 
 
 def acceptance_table(cells: Sequence[Row]) -> str:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kernels.benchmarks.engines.documents import REAL_MODEL
 from kernels.benchmarks.engines.llamacpp.comparing import ACCEPTED, DRAFTED, NEAR_TIE_GAP, PLAIN, STEPS
 from kernels.benchmarks.engines.llamacpp.ways import NGRAM, WAYS, LlamaWay
-from kernels.benchmarks.engines.tables import ALL, counted, table
+from kernels.benchmarks.engines.tables import ALL, counted, equality, table
 from kernels.benchmarks.harness import sections
 
 PAGE = "validation-llamacpp.md"
 Row = Mapping[str, Any]
+COLUMNS = {"equal_cut": "by our counters", "unsure": "unsure", "hidden": "hidden", STEPS: "steps with a draft"}
+COLUMNS |= {DRAFTED: "drafted", ACCEPTED: "accepted"}
+COUNTS = {"steps: ours, theirs": STEPS, "plain steps": PLAIN, "drafted": DRAFTED, "accepted": ACCEPTED}
 
 _TEXTS = sections("validation-llamacpp.md")
 
@@ -29,7 +33,7 @@ def write_page(document: Row, docs: Path) -> None:
         ngram=NGRAM,
         verdicts="\n".join(_verdicts(document)),
     )
-    parts = [head, _TEXTS["equality"], *_equality(document["equality"])]
+    parts = [head, _TEXTS["equality"], *_equality(document)]
     parts.append(_TEXTS["acceptance"].format(level=document["level"]))
     parts.append(acceptance_table(document["cells"]))
     if REAL_MODEL in document:
@@ -43,18 +47,16 @@ def _real_model(found: Row) -> list[str]:
     head = _TEXTS["real_model"].format(
         requests=found["requests"], max_tokens=found["max_tokens"], depths=depths, verdicts="\n".join(_verdicts(found))
     )
-    return [head, *_equality(found["equality"]), acceptance_table(found["cells"])]
+    return [head, *_equality(found), acceptance_table(found["cells"])]
 
 
-def _equality(equality: Sequence[Row]) -> list[str]:
-    """How many requests are equal, and the others one by one."""
-    parts = [equality_table(equality)]
-    if differing := exceptions_table(equality):
-        parts += [
-            f"A near-tie is a place where the two likeliest tokens lie at most {NEAR_TIE_GAP:g} logits apart.\n",
-            differing,
-        ]
-    return parts
+def _equality(document: Row) -> list[str]:
+    counts = {head: partial(_both_sides, name) for head, name in COUNTS.items()}
+    return equality(document["equality"], COLUMNS, counts, NEAR_TIE_GAP)
+
+
+def _both_sides(name: str, difference: Row) -> str:
+    return f"{difference['ours'][name]}, {difference['theirs'][name]}"
 
 
 def _of(way: LlamaWay, rows: Sequence[Row]) -> list[Row]:
@@ -85,37 +87,6 @@ def _verdicts(document: Row) -> list[str]:
         equal, every = (sum(row[name] for row in arms) for name in ("equal", "requests"))
         lines.append(f"- llama.cpp's two arms gave the same tokens in {equal} of {every} requests, sampled ones too.")
     return lines
-
-
-def equality_table(equality: Sequence[Row]) -> str:
-    """How many requests are equal."""
-    names = ("way", "K", "requests", "equal", "equal_cut", "unsure", "hidden", STEPS, DRAFTED, ACCEPTED)
-    heads = ("way", "K", "requests", "equal", "by our counters", "unsure", "hidden")
-    rows = (
-        (*(entry[name] for name in names), counted([difference["kind"] for difference in entry["differences"]]))
-        for entry in equality
-    )
-    return table((*heads, "steps with a draft", "drafted", "accepted", "exceptions"), rows)
-
-
-def exceptions_table(equality: Sequence[Row]) -> str:
-    """Every request that is not equal; "" where all are."""
-    rows = [
-        (
-            entry["way"], entry["K"], difference["request"],
-            "-" if difference["position"] is None else difference["position"],
-            "-" if difference["top_two_gap"] is None else f"{difference['top_two_gap']:.1e}", difference["kind"],
-            *(
-                f"{difference['ours'][name]}, {difference['theirs'][name]}"
-                for name in (STEPS, PLAIN, DRAFTED, ACCEPTED)
-            ),
-        )
-        for entry in equality
-        for difference in entry["differences"]
-    ]  # fmt: skip
-    head = ("way", "K", "request", "parts at token", "top-2 gap", "kind")
-    counts = ("steps: ours, theirs", "plain steps", "drafted", "accepted")
-    return table((*head, *counts), rows) if rows else ""
 
 
 def acceptance_table(cells: Sequence[Row]) -> str:
