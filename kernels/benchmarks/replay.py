@@ -28,16 +28,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from msgspec import structs
 from rich.console import Console
 from rich.progress import track
-from scipy.stats import t as student
 from transformers import AutoModelForCausalLM
 
 from kernels.benchmarks.decoding import in_batches
-from kernels.benchmarks.engines.comparing import standard_errors
+from kernels.benchmarks.engines.comparing import LEVEL, Rate, Reals, half_width, standard_errors
 from kernels.benchmarks.harness import engine_machine, options, traffic_prompts, write
 from kernels.benchmarks.shifted import Shifted
 from shadowspec import demo
@@ -62,11 +60,9 @@ MIN_CELL = 20  # requests: of fewer an interval says little
 SAMPLED = SamplingParameters(temperature=0.8, top_p=0.95, max_tokens=128)
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=128)
 SAMPLED_RULES = (VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH)
-LEVEL = 0.99
 AUDIT_DEPTH = 4
 
 Value = TypeVar("Value")
-Reals = npt.NDArray[np.float64]
 
 
 def timed(work: Callable[[], Value]) -> tuple[float, Value]:
@@ -121,27 +117,20 @@ def sums(counts: Sequence[SpeculationCounts | ExpectedCounts]) -> Reals:
     )
 
 
-def residuals(counts: Reals) -> tuple[float, Reals]:
-    """Mean acceptance length, and how far each request moves it (times the number of requests)."""
-    accepted, drafts = counts.sum(0)
-    return 1.0 + accepted / drafts, (counts[:, 0] - accepted / drafts * counts[:, 1]) / drafts * len(counts)
-
-
 def cell(loop: Reals, replay: Reals) -> dict[str, Any]:
     """The loop's mean acceptance length against replay's."""
-    looped, loop_moves = residuals(loop)
-    expected, replay_moves = residuals(replay)
-    number = len(loop)
-    error = float((loop_moves - replay_moves).std(ddof=1)) / number**0.5
-    half = float(student.ppf(0.5 + LEVEL / 2.0, number - 1)) * error
+    looped, expected = Rate.of(*loop.T), Rate.of(*replay.T)
+    assert looped is not None, "the loop drafts in every cell"
+    assert expected is not None, "and so does replay"
+    half = half_width(looped.moves - expected.moves, LEVEL)
     return {
-        "requests": number,
-        "loop": looped,
-        "replay": expected,
+        "requests": len(loop),
+        "loop": 1.0 + looped.value,
+        "replay": 1.0 + expected.value,
         "half_width": half,
-        "is_inside": bool(abs(looped - expected) <= half + 1e-9),
-        "loop_variance": float(loop_moves.var(ddof=1)),
-        "replay_variance": float(replay_moves.var(ddof=1)),
+        "is_inside": bool(abs(looped.value - expected.value) <= half + 1e-9),
+        "loop_variance": float(looped.moves.var(ddof=1)),
+        "replay_variance": float(expected.moves.var(ddof=1)),
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import t as student
 
-from kernels.benchmarks.engines.counted import Counted
+from kernels.benchmarks.engines.counted import Counted, Uncut
 from shadowspec import metrics
 from shadowspec.quality.outputs import first_divergence
 from shadowspec.types import ExpectedCounts, SpeculationCounts
@@ -65,14 +65,8 @@ def acceptance_cell(theirs: Sequence[Counted], loop: Sequence[Counted], replay: 
     Returns:
         None where one side drafted nothing.
     """
-    uncut = _uncut(theirs)
-    looped = _uncut(loop)
-    cut = Rate.of(
-        *zip(
-            *((counted.counts.num_accepted_tokens, counted.counts.num_draft_tokens) for counted in theirs), strict=True
-        )
-    )
-    expected = Rate.of(*zip(*((counts.num_accepted_tokens, counts.num_draft_tokens) for counts in replay), strict=True))
+    uncut, looped = (_rate([counted.uncut for counted in side]) for side in (theirs, loop))
+    cut, expected = _rate([counted.counts for counted in theirs]), _rate(replay)
     if uncut is None or looped is None or cut is None or expected is None:
         return None
     return {
@@ -98,10 +92,8 @@ def replayed_rate(replay: Sequence[ExpectedCounts]) -> float | None:
     return metrics.ratio(accepted, sum(counts.num_draft_tokens for counts in replay))
 
 
-def _uncut(side: Sequence[Counted]) -> Rate | None:
-    return Rate.of(
-        *zip(*((counted.uncut.num_accepted_tokens, counted.uncut.num_draft_tokens) for counted in side), strict=True)
-    )
+def _rate(counts: Sequence[Uncut | SpeculationCounts | ExpectedCounts]) -> Rate | None:
+    return Rate.of([one.num_accepted_tokens for one in counts], [one.num_draft_tokens for one in counts])
 
 
 def _mean_length(side: Sequence[Counted]) -> float | None:
