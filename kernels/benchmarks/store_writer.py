@@ -15,8 +15,6 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -145,18 +143,6 @@ def _timing(draw: random.Random, scale: float) -> ArmTiming:
     return ArmTiming(1.5, prefill, decode, 0.2 * decode, 0.7 * decode, 0.1 * decode, draw.randrange(50, 200))
 
 
-@contextmanager
-def server(url: str | None) -> Iterator[str]:
-    """The server given, or one of our own with its default settings."""
-    if url is not None:
-        yield url
-        return
-    from tests.services import postgres_server
-
-    with postgres_server(is_durable=True) as bench_server:
-        yield bench_server.url
-
-
 def measure(store: Store, traffic: WrittenTraffic, batch_size: int, num_runs: int) -> dict[str, Any]:
     """Write batches of one size; seconds and rate.  Every run must really have been new."""
     batches = [traffic.batch(batch_size) for _ in range(max(3, num_runs // batch_size))]
@@ -191,7 +177,10 @@ def main() -> None:
     parser.add_argument("--url", help="a Postgres database to fill (it is brought to this version's revision)")
     parser.add_argument("--runs", type=int, default=60_000, help="runs for each batch size")
     arguments = parser.parse_args()
-    with server(arguments.url) as url:
+    from tests.services import postgres_server
+
+    with postgres_server(is_durable=True) as own:
+        url = arguments.url or own.url
         upgrade(url)
         with Store.open(url) as store:
             store.save_fingerprints([CONFIG])
