@@ -1,6 +1,7 @@
 """`shadowspec backfill` against `shadowspec replay`: the same rows, with actors killed, in how much time and memory.
 
     python -m kernels.benchmarks.backfill [--responses N] [--files N] [--actors N]
+    python -m kernels.benchmarks.backfill --node [--responses 3000] [--files 6]
 
 The bundled traffic is written again and again under new ids until there are so many responses, in files of the same
 size.  One process replays them (`replay --store`, as many threads as there are processors); then a local cluster does
@@ -8,6 +9,10 @@ size.  One process replays them (`replay --store`, as many threads as there are 
 database of its own; then the cluster once more, which is to find everything done.  Rows are compared one by one, but
 for the fingerprint: threads are part of a device's name.  Memory is what each process of the backfill holds by itself
 (private, `smaps_rollup`), looked at every two seconds.  Nothing else may run meanwhile.
+
+With `--node` a backfill joins a cluster that is there: two nodes of one processor each, started by `ray start`.  When
+some blocks are finished, the second node's raylet and its workers get SIGKILL: nothing is to be lost, and nothing
+written twice.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +37,8 @@ import psycopg
 from rich.console import Console
 from sqlalchemy import make_url
 
-from kernels.benchmarks.harness import machine, options, write
+from kernels.benchmarks.engines.servers import free_port
+from kernels.benchmarks.harness import RESULTS, connected, machine, options, write
 from shadowspec import demo
 from shadowspec.store import upgrade
 
@@ -39,6 +46,8 @@ DEPTHS = "1..8"
 ACTOR = "_JudgingActor"  # in the title of an actor that replays
 KINDS = ("driver", "readers", "actors", "ray")
 LOOK_S = 2.0
+BLOCKS_BEFORE = 5  # that are finished when a node dies
+RAY = str(Path(sys.executable).parent / "ray")
 
 
 def write_logs(folder: Path, num_responses: int, num_files: int) -> int:
@@ -195,18 +204,16 @@ class Commands:
         """In one process, with as many threads as torch takes."""
         began = time.monotonic()
         files = sorted(str(path) for path in self._logs.iterdir())
-        document = self._finished(self._started(url, "replay", *files, "--k", DEPTHS, "--store", "--json"))
+        document = self.finished(self._started(url, "replay", *files, "--k", DEPTHS, "--store", "--json"))
         seconds = time.monotonic() - began
         return {"seconds": round(seconds, 1), "responses": document["requests_replayed"]}
 
     def backfill(self, url: str, kill_at: list[int]) -> dict[str, Any]:
         """On a cluster of this machine."""
         began = time.monotonic()
-        process = self._started(
-            url, "backfill", str(self._logs), "--k", DEPTHS, "--actors", str(self._num_actors), "--json"
-        )
+        process = self.started_backfill(url, "--k", DEPTHS)
         watch = Watch(process, url, kill_at)
-        document = self._finished(process)
+        document = self.finished(process)
         return {
             "seconds": round(time.monotonic() - began, 1),
             "responses": document["requests_replayed"],
@@ -218,12 +225,18 @@ class Commands:
             "peak_mib_by_fifth": [watch.peaks(part / 5, (part + 1) / 5) for part in range(5)],
         }
 
+    def started_backfill(self, url: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """The process of one."""
+        arguments = (*arguments, "--actors", str(self._num_actors), "--json")
+        return self._started(url, "backfill", str(self._logs), *arguments)
+
     def _started(self, url: str, *arguments: str) -> subprocess.Popen[bytes]:
         environment = self._environment | {"SHADOWSPEC_DATABASE_URL": url}
         return subprocess.Popen([*self._command, *arguments], stdout=subprocess.PIPE, env=environment)  # noqa: S603
 
     @staticmethod
-    def _finished(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def finished(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+        """What a command says at its end."""
         out, _ = process.communicate()
         if process.returncode:
             raise SystemExit(f"the command ended with {process.returncode}")
@@ -231,34 +244,88 @@ class Commands:
         return document
 
 
+def against_replay(commands: Commands) -> dict[str, Any]:
+    """Both commands on databases that are compared, and the backfill once more."""
+    with databases(("one", "many")) as urls:
+        replayed = commands.replay(urls["one"])
+        rows = count_rows(urls["one"])
+        filled = commands.backfill(urls["many"], [rows // 3, 2 * rows // 3])
+        again = commands.backfill(urls["many"], [])
+        compared_rows = compared(urls["one"], urls["many"])
+    share = round(replayed["seconds"] / filled["seconds"], 3)
+    document = {"replay": replayed, "backfill": filled, "again": again, "rows": compared_rows}
+    return document | {"replay_s_to_backfill_s": share}
+
+
+def started_by_ray(cluster: Path, program: str = "") -> set[int]:
+    """The processes of the cluster in a folder."""
+    commands = {process.pid: process.info["cmdline"] or [""] for process in psutil.process_iter(["cmdline"])}
+    return {pid for pid, words in commands.items() if str(cluster) in " ".join(words) and program in words[0]}
+
+
+def kill(*pids: int) -> int:
+    """End processes that may have ended already; how many there are."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(pids)
+
+
+def on_two_nodes(commands: Commands, folder: Path) -> dict[str, Any]:
+    """The backfill on two nodes, one of which is killed in the middle of it."""
+    url, address = f"sqlite:///{folder}/shadow.db", f"127.0.0.1:{free_port()}"
+    upgrade(url)
+    start, port = (RAY, "start", "--num-cpus=1", "--disable-usage-stats"), address.rpartition(":")[2]
+    run = partial(subprocess.run, stdout=subprocess.DEVNULL, check=True)
+    killed = blocks = 0
+    try:
+        run([*start, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}/ray"])
+        first = started_by_ray(folder / "ray", "raylet")
+        run([*start, f"--address={address}"])
+        (victim,) = started_by_ray(folder / "ray", "raylet") - first
+        began, process = time.monotonic(), commands.started_backfill(url, "--k", "1..4", "--ray-address", address)
+        while process.poll() is None and not killed:
+            with connected(url) as connection:
+                blocks = int(connection.exec_driver_sql("SELECT count(*) FROM backfill_blocks").scalar() or 0)
+            if blocks >= BLOCKS_BEFORE:
+                killed = kill(victim, *(pid for pid, _ in children(victim)))
+            time.sleep(0.2)
+        document = commands.finished(process)
+    finally:
+        kill(*started_by_ray(folder / "ray"))
+    names = ("records", "requests_replayed", "blocks", "new_rows", "unfinished_files")
+    figures = {name: document[name] for name in names} | {"seconds": round(time.monotonic() - began, 1)}
+    return figures | {"processes_killed": killed, "blocks_finished_then": blocks}
+
+
 def main() -> None:
     """Measure, compare, and write the results."""
-    parser = options(__doc__, "backfill.json")
+    parser = options(__doc__)
+    parser.add_argument("--out", type=Path, help="(default: among the committed results)")
+    parser.add_argument("--node", action="store_true", help="kill one of two nodes")
     parser.add_argument("--responses", type=int, default=20_000)
     parser.add_argument("--files", type=int, default=10)
     parser.add_argument("--actors", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    console = Console()
-    with tempfile.TemporaryDirectory() as scratch, databases(("one", "many")) as urls:
+    console, out = Console(), arguments.out or RESULTS / f"backfill{'_node' if arguments.node else ''}.json"
+    with tempfile.TemporaryDirectory(prefix="bf-", dir="/tmp") as scratch:  # Ray's sockets want a short path
         folder = Path(scratch)
         logs = folder / "logs"
         logs.mkdir()
         written = write_logs(logs, arguments.responses, arguments.files)
-        commands = Commands(folder, logs, arguments.actors)
-        document: dict[str, Any] = {"responses": written, "files": arguments.files, "actors": arguments.actors}
-        document["machine"] = machine("ray", "torch")
-        document["replay"] = commands.replay(urls["one"])
-        console.print(document["replay"])
-        rows = count_rows(urls["one"])
-        document["backfill"] = commands.backfill(urls["many"], [rows // 3, 2 * rows // 3])
-        console.print(document["backfill"])
-        document["again"] = commands.backfill(urls["many"], [])
-        document["rows"] = compared(urls["one"], urls["many"])
-        document["replay_s_to_backfill_s"] = round(document["replay"]["seconds"] / document["backfill"]["seconds"], 3)
-        console.print(document)
-    write(arguments.out, document)
-    if len(document["backfill"]["killed_at_rows"]) != 2 or document["again"]["new_rows"]:
-        raise SystemExit("two actors were to be killed, and nothing to be left to do")
+        document: dict[str, Any] = {"responses": written, "files": arguments.files}
+        if arguments.node:
+            os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+            document |= on_two_nodes(Commands(folder, logs, 2), folder)
+            is_whole = document["records"] == written and document["processes_killed"]
+        else:
+            document |= {"actors": arguments.actors, "machine": machine("ray", "torch")}
+            document |= against_replay(Commands(folder, logs, arguments.actors))
+            is_whole = len(document["backfill"]["killed_at_rows"]) == 2 and not document["again"]["new_rows"]
+    console.print(document)
+    write(out, document)
+    if not is_whole:
+        raise SystemExit("something was to be killed, and nothing to be lost or left to do")
 
 
 if __name__ == "__main__":
