@@ -18,7 +18,7 @@ def main() -> None:
     sys.path.pop(0)
     app.load_package()
     importlib.import_module(f"{app.PACKAGE}.frame")
-    _warm(app.PACKAGE)
+    _warm()
     _ask_nobody_outside()
     from streamlit.web import cli
 
@@ -41,12 +41,10 @@ def _ask_nobody_outside() -> None:
         setattr(net_util, name, lambda: None)
 
 
-def _warm(package: str) -> None:
-    """Do once what Streamlit and Altair do at the first use of a part and keep: some tenths of a second for a page."""
+def _warm() -> None:
+    """Do once what Streamlit does at the first use of a part and keep: some tenths of a second for a page."""
     importlib.import_module("streamlit.emojis")  # one regular expression of every emoji
     inspect.stack()  # which module lies in which file: Streamlit asks at its first element
-    charts = importlib.import_module(f"{package}.parts.charts")
-    charts.specification(charts.threshold(1.0, "")[0], charts.HEIGHT)
 
 
 def _read_ahead(package: str) -> None:

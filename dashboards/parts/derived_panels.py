@@ -16,7 +16,6 @@ from shadowspec.text import plain_text, slice_title
 
 from . import charts, formats, queries, source, states
 from .tables import show_grid
-from .vega import specification
 
 
 def draw_predictions(endpoint: str, slice_key: str) -> None:
@@ -83,10 +82,9 @@ def _frontier(endpoint: str, frontier: SliceFrontier) -> None:
     title = plain_text(slice_title(frontier.slice_key))
     chart = gains(frontier)
     charts.show(
-        specification(chart),
+        chart,
         f"Predicted speedup by load (\u00d7), {title}, on {plain_text(frontier.engine)}",
         key=f"frontier-{frontier.slice_key}",
-        alt_text=f"Predicted speedup at each profiled load of {endpoint}, {title}, for every number of tokens drafted",
         help_text=formats.definition("frontier"),
         height=300,
     )

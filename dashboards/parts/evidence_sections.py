@@ -21,7 +21,6 @@ from shadowspec.types import Arm, TestResult
 
 from . import charts, formats, queries, source, states
 from .tables import show_grid, table_html
-from .vega import specification
 
 TERMS = {"end_to_end_ms": "end-to-end", "prefill_ms": "ttft", "time_per_output_token_ms": "tpot"}
 
@@ -41,18 +40,16 @@ def acceptance(figures: RollupFigures) -> None:
     accepted = content.steps([metrics.ratio(number, counts.num_drafts) for number in counts.acceptance_histogram])
     with left:
         charts.show(
-            specification(positions),
+            positions,
             "Acceptance by position (share of steps)",
             key="positions",
-            alt_text=positions.said,
             help_text=f"{formats.definition('marginal')} {formats.definition('conditional')} Pooled over {steps}.",
         )
     with right:
         charts.show(
-            specification(accepted),
+            accepted,
             "Accepted tokens per step (share of steps)",
             key="steps",
-            alt_text=accepted.said,
             help_text=f"{formats.definition('histogram')} Pooled over {steps}.",
         )
 
@@ -70,10 +67,9 @@ def latency(figures: RollupFigures, row: BoardRow) -> None:
         if chart is not None:
             with column:
                 charts.show(
-                    specification(chart),
+                    chart,
                     f"{DRAWN[measure]} (ms)",
                     key=f"latency-{measure}",
-                    alt_text=chart.said,
                     help_text=f"{formats.definition(TERMS[measure])} Dots: p50, p95, p99.",
                 )
     resolution = f" Known to within a bin: \u00b1{percent(MAX_RELATIVE_ERROR)}."
@@ -83,10 +79,9 @@ def latency(figures: RollupFigures, row: BoardRow) -> None:
     with left:
         parts = content.time_parts([(of.arm.value, _parts(of)) for of in figures.parts])
         charts.show(
-            specification(parts),
+            parts,
             "Where a request's time goes (mean ms)",
             key="parts",
-            alt_text=parts.said,
             help_text="The queue is a part of the prefill; the table above shows it separately.",
         )
     with right:
@@ -95,10 +90,9 @@ def latency(figures: RollupFigures, row: BoardRow) -> None:
         median = dict(figures.speedup_quantiles).get(0.5)
         if histogram is not None:
             charts.show(
-                specification(histogram),
-                "Paired differences: speedup of each request (\u00d7)",
+                histogram,
+                f"Speedup of each request (\u00d7), median {times(median.estimate if median else None)}",
                 key="differences",
-                alt_text=f"{histogram.said}; median {times(median.estimate if median else None)}",
                 help_text=formats.definition("request-speedup"),
             )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-import altair as alt
 import streamlit as st
 
+from shadowspec.reports.pages import page_charts
 from shadowspec.reports.pages.before_after import Enabling
-from shadowspec.reports.pages.live_production import SHARES, LivePeriod, LivePoint
+from shadowspec.reports.pages.live_production import SHARES, LivePeriod
 from shadowspec.store import Quantile
 from shadowspec.text import DASH, milliseconds, number, percent, plural
 from shadowspec.types import COMPUTE, END_TO_END, FIRST_TOKEN, LATENCIES, PER_TOKEN, QUEUE
@@ -52,7 +51,11 @@ def live_section(enabling: Enabling, span: timedelta) -> None:
         )
     st.dataframe(charts.frame(_rows(production.before, production.after)), hide_index=True)
     st.caption(f"{_count_text(production.before)} before, {_count_text(production.after)} after.")
-    _line(production.points, production.switched_on or enabling.decided_at)
+    moment = production.switched_on or enabling.decided_at
+    chart = page_charts.live_throughput(production.points, moment, formats.in_zone)
+    if chart is not None:
+        title = "Output tokens per second in production"
+        charts.show(chart, title, key="live-throughput", help_text=_MEANING, height=230)
 
 
 _MEANING = (
@@ -100,30 +103,3 @@ def _count_text(period: LivePeriod) -> str:
     if period.num_failed_scrapes:
         words += f", {period.num_failed_scrapes:,} readings failed"
     return words
-
-
-def _line(points: Sequence[LivePoint], moment: datetime) -> None:
-    rows = [
-        {"time": formats.in_zone(point.began_at), "tokens": point.output_tokens_per_s}
-        for point in points
-        if point.output_tokens_per_s is not None
-    ]
-    if not rows:
-        return
-    line = (
-        alt.Chart(charts.frame(rows))
-        .mark_line(point=True, strokeWidth=2, color=charts.SKY)
-        .encode(
-            x=alt.X("time:T", title="time (your clock)", axis=charts.HOURS),
-            y=alt.Y("tokens:Q", title="tokens per second"),
-            tooltip=[alt.Tooltip("time:T", title="from", format="%d %b %H:%M"), alt.Tooltip("tokens:Q", format=",.1f")],
-        )
-    )
-    charts.show(
-        charts.layer(line, *charts.moment_line(moment, "on")),
-        "Output tokens per second in production",
-        key="live-throughput",
-        alt_text="Output tokens per second of the production engines, with the moment at which speculation was on",
-        help_text=_MEANING,
-        height=230,
-    )

@@ -12,6 +12,7 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports.content.definitions import bounds_text, shown_as, threshold_text, title_of
 from shadowspec.reports.figures.token_costs import DeviceTime, device_time, saved_per_month
+from shadowspec.reports.pages.load_cells import config_title
 from shadowspec.reports.pages.what_if import MAX_MARGIN, WhatIf, what_if
 from shadowspec.store import GroupSums
 from shadowspec.text import DASH, number, plain_text
@@ -217,8 +218,3 @@ def _device_time(time: DeviceTime) -> None:
 def _is_of(groups: GroupSums, slice_key: str, chosen: Decision) -> bool:
     is_own_slice = slice_key in ("", groups.slice_key)
     return is_own_slice and groups.concurrency == chosen.concurrency and groups.fingerprint == chosen.fingerprint
-
-
-def config_title(cell: Decision) -> str:
-    """How a config is called where K matters."""
-    return f"K {cell.config.num_speculative_tokens} \u00b7 {plain_text(cell.config.name)} \u00b7 {cell.fingerprint[:6]}"

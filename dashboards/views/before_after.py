@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-import altair as alt
 import streamlit as st
 
-from shadowspec.reports.pages import before_after
+from shadowspec.reports.pages import before_after, page_charts
 from shadowspec.reports.pages.before_after import QUANTILES, ArmQuantiles, Enabling, HourPoint, PeriodFigures
 from shadowspec.store import GroupSums
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
@@ -127,63 +126,18 @@ def _count_text(period: PeriodFigures) -> str:
 
 
 def _hours(points: Sequence[HourPoint], enabling: Enabling) -> None:
-    """Requests per hour and both arms' latency, the moment marked in each."""
-    moment = charts.moment_line(enabling.marked_at, "ENABLE")
-    latency = [
-        {"hour": formats.in_zone(point.hour), "arm": str(arm), "ms": value}
-        for point in points
-        for arm, value in ((Arm.BASELINE, point.baseline_ms), (Arm.SPECULATIVE, point.speculative_ms))
-        if value is not None
-    ]
-    rate = [{"hour": formats.in_zone(point.hour), "requests": point.requests_per_hour} for point in points]
-    arms = [str(arm) for arm in Arm]
-    lines = (
-        alt.Chart(charts.frame(latency))
-        .mark_line(point=True, strokeWidth=2)
-        .encode(
-            x=alt.X("hour:T", title="hour of event time (your clock)", axis=charts.HOURS),
-            y=alt.Y("ms:Q", title="mean time (ms)", scale=alt.Scale(zero=False)),
-            color=alt.Color(
-                "arm:N",
-                title="arm",
-                legend=charts.BELOW,
-                scale=alt.Scale(domain=arms, range=[charts.ARM_COLOUR[arm] for arm in Arm]),
-            ),
-            strokeDash=alt.StrokeDash(
-                "arm:N", title="arm", legend=charts.BELOW, scale=alt.Scale(domain=arms, range=[[5, 3], [1, 0]])
-            ),
-            tooltip=[
-                alt.Tooltip("hour:T", title="hour", format="%d %b %H:%M"),
-                alt.Tooltip("arm:N"),
-                alt.Tooltip("ms:Q", format=",.0f"),
-            ],
-        )
-    )
+    """Both arms' latency and requests per hour, the moment marked in each."""
     charts.show(
-        charts.layer(lines, *moment),
+        page_charts.latency_by_hour(points, enabling.marked_at, formats.in_zone),
         "Mean end-to-end time by hour (ms), both arms in the shadow",
         key="latency-by-hour",
-        alt_text="Mean end-to-end time of both arms by hour, with the moment of enabling",
         help_text="Prefill and decode of the arm. Both arms are measured before and after ENABLE.",
         height=300,
     )
-    bars = (
-        alt.Chart(charts.frame(rate))
-        .mark_bar(color=charts.SKY)
-        .encode(
-            x=alt.X("hour:T", title="hour of event time (your clock)", axis=charts.HOURS),
-            y=alt.Y("requests:Q", title="requests per hour"),
-            tooltip=[
-                alt.Tooltip("hour:T", title="hour", format="%d %b %H:%M"),
-                alt.Tooltip("requests:Q", format=",.0f"),
-            ],
-        )
-    )
     charts.show(
-        charts.layer(bars, *moment),
+        page_charts.rate_by_hour(points, enabling.marked_at, formats.in_zone),
         "Request rate (requests per hour)",
         key="rate-by-hour",
-        alt_text="Requests per hour, with the moment of enabling",
         help_text=_REQUESTS,
         height=230,
     )

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-import altair as alt
 import streamlit as st
 
 from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.reports.content.tables import audits_table
+from shadowspec.reports.pages import page_charts
+from shadowspec.reports.pages.page_charts import KIND_MARKS, where_changed
 from shadowspec.reports.pages.timeline import KINDS
-from shadowspec.text import DASH, moment, plain_text, plural, slice_title
+from shadowspec.text import DASH, moment, plain_text, plural
 
 from ..parts import charts, formats, links, queries, states
 from ..parts.tables import table_html
@@ -20,16 +21,6 @@ from ..parts.tables import table_html
 WINDOWS: Mapping[str, int | None] = {"1 day": 1, "7 days": 7, "30 days": 30, "90 days": 90, "all": None}
 EVERYWHERE = "all endpoints"
 MAX_SHOWN = 500
-# Word, shape and colour of each kind; the same in the chart and in the table.
-SHAPES: Mapping[ChangeKind, tuple[str, str, str]] = {
-    ChangeKind.VERDICT: ("\u25cf", "circle", charts.BLUE),
-    ChangeKind.ALARM: ("\u25b2", "triangle-up", charts.VERMILION),
-    ChangeKind.FINGERPRINT: ("\u2716", "cross", charts.PURPLE),
-    ChangeKind.MIX: ("\u25bc", "triangle-down", charts.ORANGE),
-    ChangeKind.ADVICE: ("\u25b7", "triangle-right", charts.SKY),
-    ChangeKind.OVERRIDE: ("\u25a0", "square", charts.GREY),
-    ChangeKind.ROLLOUT: ("\u25c6", "diamond", charts.GREEN),
-}
 MEANING: Mapping[ChangeKind, str] = {
     ChangeKind.VERDICT: "The verdict on a hypothesis changed.",
     ChangeKind.ALARM: "A detector, a parity fault or memory over budget ended an ENABLE; or an audit found that "
@@ -69,11 +60,11 @@ def page() -> None:
         selection_mode="multi",
         key="kinds",
         bind="query-params",
-        help="  \n".join(f"{SHAPES[kind][0]} **{kind}**: {MEANING[kind]}" for kind in KINDS),
+        help="  \n".join(f"{KIND_MARKS[kind][0]} **{kind}**: {MEANING[kind]}" for kind in KINDS),
     )
     shown = [change for change in every if not kinds or change.kind.value in kinds]
     st.caption(
-        ", ".join(f"{SHAPES[kind][0]} {kind.value} {counts[kind]:,}" for kind in KINDS if counts[kind])
+        ", ".join(f"{KIND_MARKS[kind][0]} {kind.value} {counts[kind]:,}" for kind in KINDS if counts[kind])
         + (f" \u2014 the newest {MAX_SHOWN} are shown" if len(shown) > MAX_SHOWN else "")
     )
     _draw(shown[:MAX_SHOWN])
@@ -98,60 +89,13 @@ def _audits(endpoints: tuple[str, ...]) -> None:
 
 
 def _draw(shown: Sequence[Change]) -> None:
-    rows = [
-        {
-            "at": formats.in_zone(change.at),
-            "endpoint": plain_text(change.endpoint),
-            "kind": change.kind.value,
-            "what": plain_text(change.what),
-            "where": _where(change),
-            "who": plain_text(change.who),
-            "why": plain_text(change.why)[:200],
-            "utc": moment(change.at),
-        }
-        for change in shown
-    ]
-    is_long = bool(shown) and max(change.at for change in shown) - min(change.at for change in shown) > timedelta(
-        days=3
-    )
-    kinds = [kind for kind in KINDS if any(change.kind is kind for change in shown)]
-    names = [kind.value for kind in kinds]
-    chart = (
-        alt.Chart(charts.frame(rows))
-        .mark_point(filled=True, size=110, opacity=0.9)
-        .encode(
-            x=alt.X("at:T", title="time (your clock)", axis=charts.DAYS if is_long else charts.HOURS),
-            y=alt.Y("endpoint:N", title="endpoint", axis=alt.Axis(labelLimit=140)),
-            yOffset=alt.YOffset("kind:N"),
-            color=alt.Color(
-                "kind:N",
-                title="kind",
-                legend=charts.BELOW,
-                scale=alt.Scale(domain=names, range=[SHAPES[kind][2] for kind in kinds]),
-            ),
-            shape=alt.Shape(
-                "kind:N",
-                title="kind",
-                legend=charts.BELOW,
-                scale=alt.Scale(domain=names, range=[SHAPES[kind][1] for kind in kinds]),
-            ),
-            tooltip=[
-                alt.Tooltip("utc:N", title="when"),
-                alt.Tooltip("where:N", title="where"),
-                alt.Tooltip("what:N", title="what"),
-                alt.Tooltip("who:N", title="who"),
-                alt.Tooltip("why:N", title="why"),
-            ],
-        )
-    )
-    endpoints = len({change.endpoint for change in shown})
+    chart = page_charts.changes_by_endpoint(shown, formats.in_zone)
     charts.show(
         chart,
         "Changes by endpoint (each mark one change)",
         key="timeline",
-        alt_text=f"Timeline of {len(shown)} changes at {endpoints} endpoints",
         help_text="Changes by the gate, an operator or the rollout; hover for author and reason.",
-        height=max(210, min(46 * endpoints + 110, 520)),
+        height=max(210, min(46 * len(chart.y.names) + 110, 520)),
     )
 
 
@@ -161,9 +105,9 @@ def _table(shown: Sequence[Change]) -> None:
             [
                 {
                     "When": formats.in_zone(change.at),
-                    "Kind": f"{SHAPES[change.kind][0]} {change.kind}",
+                    "Kind": f"{KIND_MARKS[change.kind][0]} {change.kind}",
                     "What": plain_text(change.what),
-                    "Where": _where(change),
+                    "Where": where_changed(change),
                     "Config": DASH if change.config_name is None else plain_text(change.config_name),
                     "Who": plain_text(change.who),
                     "Why": plain_text(change.why),
@@ -183,11 +127,6 @@ def _table(shown: Sequence[Change]) -> None:
             "Why": st.column_config.TextColumn(width="large"),
         },
     )
-
-
-def _where(change: Change) -> str:
-    load = "" if change.concurrency is None else f" at load {change.concurrency}"
-    return plain_text(f"{change.endpoint}: {slice_title(change.slice_key)}{load}")
 
 
 def _evidence(change: Change) -> str | None:

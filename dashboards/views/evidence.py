@@ -27,7 +27,6 @@ from ..parts import (
     why_section,
 )
 from ..parts.board_table import PARITY_WORD, speedup_range
-from ..parts.vega import specification
 
 WINDOWS = {"7 days": timedelta(days=7), "28 days": timedelta(days=28), "all": None}
 DEFAULT_WINDOW = "7 days"
@@ -200,10 +199,9 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
             chart = _path(drawn[name])
             with column:
                 charts.show(
-                    specification(chart),
+                    chart,
                     f"{title_of_test(name)}, with bounds",
                     key=f"path-{name}",
-                    alt_text=chart.said,
                     help_text=formats.definition("bounds"),
                 )
     looks = plural(max(len(path.points) for path in paths.values()), "look")
@@ -278,10 +276,9 @@ def _forest(board: Board, row: BoardRow) -> None:
         )
         with column:
             charts.show(
-                specification(chart),
+                chart,
                 title,
                 key=f"forest-{figure}",
-                alt_text=chart.said,
                 help_text=formats.definition("bounds"),
                 height=height,
             )

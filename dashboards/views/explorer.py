@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal
 
-import altair as alt
 import streamlit as st
 
-from shadowspec.reports.pages import explorer
-from shadowspec.reports.pages.explorer import FEW_RUNS, FIGURES, MAX_LABELLED, ExplorerGrid, GridCell, LabelledTally
-from shadowspec.text import figure as plain_figure
-from shadowspec.text import number, percent, plain_text, plural, times
+from shadowspec.reports.pages import explorer, page_charts
+from shadowspec.reports.pages.explorer import (
+    FEW_RUNS,
+    FIGURES,
+    MAX_LABELLED,
+    ExplorerGrid,
+    LabelledTally,
+    dimension_title,
+)
+from shadowspec.text import plain_text, plural
 
 from ..parts import charts, formats, queries, run_table, states
 
 WINDOWS: Mapping[str, int | None] = {"7 days": 7, "30 days": 30, "90 days": 90, "all": None}
 VIEWS = ("heat map", "curves")
-SEQUENTIAL: Literal["viridis"] = "viridis"  # even in lightness: read by the colour-blind and in grey
-LABEL_CHARACTER_PX = 7  # of an axis, about
-MAX_SLANTED = 16  # labels that find room beside each other on a phone
-DIVERGING = ("#D55E00", "#F7F7F7", "#0072B2")  # about 1: slower and faster than the baseline
 
 
 def page() -> None:
@@ -104,7 +104,7 @@ def _controls(known: list[str], labels: list[str]) -> tuple[str, str, str, str] 
     y_default = has_slices[1] if len(has_slices) > 1 else explorer.DEPTH
 
     def named(name: str) -> str:
-        return f"{_title(name)} (newest runs)" if name in labels else _title(name)
+        return f"{dimension_title(name)} (newest runs)" if name in labels else dimension_title(name)
 
     x = columns[1].selectbox("Across", every, every.index(x_default), format_func=named, key="x", bind="query-params")
     y = columns[2].selectbox("Down", every, every.index(y_default), format_func=named, key="y", bind="query-params")
@@ -119,7 +119,7 @@ def _filter_points(points: list[LabelledTally]) -> list[LabelledTally]:
         columns = st.columns(min(len(names), 4) or 1)
         wanted = {
             name: columns[place % len(columns)].multiselect(
-                _title(name),
+                dimension_title(name),
                 explorer.values_of(points, name),
                 key=f"only_{name}",
                 bind="query-params",
@@ -135,119 +135,18 @@ def _draw(grid: ExplorerGrid, view: str) -> None:
     if not grid.cells:
         states.empty("No request matches", "Clear a filter above.")
         return
-    title = f"{figure.title} by {_title(grid.x)} and {_title(grid.y)}"
-    drawn = charts.frame([_row(grid, cell, figure.kind) for cell in grid.cells])
-    tooltip = [
-        alt.Tooltip("x:N", title=_title(grid.x)),
-        alt.Tooltip("y:N", title=_title(grid.y)),
-        alt.Tooltip("text:N", title=figure.title),
-        alt.Tooltip("num_runs:Q", title="requests (n)", format=","),
-    ]
-    across = alt.X("x:N", sort=list(grid.x_values), title=_title(grid.x), axis=_level_or_slanted(grid.x_values))
-    if view == VIEWS[0]:
-        height = max(56 * len(grid.y_values) + 110, 220)  # beside one row the title of the axis would be cut
-        down = alt.Y("y:N", sort=list(grid.y_values), title=_title(grid.y), axis=alt.Axis(labelLimit=120))
-        base = alt.Chart(drawn).encode(x=across, y=down, tooltip=tooltip)
-        cells = base.mark_rect(cornerRadius=3).encode(
-            color=alt.Color("figure:Q", scale=_scale(grid, figure.kind), title=None, legend=None),
-            opacity=alt.condition(alt.datum.is_few, alt.value(0.7), alt.value(1.0)),
-        )
-        words = base.mark_text(fontSize=14, fontWeight=600, dy=-6).encode(
-            text=alt.Text("text:N"), color=alt.Color("ink:N", scale=None, legend=None)
-        )
-        numbers = base.mark_text(fontSize=10.5, dy=11).encode(
-            text=alt.Text("n:N"), color=alt.Color("ink:N", scale=None, legend=None)
-        )
-        charts.show(
-            charts.layer(cells, words, numbers, independent=("color",)),
-            title,
-            key="grid",
-            alt_text=f"Heat map: {title}",
-            help_text=figure.definition,
-            height=height,
-        )
+    if view == VIEWS[0]:  # beside one row the title of the axis would be cut
+        chart, height = page_charts.heat_map(grid), max(56 * len(grid.y_values) + 110, 220)
     else:
-        colour = alt.Color(
-            "y:N",
-            sort=list(grid.y_values),
-            title=_title(grid.y),
-            legend=charts.BELOW,
-            scale=alt.Scale(range=list(charts.SERIES)),
-        )
-        lines = (
-            alt.Chart(drawn)
-            .mark_line(point=alt.OverlayMarkDef(filled=True, size=60), strokeWidth=2)
-            .encode(
-                x=across,
-                y=alt.Y("figure:Q", title=figure.title, scale=alt.Scale(zero=figure.kind == "count")),
-                color=colour,
-                shape=alt.Shape("y:N", sort=list(grid.y_values), title=_title(grid.y), legend=charts.BELOW),
-                tooltip=tooltip,
-            )
-        )
-        chart: Any = lines
-        if figure.kind == "times":
-            chart = charts.layer(lines, *charts.threshold(1.0, "1\u00d7: as fast as the baseline"))
-        charts.show(chart, title, key="grid", alt_text=f"Curves: {title}", help_text=figure.definition, height=340)
+        chart, height = page_charts.curves(grid), 340
+    charts.show(chart, grid.title, key="grid", help_text=figure.definition, height=height)
     with st.expander("As a table", icon=":material/table_rows:"):
-        st.dataframe(
-            drawn[["x", "y", "text", "num_runs"]],
-            hide_index=True,
-            column_config={"x": _title(grid.x), "y": _title(grid.y), "text": figure.title, "num_runs": "requests (n)"},
-        )
-
-
-def _level_or_slanted(values: Sequence[str]) -> alt.Axis:
-    """Labels slant where the drawing is too narrow for them side by side: a phone would leave every other one out."""
-    needed = LABEL_CHARACTER_PX * len(values) * (max(map(len, values)) + 1)
-    is_narrow = f"width < {needed}"
-    return alt.Axis(
-        labelAngle=alt.ExprRef(f"{is_narrow} ? -40 : 0"),
-        labelAlign=alt.ExprRef(f"{is_narrow} ? 'right' : 'center'"),
-        labelBaseline=alt.ExprRef(f"{is_narrow} ? 'middle' : 'top'"),
-        labelLimit=110,
-        labelOverlap=len(values) > MAX_SLANTED,
-    )
-
-
-def _row(grid: ExplorerGrid, cell: GridCell, kind: str) -> dict[str, Any]:
-    return {
-        "x": plain_text(cell.x),
-        "y": plain_text(cell.y),
-        "figure": cell.figure,
-        "text": _written(cell.figure, kind),
-        "n": f"n {cell.num_runs:,}",
-        "num_runs": cell.num_runs,
-        "is_few": cell.is_few,
-        "ink": _ink(grid, cell.figure, kind),
-    }
-
-
-def _values(grid: ExplorerGrid) -> list[float]:
-    return [cell.figure for cell in grid.cells if cell.figure is not None]
-
-
-def _scale(grid: ExplorerGrid, kind: str) -> alt.Scale:
-    values = _values(grid) or [0.0]
-    if kind == "times":
-        reach = max(*(abs(value - 1.0) for value in values), 0.05)
-        return alt.Scale(domain=[1.0 - reach, 1.0, 1.0 + reach], range=list(DIVERGING))
-    return alt.Scale(
-        domain=[min(values), max(values)] if min(values) < max(values) else [0, max(values)], scheme=SEQUENTIAL
-    )
-
-
-def _ink(grid: ExplorerGrid, value: float | None, kind: str) -> str:
-    """Black on light cells, white on dark ones: whichever of the two has more contrast with the cell's colour."""
-    values = _values(grid)
-    if value is None or not values:
-        return "#808080"
-    if kind == "times":
-        reach = max(*(abs(value - 1.0) for value in values), 0.05)
-        return "#FFFFFF" if (value - 1.0) / reach > 0.85 else "#17202A"  # the slowest is not dark either
-    low, high = min(values), max(values)
-    place = (value - low) / (high - low) if high > low else 1.0
-    return "#17202A" if place > 0.48 else "#FFFFFF"
+        rows = [
+            {"x": plain_text(of.x), "y": plain_text(of.y), "text": figure.text(of.figure), "num_runs": of.num_runs}
+            for of in grid.cells
+        ]
+        titles = {"x": dimension_title(grid.x), "y": dimension_title(grid.y), "text": figure.title}
+        st.dataframe(charts.frame(rows), hide_index=True, column_config={**titles, "num_runs": "requests (n)"})
 
 
 def _say_what_it_is(grid: ExplorerGrid, since: datetime | None, newest: datetime) -> None:
@@ -265,15 +164,3 @@ def _say_what_it_is(grid: ExplorerGrid, since: datetime | None, newest: datetime
         f"{what} Pooled over requests, weighted by the inverse of their sampling rate. Cells with fewer than "
         f"{FEW_RUNS} requests are pale. These figures have no bounds and decide nothing; the evidence page has bounds."
     )
-
-
-def _title(dimension: str) -> str:
-    return plain_text(dimension.replace("_", " "))
-
-
-def _written(value: float | None, kind: str) -> str:
-    if kind == "times":
-        return times(value)
-    if kind == "percent":
-        return percent(value)
-    return plain_figure(value) if kind == "count" else number(value)

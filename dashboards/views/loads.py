@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import altair as alt
 import streamlit as st
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports.content.definitions import acceptance_title, bounds_text, shown_as, total_time_text
+from shadowspec.reports.pages import page_charts
 from shadowspec.reports.pages.load_cells import break_evens, estimate, load_cells
 from shadowspec.text import DASH, plain_text, slice_title, times
 from shadowspec.types import Decision, Verdict
 
 from ..parts import charts, derived_panels, formats, links, queries, source, states, what_if_panel
-from ..parts.what_if_panel import config_title
 
 
 def page() -> None:
@@ -55,61 +54,13 @@ def _policy(endpoint: str) -> GatePolicy:
 
 
 def _by_load(endpoint: str, slice_key: str, cells: Sequence[Decision], policy: GatePolicy) -> None:
-    rows = [
-        {
-            "load": cell.concurrency,
-            "config": config_title(cell),
-            "estimate": test.estimate,
-            "lower": test.lower,
-            "upper": test.upper,
-            "verdict": formats.verdict_text(cell.verdict),
-            "bounds": bounds_text(test),
-            "blocks": test.num_units,
-        }
-        for cell in cells
-        if (test := cell.find_test("speedup")) is not None and test.estimate is not None
-    ]
-    if rows:
-        tooltip = [
-            alt.Tooltip("load:O", title="load"),
-            alt.Tooltip("config:N", title="config"),
-            alt.Tooltip("estimate:Q", title="speedup", format=".2f"),
-            alt.Tooltip("bounds:N", title="bounds"),
-            alt.Tooltip("verdict:N", title="verdict"),
-            alt.Tooltip("blocks:Q", title="blocks", format=","),
-        ]
-        verdicts = [formats.verdict_text(verdict) for verdict in Verdict]
-        base = alt.Chart(charts.frame(rows)).encode(
-            x=alt.X("load:O", title="load (concurrent requests)", axis=alt.Axis(labelAngle=0)),
-            xOffset=alt.XOffset("config:N"),
-            tooltip=tooltip,
-        )
-        speedup = alt.Y("estimate:Q", title="speedup (\u00d7)", scale=alt.Scale(zero=False))
-        bars = base.mark_rule(strokeWidth=3, opacity=0.55).encode(
-            y=alt.Y("lower:Q", title="speedup (\u00d7)", scale=alt.Scale(zero=False)),
-            y2=alt.Y2("upper:Q"),
-            color=alt.Color(
-                "config:N", title="config", legend=charts.BELOW, scale=alt.Scale(range=list(charts.SERIES))
-            ),
-        )
-        points = base.mark_point(filled=True, size=130, opacity=1).encode(
-            y=speedup,
-            color=alt.Color(
-                "config:N", title="config", legend=charts.BELOW, scale=alt.Scale(range=list(charts.SERIES))
-            ),
-            shape=alt.Shape(
-                "verdict:N",
-                title="verdict",
-                legend=alt.Legend(orient="bottom", symbolFillColor=charts.GREY, symbolStrokeColor=charts.GREY),
-                scale=alt.Scale(domain=verdicts, range=[_MARKS[verdict] for verdict in Verdict]),
-            ),
-        )
-        proven = charts.threshold(1.0 + policy.margin, f"must be above {times(1.0 + policy.margin)}")
+    chart = page_charts.speedup_by_load(endpoint, cells, policy.margin)
+    if chart is not None:
+        symbols = ", ".join(map(formats.mark_verdict, Verdict))
         charts.show(
-            charts.layer(bars, points, *proven, *charts.threshold(1.0, "as fast as the baseline", is_below=True)),
-            "Speedup by load (\u00d7), with the gate's bounds",
+            chart,
+            f"Speedup by load (\u00d7), with the gate's bounds; {symbols}",
             key="by-load",
-            alt_text=f"Speedup and its bounds at each measured load of {endpoint}",
             help_text=f"{formats.definition('speedup')} {formats.definition('bounds')}",
             height=360,
         )
@@ -122,9 +73,6 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[Decision], policy: G
         "Only measured loads have figures. Between two of them, break-even is interpolated linearly on logarithmic "
         "axes. Beyond the outermost loads the page gives no break-even."
     )
-
-
-_MARKS: Mapping[Verdict, str] = {Verdict.ENABLE: "circle", Verdict.DISABLE: "square", Verdict.HOLD: "diamond"}
 
 
 def _table(endpoint: str, slice_key: str, cells: Sequence[Decision]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from markupsafe import Markup
@@ -26,3 +27,12 @@ def legend(names: Mapping[str, str], step: int, left: int, radius: float) -> lis
         drawn.append(element("circle", cx=left + step * place, cy=24, r=radius, fill=colour))
         drawn.append(element("text", name, x=left + step * place + 12, y=28))
     return drawn
+
+
+def ticks(low: float, high: float, wanted: int = 5) -> tuple[float, ...]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) within [low, high]."""
+    least = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(least))
+    step = power * next(digit for digit in (1, 2, 5, 10) if digit * power >= least * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return tuple(round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1))

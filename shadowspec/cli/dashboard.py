@@ -122,9 +122,8 @@ def _is_up(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
 
 
 def _require_streamlit() -> None:
-    missing = [name for name in ("streamlit", "altair") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{missing[0]} is not installed: pip install '.[dashboard]' in the checkout")
+    if importlib.util.find_spec("streamlit") is None:
+        raise ConfigError("streamlit is not installed: pip install '.[dashboard]' in the checkout")
 
 
 def _require_access(auth_file: Path | None, host: str, *, without_login: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from shadowspec.reports.content.chart_values import Axis, Point, Shape
+from shadowspec.reports.content.chart_values import Axis, Heat, Point, Shape
 
 SHAPES = {
     Shape.LINE: (Axis("x"), Point(1.0, 2.0)),
@@ -15,4 +15,5 @@ SHAPES = {
     Shape.SPANS: (Axis("x"), Point(None, "row", x2=2.0)),
     Shape.STRIPS: (Axis("x"), Point(0.0, "row", x2=2.0)),
     Shape.DOTS: (Axis("x"), Point(datetime(2026, 1, 1, tzinfo=UTC), 2.0)),
+    Shape.CELLS: (Axis("x", names=("a",)), Point("a", "row", heat=Heat(0.2, ("1.2", "n 3")))),
 }

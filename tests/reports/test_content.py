@@ -10,7 +10,6 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from shadowspec.reports.content.chart_values import Axis, Chart, Form, Limit, Mark, Point, Shape
 from shadowspec.reports.content.content_blocks import (
     Block,
     Cell,
@@ -28,12 +27,10 @@ from shadowspec.reports.content.definitions import DEFINITIONS
 from shadowspec.reports.figures.by_turn import ProductionCache
 from shadowspec.reports.render.html import render_html
 from shadowspec.reports.render.markdown import render_markdown
-from shadowspec.reports.render.svg import chart_svg
 from shadowspec.reports.render.terminal import render_terminal
 from shadowspec.reports.report import Report
 from shadowspec.reports.report.report_content import report_content
 from shadowspec.text import markdown_text
-from tests.builders.content_shapes import SHAPES
 from tests.builders.pages import STATES, Page, evil_report, reports
 
 
@@ -120,20 +117,6 @@ def test_hovering_shows_thresholds_whole_details_and_what_a_measure_is() -> None
     assert strips
     assert all(re.fullmatch(r".+ \[.+\], threshold .+", strip) for strip in strips)
     assert re.search(f'<td [^>]*title="{re.escape(DEFINITIONS["ttft"][1])}"', page)
-
-
-@pytest.mark.parametrize("shape", list(Shape))
-def test_every_shape_is_drawn_with_its_hover_and_limit(shape: Shape) -> None:
-    x, point = SHAPES[shape]
-    point = Point(point.x, point.y, point.x2, point.y2, "hovered <&>")
-    y = Axis("", names=("row",)) if point.y == "row" else Axis("y", Form.SHARE, low=0.0, high=4.0)
-    mark = Mark(shape, (point, point), "speculative", "series")
-    limits = () if y.names else (Limit(1.0, "limit 1"),)
-    drawn = str(chart_svg(Chart("what it shows", x, y, (mark,), limits)))
-    assert 'aria-label="what it shows"' in drawn
-    assert "hovered &lt;&amp;&gt;" in drawn
-    assert ("limit 1" in drawn) is bool(limits)
-    assert "nan" not in drawn
 
 
 def test_a_cell_in_one_line() -> None:

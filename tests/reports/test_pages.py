@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.render.svg import Scale, element, log_ticks, svg, ticks
+from shadowspec.reports.render.svg import Scale, element, svg
 from shadowspec.reports.report import (
     Report,
     build_report,
@@ -210,22 +210,6 @@ def test_a_scale_stays_within_its_pixels_and_rises(low: float, span: float, valu
     assert scale(low) == pytest.approx(10)
     assert scale(low + span) == pytest.approx(200)
     assert scale(value) <= scale(value + span / 3) + 1e-9
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e3))
-def test_ticks_lie_on_the_axis_and_are_few(low: float, span: float) -> None:
-    found = ticks(low, low + span)
-    assert 1 <= len(found) <= 6
-    assert all(low - span / 1e6 <= tick <= low + span + span / 1e6 for tick in found)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.floats(1e-3, 1e4), st.floats(1.05, 1e5))
-def test_log_ticks_lie_on_the_axis(low: float, factor: float) -> None:
-    found = log_ticks(low, low * factor)
-    assert 1 <= len(found) <= 8
-    assert all(low * 0.999 <= tick <= low * factor * 1.001 for tick in found)
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,8 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kernels.benchmarks.drawing import legend, picture_of
-from shadowspec.reports.render.svg import Scale, element, ticks, tooltip
+from kernels.benchmarks.drawing import legend, picture_of, ticks
+from shadowspec.reports.render.svg import Scale, element, tooltip
 
 WIDTH, HEIGHT = 960, 500
 TOP, BOTTOM = 70, 440

@@ -15,11 +15,12 @@ class Shape(StrEnum):
     LINE = "line"
     STEPS = "steps"  # a line that moves along x first
     BAND = "band"  # the area between y and y2
-    BARS = "bars"  # from 0 to y over the names of x; several marks stand beside each other
+    BARS = "bars"  # from 0 to y over the names of x
     BOXES = "boxes"  # from 0 to y between x and x2
-    SPANS = "spans"  # a line from x to x2 on the band y
+    SPANS = "spans"  # a line from x to x2 on the band y, or from y to y2 on the band x
     STRIPS = "strips"  # a bar from x to x2 on the band y
     DOTS = "dots"
+    CELLS = "cells"  # the whole of a band of x and one of y, coloured by `heat`
 
 
 class Form(StrEnum):
@@ -45,25 +46,42 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
+class Heat:
+    """What a cell says: its place on the scale of colours (0 to 1), two lines of words, and whether it is pale."""
+
+    place: float | None
+    words: tuple[str, str]
+    is_pale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
-    """One place of a mark.  None at y or at y2 reaches to the end of the axis; `text` is what hovering shows."""
+    """One place of a mark.  A span or a band without a bound reaches to the end of its axis.
+
+    `text` is what hovering shows.
+    """
 
     x: Place | None
     y: Place | None
-    x2: float | None = None
+    x2: Place | None = None
     y2: float | None = None
     text: str = ""
     tone: str = ""  # of this point, instead of the mark's
+    heat: Heat | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Points of one kind.  `name` is in the legend; `tone` names a colour of the style sheet."""
+    """Points of one kind.  `name` is in the legend; `tone` names a colour; `symbol` is the form of its dots.
+
+    On a band, marks with different names stand beside each other.
+    """
 
     shape: Shape
     points: tuple[Point, ...]
     tone: str
     name: str = ""
+    symbol: str = "circle"  # "circle", "square", "diamond", "cross", "triangle-up", "triangle-down", "triangle-right"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +103,7 @@ class Chart:
     y: Axis
     marks: tuple[Mark, ...]
     limits: tuple[Limit, ...] = ()
-    words: tuple[tuple[str, str, str], ...] = ()  # band of y, word at its end, tone
+    words: tuple[tuple[str, str], ...] = ()  # band of y, word at its end
 
 
 @dataclass(frozen=True, slots=True)

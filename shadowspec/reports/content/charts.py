@@ -46,7 +46,6 @@ class ForestRow:
     name: str  # in full
     test: TestResult
     verdict: str
-    tone: str = ""  # of the verdict
 
 
 def forest(rows: Sequence[ForestRow], axis: tuple[float, float] | None) -> Chart:
@@ -72,7 +71,7 @@ def forest(rows: Sequence[ForestRow], axis: tuple[float, float] | None) -> Chart
         Axis("", names=tuple(row.label for row in rows)),
         (Mark(Shape.SPANS, tuple(spans), "across"), Mark(Shape.DOTS, tuple(dots), "across")),
         tuple(Limit(value, f"threshold {shown(value)}", is_of_x=True) for value in thresholds),
-        tuple((row.label, row.verdict, row.tone) for row in rows),
+        tuple((row.label, row.verdict) for row in rows),
     )
 
 

@@ -17,6 +17,8 @@ from shadowspec.reports.figures.tally import Tally
 from shadowspec.store import GroupSums
 from shadowspec.store.read.run_pages import PREFIX
 from shadowspec.tap.context_buckets import prompt_range
+from shadowspec.text import figure as plain_figure
+from shadowspec.text import number, percent, plain_text, times
 from shadowspec.types import FingerprintedConfig, parse_slice_key
 
 MAX_LABELLED = 5_000  # runs read with their labels: some hundred milliseconds
@@ -36,6 +38,15 @@ class ExplorerFigure:
     definition: str
     form: Callable[[Tally], float | None]
     kind: str  # "times", "percent", "tokens" or "count"
+
+    def text(self, value: float | None) -> str:
+        """A value of it, as a reader sees it."""
+        return _TEXTS[self.kind](value)
+
+
+_TEXTS: Mapping[str, Callable[[float | None], str]] = {
+    "times": times, "percent": percent, "tokens": number, "count": plain_figure,
+}  # fmt: skip
 
 
 FIGURES: Mapping[str, ExplorerFigure] = {
@@ -111,6 +122,16 @@ class ExplorerGrid:
     cells: tuple[GridCell, ...]
     num_runs: int
     newest_runs: int | None = None
+
+    @property
+    def title(self) -> str:
+        """The figure and both dimensions."""
+        return f"{FIGURES[self.figure].title} by {dimension_title(self.x)} and {dimension_title(self.y)}"
+
+
+def dimension_title(dimension: str) -> str:
+    """A dimension as a reader sees it."""
+    return plain_text(dimension.replace("_", " "))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from shadowspec.planning.frontier import Crossing, crossings
+from shadowspec.text import plain_text
 from shadowspec.types import Decision
 
 
@@ -45,6 +46,11 @@ def load_cells(decisions: Iterable[Decision], slice_key: str) -> list[Decision]:
     """
     cells = [decision for decision in decisions if decision.slice_key == slice_key]
     return sorted(cells, key=lambda cell: (*_config(cell), cell.concurrency))
+
+
+def config_title(cell: Decision) -> str:
+    """How a config is called where K matters."""
+    return f"K {cell.config.num_speculative_tokens} \u00b7 {plain_text(cell.config.name)} \u00b7 {cell.fingerprint[:6]}"
 
 
 def estimate(cell: Decision) -> float | None:

@@ -24,7 +24,8 @@ from shadowspec.reports.content.content_blocks import (
     Section,
     Table,
 )
-from shadowspec.reports.render.svg import chart_svg, element, picture_svg
+from shadowspec.reports.render.svg import element, picture_svg
+from shadowspec.reports.render.vega import chart_svg
 
 MARKS: Final = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}  # beside the word, for those who see no colour
 VERDICTS: Final = ("enable", "disable", "hold", "undecided")
@@ -151,9 +152,7 @@ class _Page:
     def _figure(self, figure: Block) -> Markup:
         assert isinstance(figure, Figure)
         note = [Markup(" "), element("small", self._term(figure.note, figure.term))] if figure.note else []
-        names = [(mark.name, mark.tone) for mark in figure.chart.marks if mark.name and not mark.tone.startswith("ser")]
-        keys = [element("small", element("span", "", class_=f"key t-{tone}"), name) for name, tone in names]
-        caption = element("figcaption", figure.title, *note, *keys)
+        caption = element("figcaption", figure.title, *note)
         lines = element("ul", *(element("li", line) for line in figure.lines), class_="small muted")
         return element("figure", caption, chart_svg(figure.chart), *([lines] if figure.lines else []))
 

@@ -163,7 +163,6 @@ def _forest(report: Report) -> Iterator[Section]:
                 f"{h.endpoint}, {slice_title(h.slice_key)}, {h.config_name}, load {h.concurrency}",
                 test,
                 h.verdict.value if h.verdict else "undecided",
-                charts.verdict_tone(h.verdict),
             )
             for place, h in enumerate(report.hypotheses)
             if (test := h.test(name)) is not None and test.estimate is not None

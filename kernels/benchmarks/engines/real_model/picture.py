@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from kernels.benchmarks.drawing import legend, picture_of
-from shadowspec.reports.render.svg import Scale, element, ticks, tooltip
+from kernels.benchmarks.drawing import legend, picture_of, ticks
+from shadowspec.reports.render.svg import Scale, element, tooltip
 
 WIDTH: Final = 960
 TOP, ROW, GAP, FOOT = 76, 18, 26, 50
