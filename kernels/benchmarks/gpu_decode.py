@@ -186,7 +186,7 @@ def arms(ways: list[RunningWay], requests: list[Request], **labels: str) -> list
 
 def race(raced: list[Contestant], rounds: int, device: torch.device) -> None:
     """All in turn in each round; the first round warms up and counts for nothing."""
-    in_turn({contestant.name: partial(contestant.run, device) for contestant in raced}, rounds)
+    in_turn(dict(enumerate(partial(contestant.run, device) for contestant in raced)), rounds)  # names may repeat
     for contestant in raced:
         del contestant.rates[0], contestant.longest[:1]
 
