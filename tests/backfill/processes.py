@@ -13,11 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
+from shadowspec.backfill.cluster import _JudgingActor
 from tests.services import PATIENCE_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 Process: TypeAlias = subprocess.Popen[str]
+
+# What Ray calls an actor that judges, and while it is made ".__init__" after it.
+ACTOR = f"MapWorker(MapBatches({_JudgingActor.__name__}))"
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -48,6 +52,21 @@ def processes_of(folder: Path) -> dict[int, str]:
         if line and f"TMPDIR={folder}".encode() in variables:
             found[int(process.name)] = line.replace(b"\0", b" ").decode(errors="replace").strip()
     return found
+
+
+def wait_for_actors(process: Process, folder: Path) -> list[int]:
+    """The actors that have their models, as soon as the process has any.
+
+    Their work takes milliseconds, so that they may be between two blocks.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until and process.poll() is None:
+        lines = processes_of(folder)
+        if actors := [number for number, line in lines.items() if ACTOR in line and "__init__" not in line]:
+            return actors
+        time.sleep(0.01)
+    process.terminate()
+    raise AssertionError(f"no actor was seen; {processes_of(folder)}\n{process.communicate(timeout=PATIENCE_S)[1]}")
 
 
 def wait_until_ended(folder: Path) -> dict[int, str]:

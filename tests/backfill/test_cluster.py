@@ -17,7 +17,7 @@ import pytest
 from shadowspec.backfill import connection
 from shadowspec.backfill.connection import _discarded_stderr, _watch
 from tests.backfill.deadly_rows import FILES, ROWS, SECRET
-from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_until_ended
+from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_for_actors, wait_until_ended
 from tests.services import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -32,14 +32,8 @@ def judging(folder: Path, name: str, **variables: str) -> AbstractContextManager
 
 
 def raylet_of(folder: Path) -> int:
-    """The process of the local cluster that runs its node, when actors are there."""
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until:
-        lines = processes_of(folder)
-        if any("_Judged" in line for line in lines.values()):
-            return next(process for process, line in lines.items() if "/raylet/raylet " in line)
-        time.sleep(0.05)
-    raise AssertionError(f"no actor was seen; {processes_of(folder)}")
+    """The process of the local cluster that runs its node."""
+    return next(process for process, line in processes_of(folder).items() if "/raylet/raylet " in line)
 
 
 @pytest.mark.all
@@ -59,8 +53,8 @@ def test_a_row_that_ends_its_actors_is_given_up_and_the_others_come_through() ->
 @pytest.mark.all
 def test_a_node_that_is_stuck_is_waited_for() -> None:
     with temporary_folder() as folder, judging(folder, "harmless", **IMPATIENT) as process:
+        actors = wait_for_actors(process, folder)
         raylet = raylet_of(folder)
-        actors = [number for number, line in processes_of(folder).items() if "_Judged" in line]
         assert {psutil.Process(actor).nice() for actor in actors} == {psutil.Process().nice()}, "they yield to nobody"
         os.kill(raylet, signal.SIGSTOP)
         time.sleep(8)
@@ -73,6 +67,7 @@ def test_a_node_that_is_stuck_is_waited_for() -> None:
 @pytest.mark.all
 def test_a_cluster_that_ended_is_told_and_not_waited_for() -> None:
     with temporary_folder() as folder, judging(folder, "harmless") as process:
+        wait_for_actors(process, folder)
         os.kill(raylet_of(folder), signal.SIGKILL)
         out, said = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out) == (3, ""), said

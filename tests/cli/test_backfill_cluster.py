@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from shadowspec.engine.models import load_model
-from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_until_ended
+from tests.backfill.processes import Process, python, temporary_folder, wait_for_actors, wait_until_ended
 from tests.builders.answered_records import NGRAM, answered
 from tests.builders.workspace import Workspace, write_traffic
 from tests.services import PATIENCE_S
@@ -25,7 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 NUM_FILES = 8
 NUM_ANSWERS, REPEATS = 12, 8  # of a file
-ACTOR = "MapWorker(MapBatches(_Judged))"  # what Ray calls one that judges, and while it is made ".__init__" after it
 
 
 @pytest.fixture(autouse=True)
@@ -64,19 +62,6 @@ def started(folder: Path, temporary: Path) -> AbstractContextManager[Process]:
     return python(["-m", "shadowspec", "backfill", "logs", *options], temporary, folder)
 
 
-def kill_one(command: Process, temporary: Path) -> None:
-    """End an actor that has its models; its work takes milliseconds, so that it may be between two blocks."""
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until and command.poll() is None:
-        for process, line in processes_of(temporary).items():
-            if ACTOR in line and "__init__" not in line:
-                os.kill(process, signal.SIGKILL)
-                return
-        time.sleep(0.01)
-    command.terminate()
-    raise AssertionError(f"no actor was seen; {processes_of(temporary)}\n{command.communicate(timeout=PATIENCE_S)[1]}")
-
-
 def rows(database: Path, table: str) -> list[tuple[Any, ...]]:
     with sqlite3.connect(database) as connection:
         return sorted(connection.execute(f"select * from {table}").fetchall(), key=repr)
@@ -88,7 +73,7 @@ def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
 ) -> None:
     workspace.migrate()
     with temporary_folder() as temporary, started(workspace.folder, temporary) as command:
-        kill_one(command, temporary)
+        os.kill(wait_for_actors(command, temporary)[0], signal.SIGKILL)
         out, said = command.communicate(timeout=PATIENCE_S)
         assert command.returncode == 0, said
         assert wait_until_ended(temporary) == {}
