@@ -159,7 +159,10 @@ def test_clusters_enter_in_the_order_of_their_first_event() -> None:
 def test_clusters_that_enter_as_they_close_break_the_level() -> None:
     as_they_close = sabotaged(
         "shadowspec.gate.evidence.clusters",
-        ("(each.first_event, each.key, each.slice_key)", "(each.closes_at, each.key, each.slice_key)"),
+        (
+            "(open_key.first_event, open_key.key, open_key.slice_key)",
+            "(open_key.closes_at, open_key.key, open_key.slice_key)",
+        ),
         ("place = (rest.first_event, rest.key,", "place = (rest.closes_at, rest.key,"),
         ("table.take_waiting(_first_unclosed(table, opened, closed_by))", "table.take_waiting(None)"),
     )

@@ -55,7 +55,7 @@ def test_naive_gates_visibly_fail() -> None:
 
 def grown(log_capital_path: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """A capital path that pays out 5% too much at every unit."""
-    return lambda ratios, *rest: log_capital_path(np.maximum(ratios + 0.05, -1.0), *rest)
+    return lambda ratios, *rest, **named: log_capital_path(np.maximum(ratios + 0.05, -1.0), *rest, **named)
 
 
 def until_broken(world: World) -> WorldResult:
@@ -110,9 +110,15 @@ def baseline_first_or_last(block: Block, num_candidates: int) -> list[int | None
 
 @pytest.mark.all
 def test_candidates_that_are_never_first_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As engines ran them once: the first arm's penalty falls on the baseline, and never on these candidates."""
-    world = WORLDS["three_candidates"]
-    worlds = [replace(world, effects=replace(world.effects, candidate=candidate)) for candidate in range(3)]
+    """As engines ran them once: the first arm's penalty falls on the baseline, and never on these candidates.
+
+    It is 30%: with 15% the means of batches hold the gate back for as long as the world lasts.
+    """
+    world, penalty = WORLDS["three_candidates"], math.log(1.3)
+    worlds = [
+        replace(world, effects=replace(world.effects, candidate=candidate, first_arm_log=penalty))
+        for candidate in range(3)
+    ]
     assert [enabled(each) for each in worlds] == [0, 0, 0]
     monkeypatch.setattr(Block, "arm_order", baseline_first_or_last)
     assert [enabled(each) for each in worlds] == [0, 3, 3]
