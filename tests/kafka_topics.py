@@ -20,8 +20,9 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 from shadowspec.tap.kafka.broker_clients import Client
 from tests.services import PATIENCE_S
 
-# Topics that tests make on a broker that they share: by `create`, and those of the documentation's pages.
-OTHERS = re.compile(r"test-[0-9a-f]{12}|shadow\.(prompts|retry|dead-letters)")
+# Topics that tests make on a broker that they share: by `create`, those of the documentation's pages, and the broker's
+# own list of transactions, in which no message of a client stands.
+OTHERS = re.compile(r"test-[0-9a-f]{12}|shadow\.(prompts|retry|dead-letters)|__transaction_state")
 KCAT_TIMEOUT_S = 30  # it waits for a leader without a word, for as long as there is none
 # What kcat says of a broker that is not ready yet.
 PASSING = (
