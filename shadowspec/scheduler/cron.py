@@ -1,8 +1,8 @@
 """Times at which a job is due, by a cron expression in a time zone.
 
-Five fields as cron has them, or six with the seconds first.  APScheduler reads 0 as Monday, and takes a day of the
-month and a day of the week as both required, where cron means either: days of the week are handed to it by name,
-and both at once are refused.
+Five fields as cron has them, or six with the seconds first.  CronSim finds the times, as Debian's cron does where the
+clock changes; it knows more marks than cron (`#`, `L`), which are refused here, as is a day of the month together with
+a day of the week: cron means either, others mean both.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
 
-from apscheduler.triggers.cron import CronTrigger
+from cronsim import CronSim, CronSimError
 
 from shadowspec.errors import ConfigError
 from shadowspec.scheduler.job_settings import JobSettings
 
-FIELDS = ("second", "minute", "hour", "day", "month", "day_of_week")
-DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 LONGEST_GAP = timedelta(days=366 * 8)  # 29 February to the next across a century
 SHORTEST_REACH = timedelta(minutes=2)
 
-_NUMBER = re.compile(r"(?<![A-Za-z0-9/])\d+")
 _SPECIAL = {"@hourly": "0 * * * *", "@daily": "0 0 * * *", "@weekly": "0 0 * * 0", "@monthly": "0 0 1 * *"}
+_VALUE = r"([0-9]+|[A-Za-z]{3})"
+_PART = rf"(\*(/[0-9]+)?|{_VALUE}(-{_VALUE}(/[0-9]+)?)?)"
+_FIELD = re.compile(f"{_PART}(,{_PART})*")
 
 
 class Cron:
@@ -35,37 +34,43 @@ class Cron:
     """
 
     def __init__(self, expression: str, zone: tzinfo) -> None:
-        fields = _SPECIAL.get(expression.strip(), expression).split()
+        fields = ["*" if field == "?" else field for field in _SPECIAL.get(expression.strip(), expression).split()]
         if len(fields) not in (5, 6):
             raise ConfigError(f"cron {expression!r} must have 5 fields, or 6 with the seconds first")
-        by_name = dict(zip(FIELDS, fields if len(fields) == 6 else ["0", *fields], strict=True))
-        if by_name["day"] not in ("*", "?") and by_name["day_of_week"] not in ("*", "?"):
+        if fields[-3] != "*" and fields[-1] != "*":
             raise ConfigError(
                 f"cron {expression!r} names a day of the month and a day of the week: cron means either, others mean "
                 "both; write two jobs"
             )
-        by_name = {name: "*" if value == "?" else value for name, value in by_name.items()}
+        if unknown := [field for field in fields if not _FIELD.fullmatch(field)]:
+            raise ConfigError(
+                f"cron {expression!r}: {unknown[0]!r} is nothing that cron knows; write *, */STEP, a value, FROM-TO or "
+                "FROM-TO/STEP, and commas between them"
+            )
+        self.expression, self._zone = expression, zone
+        self._fields = " ".join(fields)
+        # As cron does: a time of day is due once in the night whose hour comes twice, and after a gap that hides it.
+        self._names_time = not (fields[-5].startswith("*") or fields[-4].startswith("*"))
         try:
-            by_name["day_of_week"] = _named_days(by_name["day_of_week"])
-            self._trigger: Any = CronTrigger(**by_name, timezone=zone)
-        except ValueError as error:
-            raise ConfigError(f"cron {expression!r} cannot be read: {error}") from error
-        self.expression = expression
-        # As cron does: an expression that names its hours fires once in the night whose hour comes twice.
-        self._comes_twice = by_name["hour"].startswith("*")
-        if self.next_after(datetime.now(UTC)) is None:
+            upcoming = self.next_after(datetime.now(UTC))
+        except CronSimError as error:
+            raise ConfigError(
+                f"cron {expression!r} cannot be read or is never due: {str(error).lower()}; days of the week are 0 to "
+                "7, and a range begins with its smaller end"
+            ) from error
+        if upcoming is None:
             raise ConfigError(f"cron {expression!r} is never due")
 
     def next_after(self, moment: datetime) -> datetime | None:
         """The first time after the moment, UTC; None without one."""
-        moment = moment.astimezone(UTC)  # sums of local times forget which of two equal hours they are in
-        while True:
-            fire_time: datetime | None = self._trigger.get_next_fire_time(None, moment + timedelta(microseconds=1))
-            if fire_time is None:
-                return None
-            if not fire_time.fold or self._comes_twice:
-                return fire_time.astimezone(UTC)
-            moment = fire_time.astimezone(UTC)
+        moment = moment.astimezone(UTC)
+        times = CronSim(self._fields, moment.astimezone(self._zone))
+        if self._names_time and times.fixup_tz is None:  # CronSim does so for five fields in a zone
+            times.fixup_tz, times.dt = self._zone, times.dt.replace(tzinfo=None)
+        for due_at in times:
+            if (due_in_utc := due_at.astimezone(UTC)) > moment:  # else of the first of two equal hours
+                return due_in_utc
+        return None
 
     def last_until(self, moment: datetime) -> datetime:
         """The last time up to and including the moment, UTC."""
@@ -105,22 +110,3 @@ def crons_of(path: Path, jobs: Mapping[str, JobSettings]) -> dict[str, Cron]:
         except ConfigError as error:
             raise ConfigError(f"{path}: schedule.jobs.{name}.cron: {error}") from error
     return crons
-
-
-def _named_days(field: str) -> str:
-    """The days of the week by name; 0 and 7 are Sunday."""
-    if re.fullmatch(r"\*(/\d+)?", field):
-        return field
-    if any(int(number) >= len(DAYS) for number in _NUMBER.findall(field)):
-        raise ValueError("days of the week are 0 to 7")
-    named = _NUMBER.sub(lambda match: DAYS[int(match[0])], field)
-    parts = []
-    for part in named.split(","):
-        days, _, step = part.partition("/")
-        first, _, last = days.lower().partition("-")
-        if first == "sun" and last not in ("", "sun"):  # a week begins on Monday here
-            if step:
-                raise ValueError("days in steps from Sunday on: name each of them")
-            part = f"sun,mon-{last}"
-        parts.append(part)
-    return ",".join(parts)

@@ -40,6 +40,10 @@ def due(expression: str, after: datetime, until: datetime, zone: ZoneInfo = BERL
         ("0,3", "Wed Sun"),
         ("mon-wed", "Mon Tue Wed"),
         ("sun-tue", "Mon Tue Sun"),
+        ("0-7", "Mon Tue Wed Thu Fri Sat Sun"),
+        ("0-4/2", "Tue Thu Sun"),
+        ("*/2", "Tue Thu Sat Sun"),
+        ("*/3", "Wed Sat Sun"),
         ("*", "Mon Tue Wed Thu Fri Sat Sun"),
     ],
 )
@@ -52,8 +56,31 @@ def test_an_hour_that_comes_twice_or_never() -> None:
     october, march = datetime(2026, 10, 24, 12, tzinfo=UTC), datetime(2026, 3, 28, 12, tzinfo=UTC)
     two_days = timedelta(days=2)
     assert due("30 2 * * *", october, october + two_days) == ["Sun 25 02:30", "Mon 26 02:30"]
-    assert due("30 2 * * *", march, march + two_days) == ["Sun 29 03:30", "Mon 30 02:30"]
+    assert due("30 2 * * *", march, march + two_days) == ["Sun 29 03:00", "Mon 30 02:30"]
+    assert due("30 30 2 * * *", october, october + two_days) == ["Sun 25 02:30", "Mon 26 02:30"]  # with seconds
     assert len(due("0 * * * *", october, october + timedelta(days=1))) == 24
+    again = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)  # the second 02:10 of that night
+    assert due("30 2 * * *", again, again + two_days) == ["Mon 26 02:30"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone", "after", "days", "times"),
+    [
+        ("0 0 * * *", "Europe/Berlin", "2026-03-28T12:00", 3, ["Sun 29 00:00", "Mon 30 00:00", "Tue 31 00:00"]),
+        ("0 0 1 * *", "Europe/Berlin", "2026-03-02T00:00", 61, ["Wed 01 00:00", "Fri 01 00:00"]),
+        ("0 0 * * mon", "Europe/Berlin", "2026-03-28T12:00", 9, ["Mon 30 00:00", "Mon 06 00:00"]),
+        ("@daily", "America/New_York", "2027-03-14T12:00", 1, ["Mon 15 00:00"]),
+        ("@daily", "Africa/Cairo", "2026-04-22T12:00", 3, ["Thu 23 00:00", "Fri 24 01:00", "Sat 25 00:00"]),
+        ("15 0 * * *", "America/Havana", "2026-03-07T12:00", 2, ["Sun 08 01:00", "Mon 09 00:15"]),
+        ("15 2 * * *", "Australia/Lord_Howe", "2026-10-03T12:00", 2, ["Sun 04 02:30", "Mon 05 02:15"]),
+    ],
+)
+def test_no_day_is_lost_where_the_clock_changes(
+    expression: str, zone: str, after: str, days: int, times: list[str]
+) -> None:
+    place = ZoneInfo(zone)
+    start = datetime.fromisoformat(after).replace(tzinfo=place).astimezone(UTC)
+    assert due(expression, start, start + timedelta(days=days), place) == times
 
 
 @pytest.mark.parametrize(
@@ -62,8 +89,16 @@ def test_an_hour_that_comes_twice_or_never() -> None:
         ("0 8 * *", "must have 5 fields"),
         ("61 * * * *", "cannot be read"),
         ("0 8 * * 9", "0 to 7"),
-        ("0 8 * * 0-4/2", "name each of them"),
-        ("0 8 * * someday", "cannot be read"),
+        ("0 8 * * fri-mon", "smaller end"),
+        ("*/0 * * * *", "bad minute"),
+        *((f"0 8 * {month} *", "nothing that cron knows") for month in ("feb#", "last+1", "2/2")),
+        *((f"0 8 {day} * *", "nothing that cron knows") for day in ("L", "LW", "1-", "15w")),
+        *(
+            (f"0 8 * * {day}", "nothing that cron knows")
+            for day in ("1#2", "fri#1", "5L", "fri!", "1?", "1-", "1-5;2", "mon-wed-fri", "mon/2", "2/2", "\u0663")
+        ),
+        ("0 8 * * day", "cannot be read"),
+        ("0 8 * * someday", "nothing that cron knows"),
         ("0 8 1 * 1", "write two jobs"),
         ("0 0 31 2 *", "never due"),
     ],
