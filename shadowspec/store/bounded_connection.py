@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import select
 import time
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
-from psycopg.pq import Format, TransactionStatus
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import Format, PGconn, PollingStatus, TransactionStatus
 
 T = TypeVar("T")
 
@@ -35,3 +39,59 @@ class BoundedConnection(psycopg.Connection[Any]):
                 raise
             self.pgconn.finish()  # a late answer would be read as that of the next statement
             raise psycopg.OperationalError(f"the server has not answered for {limit:g} s") from exc
+
+
+_ERROR_STATE = re.compile(rb'\tErrorResponse\t.* C "([0-9A-Z]{5})"')  # of libpq's trace
+_DIAGNOSIS_S = 5.0  # for which a second login may take
+_TRACE_BYTES = 2**20
+
+
+class LoginRefusedError(psycopg.OperationalError):
+    """A server refused a login, with its SQLSTATE."""
+
+    is_login = True
+
+    def __init__(self, message: str, sqlstate: str) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+
+def connect_or_say_why(context: Any, *args: Any, **keywords: Any) -> BoundedConnection:
+    """Connect with psycopg's context for types; the error of a login that the server refused has the server's SQLSTATE.
+
+    libpq keeps only the text of such an error, which is in the server's language.
+
+    Raises:
+        psycopg.OperationalError: there is no server, or it refuses.
+    """
+    try:
+        return BoundedConnection.connect(*args, context=context, **keywords)
+    except psycopg.OperationalError as error:
+        if error.sqlstate is None and (state := _refusal_state(make_conninfo(*args, **keywords))) is not None:
+            raise LoginRefusedError(str(error), state) from error
+        raise
+
+
+def _refusal_state(conninfo: str) -> str | None:
+    """The SQLSTATE with which the server refuses a login, from libpq's trace of another one; None where it does not."""
+    trace = os.memfd_create("login")  # of this process alone: it holds the login
+    try:
+        connection = PGconn.connect_start(conninfo.encode())
+        deadline = time.monotonic() + _DIAGNOSIS_S
+        try:
+            connection.trace(trace)
+            while (left := deadline - time.monotonic()) > 0:
+                status = connection.connect_poll()
+                if status not in (PollingStatus.READING, PollingStatus.WRITING):
+                    break
+                sockets = [connection.socket]
+                select.select(*((sockets, [], []) if status == PollingStatus.READING else ([], sockets, [])), left)
+            connection.untrace()
+        finally:
+            connection.finish()
+        states = _ERROR_STATE.findall(os.pread(trace, _TRACE_BYTES, 0))
+    except (psycopg.Error, OSError):
+        return None
+    finally:
+        os.close(trace)
+    return states[-1].decode() if states else None

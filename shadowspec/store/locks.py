@@ -20,7 +20,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, text
 
 from shadowspec.errors import ServiceUnavailableError, StoreError
-from shadowspec.store.session import translate_errors
+from shadowspec.store.session import POOLER, database_name, translate_errors
 
 POLL_S = 0.02  # an attempt is one system call
 SILENT_LEADER_S = 30  # after which the server takes a leader for dead
@@ -65,6 +65,7 @@ def _postgres_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[
         with translate_errors(engine.url):
             connection = stack.enter_context(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
             connection.detach()  # closing it then ends the session, and with it the lock, after any error too
+            require_session(connection)
             deadline = time.monotonic() + timeout_s
             while not _call(connection, "pg_try_advisory_lock", number):
                 _wait(deadline, endpoint)
@@ -72,6 +73,24 @@ def _postgres_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[
         with translate_errors(engine.url):
             if not _call(connection, "pg_advisory_unlock", number):
                 raise _lost(endpoint)
+
+
+def require_session(connection: Connection) -> None:
+    """Check that the connection has a session of the server to itself: behind a pooler a lock would outlive its holder.
+
+    Raises:
+        ServiceUnavailableError: another connection is served by the same process meanwhile, or this one by two.
+    """
+    with connection.engine.connect() as other:  # in a transaction, so a pooler leaves its process to it
+        process, other_process = _process_of(connection), _process_of(other)
+        if process == other_process or process != _process_of(connection):
+            raise ServiceUnavailableError(
+                f"database {database_name(connection.engine.url)}: {POOLER}", is_retryable=False
+            )
+
+
+def _process_of(connection: Connection) -> int:
+    return int(connection.scalar(text("SELECT pg_backend_pid()")) or 0)
 
 
 def _require_held(connection: Connection, endpoint: str, number: int) -> None:
@@ -162,6 +181,7 @@ class Leadership:
             with ExitStack() as stack:
                 connection = stack.enter_context(self._engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
                 connection.detach()
+                require_session(connection)
                 if not _call(connection, "pg_try_advisory_lock", self._number):
                     return False
                 for name, value in _SILENCE_OPTIONS.items():

@@ -7,9 +7,10 @@ start (BEGIN IMMEDIATE), because a reader that becomes a writer half-way fails a
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -52,12 +53,15 @@ FINAL_SQLSTATES = ("28", "3D")  # login refused, unknown database
 # Conditions that need more than the state: a row that was on its way to the default partition when its month was made
 # (the next attempt goes to the month), and a server that is a standby for now.
 HEALING_WORDS = {"23514": "partition constraint", "0A000": "during recovery"}
-# The login's own errors carry no SQLSTATE in libpq, so they are recognised by the server's English text.
+# What libpq itself objects to before a server answers; libpq speaks English here.
 FINAL_LOGIN = re.compile(
-    r"authentication failed|no password supplied|does not exist|no pg_hba\.conf entry|certificate|unknown ca|"
-    r"support SSL|permission denied|is not permitted to log in|invalid connection option",
+    r"no password supplied|certificate|unknown ca|support SSL|invalid connection option|not available on this server",
     re.IGNORECASE,
 )
+SERVERS_ANSWER = re.compile(r":  \S")  # libpq puts two spaces between a server's severity and its message
+NO_STARTUP_PARAMETERS = "unsupported startup parameter"  # PgBouncer's words
+ENCODING = "UTF8"
+POOLER = "a pooler such as PgBouncer in transaction mode keeps no session: name Postgres itself in database.url"
 
 
 def parse_url(url: str) -> URL:
@@ -66,11 +70,14 @@ def parse_url(url: str) -> URL:
     Raises:
         UsageError: not a URL, another database, or SQLite without a file.
     """
+    url = url.strip()  # a mounted secret may end in a newline
     try:
         parsed = sqlalchemy.make_url(url)
     except (ArgumentError, ValueError) as exc:
         raise UsageError("the database URL cannot be read; expected sqlite:///FILE or postgresql+psycopg://…") from exc
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        if url.count("@") > 1:  # the rest of a password would be read as a host, and shown as one
+            raise UsageError("the database URL has more than one @: write an @ within the password as %40")
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
         raise UsageError(
@@ -82,8 +89,16 @@ def parse_url(url: str) -> URL:
 
 
 def database_name(url: URL) -> str:
-    """The database as messages name it: the file of SQLite, the URL of Postgres without its password."""
-    return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
+    """The database as messages name it: the file of SQLite; host, port and database of Postgres, and nothing else of
+    its URL, whose other parts may hold passwords.
+    """
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    host, port, database = (
+        part or url.query.get(name) for part, name in ((url.host, "host"), (url.port, "port"), (url.database, "dbname"))
+    )
+    place = f"{host or 'localhost'}" + (f":{port}" if port else "")
+    return f"{database} at {place}" if database else f"at {place}"
 
 
 def is_missing_file(url: URL) -> bool:
@@ -99,7 +114,11 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         "json_deserializer": _read_json,
     }
     if url.get_backend_name() == "postgresql":
-        from shadowspec.store.bounded_connection import BINARY, BoundedConnection  # SQLite needs no psycopg
+        from shadowspec.store.bounded_connection import (
+            BINARY,
+            BoundedConnection,
+            connect_or_say_why,
+        )  # SQLite needs none
 
         engine = sqlalchemy.create_engine(
             url,
@@ -118,7 +137,12 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
 
         @event.listens_for(engine, "do_connect")
         def connect(_dialect: object, _record: object, args: list[Any], keywords: dict[str, Any]) -> BoundedConnection:
-            connection = BoundedConnection.connect(*args, **keywords)
+            connection = connect_or_say_why(keywords.pop("context", None), *args, **keywords)
+            try:
+                _require_encoding(url, connection.info.parameter_status("server_encoding"))
+            except StoreError:
+                connection.close()
+                raise
             reset_answer_timeout(connection)
             return connection
 
@@ -138,6 +162,11 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         return engine
     engine = sqlalchemy.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, **arguments)
 
+    @event.listens_for(engine, "do_connect")
+    def create_privately(_dialect: object, _record: object, _args: object, _keywords: object) -> None:
+        with suppress(OSError):  # it exists, or SQLite says what is wrong; its other files get the mode of this one
+            os.close(os.open(str(url.database), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
     @event.listens_for(engine, "connect")
     def prepare(dbapi_connection: Any, _record: object) -> None:
         dbapi_connection.isolation_level = None  # the driver begins no transaction: `begin` below does
@@ -153,6 +182,18 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")
 
     return engine
+
+
+def _require_encoding(url: URL, encoding: str | None) -> None:
+    """
+    Raises:
+        StoreError: the database cannot hold all text.
+    """
+    if encoding is not None and encoding != ENCODING:
+        raise StoreError(
+            f"database {database_name(url)} has the encoding {encoding}, and {ENCODING} is needed: create another with "
+            f"CREATE DATABASE name TEMPLATE template0 ENCODING '{ENCODING}', and name it in database.url"
+        )
 
 
 def _read_json(text: str | bytes) -> Any:
@@ -275,20 +316,23 @@ def _unavailability(url: URL, exc: StatementError) -> ServiceUnavailableError | 
         return None
     name, said = database_name(url), _first_line(exc)
     sqlstate = getattr(exc.orig, "sqlstate", None)
-    is_connection_error = isinstance(exc, OperationalError | InterfaceError) and sqlstate is None
-    if is_connection_error or (isinstance(exc, DBAPIError) and exc.connection_invalidated and sqlstate is None):
-        return ServiceUnavailableError(
-            f"database {name} cannot be reached: {said}; start it, or correct database.url",
-            is_retryable=FINAL_LOGIN.search(str(exc.orig)) is None,
-        )
     if sqlstate is None:
-        return None
-    if sqlstate.startswith(FINAL_SQLSTATES):
+        is_connection_error = isinstance(exc, OperationalError | InterfaceError)
+        if not is_connection_error and not (isinstance(exc, DBAPIError) and exc.connection_invalidated):
+            return None
+        # A login that a server refused without a state that could be read is not repeated for ever.
+        is_final = FINAL_LOGIN.search(said) is not None or SERVERS_ANSWER.search(said) is not None
+        return ServiceUnavailableError(
+            f"database {name} cannot be reached: {said}; start it, or correct database.url", is_retryable=not is_final
+        )
+    if NO_STARTUP_PARAMETERS in said:
+        return ServiceUnavailableError(f"database {name}: {said}; {POOLER}", is_retryable=False)
+    if sqlstate.startswith(HEALING_SQLSTATES) or HEALING_WORDS.get(sqlstate, "\0") in str(exc.orig):
+        return ServiceUnavailableError(f"database {name} cannot serve now ({sqlstate}): {said}; try again later")
+    if sqlstate.startswith(FINAL_SQLSTATES) or getattr(exc.orig, "is_login", False):
         return ServiceUnavailableError(
             f"database {name} cannot be reached: {said}; correct database.url", is_retryable=False
         )
-    if sqlstate.startswith(HEALING_SQLSTATES) or HEALING_WORDS.get(sqlstate, "\0") in str(exc.orig):
-        return ServiceUnavailableError(f"database {name} cannot serve now ({sqlstate}): {said}; try again later")
     return None
 
 

@@ -120,7 +120,7 @@ CONFIGURATIONS: dict[tuple[str, str], tuple[int, str, str]] = {
     ("sqlite:///shadow.db", "sqlite:///new.db"): (2, "has no schema yet", "run `shadowspec db upgrade`"),
     ("sqlite:///shadow.db", "sqlite:///other.db"): (2, "file is not a database", "correct database.url"),
     ("sqlite:///shadow.db", "postgresql+psycopg://u:pw@127.0.0.1:1/x"): (
-        5, "u:***@127.0.0.1:1/x cannot be reached", "start it, or correct database.url"
+        5, "database x at 127.0.0.1:1 cannot be reached", "start it, or correct database.url"
     ),
 }  # fmt: skip
 
