@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowspec.app.progress_bar import notes
-from shadowspec.app.try_out.model_folders import download_remedy
 from shadowspec.app.try_out.sample import read_sample
 from shadowspec.app.try_out.survey import NO_ENDPOINT, refusals, survey_endpoints
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.errors import ConfigError, ModelError, NoDataError
+from shadowspec.model_folder import download_remedy, require_settings, require_weights
 from shadowspec.quality.contracts import require_sql
 from shadowspec.quality.custom_scores import Scorer, load_scorer
 from shadowspec.servers.measure_servers import OutputAuditor, ServerEngine, connect
@@ -89,12 +89,17 @@ def any_tokenizers(rules: Sequence[EndpointRule]) -> Mapping[str, Tokenizer]:
     return {rule.name: _AnyTokenizer() for rule in rules}
 
 
-def require_inputs(config: Config, files: Sequence[str], endpoint: str | None = None) -> None:
+def require_inputs(
+    config: Config, files: Sequence[str], endpoint: str | None = None, *, needs_weights: bool = True
+) -> None:
     """Check files of records (- is standard input), then the model folders of an endpoint (None: of all).
+
+    Args:
+        needs_weights: of models that this process measures; otherwise folders without any will do.
 
     Raises:
         ConfigError: no endpoint is configured, or none of this name; or files are given and there is no secret.
-        InputError: a file or a model folder is missing or unreadable.
+        InputError: a file or a model folder is missing, unreadable or damaged.
         NoDataError: a file is empty.
     """
     require_endpoints(config)
@@ -108,8 +113,12 @@ def require_inputs(config: Config, files: Sequence[str], endpoint: str | None = 
             drafts = {f"candidates.{candidate.name}.draft": candidate.draft for candidate in settings.candidates}
             folders |= {key: draft for key, draft in drafts.items() if draft is not None}
         for key, folder in folders.items():
-            if not (Path(folder) / "config.json").is_file():
-                raise ModelError(f"{config.path}: endpoints.{name}.{key}: {_missing_model(Path(folder))}")
+            where, path = f"{config.path}: endpoints.{name}.{key}", Path(folder)
+            if not (path / "config.json").is_file():
+                raise ModelError(f"{where}: {_missing_model(path)}")
+            require_settings(f"{where}: {folder}", path)
+            if settings.loads_models and (needs_weights or any(path.glob("*.safetensors"))):
+                require_weights(f"{where}: {folder}", path)
 
 
 def _missing_model(folder: Path) -> str:

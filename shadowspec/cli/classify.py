@@ -62,7 +62,7 @@ def classify(
     if bool(files) == (listen is not None):
         raise UsageError("give FILES, or --listen HOST:PORT, and not both")
     config = load_config(find_config(config_path))
-    require_inputs(config, files or ())
+    require_inputs(config, files or (), needs_weights=False)
     if listen is not None:
         _serve(config, listen, max_body_bytes)
         return

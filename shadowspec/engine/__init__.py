@@ -2,7 +2,7 @@
 
 In: blocks of prompts, models and candidates.
 Out: runs with counts, timings, parity and memory.
-Imports: quality, metrics, types, errors, shadowspec_kernels.
+Imports: quality, metrics, model_folder, types, errors, shadowspec_kernels.
 
 The first name that is used loads torch and transformers; `device` and `ordinary` load less.
 """

@@ -17,6 +17,7 @@ from shadowspec.engine.models import (
     LoadedModel,
     check_pair,
     load_model,
+    sharing_rows,
     sharing_tokens,
 )
 from shadowspec.engine.proposers import Proposer
@@ -107,7 +108,8 @@ class Models:
         self._loaded: dict[str, LoadedModel] = {}
         self._self_drafts: dict[str, LoadedModel] = {}  # targets as their own drafts
         self._heads: dict[tuple[str, str, str], LoadedHeads] = {}  # by folder, kind and target
-        self._sharing: dict[tuple[str, str], LoadedModel] = {}  # drafts of another vocabulary, by folder and target
+        # Drafts of another vocabulary, by folder, target and proposer.
+        self._sharing: dict[tuple[str, str, str], LoadedModel] = {}
 
     def load(self, path: str) -> LoadedModel:
         """The model of a folder, loaded at its first use.
@@ -157,16 +159,19 @@ class Models:
         """The draft model of a config for a target that need not be loaded; None where it drafts without one.
 
         Raises:
-            ModelError: it cannot be loaded, or has no token in common with the target where that is asked for.
+            ModelError: it cannot be loaded, or has no token in common with the target, or another tokenizer where that
+                is not asked for.
         """
         if config.draft is None or config.proposer in KINDS:
             return None
         draft = self.load(config.draft)
-        if config.proposer != HETEROGENEOUS:
+        is_heterogeneous = config.proposer == HETEROGENEOUS
+        if not is_heterogeneous and draft.tokenizer.vocabulary_size == target.vocabulary_size:
             return draft
-        key = (config.draft, target_path)
+        share = sharing_tokens if is_heterogeneous else sharing_rows
+        key = (config.draft, target_path, config.proposer)
         if key not in self._sharing:
-            self._sharing[key] = self._record_passes(sharing_tokens(draft, target, target_path))
+            self._sharing[key] = self._record_passes(share(draft, target, target_path))
         return self._sharing[key]
 
     def draft(self, config: SpeculationConfig, target: LoadedModel) -> LoadedModel | LoadedHeads | None:
@@ -243,8 +248,10 @@ def fingerprint_candidate(
     config = replace(config, backend=_backend(target))
     details = {
         "target_weights": target.weights_digest,
+        "target_config": target.config_digest,
         "target_tokenizer": target.tokenizer_digest,
         "draft_weights": draft.weights_digest if draft is not None else "",
+        "draft_config": draft.config_digest if draft is not None else "",
         "target_forward": target.forward_name,
         "draft_forward": draft.forward_name if draft is not None else "",
     }

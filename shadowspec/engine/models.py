@@ -7,8 +7,8 @@ measurements use agrees with transformers' plain one on a probe (checked on the 
 
 from __future__ import annotations
 
-import hashlib
 import inspect
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,23 +19,16 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from shadowspec.engine.llama import DirectLlama, round_weights, why_not_compiled, why_not_direct
 from shadowspec.engine.ordinary import USUAL_SIZE_RATIOS
 from shadowspec.engine.runner import Runner
-from shadowspec.engine.shared_vocabulary import shared_vocabulary, translate_model
+from shadowspec.engine.shared_vocabulary import SharedVocabulary, padded_vocabulary, shared_vocabulary, translate_model
 from shadowspec.engine.static_passes import StaticPasses
-from shadowspec.engine.tokenizer import (
-    LOADING_ERRORS,
-    FolderTokenizer,
-    check_tokenizers,
-    load_config,
-    load_tokenizer,
-    unloadable,
-)
+from shadowspec.engine.tokenizer import FolderTokenizer, check_tokenizers, load_config, load_tokenizer, unloadable
 from shadowspec.errors import ModelError
+from shadowspec.model_folder import AGAIN, config_digest, require_weights, tokenizer_digest, weights_digest
 
 if TYPE_CHECKING:
     from shadowspec_kernels.dispatch import Kernels
 
-SAMPLED_CHUNKS = 64  # pieces read of each weight file for its digest: enough to distinguish fine-tunes
-CHUNK_BYTES = 65_536
+SHOWN_TENSORS = 3  # names in the message about a folder's weights
 PROBE_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.5}  # logits; rounding only
 PROBE_SHAPE = (2, 12)  # rows, tokens
 
@@ -49,6 +42,7 @@ class LoadedModel:
     tokenizer: FolderTokenizer
     end_token_ids: frozenset[int]
     weights_digest: str
+    config_digest: str
     tokenizer_digest: str
     num_shared_tokens: int | None = None  # of a draft of another vocabulary than its target's, which drafts only these
     passes: StaticPasses | None = None  # its recorded passes; None: every step launches its operations
@@ -97,13 +91,17 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedMod
         dtype: of weights and arithmetic.  On a CPU compiled code computes in float32 over bfloat16 or int8 weights.
 
     Raises:
-        ModelError: the folder is missing or unreadable, or the model is of a kind that cannot be measured, or cannot
-            be run with weights in int8.
+        ModelError: the folder is missing or damaged, its weights are not those that its config names, or the model is
+            of a kind that cannot be measured, or cannot be run with weights in int8.
     """
-    refuse_unmeasurable(load_config(path), path)
+    config = load_config(path)
+    refuse_unmeasurable(config, path)
+    require_weights(f"model folder {path}", Path(path))
     tokenizer = load_tokenizer(path)
     is_widened = device.type == "cpu" and dtype in (torch.bfloat16, torch.int8)
-    model = load_weights(path, torch.float32 if is_widened else dtype)
+    model = load_weights(
+        path, torch.float32 if is_widened else dtype, is_tied=getattr(config, "tie_word_embeddings", False)
+    )
     model = model.to(device).eval()
     if is_widened and (reason := why_not_direct(model) or why_not_compiled(model, dtype)) is not None:
         if dtype == torch.int8:
@@ -121,43 +119,86 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedMod
         tokenizer=tokenizer,
         end_token_ids=end_token_ids,
         weights_digest=weights_digest(Path(path)),
-        tokenizer_digest=tokenizer.digest(),
+        config_digest=config_digest(Path(path)),
+        tokenizer_digest=tokenizer_digest(Path(path)),
     )
 
 
-def load_weights(path: str, dtype: torch.dtype, config: Any = None) -> Any:
+def load_weights(path: str, dtype: torch.dtype, *, is_tied: bool) -> Any:
     """A folder's model as transformers has it, only from safetensors; none of the folder's code is run.
 
     Args:
-        config: transformers' config of a model with fewer layers than the folder's, whose other weights stay unread;
-            None: the folder's.
+        is_tied: the config says that the output layer is the embedding.
 
     Raises:
-        ModelError: the weights cannot be read.
+        ModelError: the weights cannot be read, or are not those of the model that the config names.
     """
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             path,
-            config=config,
             dtype=dtype,
             attn_implementation="sdpa",
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # for the report: without it the error has no names
         )
-    except LOADING_ERRORS as error:
+    except Exception as error:  # a foreign file may make transformers raise anything
         raise unloadable(path, error) from error
+    _require_whole(path, report)
+    output = model.get_output_embeddings()
+    # transformers keeps an output layer that differs; servers leave it out, as the config says.
+    if is_tied and output is not None and not torch.equal(output.weight, model.get_input_embeddings().weight):
+        raise ModelError(
+            f"model folder {path}: config.json ties the output layer to the embedding (tie_word_embeddings), and the "
+            f"weights hold another one; {AGAIN}, or correct config.json"
+        )
+    return model
+
+
+def _require_whole(path: str, report: Mapping[str, Any]) -> None:
+    """Refuse weights of another model than the config's: transformers fills gaps with random numbers.
+
+    Its report leaves out what is no tensor of a model: tied weights, and names that its class lists as ignorable.
+
+    Args:
+        report: transformers' `output_loading_info`.
+
+    Raises:
+        ModelError: a tensor is missing, left over or of another shape; the message names it.
+    """
+    mismatched = {f"{name} as {list(held)} and not {list(wanted)}" for name, held, wanted in report["mismatched_keys"]}
+    kinds = {"lack": report["missing_keys"], "have left over": report["unexpected_keys"], "have": mismatched}
+    wrong = [f"{kind} {_some(names)}" for kind, names in kinds.items() if names]
+    if wrong or report["error_msgs"]:
+        what = "; ".join(wrong) or str(report["error_msgs"][0]).strip().split("\n")[0]
+        raise ModelError(
+            f"model folder {path}: its weights are not those of its config.json: they {what}; {AGAIN}, or correct "
+            "config.json"
+        )
+
+
+def _some(names: Collection[str]) -> str:
+    shown = ", ".join(sorted(names)[:SHOWN_TENSORS])
+    return shown if len(names) <= SHOWN_TENSORS else f"{shown}, ... ({len(names)} in all)"
 
 
 def refuse_unmeasurable(config: Any, path: str) -> None:
     """Refuse architectures whose attention is not ordinary, each with its reason.
 
     Raises:
-        ModelError: encoder-decoder, sliding-window, linear or hybrid attention, or soft-capped logits.
+        ModelError: vision-language, encoder-decoder, sliding-window, linear or hybrid attention, or soft-capped logits.
     """
     kind = getattr(config, "model_type", "this model")
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{path}: {kind} is an encoder-decoder; the engine runs decoder-only models")
+    if parts := set(getattr(config, "sub_configs", ())) - {"text_config"}:
+        inputs = "vision-language" if "vision_config" in parts else "multimodal"
+        raise ModelError(
+            f"{path}: {kind} is a {inputs} model, and the engine in this process runs text models; "
+            'measure it through servers (engine = "openai"), or give a folder with its text model'
+        )
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
         other = ", ".join(sorted(layer_types - {"full_attention"}))
@@ -187,6 +228,8 @@ def runnable(model: Any, path: str, weights_dtype: torch.dtype = torch.float32) 
     if is_direct and weights_dtype != model.dtype:
         round_weights(model, weights_dtype)
     plain = model(input_ids=tokens, use_cache=False).logits.float()
+    if not bool(plain.isfinite().all()):
+        raise ModelError(f"{path}: its logits are not finite: its weights are damaged, or overflow in {model.dtype}")
     form = DirectLlama(model, weights_dtype) if is_direct else model
     probe_cached_forward(form, tokens, plain, path)
     return form
@@ -228,11 +271,12 @@ def load_end_token_ids(path: str, tokenizer: FolderTokenizer) -> frozenset[int]:
     Raises:
         ModelError: its config cannot be read.
     """
+    config = load_config(path)
     try:
         generation = GenerationConfig.from_pretrained(path, local_files_only=True)
-    except LOADING_ERRORS:
+    except OSError:
         generation = None  # a folder need not have one
-    return _end_token_ids(generation, load_config(path), tokenizer.raw)
+    return _end_token_ids(generation, config.get_text_config(), tokenizer.raw)
 
 
 def _end_token_ids(*sources: Any) -> frozenset[int]:
@@ -247,23 +291,6 @@ def _end_token_ids(*sources: Any) -> frozenset[int]:
     return frozenset(ids)
 
 
-def weights_digest(folder: Path) -> str:
-    """sha256 over each safetensors file's size and evenly spaced pieces of its content; hex.
-
-    Reading hundreds of gigabytes at each start would not distinguish two revisions better: a fine-tune changes nearly
-    every piece.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
-        with path.open("rb") as file:
-            for piece in range(SAMPLED_CHUNKS):
-                file.seek(piece * max(0, size - CHUNK_BYTES) // max(1, SAMPLED_CHUNKS - 1))
-                digest.update(file.read(CHUNK_BYTES))
-    return digest.hexdigest()
-
-
 def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
     """Whether `draft` can draft for `target`; warnings about allowed but unwise pairs.
 
@@ -271,8 +298,14 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
         ModelError: as `check_tokenizers`, unless the draft drafts only shared tokens.
     """
     warnings = []
+    rows = target.tokenizer.vocabulary_size, draft.tokenizer.vocabulary_size
     if draft.num_shared_tokens is None:
         check_tokenizers(target.path, target.tokenizer, draft.path, draft.tokenizer)
+    elif draft.tokenizer.raw.get_vocab() == target.tokenizer.raw.get_vocab():
+        warnings.append(
+            f"draft {draft.path} has its target's tokenizer and another padding of its vocabulary ({rows[1]} and "
+            f"{rows[0]} rows): it drafts no token past {min(rows) - 1}. Some serving engines refuse such a pair"
+        )
     else:
         warnings.append(
             f"draft {draft.path} has {draft.num_shared_tokens} of the {target.tokenizer.vocabulary_size} tokens of its "
@@ -315,7 +348,20 @@ def sharing_tokens(draft: LoadedModel, target: FolderTokenizer, target_path: str
     Raises:
         ModelError: as `shared_vocabulary`.
     """
-    shared = shared_vocabulary(target, target_path, draft.tokenizer, draft.path, draft.model.device)
+    return _sharing(draft, shared_vocabulary(target, target_path, draft.tokenizer, draft.path, draft.model.device))
+
+
+def sharing_rows(draft: LoadedModel, target: FolderTokenizer, target_path: str) -> LoadedModel:
+    """A draft of its target's tokenizer whose vocabulary is padded to another size, drafting the ids that both have.
+
+    Raises:
+        ModelError: as `check_tokenizers`.
+    """
+    check_tokenizers(target_path, target, draft.path, draft.tokenizer)
+    return _sharing(draft, padded_vocabulary(target, draft.tokenizer, draft.model.device))
+
+
+def _sharing(draft: LoadedModel, shared: SharedVocabulary) -> LoadedModel:
     return replace(draft, model=translate_model(draft.model, shared), num_shared_tokens=shared.num_shared)
 
 

@@ -1,5 +1,7 @@
 """A draft model of another vocabulary than its target's, drafting the tokens that both have.
 
+Of one tokenizer, vocabularies may be padded to different sizes: then both have the ids below the smaller size.
+
 Token-level intersection (TLI; Timor et al. 2502.05202): the draft's distribution is restricted to the shared tokens,
 renormalised, and mapped to the target's ids.  The draft reads a token of the text that it does not have as its unknown
 token (without one: as its end of text), as vLLM's `use_heterogeneous_vocab` does, so that text and draft keep the same
@@ -146,6 +148,19 @@ def shared_vocabulary(
     return SharedVocabulary(
         target.vocabulary_size, target_ids.to(device), draft_ids.contiguous().to(device), reading.to(device)
     )
+
+
+def padded_vocabulary(target: FolderTokenizer, draft: FolderTokenizer, device: torch.device) -> SharedVocabulary:
+    """The ids that a draft of its target's tokenizer shares with it: those of which both models have a row.
+
+    The draft reads an id past its rows, which only the target's padding can emit, as its unknown token.
+    """
+    num_shared = min(target.vocabulary_size, draft.vocabulary_size)
+    ids = torch.arange(num_shared, device=device)
+    unknown = _unknown(draft) or 0
+    reading = torch.full((target.vocabulary_size,), unknown if unknown < num_shared else 0, device=device)
+    reading[:num_shared] = ids
+    return SharedVocabulary(target.vocabulary_size, ids, ids, reading)
 
 
 Meaning = tuple[str, bytes | str]

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, TokenizersBackend
+from transformers import __version__ as transformers_version
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from shadowspec.errors import ModelError, RecordError
+from shadowspec.model_folder import AGAIN, require_settings
 from shadowspec.types import FunnelCounter
 
-# Exceptions of transformers for a folder that is missing, truncated, of an unknown kind or inconsistent.
+DEFAULT_ROPE = "default"  # which transformers has no function of
 PROBED_CHARACTERS = 16  # of a token of context; four is usual
-
-LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
+_NAME = re.compile(r"'[\w.-]+'")  # the whole text of an error about a name that is not in a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,72 +97,84 @@ class FolderTokenizer:
         """The same with its special tokens, by which some models mark tool calls."""
         return str(self.raw.decode(list(token_ids), skip_special_tokens=False))
 
-    def digest(self) -> str:
-        """sha256 of vocabulary, special tokens and chat template; hex."""
-        content = {
-            "vocabulary": sorted(self.raw.get_vocab().items()),
-            "special": sorted(str(token) for token in self.raw.all_special_tokens),
-            "template": self.raw.chat_template if isinstance(self.raw.chat_template, str) else None,
-        }
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
 
 def load_config(path: str) -> Any:
     """The transformers config of a model folder.
 
     Raises:
-        ModelError: the folder is missing or its config cannot be read.
+        ModelError: the folder is missing, or states what cannot be read or run.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise ModelError(f"model folder {path} does not exist (models are read from local folders)")
+    require_settings(f"model folder {path}", folder)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except LOADING_ERRORS as error:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a foreign file may make transformers raise anything
         raise unloadable(path, error) from error
+    for kind in _rope_types(config.get_text_config()):
+        if kind != DEFAULT_ROPE and kind not in ROPE_INIT_FUNCTIONS:
+            known = ", ".join(sorted((DEFAULT_ROPE, *ROPE_INIT_FUNCTIONS)))
+            raise ModelError(
+                f"model folder {path}: config.json: transformers {transformers_version} does not know the rope type "
+                f"{kind!r}; correct it to one that it knows ({known}), or install a version that knows it"
+            )
+    return config
+
+
+def _rope_types(config: Any) -> Iterator[str]:
+    """The kinds of rotary positions that a config names: one, or one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for settings in (parameters, *parameters.values()):
+        if isinstance(settings, Mapping) and (kind := settings.get("rope_type") or settings.get("type")) is not None:
+            yield str(kind)
 
 
 def load_tokenizer(path: str) -> FolderTokenizer:
-    """The tokenizer of a model folder, without its weights.
+    """The tokenizer of a model folder, without its weights; that of a vision-language model reads text alone.
 
     Raises:
         ModelError: the folder is missing, its config or tokenizer cannot be read, or it states no context length.
     """
-    config = load_config(path)
+    config = load_config(path).get_text_config()
     if not getattr(config, "max_position_embeddings", None):
         raise ModelError(f"{path}: {config.model_type} states no context length (max_position_embeddings)")
     try:
         raw = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except LOADING_ERRORS as error:
+    except Exception as error:  # likewise
         raise unloadable(path, error) from error
     return FolderTokenizer(raw, int(config.max_position_embeddings), int(config.vocab_size))
 
 
 def unloadable(path: str, error: Exception) -> ModelError:
     """The one line to show for a folder that transformers cannot load."""
-    first_line = str(error).strip().split("\n")[0][:300]
-    return ModelError(f"model folder {path} cannot be loaded: {first_line}")
+    what = " ".join(str(error).split())[:300]  # one line
+    if isinstance(error, KeyError) and _NAME.fullmatch(what):
+        what = f"it does not know {what}, which a file of the folder names"
+    elif isinstance(error, (LookupError, TypeError, AttributeError, ArithmeticError)) or not what:
+        what = f"{type(error).__name__}: {what}"  # the text speaks of transformers' code
+    return ModelError(
+        f"model folder {path} cannot be loaded by transformers {transformers_version}: {what}; check that the "
+        f"folder is complete, or {AGAIN}"
+    )
 
 
 def check_tokenizers(target_path: str, target: FolderTokenizer, draft_path: str, draft: FolderTokenizer) -> None:
-    """Whether a draft uses its target's tokens.
+    """Whether a draft uses its target's tokens; rows that only pad a model's vocabulary may differ in number.
 
     Raises:
         ModelError: vocabularies or special tokens differ.
     """
     where = f"draft {draft_path} cannot draft for target {target_path}"
-    sizes = target.vocabulary_size, draft.vocabulary_size
-    if sizes[0] != sizes[1]:
-        raise ModelError(f"{where}: vocabulary sizes differ ({sizes[1]} against {sizes[0]})")
+    remedy = "give a draft with the target's tokenizer, or take the proposer heterogeneous_draft_model, which drafts "
+    remedy += "the tokens that both have"
     target_vocabulary, draft_vocabulary = target.raw.get_vocab(), draft.raw.get_vocab()
     if target_vocabulary != draft_vocabulary:
-        changed = sum(1 for token, index in target_vocabulary.items() if draft_vocabulary.get(token) != index)
-        raise ModelError(
-            f"{where}: the tokenizers differ ({changed} tokens have another id or are missing); the proposer "
-            "heterogeneous_draft_model drafts the tokens that both have"
-        )
+        tokens = target_vocabulary.keys() | draft_vocabulary.keys()
+        changed = sum(1 for token in tokens if draft_vocabulary.get(token) != target_vocabulary.get(token))
+        raise ModelError(f"{where}: the tokenizers differ ({changed} tokens have another id or are missing); {remedy}")
     if set(target.raw.all_special_ids) != set(draft.raw.all_special_ids):
-        raise ModelError(f"{where}: the tokenizers' special tokens differ")
+        raise ModelError(f"{where}: the tokenizers' special tokens differ; {remedy}")
 
 
 def check_contexts(target_path: str, target: FolderTokenizer, draft_path: str, draft: FolderTokenizer) -> None:

@@ -2,5 +2,5 @@
 
 In: blocks of prompts and two server addresses.
 Out: runs with the servers' counts and timings.
-Imports: quality, metrics, types, errors.
+Imports: quality, metrics, model_folder, types, errors.
 """

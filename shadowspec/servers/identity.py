@@ -6,8 +6,10 @@ The fingerprint of figures that servers gave is made of it: everything known of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from shadowspec.model_folder import tokenizer_digest
 from shadowspec.servers.client import ServerClient, open_client, run_async, trust
 from shadowspec.servers.engines import ServerIdentity, configured_name, engine_of
 from shadowspec.servers.engines.engine import document_of
@@ -83,12 +85,14 @@ def fingerprint_server_config(
     """The config with everything known of the servers that its figures depend on; their address is no part of it.
 
     A server's weights have no known digest: their source replaces it, and the draft's name in the configuration for the
-    draft's.  `max_turns` are those of a conversation, where conversations are measured.
+    draft's.  Prompts are rendered by the tokenizer of the target's folder.  `max_turns` are those of a conversation,
+    where conversations are measured.
     """
     identity, other = identities[Arm.BASELINE], identities[Arm.SPECULATIVE]
     details = {
         "served_model": settings.model,
         "target_root": other.root,
+        "target_tokenizer": tokenizer_digest(Path(config.target)),
         "baseline_root": identity.root,
         "draft": config.draft or "",
         "baseline_engine": identity.name,

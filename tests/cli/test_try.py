@@ -368,7 +368,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Result], code: in
             ("no safetensors file", "download the weights"),
         ),
         ("", {"model__safetensors.index.json": '{"weight_map": {"a": "b"}}'}, ("lacks b (1 of 1", "download it")),
-        ("", {"model__safetensors.index.json": "{}"}, ("index.json cannot be read", "download it again")),
+        ("", {"model__safetensors.index.json": "{}"}, ("index.json names no files", "download it again")),
         ("", {"tokenizer__json": "{"}, ("cannot be loaded", "download it again")),
         ("", {"config__json": '{"model_type": "unheard-of"}'}, ("cannot be loaded", "download it again")),
         ("", {"config__json": "{"}, ("config.json is not JSON", "download it again")),
@@ -416,7 +416,9 @@ def test_drafts_that_cannot_draft(
     refused(monkeypatch, lambda: attempt(draft=tiny_pair[0]), 2, "is the target", "give a smaller model")
     other = letter_tokenizer(20)
     save_model(tmp_path / "other", tiny_llama(1, vocabulary=20), other)
-    refused(monkeypatch, lambda: attempt(draft=tmp_path / "other"), 2, "vocabulary sizes differ", "leave it out")
+    refused(
+        monkeypatch, lambda: attempt(draft=tmp_path / "other"), 2, "the tokenizers differ", "heterogeneous_draft_model"
+    )
 
 
 @pytest.mark.parametrize(

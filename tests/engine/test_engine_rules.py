@@ -74,7 +74,7 @@ def looped(target: Any, wanted: list[Request], proposer: Proposer, rule: VerifyR
 
 
 def loaded(name: str, model: Any) -> LoadedModel:
-    return LoadedModel(name, model, None, ENDS, "", "")  # type: ignore[arg-type]  # no tokenizer is needed
+    return LoadedModel(name, model, None, ENDS, "", "", "")  # type: ignore[arg-type]  # no tokenizer is needed
 
 
 def candidate_of(config: SpeculationConfig, draft: Any) -> Candidate:

@@ -45,8 +45,8 @@ from tests.builders.changing_configs import changing, with_fingerprint
 from tests.gate.feeding import Feed
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 
-# Digests that version 0.1.0 took.  They are no record of what this code does: databases hold them, and an endpoint
-# whose digest changed would lose its current ENABLE.  A case is never edited; new options add none.
+# Digests of version 0.1.0.  From its release on databases hold them, and an endpoint whose digest changed would lose
+# its current ENABLE: then a case is never edited.  New options add none.
 STORED = json.loads((Path(__file__).parents[1] / "data" / "fingerprints" / "version_0_1_0.json").read_text("utf-8"))
 LATER_OPTIONS = {"speculative_config", *ENGINE_OPTIONS}  # that version 0.1.0 did not have
 SOURCES = {source.name: source for source in (Vllm.counts_source, Sglang.counts_source, COUNTERS)}
@@ -100,6 +100,7 @@ def loaded(model: object, name: str, options: Mapping[str, Any]) -> LoadedModel:
         tokenizer=cast("Any", None),
         end_token_ids=frozenset({0}),
         weights_digest=f"{name}-weights",
+        config_digest=f"{name}-config",
         tokenizer_digest=f"{name}-tokenizer",
         num_shared_tokens=options.get("num_shared_tokens"),
         passes=cast("Any", SimpleNamespace(name=options["passes"])) if options.get("passes") else None,
@@ -108,7 +109,7 @@ def loaded(model: object, name: str, options: Mapping[str, Any]) -> LoadedModel:
 
 
 def heads(kind: str) -> LoadedHeads:
-    return LoadedHeads("models/heads", kind, cast("Any", None), "heads-weights")
+    return LoadedHeads("models/heads", kind, cast("Any", None), "heads-weights", "heads-config")
 
 
 def name_of(case: Mapping[str, Any]) -> str:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shadowspec.app.try_out.configuration import CONFIG, DATABASE, SECRET, TrialInputs, config_text, write_secret
-from shadowspec.app.try_out.model_folders import require_model_folder
 from shadowspec.app.try_out.sample import Sample, read_sample, served_models
 from shadowspec.app.try_out.survey import Slicing, Survey, survey_sample
 from shadowspec.config import Config, load_config
-from shadowspec.errors import InputError, ModelError, UsageError
+from shadowspec.errors import InputError, UsageError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.required_tests import min_clusters
 from shadowspec.gate.verdict.trial_levels import first_level
+from shadowspec.model_folder import require_model_folder
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.types import SamplingRegime
 
@@ -113,9 +112,9 @@ def infer_inputs(
         InputError: a file or folder cannot be read or used.
         NoDataError: the traffic holds no record.
     """
-    require_model_folder("--target", target)
+    require_model_folder(f"--target {target}", target)
     if draft is not None:
-        require_model_folder("--draft", draft)
+        require_model_folder(f"--draft {draft}", draft)
         if draft.resolve() == target.resolve():
             raise UsageError(f"--draft {draft}: is the target; give a smaller model, or leave it out")
     sample = read_sample(traffic)
@@ -179,17 +178,13 @@ def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
     from shadowspec.engine.tokenizer import load_config as load_model_config
 
     def tokenizer_of(path: Path) -> FolderTokenizer:
-        with _remedy("check that the folder is complete, or download it again"):
-            config = load_model_config(str(path))
-        refuse_unmeasurable(config, str(path))
-        with _remedy("check that the folder is complete, or download it again"):
-            return load_tokenizer(str(path))
+        refuse_unmeasurable(load_model_config(str(path)), str(path))
+        return load_tokenizer(str(path))
 
     tokenizer = tokenizer_of(inputs.target)
     if inputs.draft is not None:
         drafting = tokenizer_of(inputs.draft)
-        with _remedy("give a draft with the target's tokenizer, or leave it out"):
-            check_tokenizers(str(inputs.target), tokenizer, str(inputs.draft), drafting)
+        check_tokenizers(str(inputs.target), tokenizer, str(inputs.draft), drafting)
     rule = EndpointRule(
         name=inputs.endpoint,
         served_models=inputs.served_models,
@@ -198,12 +193,3 @@ def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
         **GatePolicy().rule_parts(),
     )
     return survey_sample(sample, rule, tokenizer, os.urandom(32))
-
-
-@contextmanager
-def _remedy(remedy: str) -> Iterator[None]:
-    """What a user can do about a model that is refused within."""
-    try:
-        yield
-    except ModelError as error:
-        raise ModelError(f"{error}; {remedy}") from error

@@ -2,7 +2,7 @@
 
 In: a folder of weights.
 Out: modules that propose tokens.
-Imports: errors.
+Imports: model_folder, errors.
 """
 
 from __future__ import annotations

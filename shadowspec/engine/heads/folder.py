@@ -6,8 +6,6 @@ missing, of another shape or unknown, are refused with the name of the file and 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +16,7 @@ from safetensors.torch import load_file
 
 from shadowspec.engine.heads import DraftVocabulary
 from shadowspec.errors import ModelError
+from shadowspec.model_folder import read_object, require_weights
 
 CONFIG_NAME: Final = "config.json"
 SPECULATORS_FIELD: Final = "speculators_model_type"
@@ -129,24 +128,16 @@ def read_heads(path: str, device: torch.device, dtype: torch.dtype) -> HeadFolde
     Raises:
         ModelError: they cannot be read.
     """
-    config_path = Path(path) / CONFIG_NAME
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{config_path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ModelError(f"{config_path}: is not JSON") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{config_path}: is not a JSON object")
-    files = sorted(Path(path).glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"{path}: holds no safetensors file; weights in other formats are not read")
+    name = f"folder of heads {path}"
+    if (config := read_object(name, Path(path) / CONFIG_NAME)) is None:
+        raise ModelError(f"{name}: has no {CONFIG_NAME}; give a folder with it and with *.safetensors")
+    require_weights(name, Path(path))
     weights: dict[str, torch.Tensor] = {}
-    for file in files:
+    for file in sorted(Path(path).glob("*.safetensors")):
         try:
             weights |= load_file(file)
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file}: cannot be read as safetensors") from error
+            raise ModelError(f"{file}: cannot be read as safetensors ({error}); download it again") from error
     return HeadFolder(path, config, weights, device, dtype)
 
 
@@ -167,8 +158,3 @@ def heads_kind(folder: HeadFolder) -> str:
     if model_type not in ("medusa", "mlp_speculator"):
         raise folder.wrong("model_type", f"{model_type!r} is not a supported kind of draft heads; supported: {known}")
     return str(model_type)
-
-
-def config_digest(path: str) -> str:
-    """sha256 of the config, hex: the same weights under other fields draft otherwise."""
-    return hashlib.sha256((Path(path) / CONFIG_NAME).read_bytes()).hexdigest()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from shadowspec.engine.heads import StagedHeads
 from shadowspec.engine.heads.eagle3 import Eagle3Draft, eagle3_draft
-from shadowspec.engine.heads.folder import config_digest, heads_kind, read_heads
+from shadowspec.engine.heads.folder import heads_kind, read_heads
 from shadowspec.engine.heads.medusa import medusa_heads
 from shadowspec.engine.heads.mlp_speculator import mlp_speculator
-from shadowspec.engine.models import LoadedModel, input_embedding, weights_digest
+from shadowspec.engine.models import LoadedModel, input_embedding
 from shadowspec.errors import ModelError
+from shadowspec.model_folder import config_digest, weights_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class LoadedHeads:
     path: str
     kind: str  # of `folder.KINDS`
     heads: StagedHeads | Eagle3Draft
-    weights_digest: str  # of the weights and the config
+    weights_digest: str
+    config_digest: str
 
     @property
     def forward_name(self) -> str:
@@ -69,5 +70,4 @@ def load_heads(path: str, kind: str, target: LoadedModel) -> LoadedHeads:
         heads = medusa_heads(folder, int(config.hidden_size), int(config.vocab_size))
     else:
         heads = mlp_speculator(folder, int(config.hidden_size), int(config.vocab_size))
-    digest = hashlib.sha256(f"{weights_digest(Path(path))}:{config_digest(path)}".encode()).hexdigest()
-    return LoadedHeads(path, kind, heads, digest)
+    return LoadedHeads(path, kind, heads, weights_digest(Path(path)), config_digest(Path(path)))

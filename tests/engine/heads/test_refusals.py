@@ -116,16 +116,16 @@ def test_folders_that_cannot_be_read(target: LoadedModel, tmp_path: Path) -> Non
             load_heads(str(tmp_path), "medusa", target)
         return str(caught.value)
 
-    assert "config.json: cannot be read" in message()
+    assert "has no config.json" in message()
     (tmp_path / "config.json").write_text("{")
     assert "is not JSON" in message()
     (tmp_path / "config.json").write_text("[]")
-    assert "is not a JSON object" in message()
+    assert "config.json holds no object" in message()
     (tmp_path / "config.json").write_text('{"model_type": "medusa"}')
     (tmp_path / "medusa_lm_head.pt").write_bytes(b"")
-    assert "holds no safetensors file" in message()
+    assert "has no weights in *.safetensors but pickled weights; save the model as safetensors" in message()
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
-    assert "cannot be read as safetensors" in message()
+    assert "model.safetensors is no safetensors file, or cut short; download the weights again" in message()
 
 
 def test_the_proposer_must_be_what_the_folder_holds(target: LoadedModel, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def bundled_prompts() -> list[tuple[int, ...]]:
 def test_a_refused_response_is_not_remembered(target: Any) -> None:
     """Only what may be the target's feeds the drafts of those after it."""
     config = SpeculationConfig("s", "t", None, "suffix", 4, VerifyRule.GREEDY_DRAFT)
-    loaded = LoadedModel("t", target, None, ENDS, "", "")  # type: ignore[arg-type]  # no tokenizer is needed
+    loaded = LoadedModel("t", target, None, ENDS, "", "", "")  # type: ignore[arg-type]  # no tokenizer is needed
 
     def counts_of_the_last(first: tuple[int, ...]) -> Any:
         asked = Request((2, 3, 4), SAMPLINGS["greedy"], 0)
