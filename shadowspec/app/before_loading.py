@@ -6,6 +6,7 @@ here too: servers need neither, and a tokenizer needs nothing of the engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.sample import read_sample
 from shadowspec.app.try_out.survey import NO_ENDPOINT, refusals, survey_endpoints
-from shadowspec.config import Config, EndpointConfig, load_hash_secret
+from shadowspec.config import Config, EndpointConfig, load_hash_secret, served_sampling
 from shadowspec.errors import ConfigError, ModelError, NoDataError
 from shadowspec.model_folder import download_remedy, require_settings, require_weights
 from shadowspec.quality.contracts import require_sql
@@ -26,12 +27,13 @@ from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.reading import Tokenizer
 from shadowspec.tap.sources import is_rereadable, require_file
-from shadowspec.types import Contract, FingerprintedConfig
+from shadowspec.types import Contract, FingerprintedConfig, sampling_defaults
 
 if TYPE_CHECKING:
     from shadowspec.engine.tokenizer import FolderTokenizer
 
 ANY_LENGTH: Final = 2**31
+log = logging.getLogger(__name__)
 
 
 def require_endpoints(config: Config) -> None:
@@ -95,7 +97,7 @@ def require_inputs(
     """Check files of records (- is standard input), then the model folders of an endpoint (None: of all).
 
     Args:
-        needs_weights: of models that this process measures; otherwise folders without any will do.
+        needs_weights: of models that this process may load; otherwise folders without any will do.
 
     Raises:
         ConfigError: no endpoint is configured, or none of this name; or files are given and there is no secret.
@@ -204,7 +206,7 @@ def connect_servers(
         from shadowspec.engine.tokenizer import load_tokenizer
 
         scorer = replace(scorer, decode=load_tokenizer(endpoint.target).decode_marked)
-    return connect(
+    engine = connect(
         endpoint.servers,
         endpoint.candidates[0],
         config.engine,
@@ -213,6 +215,30 @@ def connect_servers(
         max_turns=endpoint.rule.max_turns,
         scorer=scorer,
         new_auditor=new_auditor,
+    )
+    if (doubt := sampling_doubt(endpoint, engine.configs[0].engine)) is not None:
+        log.warning("endpoints.%s: %s", endpoint.rule.name, doubt)
+    return engine
+
+
+def sampling_doubt(endpoint: EndpointConfig, engine: str) -> str | None:
+    """What to set where the servers' engine has sampling defaults that an endpoint without `serving_engine` lacks.
+
+    Args:
+        engine: as the servers report it.
+    """
+    configured = endpoint.sampling
+    if configured.engine is not None:
+        return None
+    reported = served_sampling(
+        Path(endpoint.target), engine, applies=configured.applies, configured=configured.defaults
+    )
+    defaults = sampling_defaults(reported.defaults)
+    if defaults == sampling_defaults(configured.defaults):
+        return None
+    return (
+        f"the servers' engine ({engine}) samples requests that set nothing with {defaults}, and the endpoint does not: "
+        "set serving_engine, or default_sampling as production has it"
     )
 
 

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from shadowspec.app.before_loading import load_scorers, load_tokenizers, name_loads, require_inputs
+from shadowspec.app.before_loading import (
+    load_scorers,
+    load_tokenizers,
+    name_loads,
+    require_inputs,
+    sampling_doubt,
+    with_endpoint_context,
+)
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.sample import read_sample
 from shadowspec.app.try_out.survey import Survey, refusals, remedy_for, survey_endpoints
@@ -19,6 +26,7 @@ from shadowspec.engine.ordinary import are_settled
 from shadowspec.errors import ConfigError, NoDataError, ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.evidence.guardrails import SCORES
 from shadowspec.live.scrape import failures, scrape_all
+from shadowspec.model_folder import stated_sampling
 from shadowspec.quality.custom_scores import score_name
 from shadowspec.scheduler.cron import crons_of
 from shadowspec.scheduler.job_settings import ReceiverSettings
@@ -86,6 +94,7 @@ def examine(config_path: Path | None, traffic: str | None = None) -> list[CheckR
             *((f"receiver {receiver.name}", _receiver(receiver)) for receiver in config.schedule.receivers.values()),
             ("scores", _scores),
             ("serving engine", _serving_engines),
+            ("sampling", _sampling),
             ("audits", _audits),
             ("device", _device),
             ("models", _models),
@@ -209,6 +218,16 @@ def _serving_engines(config: Config) -> str:
     return "; ".join(engines) or "no endpoint yet"
 
 
+def _sampling(config: Config) -> str:
+    """How each endpoint's production samples requests that set nothing."""
+    for name, endpoint in config.endpoints.items():
+        with with_endpoint_context(config, name):
+            stated_sampling(endpoint.target, Path(endpoint.target))  # raises where the file is damaged
+    return "; ".join(f"{name}: {endpoint.sampling.text}" for name, endpoint in config.endpoints.items()) or (
+        "no endpoint yet"
+    )
+
+
 def _audits(config: Config) -> str:
     """The endpoints whose outputs are replayed after measuring, and the others."""
     share = config.engine.audit_share
@@ -320,6 +339,8 @@ def _servers(name: str) -> Callable[[Config], str]:
             f"speculative tokens on {speculative.identity.name}; acceptance from {source.meaning}"
         )
         slots = slot_remarks(max(load.concurrency for load in endpoint.rule.loads), baseline, speculative)
-        return "; ".join([served, *remarks(baseline, speculative, endpoint.candidates[0]), *slots])
+        doubt = sampling_doubt(endpoint, speculative.identity.name)
+        more = [*remarks(baseline, speculative, endpoint.candidates[0]), *slots, *([] if doubt is None else [doubt])]
+        return "; ".join([served, *more])
 
     return check

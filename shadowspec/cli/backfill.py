@@ -126,7 +126,8 @@ def backfill(
         raise UsageError("--max-requests needs --loop: a replay reads whole blocks")
     wanted = parse_depths(depths or DEFAULT_DEPTHS)
     config = load_config(find_config(config_path))
-    require_inputs(config, [file for file in files if "://" not in file and not Path(file).is_dir()], endpoint)
+    local = [file for file in files if "://" not in file and not Path(file).is_dir()]
+    require_inputs(config, local, endpoint, needs_weights=is_loop)
     try:
         from shadowspec.app.backfill_judge import chosen_parallel
         from shadowspec.app.backfill_loop import loop_files, require_measurable

@@ -14,7 +14,7 @@ from shadowspec.app.try_out.preparation import infer_inputs, survey_inputs
 from shadowspec.cli.console import write_file
 from shadowspec.cli.options import ServedNamesOption
 from shadowspec.cli.serving_engine import choose_serving_engine, verdicts_for
-from shadowspec.config import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
+from shadowspec.config import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template, served_sampling
 from shadowspec.config.file import DEFAULT_CONFIG_NAME
 from shadowspec.errors import UsageError
 from shadowspec.servers.engines import ENGINES
@@ -85,6 +85,7 @@ def init(
             ", ".join(map(str, (*written, secret, database))),
             f"endpoint {inputs.endpoint}: model {', '.join(inputs.served_models)}"
             + (f"; other models in the file, left out: {', '.join(others)} (--model NAME)" if others else ""),
+            f"sampling: {served_sampling(inputs.target, engine, configured={}).text}",
             f"next: shadowspec doctor --config {path} --traffic {traffic}",
         ]
         store.upgrade(f"sqlite:///{database.as_posix()}")

@@ -111,7 +111,7 @@ def replay(
     wanted = parse_depths(depths or DEFAULT_DEPTHS)
     require_folder_of(out)
     config = load_config(find_config(config_path))
-    require_inputs(config, files, endpoint)
+    require_inputs(config, files, endpoint, needs_weights=False)  # a lookup is replayed without
     from shadowspec.app.replay_records import replay_files
     from shadowspec.app.replayers import Asked, replay_writer
     from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT

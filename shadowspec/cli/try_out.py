@@ -147,6 +147,7 @@ def _print_plan(trial: PreparedTrial) -> None:
         f"candidates: {candidates}; load: {plural(inputs.concurrency, 'request')} at once (--load); "
         f"slices by: {slices}",
         f"serving engine: {verdicts_for(inputs.serving_engine)}",
+        f"sampling: {trial.config.endpoints[inputs.endpoint].sampling.text}",
         f"timed: about {plural(round(trial.num_timed), 'request')}, at most one of each session; {reach}",
         f"trial policy: verdicts speak of this recording only ({trial.config_path})",
     ]

@@ -2,7 +2,7 @@
 
 In: a TOML file and environment variables.
 Out: frozen settings, or an error that names file, key and remedy.
-Imports: scheduler, rollout, gate, servers, tap, quality, text, types, errors.
+Imports: scheduler, rollout, gate, servers, tap, quality, text, model_folder, types, errors.
 """
 
 from shadowspec.config.dashboard_settings import DashboardSettings
@@ -18,6 +18,7 @@ from shadowspec.config.file import (
     load_config,
     load_hash_secret,
 )
+from shadowspec.config.served_sampling import ServedSampling, served_sampling
 from shadowspec.config.template import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
 
 __all__ = [
@@ -30,10 +31,12 @@ __all__ = [
     "Config",
     "DashboardSettings",
     "EndpointConfig",
+    "ServedSampling",
     "config_template",
     "filled_template",
     "find_config",
     "load_config",
     "load_hash_secret",
     "policy_template",
+    "served_sampling",
 ]

@@ -28,12 +28,13 @@ from shadowspec.config.policy_file import (
     read_toml,
 )
 from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection
+from shadowspec.config.served_sampling import ServedSampling, served_sampling
 from shadowspec.config.template import suggest_key
-from shadowspec.errors import ConfigError
+from shadowspec.errors import ConfigError, ModelError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.job_settings import RECEIVERS, LiveSettings, ScheduleSettings
-from shadowspec.servers.engines import with_engine_rules
+from shadowspec.servers.engines import known_engine, with_engine_rules
 from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.asked_output import ToolCallFormat
@@ -41,7 +42,7 @@ from shadowspec.tap.endpoints import EndpointRule, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.text import suggestion
-from shadowspec.types import OUTPUT_CONSTRAINT, Contract, OutputContract, SpeculationConfig, VerifyRule
+from shadowspec.types import OUTPUT_CONSTRAINT, UNSEEDED, Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.served_methods import settings_text
 from shadowspec.types.settings import EngineSettings, WorkerSettings, nest_table
 
@@ -65,6 +66,7 @@ class EndpointConfig:
     scores: tuple[str, ...] = ()  # scorers of both outputs: "json_valid", "package.module:function"
     servers: ServerSettings | None = None  # through which it is measured; None: by the engine in this process
     live: LiveSettings | None = None  # None: production is not read
+    sampling: ServedSampling = field(default_factory=ServedSampling)  # from which the rule has its defaults
 
     @property
     def loads_models(self) -> bool:
@@ -249,6 +251,8 @@ def _policy_tables(path: Path, sections: FileSection) -> PolicyTables:
 
 def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPolicy) -> EndpointConfig:
     policy = replace(endpoint_policy.gate, serving_engine=section.serving_engine)
+    sampling, engine = _served_sampling(section), known_engine(section.serving_engine)
+    limits = [limit for limit in (section.max_new_tokens, sampling.max_new_tokens) if limit is not None]
     # Without a match rule an endpoint takes the records that name it.
     rule = EndpointRule(
         name=name,
@@ -260,8 +264,9 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         loads=section.loads,
         requests_per_slot=section.requests_per_slot,
         max_age=None if section.max_age_s is None else timedelta(seconds=section.max_age_s),
-        max_new_tokens=section.max_new_tokens,
-        default_sampling=section.default_sampling.model_dump(exclude_none=True),
+        max_new_tokens=min(limits, default=None),
+        default_sampling=sampling.defaults,
+        unseeded=UNSEEDED if engine is None else engine.unseeded,
         contracts={
             name: OutputContract(Contract(kind), dialect=section.sql_dialect)
             for name, kind in section.contracts.items()
@@ -292,7 +297,18 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         scores=section.scores,
         servers=section.servers,
         live=None if section.live is None else _with_guard(section.live, policy),
+        sampling=sampling,
     )
+
+
+def _served_sampling(section: EndpointSection) -> ServedSampling:
+    """How production samples; a damaged folder is left to what measures with it, because others need no models."""
+    target, applies = Path(section.target), section.applies_generation_config
+    configured = section.default_sampling.model_dump(exclude_none=True)
+    try:
+        return served_sampling(target, section.serving_engine, applies=applies, configured=configured)
+    except ModelError:
+        return ServedSampling(configured, engine=section.serving_engine, applies=applies)
 
 
 def _tool_call_format(servers: ServerSettings | None) -> ToolCallFormat | None:

@@ -178,6 +178,7 @@ class EndpointSection(ConfigSection):
     requests_per_slot: Annotated[int, Field(ge=1, le=64)] = _RULE["requests_per_slot"]
     max_age_s: Seconds | None = None
     max_new_tokens: Positive | None = None
+    applies_generation_config: bool | None = None
     default_sampling: DefaultSamplingSection = DefaultSamplingSection()
     scores: tuple[Annotated[str, Field(pattern=_SCORE)], ...] = ()
     contract: str | dict[str, str] = {}

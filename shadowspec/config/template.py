@@ -186,10 +186,12 @@ serving_engine = @
 # contract = "sql"      # required form of outputs: "json", "tool_call", "sql"; by prompt class:
 #                       # { structured = "sql" }; default: the form that the request asks for (docs/failures.md)
 # sql_dialect = "postgres"   # sqlglot's name of the dialect; default: any
+# applies_generation_config = false  # whether production takes sampling defaults from the target's
+#                       # generation_config.json; default: as serving_engine does
 # max_new_tokens = 256  # limit of the generated tokens per request; default: the request's max_tokens
 
-# Sampling parameters of the server for requests that do not set them; part of the fingerprint.  ShadowSpec reads no
-# generation_config.json: copy production's values.
+# Sampling parameters of the server for requests that do not set them; part of the fingerprint.  They replace those of
+# the target's generation_config.json and of the serving engine.
 # [endpoints.chat.default_sampling]
 # temperature = 0.7     # as in a request; default: 1
 # top_p = 0.8           # as in a request; default: 1

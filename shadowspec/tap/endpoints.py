@@ -12,7 +12,7 @@ from pydantic import Field
 
 from shadowspec.errors import ConfigError
 from shadowspec.tap.asked_output import ToolCallFormat
-from shadowspec.types import OutputContract
+from shadowspec.types import UNSEEDED, OutputContract
 from shadowspec.types.settings import Positive, Text
 
 DEFAULT_SLICE_BY = ("prompt_class", "sampling_regime")
@@ -50,11 +50,12 @@ class EndpointRule:
     `forget_unit_after` is how long a session must have been idle to count from its first request again: as long as a
     cluster may be open and then closed, so that it is a new one by then.  `labels` are the metadata keys that become
     slice labels.  `default_sampling` has the server's defaults for parameters that a request leaves out (names of
-    SamplingParameters).  `max_new_tokens` caps the generated tokens (None: the request's value).  `contracts` are the
-    contracts of outputs by prompt class ("": every class), for any request.  `takes_constraints`: the measuring engine
-    can restrict outputs to a grammar, as servers do.  `tool_call_format` is how its target writes tool calls (None: not
-    known, so that strict tools are refused).  `measures_conversations`: all of a session's first `timed_positions`
-    requests are measured, in their order, in one place of one block, instead of a drawn one of them.
+    SamplingParameters), and `unseeded` the seeds by which a request asks it for none.  `max_new_tokens` caps the
+    generated tokens (None: the request's value).  `contracts` are the contracts of outputs by prompt class ("": every
+    class), for any request.  `takes_constraints`: the measuring engine can restrict outputs to a grammar, as servers
+    do.  `tool_call_format` is how its target writes tool calls (None: not known, so that strict tools are refused).
+    `measures_conversations`: all of a session's first `timed_positions` requests are measured, in their order, in one
+    place of one block, instead of a drawn one of them.
     """
 
     name: str
@@ -73,6 +74,7 @@ class EndpointRule:
     max_age: timedelta | None = None
     max_new_tokens: int | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
+    unseeded: frozenset[int] = UNSEEDED
     contracts: Mapping[str, OutputContract] = field(default_factory=dict)
     takes_constraints: bool = False
     tool_call_format: ToolCallFormat | None = None

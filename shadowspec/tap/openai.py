@@ -7,7 +7,7 @@ and of Anthropic's Messages API are read as the equivalent chat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -34,7 +34,7 @@ from shadowspec.tap.parameters import (
     unsupported_error,
 )
 from shadowspec.tap.records import MirroredRecord
-from shadowspec.types import Intervention, LoggedResponse, SamplingParameters
+from shadowspec.types import UNSEEDED, Intervention, LoggedResponse, SamplingParameters
 
 GREEDY_BELOW: Final = 1e-5  # vLLM's _SAMPLING_EPS: a lower temperature is served greedily
 DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's and vLLM's max_tokens of a completion that does not say
@@ -128,6 +128,7 @@ def parse_request(
     *,
     served_prompt_token_ids: TokenIds | None = None,
     default_sampling: Mapping[str, float] | None = None,
+    unseeded: Collection[int] = UNSEEDED,
     takes_constraints: bool = False,
     tool_call_format: ToolCallFormat | None = None,
 ) -> ParsedRequest:
@@ -137,6 +138,7 @@ def parse_request(
         record: the mirrored record.
         served_prompt_token_ids: the prompt as the response reports it; used where the request has none.
         default_sampling: the server's defaults for parameters that the request leaves open.
+        unseeded: seeds by which a request asks the server for none.
         takes_constraints: the engine can constrain an output, as servers do.
         tool_call_format: how the target writes tool calls, where that is known.
 
@@ -183,7 +185,7 @@ def parse_request(
         prompt_token_ids=request.prompt_token_ids
         or (prompt_ids if served_prompt_token_ids is None else served_prompt_token_ids),
         texts=texts,
-        sampling=_sampling_of(request, max_tokens, default_sampling or {}),
+        sampling=_sampling_of(request, max_tokens, default_sampling or {}, unseeded),
         max_tokens=max_tokens,
         offers_tools=bool(request.tools) and body.get("tool_choice") != "none",
         asked=asked_output(
@@ -262,7 +264,9 @@ def _token_logprobs(logprobs: LogprobsBody | None, token_ids: TokenIds | None) -
     return tuple(values) if len(values) == len(token_ids) == len(given or ()) else None
 
 
-def _sampling_of(request: RequestBody, max_tokens: int | None, defaults: Mapping[str, float]) -> SamplingParameters:
+def _sampling_of(
+    request: RequestBody, max_tokens: int | None, defaults: Mapping[str, float], unseeded: Collection[int]
+) -> SamplingParameters:
     """How the server sampled: as the request says, else by its defaults."""
     temperature = _value(request, "temperature", defaults)
     return SamplingParameters(
@@ -278,7 +282,7 @@ def _sampling_of(request: RequestBody, max_tokens: int | None, defaults: Mapping
         stop=tuple(text for text in _stops(request.stop) if text),
         stop_token_ids=request.stop_token_ids or (),
         ignore_eos=bool(request.ignore_eos),
-        seed=request.seed,
+        seed=None if request.seed in unseeded else request.seed,
     )
 
 

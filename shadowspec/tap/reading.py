@@ -195,6 +195,7 @@ class Reader:
             record,
             served_prompt_token_ids=response.prompt_token_ids,
             default_sampling=rule.default_sampling,
+            unseeded=rule.unseeded,
             takes_constraints=rule.takes_constraints,
             tool_call_format=rule.tool_call_format,
         )

@@ -91,6 +91,7 @@ from shadowspec.types.requests import (
     OUTPUT_CONSTRAINT,
     SLICE_HEADER,
     UNCONSTRAINED,
+    UNSEEDED,
     ConstraintForm,
     ConstraintKind,
     LoggedResponse,
@@ -118,6 +119,7 @@ from shadowspec.types.speculation import (
     SpeculationConfig,
     VerifyRule,
     fingerprint_config,
+    sampling_defaults,
 )
 from shadowspec.types.verdicts import (
     BettingFigures,
@@ -168,6 +170,7 @@ __all__ = [
     "SLICE_HEADER",
     "SUFFIX_OPTIONS",
     "UNCONSTRAINED",
+    "UNSEEDED",
     "AcceptanceSums",
     "Advance",
     "Arm",
@@ -284,5 +287,6 @@ __all__ = [
     "fingerprint_config",
     "format_slice_key",
     "parse_slice_key",
+    "sampling_defaults",
     "slice_tag",
 ]

@@ -16,6 +16,7 @@ from shadowspec.types.flags import Intervention, OutputContract
 ENDPOINT_HEADER: Final = "x-shadowspec-endpoint"
 SLICE_HEADER: Final = "x-shadowspec-slice"
 NO_SLICE: Final = "none"  # no route matches it
+UNSEEDED: Final = frozenset({-1})  # seeds by which a request asks for none, as servers and clients mean it
 OUTPUT_CONSTRAINT: Final = "output_constraint"  # the slice label; requests without a constraint do not have it
 UNCONSTRAINED: Final = "none"  # the label's value where `slice_by` names it and there is no constraint
 

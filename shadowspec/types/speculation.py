@@ -269,7 +269,7 @@ def fingerprint_config(
 def sampling_defaults(default_sampling: Mapping[str, float]) -> str:
     """The defaults that differ from plain sampling, as a fingerprint has them; "" where none does."""
     sampling = {name: float(value) for name, value in default_sampling.items()}
-    sampling |= {"top_k": max(0.0, sampling["top_k"])} if "top_k" in sampling else {}  # -1 is 0: all tokens
+    sampling |= {"top_k": max(0, int(sampling["top_k"]))} if "top_k" in sampling else {}  # -1 is 0: all tokens
     kept = {name: value for name, value in sorted(sampling.items()) if value != getattr(_PLAIN_SAMPLING, name)}
     return ", ".join(f"{name}={value!r}" for name, value in kept.items())
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import stat
 import time
 import tomllib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +304,34 @@ def test_figures_are_shown_after_the_first_block(
     assert "suffix-k8: HOLD (trial) so far, speedup" in lines[first + 1]
     assert "1 block, 2 requests" in lines[first - 1]
     assert lines[first - 1].endswith(" to the end of the recording")
+
+
+def test_requests_that_set_no_sampling_are_sampled_as_production_samples_them(
+    attempt: Callable[..., Result], workspace: Workspace, tiny_pair: tuple[Path, Path]
+) -> None:
+    target = shutil.copytree(tiny_pair[0], workspace.folder / "stating")
+    (target / "generation_config.json").write_text('{"eos_token_id": 1, "temperature": 0.25, "top_k": 5}')
+    records = [record(number, temperature=None) for number in range(NUM_RECORDS)]
+    options = {"target": target, "traffic": write_traffic(workspace.folder / "silent.jsonl", records)}
+    told = "sampling: requests that set none get temperature=0.25, top_k=5, because vllm applies generation_config"
+    done = attempt(**options, **{"serving-engine": "vllm"})
+    assert told in done.err
+    with closing(sqlite3.connect(workspace.folder / "shadowspec-try" / "shadowspec.db")) as database:
+        details = [json.loads(row[0]) for row in database.execute("SELECT details FROM fingerprints")]
+        slices = {row[0] for row in database.execute("SELECT DISTINCT slice_key FROM records")}
+    assert {each["default_sampling"] for each in details} == {"temperature=0.25, top_k=5"}
+    assert slices == {"prompt_class=other,sampling_regime=low"}
+    doctor = workspace.run("doctor", "--json", "--config", "shadowspec-try/shadowspec.toml").document["checks"]
+    (row,) = [row["found"] for row in doctor if row["check"] == "sampling"]
+    assert row.startswith("m: requests that set none get temperature=0.25, top_k=5, because vllm")
+    begun = workspace.run(
+        "init", "new.toml", "--target", str(target), "--traffic", "silent.jsonl", "--serving-engine", "sglang"
+    )
+    assert "requests that set none get temperature=0.25, top_k=5, because sglang applies" in begun.err
+    other = workspace.run(
+        "init", "other.toml", "--target", str(target), "--traffic", "silent.jsonl", "--serving-engine", "tensorrt-llm"
+    )
+    assert "states temperature=0.25, top_k=5, which tensorrt-llm does not apply" in other.err
 
 
 @pytest.mark.all

@@ -105,6 +105,15 @@ def test_the_servers_defaults_stand_where_the_request_is_silent() -> None:
     assert admitted(chat(request_temperature=1e-7)).labels["sampling_regime"] == "greedy"
 
 
+@pytest.mark.parametrize(("seed", "read"), [(-1, None), (None, None), (0, 0), (7, 7), (-2, -2), (2**32 - 1, 2**32 - 1)])
+def test_a_seed_that_asks_for_none_is_none(seed: int | None, read: int | None) -> None:
+    """So that each request draws by itself; any other value is a seed."""
+    prompt = admitted(chat(request_seed=seed))
+    assert prompt.sampling.seed == read
+    another = admitted(chat(request_seed=seed), unseeded=frozenset({-1, -2, 2**32 - 1}))
+    assert another.sampling.seed == (read if read in (0, 7) else None)
+
+
 def test_the_output_length_is_what_request_cap_and_context_leave() -> None:
     room = 4_096 - len(admitted(chat()).prompt_token_ids)
     assert admitted(chat(request_max_tokens=None)).sampling.max_tokens == room

@@ -11,7 +11,7 @@ from pathlib import Path
 from shadowspec.app.try_out.configuration import CONFIG, DATABASE, SECRET, TrialInputs, config_text, write_secret
 from shadowspec.app.try_out.sample import Sample, read_sample, served_models
 from shadowspec.app.try_out.survey import Slicing, Survey, survey_sample
-from shadowspec.config import Config, load_config
+from shadowspec.config import Config, load_config, served_sampling
 from shadowspec.errors import InputError, UsageError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.required_tests import min_clusters
@@ -190,6 +190,7 @@ def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
         served_models=inputs.served_models,
         match=MatchRule(),
         loads=(Load(inputs.concurrency),),
+        default_sampling=served_sampling(inputs.target, inputs.serving_engine, configured={}).defaults,
         **GatePolicy().rule_parts(),
     )
     return survey_sample(sample, rule, tokenizer, os.urandom(32))

@@ -20,7 +20,7 @@ from shadowspec.servers.engines.vllm import Vllm
 from shadowspec.types.serving_engines import parse_engines, plain_name
 from shadowspec.types.speculation import DraftSampling, NgramOccurrence, SpeculationConfig
 
-__all__ = ["ENGINES", "Lack", "ReportedDrafts", "ServerIdentity", "ServingEngine"]
+__all__ = ["ENGINES", "Lack", "ReportedDrafts", "ServerIdentity", "ServingEngine", "known_engine"]
 
 ENGINES: Final[Mapping[str, type[ServingEngine]]] = {
     engine.name: engine for engine in (Vllm, Sglang, LlamaCpp, TensorRtLlm)
@@ -49,13 +49,18 @@ def speculation_flags() -> str:
     return ", ".join(f"{title} with {flag}" for title, flag in flags.items() if flag is not None)
 
 
+def known_engine(text: str | None) -> type[ServingEngine] | None:
+    """The engine that a text names, with or without its version; None where it names none that is known."""
+    names = parse_engines(text or "")
+    return _BY_NAME.get(plain_name(names[0].name)) if len(names) == 1 else None
+
+
 def rules_of(engine: str | None) -> EngineRules:
     """The rules of the engine that a text names, with or without its version; none where they are not known."""
+    if (known := known_engine(engine)) is not None:
+        return known.rules
     names = parse_engines(engine or "")
-    if len(names) != 1:
-        return EngineRules()
-    known = _BY_NAME.get(plain_name(names[0].name))
-    return _OTHER_RULES.get(names[0].name, EngineRules()) if known is None else known.rules
+    return _OTHER_RULES.get(names[0].name, EngineRules()) if len(names) == 1 else EngineRules()
 
 
 def with_engine_rules(config: SpeculationConfig, engine: str | None) -> SpeculationConfig:

@@ -22,11 +22,13 @@ from shadowspec.servers.metrics_page import MetricNames
 from shadowspec.servers.request import ServerRequest, body_of, scoring_body_of
 from shadowspec.servers.step_counts import Accepted, CountsSource, UncountableError
 from shadowspec.servers.stream import Completion, ServerError, StreamedAnswer
-from shadowspec.types import LiveCounts, SpeculationConfig
+from shadowspec.types import UNSEEDED, LiveCounts, SpeculationConfig
 from shadowspec.types.served_methods import DEPTH_KEYS, DRAFT_KEYS, METHOD_KEYS, setting
 from shadowspec.types.serving_engines import parse_engines
 
 UNKNOWN: Final = "unknown"
+# Sampling parameters of a generation_config.json that engines take as defaults.
+GENERATION_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 BATCH_SIZE_1: Final = "speculation is off at batch size 1, which cannot be expressed: exported as off"
 
 
@@ -101,6 +103,11 @@ class ServingEngine(ABC):
     beside_suffix: ClassVar[str] = ""  # of the file beside an export, where the engine has one
     path: ClassVar[str] = "v1/completions"  # where completions are asked for
     headers: ClassVar[Mapping[str, str]] = {}  # of every completion
+    # How it samples a request that leaves parameters open: what it takes from the model's generation_config.json,
+    # unless it is told otherwise, and its own defaults where they are not neutral.
+    generation_defaults: ClassVar[Collection[str]] = ()
+    own_sampling: ClassVar[Mapping[str, float]] = {}
+    unseeded: ClassVar[frozenset[int]] = UNSEEDED
 
     def __init__(self, version: str = "") -> None:
         self.version = version

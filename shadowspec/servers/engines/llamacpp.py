@@ -56,6 +56,7 @@ from shadowspec.servers.request import ANY_OBJECT, ServerRequest, choice_rule
 from shadowspec.servers.step_counts import Accepted, CountsSource, UncountableError, from_ending
 from shadowspec.servers.stream import LENGTH, Completion, ServerError, StreamedAnswer
 from shadowspec.types import (
+    UNSEEDED,
     ConstraintForm,
     DraftSampling,
     NgramOccurrence,
@@ -157,6 +158,9 @@ class LlamaCpp(ServingEngine):
     uncounted = "sends no timings at each token: it is too old"
     answer_type = _CompletionAnswer
     path = "completion"
+    # `common_params_sampling`; a GGUF file may hold others (`general.sampling.*`), which `/props` shows.
+    own_sampling: ClassVar[Mapping[str, float]] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+    unseeded = UNSEEDED | {SEEDS}  # it reads seeds as 32 bits
     headers: ClassVar[Mapping[str, str]] = {"Connection": "close"}
 
     def lacking(self, request: ServerRequest) -> str | None:

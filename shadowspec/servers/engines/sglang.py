@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from shadowspec.servers.engines.engine import (
+    GENERATION_DEFAULTS,
     UNKNOWN,
     Lack,
     ReportedDrafts,
@@ -153,6 +154,7 @@ class Sglang(ServingEngine):
     }
     answer_type = _GenerateAnswer
     beside_suffix = ".adaptive.json"
+    generation_defaults = GENERATION_DEFAULTS  # with its `--sampling-defaults model`, which is the default
     path = "generate"
 
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:

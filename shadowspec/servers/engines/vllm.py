@@ -2,7 +2,9 @@
 
 Names were tried on 0.32.0.  Its n-gram lookup copies from the earliest of several occurrences (`ngram_proposer.py`, and
 its GPU version), a draft's distribution follows only temperature (`llm_base_proposer.py`), and drafts go on beyond a
-request's limit of output tokens.
+request's limit of output tokens.  Sampling defaults are those of the model's generation_config.json
+(`ModelConfig.get_diff_sampling_param`; none with `--generation-config vllm`), and a seed of -1 is none
+(`SamplingParams`).
 
 Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json), and relied upon here:
 - the ranges of `num_speculative_tokens_per_batch_size` are inclusive, begin at 1 and do not overlap; a batch size
@@ -31,7 +33,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from shadowspec.servers.engines.engine import Lack, ReportedDrafts, ServerIdentity, ServerPages, ServingEngine
+from shadowspec.servers.engines.engine import (
+    GENERATION_DEFAULTS,
+    Lack,
+    ReportedDrafts,
+    ServerIdentity,
+    ServerPages,
+    ServingEngine,
+)
 from shadowspec.servers.engines.export_parts import (
     BatchRange,
     DepthSchedule,
@@ -137,6 +146,7 @@ class Vllm(ServingEngine):
         Lack.PREFIX_CACHE: "start vLLM with --enable-prefix-caching",
     }
     reports_masked_places = True
+    generation_defaults = (*GENERATION_DEFAULTS, "max_new_tokens")
 
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
         """The body of /v1/completions, with an output's constraint in the fields that the version knows."""

@@ -1,0 +1,82 @@
+"""How production samples requests that set nothing: as configured, else as its engine reads the model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shadowspec.model_folder import GENERATION, stated_sampling
+from shadowspec.servers.engines import known_engine
+from shadowspec.types import sampling_defaults
+from shadowspec.types.serving_engines import IN_PROCESS, parse_engines
+
+OUTPUT_LIMIT = "max_new_tokens"  # of a generation config: a limit of outputs, and no sampling parameter
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSampling:
+    """The defaults of one endpoint's production, and where they are from.
+
+    `stated` is what the target's generation_config.json states, and `is_applied` whether production applies it.
+    """
+
+    defaults: Mapping[str, float] = field(default_factory=dict)  # by the names of SamplingParameters
+    max_new_tokens: int | None = None  # limit of every output, None: none
+    stated: Mapping[str, float] = field(default_factory=dict)
+    is_applied: bool = False
+    engine: str | None = None  # that serves, as it was named
+    applies: bool | None = None  # what the endpoint says of the generation config
+
+    @property
+    def text(self) -> str:
+        """The defaults, and what became of the generation config, for people."""
+        given = sampling_defaults(self.defaults) or "plain sampling at temperature 1"
+        limit = "" if self.max_new_tokens is None else f", outputs of at most {self.max_new_tokens} tokens"
+        stated = sampling_defaults({name: value for name, value in self.stated.items() if name != OUTPUT_LIMIT})
+        text = f"requests that set none get {given}{limit}"
+        if not stated and not limit:
+            return text
+        if self.is_applied:
+            return (
+                f"{text}, because {self.engine or 'production'} applies {GENERATION}; where it does not, set "
+                "applies_generation_config = false"
+            )
+        if self.applies is False:
+            return f"{text}; {GENERATION} states {stated}, which is not applied (applies_generation_config = false)"
+        is_named = self.engine is not None and parse_engines(self.engine)[0].name != IN_PROCESS
+        remedy = "set applies_generation_config = true" if is_named else "name its serving_engine"
+        engine = self.engine or "the engine in this process"
+        return f"{text}; {GENERATION} states {stated}, which {engine} does not apply: where production does, {remedy}"
+
+
+def served_sampling(
+    target: Path, serving_engine: str | None, *, applies: bool | None = None, configured: Mapping[str, float]
+) -> ServedSampling:
+    """The defaults of an endpoint: those configured, then the generation config's, then the engine's.
+
+    Args:
+        target: the target's folder; without a generation config, or where the folder is not there, it states nothing.
+        serving_engine: as the endpoint names it.
+        applies: whether production applies the generation config; None: as its engine does.
+        configured: the endpoint's `default_sampling`.
+
+    Raises:
+        ModelError: the generation config is damaged.
+    """
+    engine = known_engine(serving_engine)
+    every = stated_sampling(str(target), target)
+    taken = () if engine is None else engine.generation_defaults
+    is_applied = bool(taken) if applies is None else applies
+    names = (taken or every) if is_applied else ()
+    limit = every[OUTPUT_LIMIT] if OUTPUT_LIMIT in names and OUTPUT_LIMIT in every else None
+    stated = {name: value for name, value in every.items() if name in names and name != OUTPUT_LIMIT}
+    own = {} if engine is None else engine.own_sampling
+    return ServedSampling(
+        {**own, **stated, **configured},
+        None if limit is None else int(limit),
+        every if not is_applied else {name: every[name] for name in every if name in names},
+        is_applied,
+        serving_engine,
+        applies,
+    )
