@@ -31,7 +31,8 @@ from shadowspec.errors import ConfigError
 from shadowspec.servers.engines import ServingEngine, engine_of
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import MAX_RETRY_WAIT_S, ServerSettings, Waits
-from shadowspec.servers.stream import DONE, Completion, ServerError, events
+from shadowspec.servers.stream import Completion, ServerError, events
+from shadowspec.types.server_sent_events import DONE
 
 FIRST_RETRY_S: Final = 0.5  # doubled with every attempt, where the server does not say how long to wait
 LOOK_S: Final = 10.0  # that a look at a server (its models, its counters) may take

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import math
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
 
 from shadowspec.errors import ServiceUnavailableError
 from shadowspec.servers.request import ServerRequest
+from shadowspec.types.server_sent_events import EventParser, NotEventsError
 
-MAX_LINE_BYTES: Final = 16 * 1024 * 1024  # an event of tens of thousands of token ids is far smaller
-DONE: Final = "[DONE]"
+MAX_EVENT_CHARACTERS: Final = 16 * 1024 * 1024  # an event of tens of thousands of token ids is far smaller
 LENGTH: Final = "length"
 FINISHED: Final = ("stop", LENGTH)
 REFUSALS: Final = frozenset(range(400, 500)) - {408, 429}  # HTTP statuses of requests that no second try would serve
@@ -194,36 +195,26 @@ def _is_finite(value: Any) -> TypeGuard[float]:
 
 
 async def events(server: str, received: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """The data of each server-sent event of one line, from the bytes as they come.
-
-    Only a line feed ends a line: texts hold other characters that Python takes for ends of lines.
+    """The data of each server-sent event that has some, from the bytes as they come.
 
     Raises:
         ServerError: the bytes are no stream of events.
     """
-    rest = b""
-    async for part in received:
-        *lines, rest = (rest + part).split(b"\n")
-        if len(rest) > MAX_LINE_BYTES:
-            raise ServerError(server, "garbage", "a line of the answer does not end")
-        for line in lines:
-            if (data := _data(server, line.rstrip(b"\r"))) is not None:
-                yield data
-    if rest.strip() and (data := _data(server, rest.rstrip(b"\r"))) is not None:
-        yield data
-
-
-def _data(server: str, line: bytes) -> str | None:
-    """The data of a line; None of one that separates, comments or names."""
-    name, colon, value = line.partition(b":")
-    if not line or (colon and name in (b"", b"event", b"id", b"retry")):
-        return None
-    if not colon or name != b"data":
-        raise ServerError(server, "garbage", "the answer is not a stream of events")
+    parser, decoder = EventParser(), getincrementaldecoder("utf-8")()
     try:
-        return value.strip().decode("utf-8")
+        async for part in received:
+            for data in parser.feed(decoder.decode(part)):
+                if data := data.strip():
+                    yield data
+            if parser.num_waiting > MAX_EVENT_CHARACTERS:
+                raise ServerError(server, "garbage", "an event of the answer does not end")
+        for data in (*parser.feed(decoder.decode(b"", final=True)), *parser.end()):
+            if data := data.strip():
+                yield data
     except UnicodeDecodeError as error:
         raise ServerError(server, "garbage", "an event is not UTF-8") from error
+    except NotEventsError as error:
+        raise ServerError(server, "garbage", "the answer is not a stream of events") from error
 
 
 class ServerError(ServiceUnavailableError):

@@ -228,6 +228,8 @@ def logged_answer(response: ResponseBody) -> LoggedResponse:
 def answer_text(response: ResponseBody) -> str | None:
     """The text of an answer, if all that was generated is in it: one block of text, and nothing else."""
     blocks = response.content
+    if response.stop_reason is None:
+        return None  # a stream that was cut off
     if not isinstance(blocks, list) or len(blocks) != 1 or not isinstance(blocks[0], Mapping):
         return None
     text = blocks[0].get("text") if blocks[0].get("type") == "text" else None

@@ -8,6 +8,7 @@ last value counts; a byte order mark is skipped.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 from pydantic_core import from_json
@@ -15,13 +16,16 @@ from pydantic_core import from_json
 from shadowspec.errors import RecordError
 from shadowspec.tap import anthropic_messages, openai_responses
 from shadowspec.tap.parameters import malformed_error
+from shadowspec.types.server_sent_events import DONE, NotEventsError, events_of
 
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 MAX_RECORDS_PER_MESSAGE = 10_000  # a hundred times a logger's batch; bounds the number of records in 10 MB of "{}"
-DATA: Final = "data:"
-DONE: Final = "[DONE]"
 MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_TOOL_CALLS = 1_024  # of one answer; bounds what an index can make of a stream
+CUT_OFF: Final = "is_cut_off"  # the field of a streamed message that says so
+_JOINED: Final = frozenset({"tool_calls", "reasoning_content", "reasoning"})
+# Fields of a message that are its text, or say something of it.
+_NO_OTHER_CONTENT: Final = frozenset({"role", "content", "name", "id", "annotations", "citations", "token_ids"})
 _ONCE: Final = ("id", "model", "created", "usage", "prompt_token_ids", "error")  # the last that is not null counts
 
 
@@ -31,8 +35,7 @@ def parse_document(value: bytes | str) -> Any:
     Raises:
         RecordError: malformed; "not_json" or "invalid_unicode".
     """
-    if isinstance(value, bytes) and value.startswith(BYTE_ORDER_MARK):
-        value = value[len(BYTE_ORDER_MARK) :]
+    value = value.removeprefix(BYTE_ORDER_MARK) if isinstance(value, bytes) else value.removeprefix("\ufeff")
     try:
         return from_json(value, allow_inf_nan=False)
     except ValueError:
@@ -95,19 +98,22 @@ def _why_refused(value: bytes | str) -> str:
 def assemble_answer(text: str) -> dict[str, Any] | None:
     """The answer that the stream's chunks make, or None if the text is not a stream.
 
-    It joins each choice's text, token ids, log probabilities and finish reason, and where there are some its tool calls
-    and reasoning, as a message.  Streams of the Responses and the Messages API, recognised by the types of their
-    events, become answers of these.
+    It joins each choice's text, token ids, log probabilities and finish reason.  A choice with anything beside its text
+    (tool calls, reasoning, parts), or without an end, becomes a message that says so.  Streams of the Responses and the
+    Messages API, recognised by the types of their events, become answers of these.
 
     Raises:
         RecordError: malformed ("invalid:stream"); a chunk is not a JSON object, or the stream has no chunk.
     """
-    if not text.lstrip().startswith((DATA, "event:", ":")):
+    try:
+        events = [data.strip() for data in events_of(text.lstrip())]
+    except NotEventsError:
         return None
-    lines = [line[len(DATA) :].strip() for line in text.splitlines() if line.startswith(DATA)]
-    if not lines:
+    if not events and not text.strip():
+        return None
+    if not events:
         raise malformed_error("invalid:stream")
-    chunks = [_chunk(data) for data in lines if data and data != DONE]
+    chunks = [chunk for data in events for chunk in _chunks(data)]
     if chunks and openai_responses.is_event(chunks[0]):
         return openai_responses.streamed_answer(chunks)
     if chunks and anthropic_messages.is_event(chunks[0]):
@@ -117,20 +123,35 @@ def assemble_answer(text: str) -> dict[str, Any] | None:
     for chunk in chunks:
         _add_chunk(answer, choices, chunk)
     for choice in choices.values():
+        if "finish_reason" not in choice and not events[-1].endswith(DONE):
+            choice.setdefault("message", {"role": "assistant"})[CUT_OFF] = True
         if (message := choice.get("message")) is not None:
             message["content"] = choice.pop("text", None)
     answer["choices"] = [choices[index] for index in sorted(choices)]
     return answer
 
 
-def _chunk(data: str) -> dict[str, Any]:
+def is_other_content(name: str, value: Any) -> bool:
+    """Whether a field of a message, or of a delta, holds something that was generated beside the text."""
+    if isinstance(value, dict):
+        value = [part for part in value.values() if part is not None]
+    return bool(value) and name not in _NO_OTHER_CONTENT
+
+
+def _chunks(data: str) -> Iterator[dict[str, Any]]:
+    """The chunk of an event; of one that lost the empty lines between events, as some logs lose them, its chunks."""
     try:
-        chunk = parse_document(data)
+        chunk = parse_document(data) if data and data != DONE else None
     except RecordError:
-        chunk = None
-    if not isinstance(chunk, dict):
+        if "\n" not in data:
+            raise malformed_error("invalid:stream") from None
+        for line in data.split("\n"):
+            yield from _chunks(line.strip())
+        return
+    if isinstance(chunk, dict):
+        yield chunk
+    elif data and data != DONE:
         raise malformed_error("invalid:stream")
-    return chunk
 
 
 def _add_chunk(answer: dict[str, Any], choices: dict[int, dict[str, Any]], chunk: dict[str, Any]) -> None:
@@ -163,7 +184,12 @@ def _add_part(choice: dict[str, Any], part: dict[str, Any]) -> None:
 
 
 def _add_to_message(choice: dict[str, Any], delta: dict[str, Any]) -> None:
-    """Add a delta's reasoning and parts of tool calls, which are no text of the answer."""
+    """Add a delta's reasoning, parts of tool calls and whatever else is no text of the answer."""
+    for name, value in delta.items():
+        if name not in _JOINED and is_other_content(name, value):
+            choice.setdefault("message", {"role": "assistant"})[name] = value
+    if isinstance(delta.get("content"), list):
+        choice.setdefault("message", {"role": "assistant"})["parts"] = delta["content"]
     reasoning = delta.get("reasoning_content") or delta.get("reasoning")
     if isinstance(reasoning, str):
         message = choice.setdefault("message", {"role": "assistant"})

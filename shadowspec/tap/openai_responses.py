@@ -201,6 +201,8 @@ def _finish_reason(response: ResponseBody) -> str | None:
 def answer_text(response: ResponseBody) -> str | None:
     """The text of an answer, if all that was generated is in it: one message of text parts, and nothing else."""
     items = response.output
+    if response.status == "in_progress":
+        return None  # a stream that was cut off
     if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], Mapping):
         return None
     parts = items[0].get("content") if items[0].get("type") == "message" else None

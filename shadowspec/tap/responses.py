@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from shadowspec.tap import anthropic_messages, openai_responses
 from shadowspec.tap.bodies import ChoiceBody, MessageBody, ResponseBody, convert_or_refuse
+from shadowspec.tap.documents import CUT_OFF, is_other_content
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.formats import MessageFormat, Opened, open_message
 from shadowspec.tap.hashing import KeyedHash
@@ -25,9 +26,7 @@ from shadowspec.tap.routing import NO_HINTS
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, FunnelKey, Intervention, RecordKey, ShadowPrompt
 
-# Beside its content a message may hold generated tokens that are not in it.
-_OTHER_CONTENT: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal", "audio")
-_NO_PLACE_IN_A_CHAT: Final = ("function_call", "refusal", "audio")
+_NO_PLACE_IN_A_CHAT: Final = ("function_call", "refusal", "audio", "parts", CUT_OFF)
 # The logged text is then not the model's.
 _NOT_THE_MODELS: Final = (Intervention.REWRITTEN, Intervention.REJECTED)
 
@@ -176,7 +175,7 @@ def response_text(body: ResponseBody | None) -> str | None:
     message = choice.message
     if message is None:
         text = choice.text
-    elif isinstance(message, dict) and not any(message.get(name) for name in _OTHER_CONTENT):
+    elif isinstance(message, dict) and not any(is_other_content(*field) for field in message.items()):
         text = message.get("content")
     else:
         text = None
