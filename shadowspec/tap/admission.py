@@ -92,15 +92,15 @@ class EndpointMemory:
         self._units.move_to_end(unit_key)
         return unit
 
-    def is_duplicate(self, identities: Sequence[str], partition: PartitionId) -> bool:
-        """Whether one of the request's ids was seen before; they are remembered."""
-        seen = False
-        for identity in identities:
-            seen = seen or identity in self._requests
-            self._requests[identity] = partition
+    def is_duplicate(self, identity: str | None, partition: PartitionId) -> bool:
+        """Whether the call was seen before, by the hash of its id and body; it is remembered.  None: it has no id."""
+        if identity is None:
+            return False
+        is_seen = identity in self._requests
+        self._requests[identity] = partition
         while len(self._requests) > MAX_REMEMBERED_REQUESTS:
             self._requests.popitem(last=False)
-        return seen
+        return is_seen
 
     def forget(self, partition: PartitionId) -> None:
         """Drop the memory of a partition that this process no longer reads."""
@@ -203,7 +203,7 @@ class Admission:
         place_of = reading.key[:2]
         if (partition := self._partitions.get(place_of)) is None:
             partition = self._partitions[place_of] = PartitionId(*place_of)
-        if memory.is_duplicate(reading.identities, partition):
+        if memory.is_duplicate(reading.request_id_hash, partition):
             return Rejected(_make_row(reading, FunnelCounter.DUPLICATE, "seen_before"))
         # Step 4
         unit_key, slice_key = reading.unit_key, reading.slice_key

@@ -88,6 +88,7 @@ REMEDIES: Final[Mapping[str, str]] = dict.fromkeys(
     ("grammar", "forced_tool_choice"),
     'constrained outputs are measured through servers, which enforce them: engine = "openai" (docs/servers.md)',
 ) | {
+    "future:timestamp": "times that are still to come: write them in UTC or with an offset, and set the mirror's clock",
     "no_response": "a replay needs the logged responses: capture them too (docs/capture.md)",
     "strict_tools": "servers can be asked for strict calls where [endpoints.NAME.servers] names tool_call_format",
 }

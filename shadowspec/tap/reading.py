@@ -8,11 +8,14 @@ with everything known of it by then.
 
 from __future__ import annotations
 
+import hashlib
 import re
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from shadowspec.errors import RecordError
@@ -74,14 +77,13 @@ class Reading:
     """
 
     __slots__ = (
-        "draw", "error", "event_time", "identities", "is_placed", "key", "labels", "logged", "num_prompt_tokens",
+        "draw", "error", "event_time", "is_placed", "key", "labels", "logged", "num_prompt_tokens",
         "prompt_token_ids", "record", "request", "request_id_hash", "rule", "sampling", "sampling_rate",
         "session_hash", "slice_key", "unit_key", "user_hash",
     )  # fmt: skip
 
     record: MirroredRecord
     rule: EndpointRule
-    identities: tuple[str, ...]  # hashes of the ids by which it would be known again
     unit_key: str
     request: ParsedRequest
     prompt_token_ids: tuple[int, ...]
@@ -93,7 +95,7 @@ class Reading:
         self.event_time: datetime | None = None
         self.session_hash: str | None = None
         self.user_hash: str | None = None
-        self.request_id_hash: str | None = None
+        self.request_id_hash: str | None = None  # of its id and its body; None without an id
         self.draw: float | None = None  # the session's, where its endpoint samples
         self.sampling_rate: float | None = None
         self.num_prompt_tokens: int | None = None
@@ -131,9 +133,9 @@ class Reader:
     def read(self, opened: Iterable[tuple[Opened, Hints]]) -> list[Reading]:
         """The records' readings, in order; no record may be half of one.  Never raises for their content.
 
-        The steps, in which each record ends with its first error: 1. event time; 2. endpoint; 3. hashes of the ids;
+        The steps, in which each record ends with its first error: 1. event time; 2. endpoint; 3. session and user;
         4. was it an ordinary answer; 5. the session's draw against the endpoint's rate; 6. did this model serve it;
-        7. bodies; 8. class; 9. tokens, checked against the context, and slice.
+        7. bodies; 8. class; 9. tokens, checked against the context, identity and slice.
         """
         readings, placed = [], []
         for opened_record, hints in opened:
@@ -167,13 +169,6 @@ class Reader:
             reading.session_hash = identifier("session", session)
         if (user := record.user_id()) is not None:
             reading.user_hash = identifier("user", user)
-        identities: tuple[str, ...] = ()
-        if (request_id := record.request_identity()) is not None:
-            identities = (identifier("request", request_id),)
-        if (response_id := record.response_identity()) is not None:
-            identities = (*identities, identifier("response", response_id))
-        reading.identities = identities
-        reading.request_id_hash = identities[0] if identities else None
         # Step 4
         record.check_served()
         # Step 5: one hash of the session, the same at every record of it, the first included.
@@ -207,6 +202,9 @@ class Reader:
         tokenizer = self._tokenizers[rule.name]
         reading.prompt_token_ids = ids = _prompt_token_ids(request, tokenizer)
         reading.num_prompt_tokens = len(ids)
+        if (call_id := reading.record.call_id()) is not None:
+            kind, name = call_id
+            reading.request_id_hash = self._hash.identifier(kind, f"{_body_digest(request, ids)}{name}")
         reading.sampling = _bound_length(request, rule, len(ids), tokenizer.context_length)
         regime, bucket = reading.sampling.regime, context_bucket(len(ids))
         constraint = request.asked.constraint
@@ -271,6 +269,16 @@ def _prompt_token_ids(request: ParsedRequest, tokenizer: Tokenizer) -> tuple[int
     if max(max(ids), *request.sampling.stop_token_ids, 0) >= tokenizer.vocabulary_size:
         raise unsupported_error("token_not_in_vocabulary")
     return ids
+
+
+def _body_digest(request: ParsedRequest, prompt_token_ids: Sequence[int]) -> str:
+    """What an id has to come with to be the same call again: prompt, sampling and constraint, however they are written.
+
+    One id often names several calls: those of a trace, or of a server that numbers its answers from a small space.
+    """
+    digest = hashlib.sha256(array("I", prompt_token_ids).tobytes())
+    digest.update(msgspec.json.encode((request.sampling, request.max_tokens, request.asked.constraint)))
+    return digest.hexdigest()
 
 
 def _bound_length(

@@ -6,6 +6,7 @@ Nothing here is stored: ids leave this module in the clear, for `admission` to h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -17,7 +18,7 @@ from msgspec.json import Decoder
 
 from shadowspec.tap.bodies import Finite, ResponseBody, convert_or_refuse
 from shadowspec.tap.parameters import malformed_error, unsupported_error
-from shadowspec.types import Intervention
+from shadowspec.types import MAX_CLOCK_AHEAD, Intervention
 
 # Traffic from outside this span has a broken clock; one such record would make every other one late.
 EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -27,6 +28,12 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_UNITS_PER_SECOND: Final = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (1e20, 1e9))
 EARLIEST_MS: Final = (EARLIEST - EPOCH) // timedelta(milliseconds=1)
 LATEST_MS: Final = (LATEST - EPOCH) // timedelta(milliseconds=1)
+# How writers write that there is no id, in lower case: proxies, JavaScript, SQL, Python, Go, C and pandas.
+_NO_IDS: Final = frozenset(
+    {"", "-", "undefined", "null", "none", "nil", "n/a", "nan", "(null)", "<nil>", "<null>", "\\n"}
+)
+_LONGEST_NO_ID: Final = max(map(len, _NO_IDS))
+_ZERO_ID: Final = re.compile(r"[0/-]{16,}")  # of W3C's trace context and UUIDs: "no id"
 FAILED_STATUS = 400  # HTTP
 MAX_REMEMBERED_PATHS = 1_000  # they hardly vary, but for those with ids in them
 ENDPOINT_HEADER = "x-endpoint"
@@ -94,7 +101,7 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
     @property
     def request_path(self) -> str | None:
         """The path of the call, without host and query; None if the record does not say."""
-        address = self.path or self.url
+        address = usable_id(self.path) or usable_id(self.url)
         return None if address is None else _path_of(address)
 
     @property
@@ -118,8 +125,15 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
     def request_identity(self) -> str | None:
         return _first(self.request_id, self.annotation("request_id"), self.header("x-request-id"))
 
-    def response_identity(self) -> str | None:
-        return _first(self.in_response("id"))
+    def call_id(self) -> tuple[str, str] | None:
+        """By which, with its body, the call would be known again: a request's id, else the response's, and which it is.
+
+        Servers number responses from small spaces, and clients give all calls of a trace one request id.
+        """
+        if (request_id := self.request_identity()) is not None:
+            return "request", request_id
+        response_id = _first(self.in_response("id"))
+        return None if response_id is None else ("response", response_id)
 
     def event_time(self, fallback_ms: int) -> datetime:
         """When the request was made, UTC.
@@ -128,7 +142,7 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         microseconds or nanoseconds), else the response's `created` or `created_at`, else the transport's time.
 
         Raises:
-            RecordError: malformed; no time, or none between 2000 and 2100.
+            RecordError: malformed; no time, none between 2000 and 2100, or one that is still to come.
         """
         value: Any = self.timestamp
         if value is None:
@@ -138,9 +152,7 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         if value is None and fallback_ms <= 0:
             raise malformed_error("no_timestamp")
         time = transport_time(fallback_ms) if value is None else parse_time(value)
-        if time is None or not EARLIEST <= time < LATEST:
-            raise malformed_error("invalid:timestamp")
-        return time
+        return require_time(time, fallback_ms, "timestamp")
 
     def check_served(self) -> None:
         """Refuse a record that never was an ordinary answer of the model.
@@ -233,15 +245,21 @@ def _path_of(address: str) -> str:
         raise malformed_error("invalid:path") from error
 
 
+def usable_id(value: Any) -> str | None:
+    """An id as text, from text or a number; None where the value only says that there is none."""
+    if isinstance(value, str):
+        text = value.strip()
+        if len(text) > _LONGEST_NO_ID and text[0] not in "0/-":
+            return text
+        return None if text.lower() in _NO_IDS or _ZERO_ID.fullmatch(text) else text
+    return str(value) if type(value) is int else None
+
+
 def _first(*candidates: Any) -> str | None:
-    """The first candidate that is a usable id (text that is not empty, or a number), as text."""
-    for candidate in candidates:
-        if candidate is None:
-            continue
-        if isinstance(candidate, str) and candidate.strip():
-            return candidate.strip()
-        if isinstance(candidate, int) and not isinstance(candidate, bool):
-            return str(candidate)
+    """The first candidate that is a usable id."""
+    for value in candidates:
+        if value is not None and (known := usable_id(value)) is not None:
+            return known
     return None
 
 
@@ -262,7 +280,23 @@ def transport_time(timestamp_ms: int) -> datetime | None:
     """The transport's time of a message, UTC; None if it has none or an impossible one."""
     if not EARLIEST_MS <= timestamp_ms < LATEST_MS:
         return None
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    time = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    return None if time > datetime.now(UTC) + MAX_CLOCK_AHEAD else time
+
+
+def require_time(time: datetime | None, timestamp_ms: int, name: str) -> datetime:
+    """The time of an event, if it can be that of one that has happened when its message was sent.
+
+    One event of the future would make all evidence look new and every other record old, so that it counts nowhere.
+
+    Raises:
+        RecordError: malformed, "invalid:NAME" or "future:NAME".
+    """
+    if time is None or not EARLIEST <= time < LATEST:
+        raise malformed_error(f"invalid:{name}")
+    if time > (transport_time(timestamp_ms) or datetime.now(UTC)) + MAX_CLOCK_AHEAD:
+        raise malformed_error(f"future:{name}")
+    return time
 
 
 def parse_time(value: Any) -> datetime | None:

@@ -86,7 +86,7 @@ class ResponseReader:
         whole = [replace(rule, sample_rate=1.0, max_new_tokens=None, takes_constraints=False) for rule in rules]
         self._reader = Reader(whole, tokenizers, keyed_hash)
         self._joiner = Joiner(DEFAULT_WINDOW)
-        self._seen: set[tuple[str, str]] = set()  # endpoint, and an id by which a request would be known again
+        self._seen: set[tuple[str, str]] = set()  # endpoint, and the hash of a call's id and body
 
     def read(self, raw: RawRecord) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
         """The calls of one message, or where its records end; of half a call nothing until it is settled."""
@@ -114,9 +114,11 @@ class ResponseReader:
                 yield _call(reading)
 
     def _is_known(self, reading: Reading) -> bool:
-        ids = {(reading.rule.name, identity) for identity in reading.identities}
-        is_known = not ids.isdisjoint(self._seen)
-        self._seen |= ids
+        if reading.request_id_hash is None:
+            return False
+        call = (reading.rule.name, reading.request_id_hash)
+        is_known = call in self._seen
+        self._seen.add(call)
         return is_known
 
 

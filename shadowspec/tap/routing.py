@@ -13,6 +13,7 @@ from typing import Annotated, Final, NamedTuple
 from pydantic import Field
 
 from shadowspec.errors import ConfigError
+from shadowspec.tap.records import usable_id
 from shadowspec.tap.sources import RawRecord
 
 BODY: Final = "body"
@@ -57,7 +58,7 @@ class Routing:
         """The message's facts; missing or unreadable ones are left to the body."""
         endpoint = topic if self.endpoint == TOPIC else _header(raw, self.endpoint)
         session = _text(raw.message_key) if self.session == KEY else _header(raw, self.session)
-        return Hints(endpoint, session)
+        return Hints(endpoint, usable_id(session))
 
 
 @lru_cache

@@ -22,6 +22,7 @@ from shadowspec.types.audits import (
 from shadowspec.types.block_memory import BlockMemory, Memory, ServedMemory
 from shadowspec.types.consumed_records import (
     ARRIVING,
+    MAX_CLOCK_AHEAD,
     ArrivedRequest,
     FunnelCounter,
     StoredBlock,
@@ -161,6 +162,7 @@ __all__ = [
     "FIRST_TOKEN",
     "FORCEABLE",
     "LATENCIES",
+    "MAX_CLOCK_AHEAD",
     "NO_SLICE",
     "OUTPUT_CONSTRAINT",
     "PER_TOKEN",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from msgspec import Struct, field
 
 from shadowspec.types.block_memory import BlockMemory
 from shadowspec.types.measurement import Arm
 from shadowspec.types.requests import RecordKey
+
+MAX_CLOCK_AHEAD: Final = timedelta(minutes=5)  # by which clocks may differ: a later event is no event that has happened
 
 
 class FunnelCounter(StrEnum):
@@ -32,7 +34,7 @@ class FunnelCounter(StrEnum):
     SHED = "shed", 'Dropped because the engine was behind (`overload = "shed"`).'
     UNSUPPORTED = "unsupported", "Cannot be measured exactly, or belongs to no endpoint. The reason names the cause."
     MALFORMED = "malformed", "Cannot be read. In Kafka it goes to the dead-letter topic."
-    DUPLICATE = "duplicate", "Read before: the same request id or event."
+    DUPLICATE = "duplicate", "Read before: the same event, or the same id with the same body."
     EXPIRED = "expired", "Older than `max_age_s` against the newest event time."
 
     __hash__ = str.__hash__  # an enum's is a call in Python, and counters are counted under

@@ -35,7 +35,16 @@ from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.export.endpoint_state import Off, judge_decisions
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Traffic
-from shadowspec.types import Clearing, Decision, EvidenceSummary, Override, OverrideRecord, Verdict, parse_slice_key
+from shadowspec.types import (
+    MAX_CLOCK_AHEAD,
+    Clearing,
+    Decision,
+    EvidenceSummary,
+    Override,
+    OverrideRecord,
+    Verdict,
+    parse_slice_key,
+)
 from shadowspec.types.settings import GuardPolicy
 from tests.reports.worlds import MemorySource
 from tests.rollout.check.worlds import CHAT, CODE, NOW, config, decision
@@ -369,9 +378,26 @@ def test_evidence_is_as_old_as_the_newest_hour_in_which_anything_was_measured() 
     assert evidence_time(decision(), []) is None
 
 
+def test_evidence_that_is_newer_than_its_decision_is_of_no_known_time() -> None:
+    """Else every look would make evidence of the future as new as the look."""
+    at = decision().decided_at
+    for ahead, known in ((-HOUR, at - HOUR), (MAX_CLOCK_AHEAD, at), (2 * MAX_CLOCK_AHEAD, None)):
+        judged = replace(decision(), evidence=EvidenceSummary(newest_evidence=at + ahead))
+        assert evidence_time(judged, []) == known
+
+
 @pytest.mark.parametrize(
     ("age", "max_age", "stale"),
-    [(HOUR, HOUR, False), (HOUR, HOUR / 2, True), (None, HOUR, True), (None, None, False), (HOUR, None, False)],
+    [
+        (HOUR, HOUR, False),
+        (HOUR, HOUR / 2, True),
+        (None, HOUR, True),
+        (None, None, False),
+        (HOUR, None, False),
+        (-MAX_CLOCK_AHEAD, HOUR, False),
+        (-HOUR, HOUR, True),
+        (-HOUR, None, False),
+    ],
 )
 def test_staleness(age: timedelta | None, max_age: timedelta | None, stale: bool) -> None:
     assert is_stale(None if age is None else NOW - age, max_age, NOW) is stale

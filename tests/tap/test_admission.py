@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -18,8 +19,10 @@ from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.hashing import KeyedHash
-from shadowspec.types import FunnelCounter, StoredRecord
-from tests.tap.mirror import RULE, START, ByteTokenizer, chat, fates, first_only, raw
+from shadowspec.tap.routing import Routing
+from shadowspec.tap.sources import RawRecord
+from shadowspec.types import FunnelCounter, RecordKey, StoredRecord
+from tests.tap.mirror import RULE, START, ByteTokenizer, admission, admit, chat, fates, first_only, raw
 
 # A chi-square this unlikely under the promise fails; seeds are fixed, so a pass stays a pass.
 LEVEL = 1e-3
@@ -135,19 +138,94 @@ def test_rules_are_tried_in_order_and_all_their_globs_must_match() -> None:
     assert names == ["narrow", "chat", "chat"]
 
 
-def test_duplicates_by_request_id_or_response_id_at_the_same_endpoint() -> None:
+def test_a_duplicate_has_the_same_id_and_body_at_the_same_endpoint() -> None:
+    """A response's id is one only where there is no request's: servers number answers from small spaces."""
     records = [
         chat(request_id="r1", response_id="a"),
         chat(request_id="r1", response_id="b"),
         chat(request_id="r2", response_id="a"),
-        chat(request_id="r3", response_id="c"),
+        chat(response_id="a"),
+        chat(response_id="a"),
     ]
     decided = stored(records, first_only(RULE))
-    assert [record.counter for record in decided[1:3]] == [FunnelCounter.DUPLICATE] * 2
-    assert decided[3].session_position == 2  # duplicates do not count
+    assert [record.counter is FunnelCounter.DUPLICATE for record in decided] == [False, True, False, False, True]
+    assert decided[3].session_position == 3  # duplicates do not count
     elsewhere = replace(first_only(RULE), name="other", match=MatchRule(endpoint="other"))
     twice = [chat(request_id="r1"), chat(request_id="r1", endpoint="other")]
     assert reasons(twice, elsewhere, first_only(RULE)) == {None: 2}
+
+
+NO_IDS = [
+    "",
+    " ",
+    "-",
+    "undefined",
+    "NULL",
+    "None",
+    "(null)",
+    "nil",
+    "<nil>",
+    "NaN",
+    "0" * 32,
+    f"{'0' * 32}/{'0' * 16}",
+]
+
+
+@pytest.mark.parametrize("name", NO_IDS)
+def test_a_placeholder_is_no_id(name: str) -> None:
+    """Proxies write one for a header that is missing; all their calls would be one, and of one session."""
+    rule = first_only(RULE)
+    placed = {"session_id": name, "user": name, "tenant": name, "request_id": name}
+    records = [chat(**placed, response_id=name, timestamp=START + 700 * number) for number in range(3)]
+    decided = stored(records, rule)
+    assert {record.counter for record in decided} == {FunnelCounter.MEASURED}
+    hashes = {(record.session_hash, record.user_hash, record.request_id_hash) for record in decided}
+    assert hashes == {(None, None, None)}
+    headers = {"x-session-id": "s-7", "x-request-id": "r-7"}
+    (known,) = stored([chat(**placed, headers=headers)], rule)
+    assert None not in (known.session_hash, known.request_id_hash), "the next place that may have one is looked at"
+    for place in ("key", "header:sid"):
+        message = RawRecord(RecordKey("t", 0, 1), b"", message_key=name.encode(), headers=(("sid", name.encode()),))
+        assert Routing(session=place).hints(message, None).session is None
+
+
+CHANGES = st.sampled_from(
+    [{}, {"temperature": 0.5}, {"max_tokens": 21}, {"seed": 1}, {"stop": ["x"]},
+     {"messages": [{"role": "user", "content": "Why is it not?"}]}, {"messages": [{"role": "system", "content": ""}]}]
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.sampled_from(["1", "2", None]), CHANGES), max_size=12))
+def test_as_many_records_count_as_there_are_calls(calls: list[tuple[str | None, str | None, dict[str, Any]]]) -> None:
+    """Against the rule itself: id and body make a call, a record without an id is one of its own."""
+    records, known, num_calls = [], set(), 0
+    for request_id, response_id, changes in calls:
+        bodies = {f"request_{name}": value for name, value in changes.items()}
+        records.append(chat(request_id=request_id, response_id=response_id, **bodies))
+        identity = ("request", request_id) if request_id else ("response", response_id) if response_id else None
+        call = (identity, json.dumps(changes))
+        num_calls += identity is None or call not in known
+        known.add(call)
+    decided = stored(records, first_only(RULE))
+    assert sum(record.counter is not FunnelCounter.DUPLICATE for record in decided) == num_calls
+
+
+def test_a_time_that_is_still_to_come_is_refused_and_makes_nothing_old() -> None:
+    aged = replace(first_only(RULE), max_age=timedelta(seconds=60), forget_unit_after=timedelta(seconds=120))
+    records = [chat(timestamp=START, response_id=None), chat(timestamp="2099-01-01T00:00:00Z", session_id="s-9")]
+    first, future, last = stored([*records, chat(timestamp=START + 60, response_id=None)], aged)
+    assert (future.counter, future.reason, future.event_time) == (FunnelCounter.MALFORMED, "future:timestamp", None)
+    assert (first.session_position, last.session_position) == (1, 2)
+
+
+@pytest.mark.parametrize(("ahead_s", "is_refused"), [(-3_600, False), (300, False), (301, True)])
+def test_no_event_is_later_than_its_message(ahead_s: int, is_refused: bool) -> None:
+    message = raw(chat(timestamp=START + ahead_s))
+    message = message._replace(key=message.key._replace(timestamp_ms=START * 1_000))
+    record = admit(admission(first_only(RULE)), message).record
+    assert record.reason == ("future:timestamp" if is_refused else None)
+    late = message._replace(key=message.key._replace(timestamp_ms=4_070_908_800_000))  # 2099: no time of a message
+    assert admit(admission(first_only(RULE)), late).record.reason is None
 
 
 def test_old_records_expire_against_the_newest_event_time() -> None:

@@ -18,7 +18,7 @@ from shadowspec.tap.parameters import REMEDIES
 from shadowspec.tap.reading import Reader, Reading, Tokenizer
 from shadowspec.tap.routing import NO_HINTS
 from shadowspec.text import plain_text, plural
-from shadowspec.types import OUTPUT_CONSTRAINT, format_slice_key
+from shadowspec.types import OUTPUT_CONSTRAINT, FunnelCounter, format_slice_key
 
 SLICE_SESSIONS: Final = 200  # timed sessions that make a slice worth judging: 50 blocks at a load of 4
 ASSUMED_OUTPUT_TOKENS: Final = 128  # of a request whose answer was not logged
@@ -34,6 +34,7 @@ REASONS: Final[Mapping[str, str]] = {
     "longer_than_context": "the requests are longer than the target's context: give the model that served them",
     "token_not_in_vocabulary": "the records hold another tokenizer's ids: give the model that served them",
     "other_model": "the records' answers name another model: name all of its names with --model",
+    FunnelCounter.DUPLICATE: "the records have the same ids and bodies: give every call a request_id of its own",
     "failed_request": "the calls failed in production: record answered ones",
 }
 
@@ -129,11 +130,17 @@ def survey_endpoints(
     sessions: dict[str, dict[str, list[UsableRequest]]] = defaultdict(lambda: defaultdict(list))
     refused: dict[str, Counter[str]] = defaultdict(Counter)
     times: dict[str, list[datetime]] = defaultdict(list)
+    seen: set[tuple[str, str]] = set()
     for reading in reader.read((message, NO_HINTS) for message in sample.opened):
         if reading.error is not None:
             refused[reading.rule.name if reading.is_placed else ""][reading.error.reason] += 1
             continue
         assert reading.event_time is not None, "read to the end without a time"
+        if (identity := reading.request_id_hash) is not None:
+            if (reading.rule.name, identity) in seen:
+                refused[reading.rule.name][FunnelCounter.DUPLICATE] += 1
+                continue
+            seen.add((reading.rule.name, identity))
         request = UsableRequest(reading.labels, _num_output_tokens(reading), len(reading.prompt_token_ids))
         sessions[reading.rule.name][reading.unit_key].append(request)
         times[reading.rule.name].append(reading.event_time)
@@ -163,9 +170,11 @@ def survey_sample(sample: Sample, rule: EndpointRule, tokenizer: Tokenizer, secr
 
 
 def refusals(refused: Counter[str]) -> str:
-    """The commonest reasons, with their numbers."""
-    shown: Sequence[tuple[str, int]] = refused.most_common(SHOWN_REASONS)
-    more = ", ..." if len(refused) > SHOWN_REASONS else ""
+    """The commonest reasons, with their numbers, and always that of duplicates."""
+    common = [reason for reason, _ in refused.most_common(SHOWN_REASONS)]
+    names = dict.fromkeys([*common, *({FunnelCounter.DUPLICATE} & refused.keys())])
+    shown = [(name, refused[name]) for name in names]
+    more = ", ..." if len(refused) > len(shown) else ""
     return ", ".join(f"{plain_text(reason)}: {number:,}" for reason, number in shown) + more
 
 

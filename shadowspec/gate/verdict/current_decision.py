@@ -17,7 +17,7 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_verdict import CurrentVerdict, active, current_verdict, for_what_serves
 from shadowspec.gate.verdict.trial_levels import Seen, current_fingerprint, is_superseded
-from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord
+from shadowspec.types import MAX_CLOCK_AHEAD, Decision, FingerprintedConfig, Override, OverrideRecord
 from shadowspec.types.serving_engines import is_measured_on
 
 MIN_PREFIX: Final = 8  # characters of a digest by which it may be named
@@ -202,7 +202,7 @@ def current_fingerprints(
 
 
 def evidence_time(decision: Decision, measured: Iterable[MeasuredSpan]) -> datetime | None:
-    """Event time of the decision's newest evidence; at most the time of the decision, None if unknown.
+    """Event time of the decision's newest evidence; at most the time of the decision, None if unknown or impossible.
 
     For a decision without it, the start of the newest hour in which its hypothesis was measured: evidence never counts
     as younger than it is.  Evidence from a recorded file is as old as its newest event, whenever it was measured.
@@ -213,13 +213,21 @@ def evidence_time(decision: Decision, measured: Iterable[MeasuredSpan]) -> datet
         if decision.slice_key in ("", row.slice_key)
         and (row.concurrency, row.fingerprint) == (decision.concurrency, decision.fingerprint)
     )
-    newest = decision.evidence.newest_evidence or max(hours, default=None)
+    newest = decision.evidence.newest_evidence
+    if newest is not None and newest - decision.decided_at > MAX_CLOCK_AHEAD:
+        return None
+    newest = newest or max(hours, default=None)
     return None if newest is None else min(newest, decision.decided_at)
 
 
 def is_stale(evidence_at: datetime | None, max_age: timedelta | None, now: datetime) -> bool:
-    """Whether evidence of that time is older than `max_age` (None: any age will do); that of an unknown time is."""
-    return max_age is not None and (evidence_at is None or now - evidence_at > max_age)
+    """Whether evidence of that time is older than `max_age` (None: any age will do).
+
+    Evidence of an unknown time is, and so is evidence of the future, of which no clock knows the age.
+    """
+    if max_age is None:
+        return False
+    return evidence_at is None or now - evidence_at > max_age or evidence_at - now > MAX_CLOCK_AHEAD
 
 
 def _names(given: str, digest: str) -> bool:

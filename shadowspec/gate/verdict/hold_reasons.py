@@ -22,7 +22,8 @@ def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -
     limit_s, newest = policy.max_evidence_age_s, evidence.last_event
     if limit_s is None or newest is None or not is_stale(newest, timedelta(seconds=limit_s), now):
         return None
-    return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, more than {limit_s:.0f} s ago"
+    age = f"more than {limit_s:.0f} s ago" if newest <= now else "which is still to come: check the mirror's clocks"
+    return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, {age}"
 
 
 class EvidenceSpan(Protocol):

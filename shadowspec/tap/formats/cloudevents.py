@@ -20,7 +20,15 @@ from shadowspec.errors import RecordError
 from shadowspec.tap.documents import assemble_answer, parse_document
 from shadowspec.tap.formats.opened import EventHalf
 from shadowspec.tap.parameters import malformed_error, unsupported_error
-from shadowspec.tap.records import EARLIEST, EPOCH, LATEST, MirroredRecord, parse_time, read_record, transport_time
+from shadowspec.tap.records import (
+    EPOCH,
+    MirroredRecord,
+    parse_time,
+    read_record,
+    require_time,
+    transport_time,
+    usable_id,
+)
 from shadowspec.types import RecordKey
 
 STRUCTURED: Final = "application/cloudevents"
@@ -112,6 +120,8 @@ def _read(
     for name in REQUIRED:
         if not isinstance(attributes.get(name), str) or not attributes[name]:
             raise malformed_error(f"invalid:ce_{name}")
+    if usable_id(attributes["id"]) is None:  # halves of different calls would be joined by it
+        raise malformed_error("invalid:ce_id")
     if not attributes["specversion"].startswith("1."):
         raise unsupported_error("event_version")
     is_request = attributes["type"].endswith(suffixes.request)
@@ -190,10 +200,7 @@ def _event_time(attributes: Mapping[str, Any], key: RecordKey) -> datetime:
     given = attributes.get("time")
     if given is None:
         return transport_time(key.timestamp_ms) or EPOCH
-    time = parse_time(given)
-    if time is None or not EARLIEST <= time < LATEST:
-        raise malformed_error("invalid:ce_time")
-    return time
+    return require_time(parse_time(given), key.timestamp_ms, "ce_time")
 
 
 def _text(value: Any) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from shadowspec.tap.formats.opened import object_in, text_prompt
+from shadowspec.tap.records import usable_id
 from shadowspec.types import Intervention
 
 REDACTED: Final = "redacted-by-litellm"
@@ -65,7 +66,7 @@ def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
         "session_id": payload.get("session_id") or None,
         "user": payload.get("end_user") or logged.get("user_api_key_end_user_id"),
         "tenant": logged.get("user_api_key_team_id"),
-        "request_id": payload.get("litellm_call_id") or payload.get("id"),
+        "request_id": usable_id(payload.get("litellm_call_id")) or payload.get("id"),
         "path": PATHS.get(call, "/other") if isinstance(call, str) else None,
         "status": payload.get("status"),
         "cache_hit": payload.get("cache_hit"),

@@ -19,6 +19,7 @@ from shadowspec.errors import RecordError
 from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE, parse_document
 from shadowspec.tap.formats.opened import text_prompt
 from shadowspec.tap.parameters import malformed_error, unsupported_error
+from shadowspec.tap.records import usable_id
 
 SIGNALS: Final = (("resourceLogs", "scopeLogs", "logRecords"), ("resourceSpans", "scopeSpans", "spans"))
 EVENT: Final = "gen_ai.client.inference.operation.details"
@@ -335,4 +336,4 @@ def _service(resource: Any) -> str | None:
 
 
 def _first(attributes: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((attributes[name] for name in names if isinstance(attributes.get(name), (str, int))), None)
+    return next((attributes[name] for name in names if usable_id(attributes.get(name)) is not None), None)

@@ -100,6 +100,12 @@ def test_an_event_of_another_type_may_carry_a_whole_record() -> None:
     assert record.session() == "s-2"
 
 
+def test_an_event_of_the_future_or_without_an_id_is_no_half() -> None:
+    """The first would end the wait of all others, the second would be joined with any."""
+    assert refusal({**EVENT, "time": "2099-01-01T00:00:00Z"}) == ("malformed", "future:ce_time")
+    assert refusal({**EVENT, "id": "undefined"}) == ("malformed", "invalid:ce_id")
+
+
 def test_an_event_without_time_has_the_transport_s() -> None:
     timeless = {key: value for key, value in EVENT.items() if key != "time"}
     at = int(TIME.timestamp() * 1_000)

@@ -36,7 +36,7 @@ def said(each: Opened) -> Any:
     record, found = each.record, []
     fields = {name: value for name, value in asdict(record).items() if name in MirroredRecord.__struct_fields__}
     del fields["response"]
-    for read in (lambda: record.event_time(AT_MS), record.response_identity, record.check_served):
+    for read in (lambda: record.event_time(AT_MS), record.call_id, record.check_served):
         try:
             found.append(read())
         except RecordError as error:
