@@ -33,6 +33,7 @@ from shadowspec.config import find_config, load_config
 from shadowspec.errors import InputError, NoDataError, UsageError
 from shadowspec.reports.figures.frontiers import length_of
 from shadowspec.servers.engines.rules import used_rules
+from shadowspec.tap.sources import is_parquet
 from shadowspec.text import slice_title
 from shadowspec.types import AcceptanceSums, FingerprintedConfig
 from shadowspec.types.public_documents import PublicDocument, PublicValue, public
@@ -126,8 +127,8 @@ def backfill(
         raise UsageError("--max-requests needs --loop: a replay reads whole blocks")
     wanted = parse_depths(depths or DEFAULT_DEPTHS)
     config = load_config(find_config(config_path))
-    local = [file for file in files if "://" not in file and not Path(file).is_dir()]
-    require_inputs(config, local, endpoint, needs_weights=is_loop)
+    lines = [file for file in files if not ("://" in file or Path(file).is_dir() or is_parquet(file))]
+    require_inputs(config, lines, endpoint, needs_weights=is_loop)
     try:
         from shadowspec.app.backfill_judge import chosen_parallel
         from shadowspec.app.backfill_loop import loop_files, require_measurable

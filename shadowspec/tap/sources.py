@@ -24,6 +24,7 @@ STANDARD_INPUT = "-"
 DEFAULT_MAX_RECORD_BYTES = 16 * 1024 * 1024  # bytes; three times the longest prompt of a 1M-token context in English
 CHUNK_BYTES = 1024 * 1024  # bytes read at a time; bounds memory for any gzip stream
 GZIP_MAGIC = b"\x1f\x8b"
+PARQUET_MAGIC = b"PAR1"
 
 
 class RawRecord(NamedTuple):
@@ -69,6 +70,14 @@ def is_rereadable(path: str) -> bool:
     return not (path == STANDARD_INPUT or Path(path).is_fifo() or Path(path).is_char_device())
 
 
+def is_parquet(path: str) -> bool:
+    """Whether a file begins as Parquet does; False of one that cannot be read, or only once."""
+    if not is_rereadable(path) or not Path(path).is_file():
+        return False
+    with _open(path) as stream:
+        return stream.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
+
+
 def require_file(path: str) -> None:
     """Check the beginning of a file before its records are read; a source that can be read only once is not touched.
 
@@ -82,6 +91,8 @@ def require_file(path: str) -> None:
         start = stream.read(CHUNK_BYTES)
     if not start:
         raise NoDataError(f"{path}: is empty; give a file of JSON lines")
+    if start.startswith(PARQUET_MAGIC):
+        raise InputError(f"{path}: is Parquet, which only `shadowspec backfill` reads; give JSON lines")
     is_text = start.startswith(GZIP_MAGIC) or any(line.startswith(b"{") for line in start.splitlines())
     if b"\0" in start and not is_text:
         raise InputError(f"{path}: is binary; give JSON lines, one record a line (docs/formats.md)")

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +21,8 @@ from hypothesis import strategies as st
 
 from shadowspec.backfill.logs import ROWS, read_log
 from shadowspec.errors import InputError, NoDataError, ShadowSpecError
-from shadowspec.tap.sources import RawRecord, read_records
+from shadowspec.tap.formats import MessageFormat, open_message
+from shadowspec.tap.sources import RawRecord, is_parquet, read_records, require_file
 from shadowspec.types import RecordKey
 
 SECRET = "the prompt that nobody may read"
@@ -146,6 +148,92 @@ def test_what_json_has_no_form_of(tmp_path: Path) -> None:
     ]
 
 
+def test_a_map_is_an_object(tmp_path: Path) -> None:
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    tools = pyarrow.array(
+        [[[("city", {"type": "string"})]]], pyarrow.list_(pyarrow.map_("string", pyarrow.map_("string", "string")))
+    )
+    request = pyarrow.StructArray.from_arrays(
+        [tools, pyarrow.array([[("session_id", "s"), ("tier", None)]], kind)], names=["tools", "metadata"]
+    )
+    columns = {"request": request, "metadata": pyarrow.array([[("a", "1"), ("a", "2")]], kind)}
+    assert documents(written(tmp_path / "t.parquet", columns)) == [
+        {
+            "request": {"tools": [{"city": {"type": "string"}}], "metadata": {"session_id": "s"}},
+            "metadata": {"a": "2"},
+        }
+    ]
+
+
+def test_numbers_as_tables_hold_them(tmp_path: Path) -> None:
+    """Pandas makes doubles of integers beside a missing one; a prompt shows numbers as they are written."""
+    tool = {"function": {"parameters": {"maximum": 5.0}}}
+    request = {"top_k": 5.0, "top_p": 0.5, "seed": math.nan, "max_tokens": Decimal(8), "tools": [tool]}
+    columns = {
+        "request": [request], "latency": [math.nan], "ratio": [math.inf], "status": [200.0], "session_id": [7.0],
+        "response": [{"usage": {"prompt_tokens": 3.0}}], "cost": [1e300],
+    }  # fmt: skip
+    (found,) = documents(written(tmp_path / "t.parquet", columns))
+    assert found == {
+        "request": {"top_k": 5, "top_p": 0.5, "max_tokens": 8, "tools": [tool]}, "ratio": "inf", "status": 200,
+        "session_id": 7, "response": {"usage": {"prompt_tokens": 3}}, "cost": 1e300,
+    }  # fmt: skip
+    assert [type(found["request"][name]) for name in ("top_k", "max_tokens")] == [int, int]
+    assert isinstance(found["request"]["tools"][0]["function"]["parameters"]["maximum"], float)
+
+
+@pytest.mark.parametrize("names", [("request", "response"), ("request_body", "response_body")])
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.binary(), pyarrow.large_string()])
+def test_bodies_may_be_json_text(tmp_path: Path, names: tuple[str, str], kind: pyarrow.DataType) -> None:
+    """As inference tables have them, under their names of the other fields."""
+    bodies = {"request": {"model": "m", "messages": []}, "response": {"model": "m", "choices": []}}
+    texts = {
+        name: pyarrow.array([json.dumps(body).encode()]).cast(kind)
+        for name, body in zip(names, bodies.values(), strict=True)
+    }
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    others = {
+        "request_time": [at],
+        "client_request_id": ["r-1"],
+        "status_code": [200],
+        "metadata": ['{"tier": "gold"}'],
+    }
+    (raw,) = read_log(str(written(tmp_path / "t.parquet", texts | others)))
+    (opened,) = open_message(raw, MessageFormat.AUTO)
+    record = opened.record
+    assert record is not None
+    assert (record.request, record.response, record.status) == (*bodies.values(), 200)
+    assert (record.event_time(0), record.call_id(), record.annotation("tier")) == (at, ("request", "r-1"), "gold")
+
+
+def test_a_body_of_text_beside_a_struct(tmp_path: Path) -> None:
+    stream = 'data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}\n\n'
+    columns = {"request": [{"model": "m", "prompt": "a"}], "response": [stream], "timestamp": [5_000_000_000.0]}
+    (raw,) = read_log(str(written(tmp_path / "t.parquet", columns)))
+    (opened,) = open_message(raw, MessageFormat.AUTO)
+    assert opened.record is not None
+    assert opened.record.request == {"model": "m", "prompt": "a"}
+    assert opened.record.in_response("choices") == [{"index": 0, "finish_reason": "stop", "text": "x"}]
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Tokyo"])
+def test_columns_of_sparks_kafka_source(tmp_path: Path, unit: str, zone: str | None) -> None:
+    at = (
+        pyarrow.array([1_767_323_045_678, None]).cast(pyarrow.timestamp("ms", zone)).cast(pyarrow.timestamp(unit, zone))
+    )
+    headers = [[{"key": "X-Session-Id", "value": b"s-1"}, {"key": "empty", "value": None}], None]
+    columns = {"key": [b"k"] * 2, "value": MESSAGES[:1] * 2, "topic": ["t"] * 2, "timestamp": at, "headers": headers}
+    first, second = read_log(str(written(tmp_path / "t.parquet", columns)))
+    assert (first.key.timestamp_ms, second.key.timestamp_ms) == (1_767_323_045_678, 0)
+    assert (first.headers, second.headers) == ((("X-Session-Id", b"s-1"), ("empty", None)), ())
+    record = {"request": [{"model": "m"}], "timestamp": at[:1]}
+    (raw,) = read_log(str(written(tmp_path / "u.parquet", record)))
+    time_of = open_message(raw, MessageFormat.OPENAI)[0].record
+    assert time_of is not None
+    assert time_of.event_time(0) == datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+
+
 def test_rows_are_numbered_through_batches_and_groups(tmp_path: Path) -> None:
     number = 2 * ROWS + 7
     path = written(tmp_path / "t.parquet", {"value": [str(each) for each in range(number)]}, row_group_size=100)
@@ -181,7 +269,7 @@ def test_columns_that_say_nothing_are_named(tmp_path: Path, columns: dict[str, A
         list(read_log(str(path)))
     assert str(caught.value) == (
         f"{path}: has neither a column value or message of text or bytes with whole messages nor a column request "
-        f"(its columns: {names})"
+        f"or request_body (its columns: {names})"
     )
 
 
@@ -227,6 +315,17 @@ def test_broken_files(tmp_path: Path, content: bytes, says: str) -> None:
         list(read_log(str(path)))
     assert str(caught.value).startswith(f"{path}: {says}")
     assert SECRET not in str(caught.value)
+
+
+def test_only_backfill_reads_parquet(tmp_path: Path) -> None:
+    path = str(written(tmp_path / "t.parquet", {"request": [SECRET]}))
+    lines = tmp_path / "t.jsonl"
+    lines.write_bytes(LINES)
+    assert [is_parquet(place) for place in (path, str(lines), str(tmp_path), str(tmp_path / "none"), "-")] == [
+        True, False, False, False, False,
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="only `shadowspec backfill` reads"):
+        require_file(path)
 
 
 def test_files_without_rows_or_with_values_that_are_none(tmp_path: Path) -> None:
@@ -280,7 +379,7 @@ def test_a_file_with_some_bytes_changed_raises_nothing_but_our_errors(
     assert found or said
 
 
-columns = st.sampled_from(["value", "message", "request", "other"])
+columns = st.sampled_from(["value", "message", "request", "other", "timestamp", "headers", "metadata", "request_body"])
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text() | st.binary() | st.datetimes(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=3),

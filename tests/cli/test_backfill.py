@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -390,6 +392,16 @@ def test_wrong_usage_is_refused_before_there_is_a_cluster(
     (workspace.folder / "folder").mkdir()
     done = workspace.run("backfill", *arguments)
     assert (done.code, says in done.err) == (code, True), done.err
+
+
+def test_a_file_of_parquet_is_no_broken_file_of_lines(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object, **__: object) -> None:
+        raise InputError("a cluster was asked for")
+
+    monkeypatch.setattr("shadowspec.backfill.connection.connect", connect)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record(0)]), workspace.folder / "t.parquet")
+    done = workspace.run("backfill", "t.parquet")
+    assert (done.code, "a cluster was asked for" in done.err) == (2, True), done.err
 
 
 def test_without_ray_the_extra_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
