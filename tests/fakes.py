@@ -37,6 +37,7 @@ from shadowspec.types import (
     SpeculationCounts,
     VerifyRule,
 )
+from shadowspec.types.prompt_rules import TemplateTraits
 
 STALL_S = 3_600.0  # longer than any test or block timeout waits
 PREFILL_MS_PER_TOKEN = 0.05
@@ -211,6 +212,9 @@ class FakeTokenizer:
 
     context_length: int = 4_096
     vocabulary_size: int = 256
+
+    def traits_of(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateTraits:
+        return TemplateTraits()
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None

@@ -28,6 +28,7 @@ from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.reading import Tokenizer
 from shadowspec.tap.sources import is_rereadable, require_file
 from shadowspec.types import Contract, FingerprintedConfig, sampling_defaults
+from shadowspec.types.prompt_rules import TemplateTraits
 
 if TYPE_CHECKING:
     from shadowspec.engine.tokenizer import FolderTokenizer
@@ -59,6 +60,9 @@ class _AnyTokenizer:
     """Takes the place of a tokenizer where only the records are examined."""
 
     context_length = vocabulary_size = ANY_LENGTH
+
+    def traits_of(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateTraits:
+        return TemplateTraits()
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None

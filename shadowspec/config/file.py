@@ -34,7 +34,7 @@ from shadowspec.errors import ConfigError, ModelError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.job_settings import RECEIVERS, LiveSettings, ScheduleSettings
-from shadowspec.servers.engines import known_engine, with_engine_rules
+from shadowspec.servers.engines import known_engine, prompt_rules_of, with_engine_rules
 from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.asked_output import ToolCallFormat
@@ -274,6 +274,7 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         takes_constraints=section.servers is not None,
         tool_call_format=_tool_call_format(section.servers),
         measures_conversations=section.servers is not None and section.servers.measures_conversations,
+        prompt_rules=prompt_rules_of(section.serving_engine),
         **policy.rule_parts(),
     )
     if rule.max_turns > policy.max_requests_per_cluster:

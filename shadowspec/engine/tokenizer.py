@@ -12,9 +12,11 @@ from transformers import AutoConfig, AutoTokenizer, TokenizersBackend
 from transformers import __version__ as transformers_version
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from shadowspec.engine.template_traits import template_traits
 from shadowspec.errors import ModelError, RecordError
 from shadowspec.model_folder import AGAIN, require_settings
 from shadowspec.types import FunnelCounter
+from shadowspec.types.prompt_rules import TemplateTraits
 
 DEFAULT_ROPE = "default"  # which transformers has no function of
 PROBED_CHARACTERS = 16  # of a token of context; four is usual
@@ -38,6 +40,12 @@ class FolderTokenizer:
             backend.no_truncation()
             backend.no_padding()
         object.__setattr__(self, "_backend", backend)
+
+    def traits_of(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateTraits:
+        """What decides how messages beside these tools have to look for the target's chat template."""
+        if not self.raw.chat_template:
+            return TemplateTraits()
+        return template_traits(self.raw.get_chat_template(tools=list(tools) if tools else None))
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None

@@ -6,7 +6,6 @@ says which field is wrong where that is impossible.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -33,6 +32,7 @@ UNSUPPORTED_PARTS: Final[Mapping[str, str]] = {
     "file": "file_content",
     "input_file": "file_content",
 }
+_TEXT_FIELDS: Final = dict.fromkeys(("text", "input_text", "output_text"), "text") | {"refusal": "refusal"}
 
 _MAX = sys.float_info.max
 Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
@@ -57,26 +57,27 @@ class MessageBody(Body, gc=False):
     """One chat message."""
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any] | str] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None  # the same, under its later name; other APIs have objects there
 
     def plain(self) -> dict[str, Any]:
-        """The message as a chat template takes it: text content, tool arguments as values.
-
-        Parts of its text are joined by line breaks, as vLLM joins them.
+        """The message with nothing in it but text: its content is a text, a list of texts, or None.
 
         Raises:
             RecordError: malformed, or unsupported: it has parts that are not text.
         """
-        plain: dict[str, Any] = {"role": self.role, "content": _join_parts(self.content)}
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if (value := getattr(self, name)) is not None:
+        plain: dict[str, Any] = {"role": self.role, "content": _texts(self.content)}
+        for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+            if isinstance(value := getattr(self, name), str):
                 plain[name] = value
         if self.tool_calls:
-            plain["tool_calls"] = [_plain_tool_call(call) for call in self.tool_calls]
+            if not all(isinstance(call.get("function"), dict) for call in self.tool_calls):
+                raise malformed_error("invalid:request.messages.tool_calls")
+            plain["tool_calls"] = self.tool_calls
         return plain
 
 
@@ -139,14 +140,15 @@ class UsageBody(Body, gc=False):
     input_tokens: Any = None  # in Responses and Messages
     prompt_tokens_details: Any = None
     input_tokens_details: Any = None  # in Responses
-    cache_read_input_tokens: Any = None  # in Messages
+    cache_read_input_tokens: Any = None  # in Messages, as is the next
+    cache_creation_input_tokens: Any = None
 
     @property
     def num_prompt_tokens(self) -> int | None:
-        """Tokens of the prompt; None where the server does not say.  Those that Messages read from a cache count."""
+        """Tokens of the prompt; None where the server does not say.  Messages count those of a cache apart."""
         given = [number for number in (self.prompt_tokens, self.input_tokens) if _is_count(number)]
-        cached = self.cache_read_input_tokens
-        return given[0] + (cached if _is_count(cached) else 0) if given else None
+        cached = (self.cache_read_input_tokens, self.cache_creation_input_tokens)
+        return given[0] + sum(number for number in cached if _is_count(number)) if given else None
 
     @property
     def num_cached_tokens(self) -> int | None:
@@ -237,28 +239,19 @@ def _wrong_field(document: Mapping[str, Any], kind: type[Struct], prefix: str) -
     return malformed_error(("invalid:" + ".".join(map(str, parts)))[:MAX_REASON_CHARACTERS])
 
 
-def _join_parts(content: str | list[dict[str, Any]] | None) -> str | None:
+def _texts(content: str | list[dict[str, Any] | str] | None) -> str | list[str] | None:
+    """A content without the parts that hold nothing."""
     if content is None or isinstance(content, str):
         return content
-    pieces = []
+    texts = []
     for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
         kind = str(part.get("type"))
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if kind in {"text", "input_text", "output_text", "refusal"} and isinstance(text, str):
-            pieces.append(text)
-        else:
+        text = part.get(_TEXT_FIELDS.get(kind, "text"))
+        if kind not in _TEXT_FIELDS or not (text is None or isinstance(text, str)):
             raise unsupported_error(UNSUPPORTED_PARTS.get(kind, "unknown_content"))
-    return "\n".join(pieces)
-
-
-def _plain_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        raise malformed_error("invalid:request.messages.tool_calls")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
-            raise malformed_error("invalid:request.messages.tool_calls") from error
-    return {**call, "function": {**function, "arguments": arguments}}
+        if text is not None:
+            texts.append(text)
+    return texts

@@ -13,6 +13,7 @@ from pydantic import Field
 from shadowspec.errors import ConfigError
 from shadowspec.tap.asked_output import ToolCallFormat
 from shadowspec.types import UNSEEDED, OutputContract
+from shadowspec.types.prompt_rules import UNNAMED, PromptRules
 from shadowspec.types.settings import Positive, Text
 
 DEFAULT_SLICE_BY = ("prompt_class", "sampling_regime")
@@ -55,7 +56,7 @@ class EndpointRule:
     class), for any request.  `takes_constraints`: the measuring engine can restrict outputs to a grammar, as servers
     do.  `tool_call_format` is how its target writes tool calls (None: not known, so that strict tools are refused).
     `measures_conversations`: all of a session's first `timed_positions` requests are measured, in their order, in one
-    place of one block, instead of a drawn one of them.
+    place of one block, instead of a drawn one of them.  `prompt_rules` are those of the engine that serves it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class EndpointRule:
     takes_constraints: bool = False
     tool_call_format: ToolCallFormat | None = None
     measures_conversations: bool = False
+    prompt_rules: PromptRules = UNNAMED
 
     def __post_init__(self) -> None:
         def require(holds: bool, what: str) -> None:

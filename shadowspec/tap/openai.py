@@ -24,6 +24,7 @@ from shadowspec.tap.bodies import (
     convert_or_refuse,
 )
 from shadowspec.tap.calls import Call, call_of
+from shadowspec.tap.chat_messages import text_of
 from shadowspec.tap.parameters import (
     CONSTRAINING,
     NEUTRAL,
@@ -58,11 +59,12 @@ _INTERVENTIONS: Final = {intervention.value: intervention for intervention in In
 
 
 class ParsedResponse(Struct, frozen=True, gc=False):
-    """Production's answer; `prompt_token_ids` and `model` as the server saw them."""
+    """Production's answer; `prompt_token_ids` and `model` as the server saw them, and its count of the prompt."""
 
     logged: LoggedResponse | None
     prompt_token_ids: TokenIds | None = None
     model: str | None = None
+    num_prompt_tokens: int | None = None
 
     def __repr__(self) -> str:
         return f"ParsedResponse(logged={self.logged!r}, model={self.model!r})"
@@ -71,7 +73,8 @@ class ParsedResponse(Struct, frozen=True, gc=False):
 class ParsedRequest(Struct, frozen=True, gc=False):
     """One request ready for a tokenizer.
 
-    Exactly one of `prompt_token_ids`, `messages` and `text` is the source of the prompt; `texts` holds the
+    Exactly one of `prompt_token_ids`, `messages` (as `MessageBody.plain` gives them) and `text` is the source of the
+    prompt; `texts` holds the
     instructions and user turns in order, only for the classifier.  `sampling.max_tokens` is the request's, or `None` in
     `max_tokens` where it leaves the length to the context.
     """
@@ -102,17 +105,18 @@ def parse_response(record: MirroredRecord) -> ParsedResponse:
         return ParsedResponse(None)
     if not isinstance(response, ResponseBody):
         record.response = response = convert_or_refuse(response, ResponseBody, "response")
+    usage = response.usage or UsageBody()
+    counted_prompt = usage.num_prompt_tokens or None  # 0: who writes it has not counted
     if openai_responses.is_answer(response):
-        return ParsedResponse(openai_responses.logged_answer(response), None, response.model)
+        return ParsedResponse(openai_responses.logged_answer(response), None, response.model, counted_prompt)
     if anthropic_messages.is_answer(response):
-        return ParsedResponse(anthropic_messages.logged_answer(response), None, response.model)
+        return ParsedResponse(anthropic_messages.logged_answer(response), None, response.model, counted_prompt)
     if not response.choices:
-        return ParsedResponse(None, response.prompt_token_ids, response.model)
+        return ParsedResponse(None, response.prompt_token_ids, response.model, counted_prompt)
     if len(response.choices) > 1:
         raise unsupported_error("several_choices")
     choice = response.choices[0]
     token_ids = choice.token_ids
-    usage = response.usage or UsageBody()
     counted = usage.completion_tokens
     if counted is None and token_ids is not None:
         counted = len(token_ids)
@@ -120,7 +124,7 @@ def parse_response(record: MirroredRecord) -> ParsedResponse:
         token_ids, _token_logprobs(choice.logprobs, token_ids), choice.finish_reason, counted, usage.num_cached_tokens
     )
     prompt_token_ids = choice.prompt_token_ids if response.prompt_token_ids is None else response.prompt_token_ids
-    return ParsedResponse(logged, prompt_token_ids, response.model)
+    return ParsedResponse(logged, prompt_token_ids, response.model, counted_prompt)
 
 
 def parse_request(
@@ -161,8 +165,9 @@ def parse_request(
     text, prompt_ids = None, None
     if is_chat:
         messages = [message.plain() for message in request.messages or ()]
-        everything = [message["content"] for message in messages if message["content"]]
-        texts = tuple(m["content"] for m in messages if m["role"] in READ_ROLES and m["content"])
+        contents = [(message["role"], text_of(message["content"])) for message in messages]
+        everything = [text for _, text in contents]
+        texts = tuple(text for role, text in contents if role in READ_ROLES and text)
     else:
         text, prompt_ids = _completion_prompt(request.prompt)
         texts = (text,) if text else ()

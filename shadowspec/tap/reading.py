@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from shadowspec.errors import RecordError
 from shadowspec.tap import openai
+from shadowspec.tap.chat_messages import served_messages, served_tools
 from shadowspec.tap.context_buckets import context_bucket
 from shadowspec.tap.endpoints import EndpointRule, match_endpoint
 from shadowspec.tap.formats import Opened
@@ -41,6 +42,7 @@ from shadowspec.types import (
     SamplingRegime,
     format_slice_key,
 )
+from shadowspec.types.prompt_rules import PromptRules, TemplateTraits
 
 MAX_REMEMBERED_MATCHES = 1_000  # records' matched fields hardly vary, but for paths with ids in them
 NO_LABELS: Final[Mapping[str, str]] = {}
@@ -54,7 +56,8 @@ class Tokenizer(Protocol):
     """The target's tokenizer as the tap needs it.
 
     `render_chat` and `encode` return token ids as the server would see them (special tokens included).  They raise only
-    `RecordError`, where this target has no chat template or its template refuses the messages.
+    `RecordError`, where this target has no chat template or its template refuses the messages.  `traits_of` says what
+    decides how the messages have to look for that template.
     """
 
     @property
@@ -62,6 +65,8 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary_size(self) -> int: ...
+
+    def traits_of(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateTraits: ...
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
@@ -77,7 +82,7 @@ class Reading:
     """
 
     __slots__ = (
-        "draw", "error", "event_time", "is_placed", "key", "labels", "logged", "num_prompt_tokens",
+        "draw", "error", "event_time", "is_placed", "key", "labels", "logged", "num_prompt_tokens", "num_served_tokens",
         "prompt_token_ids", "record", "request", "request_id_hash", "rule", "sampling", "sampling_rate",
         "session_hash", "slice_key", "unit_key", "user_hash",
     )  # fmt: skip
@@ -99,6 +104,7 @@ class Reading:
         self.draw: float | None = None  # the session's, where its endpoint samples
         self.sampling_rate: float | None = None
         self.num_prompt_tokens: int | None = None
+        self.num_served_tokens: int | None = None  # the server's count of a prompt that is rendered here
         self.labels: Mapping[str, str] = NO_LABELS
         self.slice_key: str | None = None
         self.logged: LoggedResponse | None = None
@@ -195,12 +201,14 @@ class Reader:
             tool_call_format=rule.tool_call_format,
         )
         reading.logged = response.logged
+        if reading.request.prompt_token_ids is None:
+            reading.num_served_tokens = response.num_prompt_tokens
 
     def _count_and_label(self, reading: Reading, class_name: str) -> None:
         """Step 9."""
         rule, request = reading.rule, reading.request
         tokenizer = self._tokenizers[rule.name]
-        reading.prompt_token_ids = ids = _prompt_token_ids(request, tokenizer)
+        reading.prompt_token_ids = ids = _prompt_token_ids(request, rule.prompt_rules, tokenizer)
         reading.num_prompt_tokens = len(ids)
         if (call_id := reading.record.call_id()) is not None:
             kind, name = call_id
@@ -257,11 +265,13 @@ def _check_model(rule: EndpointRule, asked: str | None, answered: str | None) ->
             raise unsupported_error("other_model")
 
 
-def _prompt_token_ids(request: ParsedRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _prompt_token_ids(request: ParsedRequest, rules: PromptRules, tokenizer: Tokenizer) -> tuple[int, ...]:
     if request.prompt_token_ids is not None:
         ids = request.prompt_token_ids
     elif request.is_chat:
-        ids = tuple(tokenizer.render_chat(request.messages, request.tools))
+        tools = served_tools(request.tools, rules) if request.offers_tools or not rules.hides_refused_tools else None
+        messages = served_messages(request.messages, rules, tokenizer.traits_of(tools))
+        ids = tuple(tokenizer.render_chat(messages, tools))
     else:
         ids = tuple(tokenizer.encode(request.text or ""))
     if not ids:

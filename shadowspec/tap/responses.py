@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from shadowspec.tap import anthropic_messages, openai_responses
 from shadowspec.tap.bodies import ChoiceBody, MessageBody, ResponseBody, convert_or_refuse
+from shadowspec.tap.chat_messages import NO_PARTS, served_messages
 from shadowspec.tap.documents import CUT_OFF, is_other_content
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.formats import MessageFormat, Opened, open_message
@@ -25,8 +26,10 @@ from shadowspec.tap.reading import Reader, Reading, Tokenizer
 from shadowspec.tap.routing import NO_HINTS
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, FunnelKey, Intervention, RecordKey, ShadowPrompt
+from shadowspec.types.prompt_rules import UNNAMED, BrokenArguments, PromptRules
 
 _NO_PLACE_IN_A_CHAT: Final = ("function_call", "refusal", "audio", "parts", CUT_OFF)
+_ANSWER: Final = replace(UNNAMED, broken_arguments=BrokenArguments.REFUSED)  # a draft would learn what is damaged
 # The logged text is then not the model's.
 _NOT_THE_MODELS: Final = (Intervention.REWRITTEN, Intervention.REJECTED)
 
@@ -54,6 +57,7 @@ class LoggedCall:
     text: str | None = field(repr=False)  # the whole text of the response, if the record has all of it as text
     request: ParsedRequest
     body: ResponseBody | None = field(repr=False)
+    prompt_rules: PromptRules
 
     def conversation(self) -> Conversation:
         """The chat and its answer.
@@ -70,7 +74,7 @@ class LoggedCall:
         given_ids = self.request.prompt_token_ids
         counted = body.usage.num_prompt_tokens if body.usage is not None else None
         return Conversation(
-            self.request.messages,
+            served_messages(self.request.messages, self.prompt_rules, NO_PARTS),
             answer_message(body),
             self.request.tools,
             counted if given_ids is None else len(given_ids),
@@ -131,7 +135,10 @@ def _call(reading: Reading) -> LoggedCall:
         reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
     )  # fmt: skip
     body = response_of(reading.record)
-    return LoggedCall(prompt, slice_key, reading.unit_key, response_text(body), reading.request, body)
+    return LoggedCall(
+        prompt, slice_key, reading.unit_key, response_text(body), reading.request, body,
+        reading.rule.prompt_rules,
+    )  # fmt: skip
 
 
 def answer_message(body: ResponseBody) -> Mapping[str, Any]:
@@ -149,7 +156,8 @@ def answer_message(body: ResponseBody) -> Mapping[str, Any]:
     if len(messages) != 1 or messages[0].get("role") != "assistant":
         raise unsupported_error("answer_not_a_message")
     (message,) = messages
-    answer = convert_or_refuse(message, MessageBody, "response.message").plain()
+    plain = convert_or_refuse(message, MessageBody, "response.message").plain()
+    (answer,) = served_messages([plain], _ANSWER, NO_PARTS)
     if not answer["content"] and not answer.get("tool_calls"):
         raise unsupported_error("answer_not_a_message")
     return answer

@@ -21,6 +21,7 @@ from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import read_records
 from shadowspec.types import Block, FunnelCounter, SamplingRegime, StoredRecord
+from shadowspec.types.prompt_rules import TemplateTraits
 from tests.tap.mirror import admit
 
 MAX_LOOP_SHARE = 0.10
@@ -35,6 +36,9 @@ class GivenTokens:
 
     context_length = 2_048
     vocabulary_size = 4_096
+
+    def traits_of(self, tools: Any) -> TemplateTraits:
+        return TemplateTraits()
 
     def render_chat(self, messages: Any, tools: Any) -> list[int]:
         raise AssertionError("a record without prompt tokens")

@@ -34,6 +34,7 @@ from shadowspec.tap.endpoints import MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey, SamplingParameters
+from shadowspec.types.prompt_rules import TemplateTraits
 from tests.fakes import endpoint_rule
 from tests.tap.mirror import admit
 
@@ -88,6 +89,9 @@ class PairTokenizer:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = load_tokenizer(folder)
         self.vocabulary_size = 4_096
+
+    def traits_of(self, tools: Any) -> TemplateTraits:
+        return TemplateTraits()
 
     def render_chat(self, messages: Any, tools: Any) -> list[int]:
         text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)

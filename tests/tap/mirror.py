@@ -15,6 +15,7 @@ from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.parameters import malformed_error
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey
+from shadowspec.types.prompt_rules import TemplateTraits
 from tests.fakes import endpoint_rule
 
 SECRET = b"a secret for the tests alone"
@@ -27,6 +28,9 @@ class ByteTokenizer:
 
     context_length = 4_096
     vocabulary_size = 256
+
+    def traits_of(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateTraits:
+        return TemplateTraits()
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None

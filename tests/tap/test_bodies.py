@@ -29,11 +29,12 @@ class MessageModel(Model):
     """One chat message."""
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any] | str] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None
 
 
 class RequestModel(Model):
@@ -91,6 +92,7 @@ class UsageModel(Model):
     prompt_tokens_details: Any = None
     input_tokens_details: Any = None
     cache_read_input_tokens: Any = None
+    cache_creation_input_tokens: Any = None
 
 
 class ResponseModel(Model):
@@ -105,9 +107,13 @@ class ResponseModel(Model):
 NUMBERS = st.sampled_from([None, 0, 1, 2, 7, -1, 0.0, 0.5, 1.0, 1.5, 2**31 - 1, 2**31, 2**32, True, False, "1"])
 IDS = st.lists(st.integers(0, 300) | st.sampled_from([-1, 1.0, 2**31 - 1, 2**31, True, None, "1"]), max_size=4)
 TEXT = st.sampled_from(["", "Why?", "litellm_truncated", "Write a poem", None, 3])
+LISTS = st.sampled_from([[{"type": "text"}], ["a"], [3]])
 MESSAGES = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "system", "assistant", 1]), "content": TEXT | st.just([{"type": "text"}])},
+        {
+            "role": st.sampled_from(["user", "system", "assistant", 1]),
+            "content": TEXT | st.sampled_from([[{"type": "text"}], ["a"], [3]]),
+        },
         optional={"name": TEXT, "tool_calls": st.just([{"id": "a"}]), "extra": NUMBERS},
     )
     | st.just("message"),

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from shadowspec.errors import RecordError
 from shadowspec.tap import anthropic_messages, openai_responses
 from shadowspec.tap.bodies import ResponseBody, convert_or_refuse
+from shadowspec.tap.chat_messages import NO_PARTS, served_messages
 from shadowspec.tap.documents import assemble_answer
 from shadowspec.tap.openai import parse_request
 from shadowspec.tap.records import read_record
 from shadowspec.tap.responses import response_text
 from shadowspec.types import FunnelCounter, LoggedResponse, ShadowPrompt
+from shadowspec.types.prompt_rules import UNNAMED
 from tests.builders.admitted import admitted
 from tests.builders.sse import stream
 from tests.tap.mirror import START, chat, fate, messages, responses
@@ -40,8 +42,8 @@ def same(one: ShadowPrompt, other: ShadowPrompt) -> bool:
 
 
 def said(record: dict[str, Any]) -> Any:
-    """The messages that a record's prompt is made of."""
-    return parse_request(read_record(record, {})).messages
+    """The messages that a record's prompt is made of, for a template that takes texts."""
+    return served_messages(parse_request(read_record(record, {})).messages, UNNAMED, NO_PARTS)
 
 
 @pytest.mark.parametrize("other", [responses, messages])
@@ -90,12 +92,12 @@ def test_the_items_of_a_conversation_become_messages() -> None:
         RESULT,
     ]
     assert said(responses(input=items, instructions="Answer in German.")) == [
-        {"role": "system", "content": "Answer in German."},
-        {"role": "developer", "content": "Be brief."},
+        {"role": "system", "content": "Answer in German.\n\nBe brief."},
         {"role": "user", "content": "Weather?"},
         {
             "role": "assistant",
             "content": "Looking.",
+            "reasoning": "Let me look.",
             "reasoning_content": "Let me look.",
             "tool_calls": [
                 {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Berlin"}}}
@@ -123,6 +125,7 @@ def test_the_blocks_of_a_conversation_become_messages() -> None:
         {
             "role": "assistant",
             "content": "Looking.",
+            "reasoning": "Let me look.",
             "reasoning_content": "Let me look.",
             "tool_calls": [
                 {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Berlin"}}}

@@ -17,6 +17,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.required_tests import min_clusters
 from shadowspec.gate.verdict.trial_levels import first_level
 from shadowspec.model_folder import require_model_folder
+from shadowspec.servers.engines import prompt_rules_of
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.types import SamplingRegime
 
@@ -191,6 +192,7 @@ def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
         match=MatchRule(),
         loads=(Load(inputs.concurrency),),
         default_sampling=served_sampling(inputs.target, inputs.serving_engine, configured={}).defaults,
+        prompt_rules=prompt_rules_of(inputs.serving_engine),
         **GatePolicy().rule_parts(),
     )
     return survey_sample(sample, rule, tokenizer, os.urandom(32))

@@ -17,6 +17,7 @@ from shadowspec.servers.engines.rules import ENGINE_OPTIONS, EngineRules, RuleDi
 from shadowspec.servers.engines.sglang import Sglang
 from shadowspec.servers.engines.tensorrt_llm import TensorRtLlm
 from shadowspec.servers.engines.vllm import Vllm
+from shadowspec.types.prompt_rules import UNNAMED, PromptRules
 from shadowspec.types.serving_engines import parse_engines, plain_name
 from shadowspec.types.speculation import DraftSampling, NgramOccurrence, SpeculationConfig
 
@@ -61,6 +62,13 @@ def rules_of(engine: str | None) -> EngineRules:
         return known.rules
     names = parse_engines(engine or "")
     return _OTHER_RULES.get(names[0].name, EngineRules()) if len(names) == 1 else EngineRules()
+
+
+def prompt_rules_of(engine: str | None) -> PromptRules:
+    """How the engine that a text names makes prompts; those of most where it is not known."""
+    names = parse_engines(engine or "")
+    known = _BY_NAME.get(plain_name(names[0].name)) if len(names) == 1 else None
+    return UNNAMED if known is None else known.prompt_rules
 
 
 def with_engine_rules(config: SpeculationConfig, engine: str | None) -> SpeculationConfig:

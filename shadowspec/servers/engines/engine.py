@@ -23,6 +23,7 @@ from shadowspec.servers.request import ServerRequest, body_of, scoring_body_of
 from shadowspec.servers.step_counts import Accepted, CountsSource, UncountableError
 from shadowspec.servers.stream import Completion, ServerError, StreamedAnswer
 from shadowspec.types import UNSEEDED, LiveCounts, SpeculationConfig
+from shadowspec.types.prompt_rules import PromptRules
 from shadowspec.types.served_methods import DEPTH_KEYS, DRAFT_KEYS, METHOD_KEYS, setting
 from shadowspec.types.serving_engines import parse_engines
 
@@ -92,6 +93,7 @@ class ServingEngine(ABC):
     owner: ClassVar[str]  # `owned_by` in its /v1/models
     metrics: ClassVar[MetricNames]
     rules: ClassVar[EngineRules] = EngineRules()
+    prompt_rules: ClassVar[PromptRules] = PromptRules()
     unmeasurable: ClassVar[str | None] = None  # why no acceptance can be measured on it
     speculation_flags: ClassVar[str | None] = None  # with which a server of it speculates
     counts_source: ClassVar[CountsSource]  # of answers that report the accepted tokens of each step

@@ -13,7 +13,7 @@ many tokens have been drafted and accepted so far, from which the steps follow o
 
 A draft model drafts the arg-max of its logits (`draft-simple`); n-grams are copied from the latest occurrence that as
 much follows (`common_ngram_simple_draft`); near a request's limit of output tokens a draft is cut to one token less
-than may still be emitted (`get_n_draft_max`).
+than may still be emitted (`get_n_draft_max`).  What it makes of messages is in `common/chat.cpp`.
 
 Relied upon by the export, arguments on one line, quoted for a shell (tests/data/peers/llamacpp.json):
 - a draft model always drafts its arg-max, and the target's token is compared with it: rejection has no counterpart;
@@ -64,6 +64,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from shadowspec.types.prompt_rules import BrokenArguments, PromptRules
 from shadowspec.types.served_methods import plain_key
 
 SEEDS: Final = 2**32 - 1  # the number after these means "draw one"
@@ -152,6 +153,13 @@ class LlamaCpp(ServingEngine):
     owner = "llamacpp"
     metrics = _METRICS
     rules = EngineRules(NgramOccurrence.LATEST_FOLLOWED, DraftSampling.TEMPERATURE, drafts_within_limit=True)
+    prompt_rules = PromptRules(
+        drops_empty_parts=False,
+        joins_system=False,
+        reasoning_read=("reasoning_content",),
+        reasoning_shown=("reasoning_content",),
+        broken_arguments=BrokenArguments.REFUSED,
+    )
     speculation_flags = "--spec-type and --metrics"
     method_keys = MethodKeys("spec-type", "spec-draft-n-max", "spec-draft-model")
     counts_source = CountsSource("timings", "each answer's timings")

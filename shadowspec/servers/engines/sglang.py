@@ -4,7 +4,8 @@ Its OpenAI answers have no draft counts; those of `/generate` have `meta_info`: 
 many steps accepted how many tokens, counted before an output is cut at its end.  Written after its sources
 (docs/servers.md names the versions; metrics: `python/sglang/srt/observability/metrics_collector.py` at revision
 44cedc2b); tried only against a fake.  It has no n-gram lookup like others' (a trie of all requests' outputs), and a
-draft's distribution follows only temperature (`sample_draft_proposal`).
+draft's distribution follows only temperature (`sample_draft_proposal`).  What it makes of messages and tools is in
+`serving_chat.py` (revision 002897c2) and `protocol.py` of `entrypoints/openai`, and `parser/jinja_template_utils.py`.
 
 Relied upon by the export, a YAML file for `--config` and the JSON of `--speculative-adaptive-config` (fields, version
 and licence: tests/data/peers/sglang.json):
@@ -59,6 +60,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from shadowspec.types.prompt_rules import BrokenArguments, PromptRules
 
 CHAINS: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")  # algorithms that draft a chain with one branch in each step
 REPORTED_SETTINGS: Final = (  # its settings on which figures depend
@@ -145,6 +147,20 @@ class Sglang(ServingEngine):
     owner = "sglang"
     metrics = _METRICS
     rules = EngineRules(None, DraftSampling.TEMPERATURE)
+    prompt_rules = PromptRules(
+        part_separator=" ",
+        drops_empty_parts=False,
+        wraps_texts=False,
+        media_means_parts=True,
+        developer_is_system=False,
+        reasoning_read=("reasoning_content",),
+        reasoning_shown=("reasoning_content",),
+        empties_arguments=False,
+        broken_arguments=BrokenArguments.REFUSED,
+        ends_on_user=True,
+        hides_refused_tools=True,
+        tool_fields=(("description", None), ("name", None), ("parameters", None), ("strict", False)),
+    )
     speculation_flags = "--speculative-algorithm"
     method_keys = MethodKeys("speculative-algorithm", "speculative-num-steps", "speculative-draft-model-path")
     counts_source = CountsSource("meta_info", "each answer's meta_info")

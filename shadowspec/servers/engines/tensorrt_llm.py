@@ -3,7 +3,7 @@
 Its API is OpenAI's, so that it is identified as any server is.  Metrics are read from
 `tensorrt_llm/metrics/collector.py` as stored for revision 89fd9b74; it was not run here.  It has no n-gram lookup like
 others' (a pool of all requests' n-grams), and a draft's distribution follows top-k and top-p too
-(`one_model_sampler.py`).
+(`one_model_sampler.py`).  What it makes of messages is in `tensorrt_llm/serve/chat_utils.py` at revision 0c351902.
 
 Relied upon by the export (fields, version and licence: tests/data/peers/tensorrt_llm.json):
 - `draft_len_schedule` changed its meaning: its keys were the smallest batch size of a depth, then became the
@@ -33,6 +33,7 @@ from shadowspec.servers.engines.export_parts import (
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.metrics_page import MetricNames
 from shadowspec.types import COMPUTE, END_TO_END, FIRST_TOKEN, PER_TOKEN, QUEUE, DraftSampling, VerifyRule
+from shadowspec.types.prompt_rules import BrokenArguments, PromptRules
 
 DECODING_TYPES: Final = {"draft_model": "Draft_Target", "eagle3": "Eagle3"}
 _METRICS: Final = MetricNames(
@@ -65,6 +66,9 @@ class TensorRtLlm(ServingEngine):
     owner = "tensorrt_llm"
     metrics = _METRICS
     rules = EngineRules(None, DraftSampling.REQUEST)
+    prompt_rules = PromptRules(
+        developer_is_system=False, reasoning_shown=("reasoning_content",), broken_arguments=BrokenArguments.KEPT
+    )
     unmeasurable = (
         "TensorRT-LLM does not report the accepted tokens of each step, so it cannot be measured. Its answers hold a "
         "mean (avg_decoded_tokens_per_iter), and its /perf_metrics totals of a request: no position's acceptance "

@@ -4,7 +4,8 @@ Names were tried on 0.32.0.  Its n-gram lookup copies from the earliest of sever
 its GPU version), a draft's distribution follows only temperature (`llm_base_proposer.py`), and drafts go on beyond a
 request's limit of output tokens.  Sampling defaults are those of the model's generation_config.json
 (`ModelConfig.get_diff_sampling_param`; none with `--generation-config vllm`), and a seed of -1 is none
-(`SamplingParams`).
+(`SamplingParams`).  What it makes of messages and tools is in `renderers/chat_utils.py` and
+`renderers/hf.py`.
 
 Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json), and relied upon here:
 - the ranges of `num_speculative_tokens_per_batch_size` are inclusive, begin at 1 and do not overlap; a batch size
@@ -68,6 +69,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from shadowspec.types.prompt_rules import OMITTED, PromptRules
 
 STRUCTURED_SINCE: Final = (0, 11)  # the first version whose requests know `structured_outputs`; before: `guided_*`
 DETAILED: Final = "--per-request-spec-decode-metrics detailed"
@@ -133,6 +135,9 @@ class Vllm(ServingEngine):
     owner = "vllm"
     metrics = _METRICS
     rules = EngineRules(NgramOccurrence.EARLIEST, DraftSampling.TEMPERATURE, drafts_within_limit=False)
+    prompt_rules = PromptRules(
+        tool_fields=(("name", None), ("description", None), ("parameters", None), ("strict", OMITTED))
+    )
     speculation_flags = "--speculative-config"
     method_keys = MethodKeys("method", "num_speculative_tokens", "model")
     counts_source = CountsSource("response", "each answer")

@@ -76,7 +76,7 @@ def test_an_event_s_name_may_be_an_attribute_and_its_time_the_observer_s() -> No
 def test_instructions_precede_the_messages() -> None:
     parts = [{"type": "text", "content": "Be brief."}, {"type": "text", "content": "Be kind."}]
     found = parse_request(record_of(logs(event(system_instructions=parts))))
-    assert found.messages[0] == {"role": "system", "content": "Be brief.\nBe kind."}
+    assert found.messages[0] == {"role": "system", "content": ["Be brief.", "Be kind."]}
     assert found.messages[1]["role"] == "user"
 
 
