@@ -94,7 +94,7 @@ def _make_records_and_runs() -> None:
         *_reals("sampling_rate", nullable=True),
         *_integers("num_prompt_tokens", nullable=True),
         *_booleans("is_thinned", nullable=True),
-        *_integers("num_cached_tokens", nullable=True),
+        *_integers("num_cached_tokens", "num_served_tokens", nullable=True),
         _key("records", *RECORD_KEY),
         **BY_TIME,
     )

@@ -320,7 +320,7 @@ def _matched(endpoint: EndpointConfig, survey: Survey | None, refused: Counter[s
     num_timed = round(survey.num_timed(endpoint.rule.timed_positions))
     return (
         f"{plural(len(survey.requests), 'usable request')} of {plural(len(survey.sessions), 'session')}{unsampled}; "
-        f"about {num_timed:,} of the file would be timed; {span_text(span_s)}{wish}{not_usable}"
+        f"about {num_timed:,} of the file would be timed; {span_text(span_s)}{wish}{survey.mismatch}{not_usable}"
     )
 
 

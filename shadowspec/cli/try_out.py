@@ -141,7 +141,7 @@ def _print_plan(trial: PreparedTrial) -> None:
         reach += ", so expect HOLD or DISABLE"
     lines = [
         f"{plural(num_requests, 'usable request')} of {plural(num_sessions, 'session')}{sampled}, {span}, "
-        f"model {', '.join(inputs.served_models)}",
+        f"model {', '.join(inputs.served_models)}{survey.mismatch}",
         *([f"not usable: {refusals(refused)}"] if refused else []),
         *([f"other models in the file, left out: {', '.join(others)} (--model NAME)"] if others else []),
         f"candidates: {candidates}; load: {plural(inputs.concurrency, 'request')} at once (--load); "

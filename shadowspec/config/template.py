@@ -305,6 +305,7 @@ version = 1
 # max_clusters = ~              # measured sessions after which an undecided hypothesis is undecidable
 # indifference = ~              # an interval this close to its limit is undecidable
 # max_missing = ~               # share of failed and shed requests above which the verdict is HOLD
+# max_prompt_mismatch = ~       # share of prompts whose logged length (usage) is another, above which it is HOLD
 # min_span_s = ~                # event time that ENABLE needs, and as many days with evidence; default: a week
 # recording_only = ~            # trial policy: verdicts speak of this recording only, need no span and are not promoted
 # max_evidence_age_s = ~        # HOLD if the newest evidence is older at the look; "none": any age

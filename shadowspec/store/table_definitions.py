@@ -72,7 +72,7 @@ records = Table(
     Column("sampling_rate", Real),
     Column("num_prompt_tokens", BigInteger),
     Column("is_thinned", Boolean),  # NULL: it counts for its whole endpoint
-    Column("num_cached_tokens", BigInteger),  # NULL: production's answer does not say
+    *(Column(name, BigInteger) for name in ("num_cached_tokens", "num_served_tokens")),  # NULL: production does not say
     Index(None, "endpoint", "event_time"),
 )
 

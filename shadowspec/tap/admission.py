@@ -281,6 +281,7 @@ def _make_row(
         reading.key, counter, reason, reading.rule.name, reading.slice_key, reading.labels, reading.event_time,
         reading.session_hash, reading.user_hash, reading.request_id_hash, unit_key, position, sampling_rate,
         reading.num_prompt_tokens, is_thinned, None if reading.logged is None else reading.logged.num_cached_tokens,
+        reading.num_served_tokens,
     )  # fmt: skip
 
 

@@ -65,6 +65,9 @@ class StoredRecord(Struct, frozen=True):
     # force at the endpoint's slices.  None: it counts.
     is_thinned: bool | None = None
     num_cached_tokens: int | None = None  # of the prompt, from production's prefix cache; None: its answer does not say
+    # Production's count of the prompt, where it was rendered here; None: its answer does not say, or the record holds
+    # the prompt's tokens.  Another count than `num_prompt_tokens` is another prompt.
+    num_served_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

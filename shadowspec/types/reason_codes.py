@@ -197,6 +197,16 @@ class ReasonCode(StrEnum):
         f"keep each session in one partition of the mirror and in order, {GATE_AGAIN}",
         "Check the mirror's clocks.",
     )
+    PROMPT_MISMATCH = (
+        "prompt_mismatch",
+        "HOLD",
+        "Production's server counts other prompts than are rendered here, in more than `max_prompt_mismatch` of those "
+        "that it counts (`usage.prompt_tokens`).",
+        "set `serving_engine` and give the chat template that serves, or log the prompts' token ids, "
+        f"then measure again, {GATE_AGAIN}",
+        "Rename the candidate to begin evidence without those prompts. Where the server does not count whole prompts, "
+        "raise the limit.",
+    )
     STALE_DATA = (
         "stale_data",
         "HOLD",

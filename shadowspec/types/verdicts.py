@@ -157,13 +157,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class SliceCounts:
-    """Counts of a slice, for any load, config and run; only `num_lost` is of a run.
+    """Counts of a slice, for any load, config and run; only `num_lost` is of a run, and prompts are of a fingerprint.
 
     `num_lost` are the records since the run began that failed or were shed without a measured request.  Of the
     clusters in evidence, measured or not: `num_closed_clusters`, and their records, `num_members`.  `num_late` records
     came too late for their cluster; `num_left_out` of them belonged to it and came out of order.  `num_dominant_keys`
     are cut for dominating.  `num_arrived` are all usable requests; `num_beyond` of these come later in their session
-    than any request that is timed.
+    than any request that is timed.  Production's server counted `num_compared_prompts` of the measured prompts that
+    were rendered here, and found another length of `num_other_prompts`.
     """
 
     num_closed_clusters: int = 0
@@ -174,6 +175,8 @@ class SliceCounts:
     num_dominant_keys: int = 0
     num_arrived: int = 0
     num_beyond: int = 0
+    num_compared_prompts: int = 0
+    num_other_prompts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class Seen:
     blocks: tuple[BlockUnit, ...]
     num_lost: int = 0
     num_left_out: int = 0
+    num_compared_prompts: int = 0
+    num_other_prompts: int = 0
 
     def folded(self, policy: GatePolicy, previous: Decision | None = None) -> HypothesisEvidence:
         counts = SliceCounts(
@@ -35,6 +37,8 @@ class Seen:
             num_members=sum(len(unit.cluster.members) for unit in self.clusters),
             num_lost=self.num_lost,
             num_left_out=self.num_left_out,
+            num_compared_prompts=self.num_compared_prompts,
+            num_other_prompts=self.num_other_prompts,
         )
         states = restarted_states(previous) if previous else {}
         return HypothesisEvidence(counts=counts).fold(self.clusters, self.blocks, policy, states=states)

@@ -30,6 +30,7 @@ from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.live.live_source import LiveSource
 from shadowspec.scheduler.job_settings import LiveSettings, ScheduleSettings
+from shadowspec.servers.engines import prompt_rules_of
 from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
@@ -306,6 +307,7 @@ def test_a_serving_engine_is_the_endpoints_own_and_reaches_its_policy(tmp_path: 
     named = ENDPOINT.replace("[[", "serving_engine = 'vllm 0.32'\n[[", 1)
     found = load(tmp_path, "[gate]\nrequire_serving_engine = false\n" + named)
     assert found.endpoints["chat"].policy.serving_engine == "vllm 0.32"
+    assert found.endpoints["chat"].rule.prompt_rules == prompt_rules_of("vllm")
     assert not found.endpoints["chat"].policy.require_serving_engine
     assert found.policy.serving_engine is None
     assert load(tmp_path, named).endpoints["chat"].policy.other_engine("torch/2.13") is not None

@@ -34,6 +34,15 @@ TURNS = [
     {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": {}}]},
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "rain"}]},
 ]
+EVENTS = (
+    '\ufeffid: 1\rretry: 5\r\ndata: {"choices": [{"index": 0,\ndata: "delta": {"content": "\u2028"}}]}\r\rdata: [DONE]'
+)
+PARTS = [
+    {"role": "developer", "content": ["Be brief.", {"type": "text", "text": None}, {"type": "refusal", "refusal": ""}]},
+    {"role": "assistant", "reasoning": "why", "content": None, "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": '}}]},
+    {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "rain"}]},
+]  # fmt: skip
 LARGEST = 6_000  # bytes: a large seed makes every mutation slow
 SHORTENED = ("model_map_information", "response_cost_failure_debug_info", "status_fields", "error_information")
 
@@ -66,6 +75,11 @@ def seeds(payloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, bytes]]:
             + b',"response_body":'
             + json.dumps(stream).encode()
             + b"}",
+            "wire_events": PLAIN
+            + json.dumps(
+                {"timestamp": 1.7e9, "request_body": json.dumps(chat()["request"]), "response_body": EVENTS}
+            ).encode(),
+            "parts": PLAIN + json.dumps(chat(request_messages=PARTS)).encode(),
             "headers": b"\x01" + json.dumps(chat(session_id=None, metadata={"tier": "pro"})).encode(),
         },
         "litellm": {

@@ -321,7 +321,9 @@ def endpoint_looks(
         uncapped = replace(gate_policy, max_clusters=len(evidence.records) + 1)
         clusters, blocks = hypothesis_units(evidence, hypothesis, folding_of[key], uncapped, greedy, newest, waiting)
         clusters, blocks = _units_of_run(clusters, blocks, trial)
-        counted = _slice_counts(evidence, hypothesis.slice_key, folding_of[key], gate_policy)
+        counted = _slice_counts(
+            evidence, hypothesis.slice_key, hypothesis.config.fingerprint, folding_of[key], gate_policy
+        )
         if trial is not None:
             num_lost = counted.counts.num_lost - trial.start_lost
             counted = replace(counted, counts=replace(counted.counts, num_lost=num_lost))
@@ -399,11 +401,13 @@ def hypothesis_units(
 
 
 def _slice_counts(
-    evidence: EndpointEvidence, slice_key: str, folding: Folding, policy: GatePolicy
+    evidence: EndpointEvidence, slice_key: str, fingerprint: str, folding: Folding, policy: GatePolicy
 ) -> HypothesisEvidence:
-    """What is counted of a slice ("" for the whole endpoint) whatever the load and config."""
+    """What is counted of a slice ("" for the whole endpoint) whatever the load; prompts are a fingerprint's."""
     measured = {run.key for run in evidence.runs}
     arrived = [r for r in evidence.records if r.counter in ARRIVING and r.slice_key and slice_key in ("", r.slice_key)]
+    of_fingerprint = {run.key for run in evidence.runs if run.fingerprint == fingerprint}
+    compared = [r for r in arrived if r.key in of_fingerprint and r.num_served_tokens is not None]
     lost = [r for r in evidence.records if r.counter in LOST and slice_key in ("", r.slice_key)]
     counts = SliceCounts(
         num_closed_clusters=len(folding.of_slice(slice_key)),
@@ -413,6 +417,8 @@ def _slice_counts(
         num_dominant_keys=sum(keys for name, keys in folding.dominant_keys.items() if slice_key in ("", name)),
         num_arrived=len(arrived),
         num_beyond=sum((record.session_position or 0) > policy.timed_positions for record in arrived),
+        num_compared_prompts=len(compared),
+        num_other_prompts=sum(record.num_served_tokens != record.num_prompt_tokens for record in compared),
     )
     return HypothesisEvidence(counts=counts, newest_event=evidence.watermark)
 

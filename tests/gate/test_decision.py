@@ -241,6 +241,19 @@ def test_requests_that_their_clusters_missed_hold_beyond_the_same_share() -> Non
     ).verdict is (Verdict.ENABLE)
 
 
+@pytest.mark.parametrize(
+    ("num_other", "verdict"), [(0, "all_tests_pass"), (8, "all_tests_pass"), (9, "prompt_mismatch")]
+)
+def test_prompts_that_production_counts_otherwise_hold_beyond_their_share(num_other: int, verdict: str) -> None:
+    """They were not the prompts that production served."""
+    seen = replace(evidence_of(draw_runs(380)), num_compared_prompts=400, num_other_prompts=num_other)
+    decision = look(seen)
+    assert (decision.reason_code, decision.evidence.counts.num_other_prompts) == (verdict, num_other)
+    assert look(seen, replace(POLICY, max_prompt_mismatch=1.0)).verdict is Verdict.ENABLE
+    if num_other > 8:
+        assert "in 2.2% of 400 prompts (limit 2.0%)" in decision.reason
+
+
 def test_enable_needs_the_traffic_of_a_whole_span() -> None:
     decision = look(evidence_of(draw_runs(400)), replace(POLICY, min_span_s=400.0))
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "min_span")
@@ -378,6 +391,8 @@ def test_no_verdict_begins_on_stale_evidence_and_one_that_stands_stays(speedup: 
     stale = look(seen, limited, now=later)
     assert (stale.verdict, stale.reason_code) == (Verdict.HOLD, "stale_data")
     assert f"of {newest:%Y-%m-%d %H:%M} UTC, more than 3600 s ago" in stale.reason
+    early = look(seen, limited, now=newest - timedelta(days=1))
+    assert (early.reason_code, "still to come" in early.reason) == ("stale_data", True)
     assert look(seen, limited, now=later, previous=fresh).verdict is fresh.verdict
     assert look(seen, POLICY, now=later).verdict is fresh.verdict, "off by default"
     assert look(Seen((), ()), limited, now=later).reason_code != "stale_data", "there is none"

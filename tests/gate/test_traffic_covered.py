@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -98,6 +99,27 @@ def test_requests_beyond_the_timed_positions_are_counted_and_recomputed(store: S
     for decision in decisions:
         assert decision.evidence.counts.num_arrived == len(world.records) + 3
         assert decision.evidence.counts.num_beyond == 2
+        assert explain(store, decision.decision_id or 0).differences == ()
+
+
+@pytest.mark.representative("sqlite")
+def test_prompts_of_another_length_are_counted_by_fingerprint_and_recomputed(store: Store) -> None:
+    world = World(40, make_run=noisy_run()).evidence()
+    lengths = itertools.cycle([(10, None), (10, 10), (10, 12), (10, 10)])
+    counted = [
+        structs.replace(record, num_prompt_tokens=own, num_served_tokens=served)
+        for record, (own, served) in zip(world.records, lengths, strict=False)
+    ]
+    world = replace(world, records=counted)
+    feed = Feed(store, world)
+    feed.write_blocks(0, 40)
+    measured = {run.key for run in world.runs}
+    compared = [record for record in counted if record.key in measured and record.num_served_tokens is not None]
+    num_other = sum(record.num_served_tokens == 12 for record in compared)
+    assert num_other
+    for decision in gate(store, STORED):
+        counts = decision.evidence.counts
+        assert (counts.num_compared_prompts, counts.num_other_prompts) == (len(compared), num_other)
         assert explain(store, decision.decision_id or 0).differences == ()
 
 

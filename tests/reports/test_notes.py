@@ -86,6 +86,10 @@ def noted(changes: Mapping[str, Any], verdict: Verdict = Verdict.ENABLE) -> list
             "15.0% of its requests are never timed, because they come after timed_positions in their session. "
             "The verdict assumes that they are like the others.",
         ),
+        (
+            {"evidence": EvidenceSummary(counts=SliceCounts(num_compared_prompts=1_000, num_other_prompts=0))},
+            "Production's server counts another length of 0.0% of the 1,000 prompts that it counted.",
+        ),
         ({"composition": CHANGED}, "Acceptance since ENABLE: from 0.6 to 0.5."),
     ],
 )

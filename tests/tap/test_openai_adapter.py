@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.tap.admission import Admitted
+from shadowspec.tap.bodies import ResponseBody, convert_or_refuse
 from shadowspec.tap.parameters import CONSTRAINING, HARMLESS, NEUTRAL, READ, RENDERING
 from shadowspec.types import Contract, FunnelCounter, OutputContract, SamplingParameters, ShadowPrompt
 from tests.tap.mirror import RULE, START, chat, fate, fates, first_only, messages, responses
@@ -93,6 +94,8 @@ def test_text_parts_are_joined_and_tool_calls_become_values() -> None:
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     assert fate(chat(request_messages=messages)) == MEASURED
     call["function"] = {"name": "f", "arguments": "{broken"}
+    assert fate(chat(request_messages=messages)) == MEASURED, "servers serve it (test_chat_messages)"
+    del call["function"]
     assert fate(chat(request_messages=messages)) == malformed("invalid:request.messages.tool_calls")
 
 
@@ -363,6 +366,28 @@ def test_any_input_lands_in_one_counter_and_leaks_no_text(records: list[bytes], 
         assert (stored.reason is None) == (stored.counter is FunnelCounter.MEASURED)
         assert "canary" not in repr(stored)
         assert "canary" not in repr(fate_of_one)
+
+
+@pytest.mark.parametrize(
+    ("changes", "served"),
+    [
+        ({"response_usage": {"prompt_tokens": 25}}, 25),
+        ({"response_usage": {"prompt_tokens": 0}}, None),
+        ({"response_usage": {"prompt_tokens": "25"}}, None),
+        ({"response_usage": None}, None),
+        ({"response_usage": {"prompt_tokens": 3}, "request_prompt_token_ids": [1, 2, 3]}, None),
+        ({"response_usage": {"prompt_tokens": 3}, "response_prompt_token_ids": [1, 2, 3]}, None),
+        ({"response_choices": [], "response_usage": {"prompt_tokens": 25}}, 25),
+    ],
+)
+def test_production_s_count_of_a_prompt_that_is_rendered_here_is_stored(changes: Any, served: int | None) -> None:
+    (decided,) = fates([chat(**changes)], first_only(RULE))
+    assert (decided.record.counter, decided.record.num_served_tokens) == (FunnelCounter.MEASURED, served)
+
+
+def test_messages_count_the_tokens_of_their_cache_apart() -> None:
+    usage = {"input_tokens": 5, "cache_read_input_tokens": 7, "cache_creation_input_tokens": 11, "output_tokens": 1}
+    assert convert_or_refuse({"usage": usage}, ResponseBody).usage.num_prompt_tokens == 23  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from typing import Final
 from shadowspec.app.try_out.sample import Sample
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.metrics import ratio
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY, EndpointRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.parameters import REMEDIES
 from shadowspec.tap.reading import Reader, Reading, Tokenizer
 from shadowspec.tap.routing import NO_HINTS
-from shadowspec.text import plain_text, plural
+from shadowspec.text import percent, plain_text, plural
 from shadowspec.types import OUTPUT_CONSTRAINT, FunnelCounter, format_slice_key
 
 SLICE_SESSIONS: Final = 200  # timed sessions that make a slice worth judging: 50 blocks at a load of 4
@@ -69,6 +70,14 @@ class Survey:
     first: datetime
     last: datetime
     scale: float
+    num_compared: int = 0  # prompts that the server counted
+    num_other: int = 0  # of these, those that have another length here
+
+    @property
+    def mismatch(self) -> str:
+        """The share of prompts that the server counts otherwise, as the end of a sentence; "" without one."""
+        share = ratio(self.num_other, self.num_compared)
+        return f"; the server counts another length of {percent(share)} of the prompts" if share else ""
 
     @property
     def requests(self) -> list[UsableRequest]:
@@ -131,6 +140,8 @@ def survey_endpoints(
     refused: dict[str, Counter[str]] = defaultdict(Counter)
     times: dict[str, list[datetime]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
+    compared: Counter[str] = Counter()
+    differing: Counter[str] = Counter()
     for reading in reader.read((message, NO_HINTS) for message in sample.opened):
         if reading.error is not None:
             refused[reading.rule.name if reading.is_placed else ""][reading.error.reason] += 1
@@ -144,9 +155,18 @@ def survey_endpoints(
         request = UsableRequest(reading.labels, _num_output_tokens(reading), len(reading.prompt_token_ids))
         sessions[reading.rule.name][reading.unit_key].append(request)
         times[reading.rule.name].append(reading.event_time)
+        if (served := reading.num_served_tokens) is not None:
+            compared[reading.rule.name] += 1
+            differing[reading.rule.name] += served != len(reading.prompt_token_ids)
     surveys = {
         name: Survey(
-            tuple(map(tuple, of_endpoint.values())), refused[name], min(times[name]), max(times[name]), sample.scale
+            tuple(map(tuple, of_endpoint.values())),
+            refused[name],
+            min(times[name]),
+            max(times[name]),
+            sample.scale,
+            compared[name],
+            differing[name],
         )
         for name, of_endpoint in sessions.items()
     }

@@ -207,6 +207,7 @@ def with_counts(
 ) -> HypothesisEvidence:
     """The evidence with the counts of its slice that do not depend on load and config."""
     progress = state.clusterings[clustering_id(policy)]
+    num_compared, num_other = state.compared_in(key[0], key[2])
     counts = SliceCounts(
         num_closed_clusters=progress.closed_in(key[0]),
         num_lost=state.lost_in(key[0]) - (trial.start_lost if trial is not None else 0),
@@ -216,6 +217,8 @@ def with_counts(
         num_dominant_keys=progress.dominant_in(key[0]),
         num_arrived=state.arrived_in(key[0]),
         num_beyond=state.beyond_in(key[0]),
+        num_compared_prompts=num_compared,
+        num_other_prompts=num_other,
     )
     return replace(evidence, counts=counts, newest_event=known_until)
 

@@ -253,6 +253,7 @@ class Folding:
             if record.counter in ARRIVING and record.slice_key:
                 arrived[record.slice_key] += 1
                 beyond[record.slice_key] += (record.session_position or 0) > self._rules.policy.timed_positions
+        compared, differing = _prompts_after(state, records, runs)
         started: dict[str, list[datetime]] = defaultdict(list)
         blocks = {(run.fingerprint, run.block_id): self._blocks[run.block_id][0] for run in runs}
         for (fingerprint, _), block in blocks.items():
@@ -272,6 +273,8 @@ class Folding:
             num_records=state.num_records + len(records),
             arrived=dict(arrived),
             beyond=dict(beyond),
+            compared=compared,
+            differing=differing,
         )
 
     def _endings(self, records: Sequence[StoredRecord]) -> Counter[tuple[str, bool]]:
@@ -281,6 +284,23 @@ class Folding:
             for record in records
             if record.slice_key and record.event_time is not None
         )
+
+
+def _prompts_after(
+    state: EndpointState, records: Sequence[StoredRecord], runs: Sequence[Run]
+) -> tuple[Mapping[str, Mapping[str, int]], Mapping[str, Mapping[str, int]]]:
+    """The counts of measured prompts that production counted, and of those that it counts otherwise, after these."""
+    compared = {fingerprint: Counter(counts) for fingerprint, counts in state.compared.items()}
+    differing = {fingerprint: Counter(counts) for fingerprint, counts in state.differing.items()}
+    counted = {record.key: record for record in records if record.num_served_tokens is not None and record.slice_key}
+    for run in runs:
+        if (record := counted.get(run.key)) is not None:
+            slice_key = record.slice_key or ""
+            compared.setdefault(run.fingerprint, Counter())[slice_key] += 1
+            if record.num_served_tokens != record.num_prompt_tokens:
+                differing.setdefault(run.fingerprint, Counter())[slice_key] += 1
+    plain = [{name: dict(counts) for name, counts in sums.items()} for sums in (compared, differing)]
+    return plain[0], plain[1]
 
 
 def _known_until(

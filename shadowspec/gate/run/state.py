@@ -41,6 +41,9 @@ class EndpointState:
     num_records: int = 0
     arrived: Mapping[str, int] = field(default_factory=dict)  # by slice: usable requests
     beyond: Mapping[str, int] = field(default_factory=dict)  # by slice: those beyond `timed_positions`
+    # By fingerprint and slice: measured prompts that production counted, and those of which it counts another length.
+    compared: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    differing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def lost_in(self, slice_key: str) -> int:
         """Records of a slice ("" for the whole endpoint) that were lost without leaving a run."""
@@ -53,6 +56,12 @@ class EndpointState:
     def beyond_in(self, slice_key: str) -> int:
         """Those of them that come later in their session than any request that is timed."""
         return sum_in_slice(self.beyond, slice_key)
+
+    def compared_in(self, slice_key: str, fingerprint: str) -> tuple[int, int]:
+        """Measured prompts of a slice and fingerprint that production counted, and those that it counts otherwise."""
+        of_fingerprint = (self.compared.get(fingerprint, {}), self.differing.get(fingerprint, {}))
+        num_compared, num_differing = (sum_in_slice(counts, slice_key) for counts in of_fingerprint)
+        return num_compared, num_differing
 
 
 @dataclass(frozen=True, slots=True)

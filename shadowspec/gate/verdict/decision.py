@@ -210,6 +210,14 @@ def _judge(
             f"(limit {policy.max_missing:.1%})",
         )
 
+    mismatch = ratio(evidence.counts.num_other_prompts, evidence.counts.num_compared_prompts) or 0.0
+    if mismatch > policy.max_prompt_mismatch:
+        return _hold(
+            ReasonCode.PROMPT_MISMATCH,
+            f"production's server counts other tokens than are measured in {mismatch:.1%} of "
+            f"{plural(evidence.counts.num_compared_prompts, 'prompt')} (limit {policy.max_prompt_mismatch:.1%})",
+        )
+
     stale = staleness(evidence, policy, now)
     if stale is not None:
         return _hold(ReasonCode.STALE_DATA, stale)

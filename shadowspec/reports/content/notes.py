@@ -69,7 +69,8 @@ def decision_notes(decision: Decision) -> list[str]:
             f"Under the current traffic, the slices' bounds give a speedup of [{times(bounds.lower)}, "
             f"{times(bounds.upper)}]; {percent(bounds.known_share)} of the traffic has such a bound."
         )
-    return [*notes, *_never_timed(decision), *_changes(decision)]
+    prompts = prompt_note(decision)
+    return [*notes, *_never_timed(decision), *([] if prompts is None else [prompts]), *_changes(decision)]
 
 
 def with_forbidding(decisions: Sequence[Decision]) -> list[Decision]:
@@ -164,6 +165,17 @@ def _never_timed(decision: Decision) -> list[str]:
         f"{percent(share)} of its requests are never timed, because they come after timed_positions in their session. "
         "The verdict assumes that they are like the others."
     ]
+
+
+def prompt_note(decision: Decision) -> str | None:
+    """How many of the measured prompts production's server counts otherwise; None where it counts none of them."""
+    counts = decision.evidence.counts
+    if (share := ratio(counts.num_other_prompts, counts.num_compared_prompts)) is None:
+        return None
+    return (
+        f"Production's server counts another length of {percent(share)} of the "
+        f"{plural(counts.num_compared_prompts, 'prompt')} that it counted."
+    )
 
 
 def _drift(decision: Decision) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shadowspec.metrics import ratio
 from shadowspec.reports.content.chart_values import Shares
 from shadowspec.reports.content.content_blocks import Cell, Column, Table, table
 from shadowspec.reports.content.definitions import (
@@ -35,7 +36,7 @@ from shadowspec.text import (
     slice_title,
     times,
 )
-from shadowspec.types import Arm, FingerprintedConfig, TestResult
+from shadowspec.types import Arm, Decision, FingerprintedConfig, TestResult
 
 TESTS: Final = (
     Column("Test", meaning="The test, and below it the figures that help to weigh it."),
@@ -339,6 +340,30 @@ def reasons_table(funnels: Iterable[Funnel]) -> Table:
             for reason, count in row.reasons
         ),
         empty="No record has a reason.",
+    )
+
+
+def prompts_table(decisions: Iterable[Decision]) -> Table:
+    """How many measured prompts production's server counts otherwise, by endpoint and config."""
+    columns = (Column("Endpoint"), Column("Config"), Column("Prompts counted", True), Column("Of another length", True))
+    rows = {
+        (decision.endpoint, decision.config.name): decision.evidence.counts
+        for decision in decisions
+        if not decision.slice_key and decision.evidence.counts.num_compared_prompts
+    }
+    return table(
+        "Prompts that production's server counts",
+        columns,
+        (
+            [
+                endpoint,
+                name,
+                f"{counts.num_compared_prompts:,}",
+                percent(ratio(counts.num_other_prompts, counts.num_compared_prompts)),
+            ]
+            for (endpoint, name), counts in sorted(rows.items())
+        ),
+        empty="Production's answers count no prompt.",
     )
 
 

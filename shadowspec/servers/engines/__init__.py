@@ -66,8 +66,7 @@ def rules_of(engine: str | None) -> EngineRules:
 
 def prompt_rules_of(engine: str | None) -> PromptRules:
     """How the engine that a text names makes prompts; those of most where it is not known."""
-    names = parse_engines(engine or "")
-    known = _BY_NAME.get(plain_name(names[0].name)) if len(names) == 1 else None
+    known = known_engine(engine)
     return UNNAMED if known is None else known.prompt_rules
 
 

@@ -294,7 +294,10 @@ def _response(attributes: Mapping[str, Any]) -> dict[str, Any] | None:
         reason = answer.get("finish_reason") if isinstance(answer, dict) else answer
         choice = {"index": index, "finish_reason": "tool_calls" if reason == "tool_call" else reason}
         choices.append(choice if message is None else {**choice, "message": message})
-    usage = {"completion_tokens": attributes.get("gen_ai.usage.output_tokens")}
+    usage = {
+        "completion_tokens": attributes.get("gen_ai.usage.output_tokens"),
+        "prompt_tokens": attributes.get("gen_ai.usage.input_tokens"),
+    }
     cached = attributes.get("gen_ai.usage.cache_read.input_tokens")
     response = {
         "id": attributes.get("gen_ai.response.id"),

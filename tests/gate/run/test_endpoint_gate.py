@@ -213,7 +213,7 @@ def test_an_endpoints_gate_run_holds_its_lock_throughout_and_reads_its_decisions
 
     monkeypatch.setattr(locks, "endpoint_lock", counted_lock)
     for day in range(2):
-        at = START + timedelta(days=day)
+        at = START + timedelta(days=day, hours=3)  # when all of it has happened
         policy = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
         run = run_endpoint(store, ENDPOINT, POLICY, policy, input_ended=True, now=at)
         assert locked == [ENDPOINT] * (day + 1)
