@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shadowspec.app.before_loading import sampling_doubt
 from shadowspec.config import Config, load_config
 from shadowspec.config.served_sampling import served_sampling
 from shadowspec.errors import ModelError
@@ -122,3 +123,17 @@ def test_seeds_that_mean_none_are_the_engines(target: Path) -> None:
     assert rule(target, 'serving_engine = "vllm"').unseeded == {-1}
     assert rule(target, 'serving_engine = "llama.cpp"').unseeded == {-1, 2**32 - 1}
     assert rule(target, "").unseeded == {-1}
+
+
+def test_servers_of_an_engine_with_defaults_that_the_endpoint_lacks_are_told(target: Path) -> None:
+    def doubt(more: str, engine: str = "vllm/0.32.0") -> str | None:
+        return sampling_doubt(loaded(target, more).endpoints["chat"], engine)
+
+    assert "(vllm/0.32.0) samples requests that set nothing with min_p=0.1, repetition_penalty=1.05" in str(doubt(""))
+    assert "temperature=0.8" in str(doubt("", "llama.cpp/b1"))
+    assert doubt("", "tensorrt-llm/1.0") is None
+    assert doubt('serving_engine = "vllm"') is None
+    assert doubt("applies_generation_config = false") is None
+    assert doubt("applies_generation_config = true") is None
+    (target / "generation_config.json").unlink()
+    assert doubt("") is None
