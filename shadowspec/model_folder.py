@@ -85,6 +85,20 @@ def require_settings(name: str, path: Path) -> None:
     stated_sampling(name, path)
 
 
+def require_tokenizer(name: str, path: Path, *, is_thorough: bool = False) -> None:
+    """Refuse a tokenizer of which a file was not fetched; where nothing else says what is wrong, look into all of them.
+
+    Raises:
+        ModelError: as said.
+    """
+    for file in _matching(path, TOKENIZER_FILES):
+        with file.open("rb") as opened:
+            if opened.read(len(POINTER)) == POINTER:
+                raise ModelError(f"{name}: {file.name} is a Git LFS pointer; download it (git lfs pull)")
+        if is_thorough and file.suffix == ".json":
+            read_object(name, file)
+
+
 def stated_sampling(name: str, path: Path) -> dict[str, float]:
     """The sampling parameters that a folder's generation_config.json states, by name; none where there is no file.
 

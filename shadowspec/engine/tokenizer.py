@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from shadowspec.engine.template_traits import template_traits
 from shadowspec.errors import ModelError, RecordError
-from shadowspec.model_folder import AGAIN, require_settings
+from shadowspec.model_folder import AGAIN, require_settings, require_tokenizer
 from shadowspec.types import FunnelCounter
 from shadowspec.types.prompt_rules import TemplateTraits
 
@@ -147,9 +147,12 @@ def load_tokenizer(path: str) -> FolderTokenizer:
     config = load_config(path).get_text_config()
     if not getattr(config, "max_position_embeddings", None):
         raise ModelError(f"{path}: {config.model_type} states no context length (max_position_embeddings)")
+    name = f"model folder {path}"
+    require_tokenizer(name, Path(path))
     try:
         raw = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # likewise
+        require_tokenizer(name, Path(path), is_thorough=True)
         raise unloadable(path, error) from error
     return FolderTokenizer(raw, int(config.max_position_embeddings), int(config.vocab_size))
 

@@ -399,7 +399,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Result], code: in
         ),
         ("", {"model__safetensors.index.json": '{"weight_map": {"a": "b"}}'}, ("lacks b (1 of 1", "download it")),
         ("", {"model__safetensors.index.json": "{}"}, ("index.json names no files", "download it again")),
-        ("", {"tokenizer__json": "{"}, ("cannot be loaded", "download it again")),
+        ("", {"tokenizer__json": "{"}, ("tokenizer.json is not JSON", "download it again")),
         ("", {"config__json": '{"model_type": "unheard-of"}'}, ("cannot be loaded", "download it again")),
         ("", {"config__json": "{"}, ("config.json is not JSON", "download it again")),
         ("", {"config__json": "[]"}, ("config.json holds no object", "download it again")),

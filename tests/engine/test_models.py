@@ -138,6 +138,25 @@ def test_configs_that_nothing_can_run_are_named(folder: Path, fields: dict[str, 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("tokenizer.json", "{", r"tokenizer\.json is not JSON; download it again"),
+        (
+            "tokenizer.json",
+            "version https://git-lfs.github.com/spec/v1\n",
+            r"tokenizer\.json is a Git LFS pointer; .*pull",
+        ),
+        ("tokenizer_config.json", "[", r"tokenizer_config\.json is not JSON; download it again"),
+        ("chat_template.jinja", "version https://git-lfs.github.com/spec/v1\n", r"chat_template\.jinja is a Git LFS"),
+    ],
+)
+def test_tokenizers_that_cannot_be_read_are_named(folder: Path, name: str, content: str, why: str) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(ModelError, match=why):
+        load_tokenizer(str(folder))
+
+
 def test_a_vision_language_folder_is_named_and_its_tokenizer_read(tmp_path: Path) -> None:
     text = tiny_llama(1).config
     config = LlavaConfig(text_config=text.to_dict(), vision_config={"model_type": "clip_vision_model"})
@@ -268,7 +287,7 @@ def test_a_tokenizer_is_loaded_without_weights(tmp_path: Path, pair_folders: tup
     assert (tokenizer.context_length, tokenizer.vocabulary_size) == (256, 12)
     assert (tokenizer.context_length, tokenizer.vocabulary_size) == (loaded.context_length, loaded.vocabulary_size)
     assert tokenizer.encode("abc") == loaded.encode("abc") == [2, 3, 4]
-    (bare / "tokenizer.json").write_text("{")
+    (bare / "tokenizer.json").write_text('{"model": 1}')
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_tokenizer(str(bare))
     with pytest.raises(ModelError, match="does not exist"):
