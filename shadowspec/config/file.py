@@ -260,6 +260,7 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         match=section.match or MatchRule(endpoint=name),
         slice_by=section.slice_by,
         labels=section.labels,
+        client_labels=section.client_labels,
         sample_rate=section.sample_rate,
         loads=section.loads,
         requests_per_slot=section.requests_per_slot,

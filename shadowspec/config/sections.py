@@ -44,6 +44,7 @@ IN_PROCESS_OPTIONS: Final = ("draft_confidence_threshold", *ENGINE_OPTIONS)  # a
 _RULE: Final = keys_of(EndpointRule)  # with their defaults
 _DRAFTING: Final = keys_of(SpeculationConfig)
 _LABEL = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
+_LABEL_VALUE = r"^[A-Za-z0-9_.:/+-]{1,64}$"  # short words, of which slices' names are made
 _DIALECT = r"^[a-z][a-z0-9_]{0,31}$"
 _METHOD = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # a server's own name: any
 _SCORE = r"^(json_valid|contract_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
@@ -172,7 +173,11 @@ class EndpointSection(ConfigSection):
     served_models: Annotated[tuple[Text, ...], Field(min_length=1)]
     match: MatchRule | None = None
     slice_by: Annotated[tuple[str, ...], Field(min_length=1)] = _RULE["slice_by"]
-    labels: tuple[Annotated[str, Field(pattern=_LABEL)], ...] = ()
+    labels: dict[
+        Annotated[str, Field(pattern=_LABEL)],
+        Annotated[tuple[Annotated[str, Field(pattern=_LABEL_VALUE)], ...], Field(min_length=1)],
+    ] = {}
+    client_labels: bool = False
     sample_rate: Annotated[float, Field(gt=0, le=1)] = _RULE["sample_rate"]
     loads: Annotated[tuple[Load, ...], Field(min_length=1)] = _RULE["loads"]
     requests_per_slot: Annotated[int, Field(ge=1, le=64)] = _RULE["requests_per_slot"]

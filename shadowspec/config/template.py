@@ -170,7 +170,8 @@ match = { model = "my-model", path = "/v1/*" }
 # Labels that make slices: prompt_class, sampling_regime, context_bucket, tenant, output_constraint, language, and those
 # of `labels`.
 # slice_by = ~
-# labels = ["tier"]     # metadata keys of the record to store as labels
+# labels = { tier = ["free", "pro"] }   # metadata keys of the record that are labels; any other value is "other"
+# client_labels = ~     # take labels from the request's metadata too, which its client writes
 # sample_rate = ~       # share of each slice's sessions that may be measured
 # Numbers of concurrent requests to measure at; `share` weighs them, e.g. by the time that production spends at each.
 loads = [{ concurrency = 4, share = 1.0 }]

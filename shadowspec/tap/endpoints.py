@@ -50,7 +50,8 @@ class EndpointRule:
     long, in event time, a block waits to be full.  `time_block` is the unit of requests without session and user.
     `forget_unit_after` is how long a session must have been idle to count from its first request again: as long as a
     cluster may be open and then closed, so that it is a new one by then.  `labels` are the metadata keys that become
-    slice labels.  `default_sampling` has the server's defaults for parameters that a request leaves out (names of
+    slice labels, with the values that they may have.  `client_labels`: the request's metadata, which its client writes,
+    make labels too.  `default_sampling` has the server's defaults for parameters that a request leaves out (names of
     SamplingParameters), and `unseeded` the seeds by which a request asks it for none.  `max_new_tokens` caps the
     generated tokens (None: the request's value).  `contracts` are the contracts of outputs by prompt class ("": every
     class), for any request.  `takes_constraints`: the measuring engine can restrict outputs to a grammar, as servers
@@ -63,7 +64,8 @@ class EndpointRule:
     served_models: tuple[str, ...]
     match: MatchRule = MatchRule()
     slice_by: tuple[str, ...] = DEFAULT_SLICE_BY
-    labels: tuple[str, ...] = ()
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    client_labels: bool = False
     sample_rate: float = 1.0
     min_rate: float = field(kw_only=True)
     timed_positions: int = field(kw_only=True)

@@ -9,7 +9,6 @@ with everything known of it by then.
 from __future__ import annotations
 
 import hashlib
-import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -47,9 +46,9 @@ from shadowspec.types.prompt_rules import PromptRules, TemplateTraits
 MAX_REMEMBERED_MATCHES = 1_000  # records' matched fields hardly vary, but for paths with ids in them
 NO_LABELS: Final[Mapping[str, str]] = {}
 
+MAX_LABEL_CHARACTERS = 64
 TENANT_HASH_CHARACTERS = 16  # 64 bits of the tenant's hash: enough to distinguish tenants, short enough to read
-INVALID_LABEL = "invalid"  # replaces a value that could not be part of a slice's name
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9_.:/+-]{1,64}")
+OTHER_VALUE = "other"  # replaces a label's value that the endpoint does not list
 
 
 class Tokenizer(Protocol):
@@ -149,7 +148,7 @@ class Reader:
             if opened_record.record is not None and _is_done(self._place, reading, opened_record.record, hints):
                 placed.append(reading)
         parsed = [reading for reading in placed if _is_done(self._parse, reading)]
-        classes = [_prompt_class(reading.record, reading.request) for reading in parsed]
+        classes = [_prompt_class(reading.record, reading.request, reading.rule) for reading in parsed]
         for reading, name in zip(parsed, classes, strict=True):
             _is_done(self._count_and_label, reading, name)
         return readings
@@ -218,7 +217,7 @@ class Reader:
         constraint = request.asked.constraint
         kind = UNCONSTRAINED if constraint is None else constraint.kind.value
         is_language_asked = LANGUAGE in rule.slice_by and LANGUAGE not in rule.labels  # else detection is not used
-        spoken = _language(reading.record, request) if is_language_asked else ""
+        spoken = _language(reading.record, request, rule) if is_language_asked else ""
         asked = (class_name, regime, bucket, kind, spoken, rule.name)
         if (labels_and_key := self._labelled.get(asked)) is None:
             labels = {"prompt_class": class_name, "sampling_regime": regime.value, "context_bucket": bucket}
@@ -320,9 +319,9 @@ def _session_unit(session_hash: str) -> str:
     return f"session:{session_hash}"
 
 
-def _prompt_class(record: MirroredRecord, request: ParsedRequest) -> str:
+def _prompt_class(record: MirroredRecord, request: ParsedRequest, rule: EndpointRule) -> str:
     """The class of a request: the record's label, else the classifier's."""
-    declared = record.annotation("prompt_class")
+    declared = _annotation(record, rule, "prompt_class")
     return prompt_class(
         request.texts,
         declared=declared if isinstance(declared, str) else None,
@@ -331,26 +330,27 @@ def _prompt_class(record: MirroredRecord, request: ParsedRequest) -> str:
     )
 
 
-def _language(record: MirroredRecord, request: ParsedRequest) -> str:
+def _language(record: MirroredRecord, request: ParsedRequest, rule: EndpointRule) -> str:
     """The language of a request: the record's label, else by its text."""
-    declared = record.annotation(LANGUAGE)
+    declared = _annotation(record, rule, LANGUAGE)
     return language(request.texts, declared=declared if isinstance(declared, str) else None)
 
 
 def _own_labels(record: MirroredRecord, rule: EndpointRule, tenant_hash: str | None) -> dict[str, str]:
     """The labels that only some requests have: the tenant, and the endpoint's configured ones.
 
-    A value is stored if it is a short word (letters, digits, _ . : / + -, at most 64), so that no text gets into a
-    label; any other is "invalid".
+    A value that the endpoint does not list is "other": no text gets into a label, and nobody makes slices without end.
     """
     labels = {} if tenant_hash is None else {"tenant": tenant_hash[:TENANT_HASH_CHARACTERS]}
-    for name in rule.labels:
-        value = record.annotation(name)
+    for name, values in rule.labels.items():
+        value = _annotation(record, rule, name)
         if value is not None:
-            labels[name] = _label_value(value)
+            text = str(value).lower() if isinstance(value, bool) else str(value)[:MAX_LABEL_CHARACTERS]
+            labels[name] = text if text in values else OTHER_VALUE
     return labels
 
 
-def _label_value(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, (str, int)) else ""
-    return text if _LABEL_VALUE.fullmatch(text) else INVALID_LABEL
+def _annotation(record: MirroredRecord, rule: EndpointRule, name: str) -> Any:
+    """The mirror's word on a record; the client's only where the endpoint takes it."""
+    said = record.annotation(name)
+    return record.client_annotation(name) if said is None and rule.client_labels else said

@@ -47,8 +47,9 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
     """The envelope around a request and its response.  Fields that it does not name are the mirror's and ignored.
 
     `response` is the answer's document until `openai.parse_response` reads it.  `annotations` are the fields of the
-    record's metadata, then of the request's, that are not null.  `headers` are the transport's and the record's by
-    their names in lower case; of the record's that differ only in case the first.
+    record's metadata: the mirror's, by which labels are made and records excluded.  The request's metadata are the
+    client's: they name session and user, and nothing else unless the endpoint says so.  `headers` are the transport's
+    and the record's by their names in lower case; of the record's that differ only in case the first.
     """
 
     request: dict[str, Any]
@@ -74,20 +75,18 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         """Fill fields that a decoded record lacks from the transport's headers, given by lower-case name."""
         if headers and self.endpoint is None:
             self.endpoint = headers.get(ENDPOINT_HEADER)
-        of_request = self.request.get("metadata")
-        if isinstance(of_request, dict) and of_request:
-            annotations = self.annotations or {}
-            self.annotations = {
-                **of_request,
-                **{name: value for name, value in annotations.items() if value is not None},
-            }
-        annotations, self.headers = self.headers or {}, dict(headers)
-        for name, value in reversed(annotations.items()):
+        own, self.headers = self.headers or {}, dict(headers)
+        for name, value in reversed(own.items()):
             self.headers[name.lower()] = value
 
     def annotation(self, name: str) -> Any:
-        """The value of that name in the record's or its request's metadata; None without one."""
+        """The value of that name in the record's metadata; None without one."""
         return None if self.annotations is None else self.annotations.get(name)
+
+    def client_annotation(self, name: str) -> Any:
+        """The value of that name in the request's metadata; None without one."""
+        metadata = self.request.get("metadata")
+        return metadata.get(name) if isinstance(metadata, dict) else None
 
     def header(self, name: str) -> Any:
         """The header of that lower-case name; None without one."""
@@ -111,12 +110,15 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         return model if isinstance(model, str) else None
 
     def session(self) -> str | None:
-        return _first(self.session_id, self.annotation("session_id"), self.header("x-session-id"))
+        return _first(
+            self.session_id, self.annotation("session_id"), self.client_annotation("session_id"),
+            self.header("x-session-id"),
+        )  # fmt: skip
 
     def user_id(self) -> str | None:
         return _first(
             self.user, self.request.get("user"), self.annotation("user"), self.annotation("user_id"),
-            self.header("x-user-id"),
+            self.client_annotation("user"), self.client_annotation("user_id"), self.header("x-user-id"),
         )  # fmt: skip
 
     def tenant_id(self) -> str | None:

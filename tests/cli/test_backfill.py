@@ -338,7 +338,7 @@ fingerprints = {"letters": (tuple(examples.config(name) for name in "ab"),)}
 print(work_id(load_config(Path("shadowspec.toml")), Asked((1, 3)), b"a secret of sufficient length", fingerprints))
 """
 RULES = """
-labels = ["tier", "region", "plan"]
+labels = { tier = ["a", "b"], region = ["eu"], plan = ["x"] }
 slice_by = ["tier", "prompt_class", "tenant"]
 default_sampling = { temperature = 0.5, top_p = 0.9, top_k = 20 }
 """

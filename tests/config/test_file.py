@@ -141,7 +141,7 @@ def test_the_values_reach_the_inner_layers(tmp_path: Path) -> None:
         served_models = ["m", "m-2"]
         match = { model = "m*" }
         slice_by = ["prompt_class", "tier"]
-        labels = ["tier"]
+        labels = { tier = ["free", "pro"] }
         sample_rate = 0.5
         loads = [{ concurrency = 4, share = 3 }, { concurrency = 1 }]
         max_age_s = 60
@@ -174,7 +174,7 @@ def test_the_values_reach_the_inner_layers(tmp_path: Path) -> None:
     assert (config.engine.device, config.engine.seed, config.engine.dtype) == ("cuda:1", 3, "auto")
     assert (endpoint.policy.alpha, endpoint.policy.floor, config.policy.floor) == (0.1, 0.5, 0.4)
     assert (rule.name, rule.served_models, rule.match) == ("sql", ("m", "m-2"), MatchRule(model="m*"))
-    assert (rule.slice_by, rule.labels, rule.sample_rate) == (("prompt_class", "tier"), ("tier",), 0.5)
+    assert (rule.slice_by, rule.labels, rule.sample_rate) == (("prompt_class", "tier"), {"tier": ("free", "pro")}, 0.5)
     assert (rule.timed_positions, rule.loads) == (2, (Load(4, 3.0), Load(1, 1.0)))
     assert rule.default_sampling == {"temperature": 0.6, "top_k": 20}
     assert (rule.block_max_wait, rule.max_age) == (timedelta(minutes=1), timedelta(minutes=1))
@@ -421,7 +421,7 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (ENDPOINT.split("[[")[0], "endpoints.chat.candidates: is missing"),
         (ENDPOINT.replace("[[", "slice_by = ['tier']\n[[", 1), "tier is not a label; add it to labels"),
         (ENDPOINT.replace("[[", "slice_by = ['tenant', 'tenant']\n[[", 1), "slice_by: the same value"),
-        (ENDPOINT.replace("[[", "labels = ['user']\n[[", 1), "user is a built-in label or personal data; choose"),
+        (ENDPOINT.replace("[[", "labels = { user = ['a'] }\n[[", 1), "user is a built-in label or personal"),
         (ENDPOINT.replace("[[", "loads = []\n[[", 1), "endpoints.chat.loads"),
         (ENDPOINT.replace("[[", "loads = [{concurrency=1},{concurrency=1}]\n[[", 1), "loads: the same value"),
         (ENDPOINT.replace("[[", "sample_rate = 0\n[[", 1), "endpoints.chat.sample_rate"),

@@ -48,7 +48,7 @@ WINDOW: Final = timedelta(minutes=5)
 ANY_MODEL: Final = ("model-a", "m", "public-chat")
 RULES: Final[tuple[EndpointRule, ...]] = (
     replace(
-        first_only(endpoint_rule(name="any", served_models=ANY_MODEL, labels=("tier",), timed_positions=1)),
+        first_only(endpoint_rule(name="any", served_models=ANY_MODEL, labels={"tier": ("gold",)}, timed_positions=1)),
         takes_constraints=True,
         tool_call_format=ToolCallFormat.HERMES,
     ),

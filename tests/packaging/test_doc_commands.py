@@ -320,7 +320,7 @@ def _measure(folder: Path, endpoint: str) -> Path:
                 config = folder / "shadowspec.toml"
                 text = config.read_text(encoding="utf-8")
                 config.write_text(
-                    text.replace("served_models", 'labels = ["consent"]\nserved_models', 1), encoding="utf-8"
+                    text.replace("served_models", 'labels = { consent = ["yes"] }\nserved_models', 1), encoding="utf-8"
                 )
     return folder
 

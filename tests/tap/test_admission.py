@@ -247,7 +247,7 @@ def test_ids_are_stored_only_as_hashes_under_the_secret() -> None:
     record = chat(
         session_id="a-session", user="a-user", tenant="a-tenant", request_id="a-request", metadata={"tier": "pro"}
     )
-    rule = replace(first_only(RULE), labels=("tier",))
+    rule = replace(first_only(RULE), labels={"tier": ("pro",)})
     one, other = (fates([record], rule, secret=secret)[0] for secret in (b"1" * 16, b"2" * 16))
     assert isinstance(one, Admitted)
     assert isinstance(other, Admitted)
@@ -260,14 +260,40 @@ def test_ids_are_stored_only_as_hashes_under_the_secret() -> None:
     assert one.prompt.labels["tier"] == "pro"
 
 
-@pytest.mark.parametrize("value", ["a b", "x=y", "x,y", "", "ä", "y" * 65, 1.5, ["x"], {"a": 1}])
-def test_a_label_is_a_short_word_or_invalid(value: Any) -> None:
-    rule = replace(first_only(RULE), labels=("tier",), slice_by=("tier",))
-    assert stored([chat(metadata={"tier": value})], rule)[0].slice_key == "tier=invalid"
+@pytest.mark.parametrize("value", ["a b", "x=y", "x,y", "", "ä", "gold" * 65, "Gold", 1.5, ["gold"], {"gold": 1}])
+def test_a_label_is_a_word_of_the_list_or_other(value: Any) -> None:
+    rule = replace(first_only(RULE), labels={"tier": ("gold", "1", "true")}, slice_by=("tier",))
+    assert stored([chat(metadata={"tier": value})], rule)[0].slice_key == "tier=other"
+    for listed, said in (("gold", "gold"), (1, "1"), (True, "true")):
+        assert stored([chat(metadata={"tier": listed})], rule)[0].slice_key == f"tier={said}"
+
+
+@pytest.mark.parametrize("client_labels", [False, True])
+def test_a_client_makes_no_label_and_excludes_no_record_unless_the_endpoint_lets_it(client_labels: bool) -> None:
+    """Its metadata still name its session and its user."""
+    rule = replace(
+        first_only(RULE), labels={"tier": ("gold",)}, slice_by=("tier", "prompt_class"), client_labels=client_labels
+    )
+    flags = dict.fromkeys(("cache_hit", "truncated", "redacted", "is_silent_experiment", "no_payload"), "true")
+    said = {"tier": "gold", "prompt_class": "code", "session_id": "mine", "tenant": "another's", **flags}
+    (record,) = stored([chat(session_id=None, request_metadata=said)], rule)
+    (own,) = stored([chat(session_id=None, request_metadata={"session_id": "mine"})], rule)
+    assert record.counter == own.counter != FunnelCounter.UNSUPPORTED
+    assert record.slice_key == ("tier=gold,prompt_class=code" if client_labels else own.slice_key)
+    assert record.unit_key == own.unit_key
+    assert "tenant" not in record.labels
+    (mirrored,) = stored([chat(request_metadata=said, metadata={"tier": "gold"})], rule)
+    assert mirrored.labels["tier"] == "gold"
+
+
+@pytest.mark.parametrize("secret", ["ssn-078-05-1120", "p17-4111-1111-1111-0017", "tell_me_a_story"])
+def test_a_name_that_no_api_has_is_counted_and_not_stored(secret: str) -> None:
+    assert stored([chat(**{f"request_{secret}": 1})], RULE)[0].reason == "unknown_parameter"
+    assert stored([chat(request_mirostat=1)], RULE)[0].reason == "unknown_parameter:mirostat"
 
 
 def test_labels_of_one_request_are_no_others() -> None:
-    rule = replace(RULE, labels=("tier",), slice_by=("prompt_class", "tier", "tenant"))
+    rule = replace(RULE, labels={"tier": ("gold",)}, slice_by=("prompt_class", "tier", "tenant"))
     plain, gold, again = stored(
         [
             chat(session_id="a", response_id="1"),

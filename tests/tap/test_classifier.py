@@ -40,7 +40,8 @@ SLICED = endpoint_rule(
     served_models=("model-a",),
     match=MatchRule(model="model-*"),
     slice_by=("prompt_class", "sampling_regime", "context_bucket", "language", "tenant", "tier"),
-    labels=("tier",),
+    labels={"tier": ("gold",)},
+    client_labels=True,
     sample_rate=0.01,  # every request is classified all the same
 )
 

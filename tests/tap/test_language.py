@@ -113,6 +113,6 @@ def test_the_label_is_found_where_slices_are_made_by_it() -> None:
     assert LANGUAGE not in labelled(first_only(RULE))[0], "nobody asked"
     declared = {"metadata": {LANGUAGE: "sv"}}
     assert labelled(BY_LANGUAGE, **declared)[0][LANGUAGE] == "sv"
-    mine = replace(BY_LANGUAGE, labels=(LANGUAGE,))
+    mine = replace(BY_LANGUAGE, labels={LANGUAGE: ("de-CH",)})
     assert labelled(mine, metadata={LANGUAGE: "de-CH"})[0][LANGUAGE] == "de-CH"
     assert LANGUAGE not in labelled(mine)[0], "the operator's alone"

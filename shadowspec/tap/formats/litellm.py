@@ -43,9 +43,11 @@ def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
     call = payload.get("call_type")
     messages = payload.get("messages")
     logged = object_in(payload.get("metadata"))
-    metadata: dict[str, Any] = {}
+    of_client: dict[str, Any] = {}
     for name in _METADATA:
-        metadata |= object_in(logged.get(name))
+        of_client |= object_in(logged.get(name))
+    headers = object_in(of_client.pop("headers", None))  # the client's, without those that LiteLLM holds secret
+    metadata: dict[str, Any] = {}
     if "is_silent_experiment" in logged:
         metadata["is_silent_experiment"] = logged["is_silent_experiment"]
     texts = list(_texts([messages, object_in(payload.get("model_parameters")).get("tools")]))
@@ -59,7 +61,7 @@ def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
         metadata["intervention"] = _intervention(payload)
     model = _served_model(payload)
     return {
-        "request": _request(payload, model, call),
+        "request": _request(payload, model, call) | ({"metadata": of_client} if of_client else {}),
         "response": _response(payload, model),
         "endpoint": payload.get("model_group") or None,
         "timestamp": payload.get("startTime"),
@@ -70,7 +72,7 @@ def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
         "path": PATHS.get(call, "/other") if isinstance(call, str) else None,
         "status": payload.get("status"),
         "cache_hit": payload.get("cache_hit"),
-        "headers": object_in(metadata.pop("headers", None)),  # the client's, without those that LiteLLM holds secret
+        "headers": headers,
         "metadata": metadata,
     }
 

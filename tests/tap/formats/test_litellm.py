@@ -41,8 +41,9 @@ def test_a_logged_chat_is_the_request_that_was_made(litellm_payloads: Payloads) 
     assert record.user_id() == "end-user-1"
     assert record.tenant_id() == "team-1"
     assert record.request_identity() == payload["litellm_call_id"]
-    assert record.annotations["tier"] == "pro"
-    assert record.annotations["prompt_class"] == "chat"
+    assert record.client_annotation("tier") == "pro"  # the client's word: no label unless the endpoint says so
+    assert record.client_annotation("prompt_class") == "chat"
+    assert record.annotation("tier") is None
     assert record.event_time(0).timestamp() == pytest.approx(payload["startTime"], abs=1e-5)
     logged = parse_response(record).logged
     assert logged is not None
