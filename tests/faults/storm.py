@@ -35,6 +35,7 @@ from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey
 from tests.faults.casts import SECRET, Cast, fakes, real_pair
 from tests.faults.outcome import conclude
+from tests.faults.poison import poisoned
 from tests.faults.traffic import Expected, expected
 from tests.kafka_server import KafkaServer, kafka_server
 from tests.kafka_topics import Message, Topics, read_topic
@@ -292,9 +293,11 @@ def run(
 ) -> dict[str, Any]:
     """One storm; its figures, with what went wrong under "wrong".
 
-    With `minutes`, traffic comes steadily for so long and workers are only stopped and started, at random.
+    With `minutes`, traffic comes steadily for so long and workers are only stopped and started, at random.  Poison of
+    clients is among the messages: the fates of the healthy ones must be those that they have without it.
     """
     draw = random.Random(seed)
+    traffic, poison = poisoned(cast.traffic, seed)
     started = time.monotonic()
     with ExitStack() as stack:
         broker = stack.enter_context(kafka_server())
@@ -327,12 +330,12 @@ def run(
             with Topics(broker.bootstrap) as storm_topics:
                 places.extend(storm_topics.write(topic, share))
 
-        say(f"seed {seed}: {len(cast.traffic)} messages of {cast.name}, {num_faults} faults, {minutes} minutes")
+        say(f"seed {seed}: {len(traffic)} messages of {cast.name}, {num_faults} faults, {minutes} minutes")
         storm.wait(5.0)
         if minutes:
-            storm.last_steadily(minutes, cast.traffic, produce, say)
+            storm.last_steadily(minutes, traffic, produce, say)
         else:
-            storm.rage(num_faults, cast.traffic, produce, say)
+            storm.rage(num_faults, traffic, produce, say)
         ends = Counter(partition for partition, _ in places)
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while time.monotonic() < deadline and finished_offsets(database, topic_id) != dict(ends):
@@ -346,12 +349,18 @@ def run(
                 RecordKey(topic_id, partition, offset, message.timestamp_ms or 0), message.value,
                 message_key=message.key, headers=message.headers,
             )
-            for (partition, offset), message in zip(places, cast.traffic, strict=True)
+            for (partition, offset), message in zip(places, traffic, strict=True)
         ]  # fmt: skip
-        wanted = expected(delivered, rules, {rule.name: cast.tokenizer for rule in rules}, SECRET.encode())
+        tokenizers = {rule.name: cast.tokenizer for rule in rules}
+        wanted = expected(delivered, rules, tokenizers, SECRET.encode())
+        healthy = [raw for place, raw in enumerate(delivered) if place not in poison]
+        alone = expected(healthy, rules, tokenizers, SECRET.encode()).measured
+        keys = {raw.key for raw in healthy}
         wrong = compare(
             database, topic_id, wanted, len(delivered), [rule.name for rule in rules], storm.happened["kill_engine"]
         )
+        if changed := alone ^ {key for key in wanted.measured if key._replace(item=0) in keys}:
+            wrong.append(f"poison changed the fate of {len(changed)} healthy messages")
         letters_found = dead_letters(broker, letters)
         if letters_found != wanted.malformed:
             wrong.append(f"dead letters: {len(letters_found)} places, {len(wanted.malformed)} malformed records")
@@ -364,6 +373,7 @@ def run(
             "cast": cast.name,
             "seed": seed,
             "messages": len(delivered),
+            "poison": len(poison),
             "measured": len(wanted.measured),
             "malformed": len(wanted.malformed),
             "faults": dict(sorted(storm.happened.items())),
