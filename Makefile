@@ -98,10 +98,11 @@ test-kubernetes: $(VENV)/.installed-test ## Install deploy/kubernetes on a clust
 	$(BIN)/python -m tests.kubernetes.trial $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/.installed-test ## Fuzz every adapter with atheris, then with hypothesis, for SECONDS_EACH=600 each
+fuzz: $(VENV)/.installed-test ## Fuzz everything that reads bytes with atheris, adapters with hypothesis too, for SECONDS_EACH=600 each
+	for target in openai litellm cloudevents kong otlp page stream parquet model; do \
+	    $(BIN)/python tests/fuzz/fuzz.py $$target -max_total_time=$(SECONDS_EACH) build/corpus/$$target || exit; \
+	done
 	for format in openai litellm cloudevents kong; do \
-	    mkdir -p build/corpus/$$format; \
-	    PYTHONPATH=. $(BIN)/python tests/fuzz/fuzz_$$format.py -max_total_time=$(SECONDS_EACH) build/corpus/$$format; \
 	    timeout $(SECONDS_EACH) $(BIN)/python -m pytest -q --hypothesis-profile=long tests/tap/formats/test_properties.py \
 	        -k "changed_samples and $$format" || [ $$? = 124 ]; \
 	done

@@ -1,4 +1,4 @@
-"""Runs a format's target under atheris: `python tests/fuzz/fuzz_kong.py -max_total_time=600 CORPUS`.
+"""Runs a target under atheris: `python tests/fuzz/fuzz.py kong -max_total_time=600 CORPUS`.
 
 Every option is libFuzzer's own.  CORPUS (a temporary folder if none is given) grows; the committed seeds are read
 beside it and stay as they are.  Half of the mutations keep the message JSON.  For interpreters that have no atheris
@@ -22,30 +22,31 @@ NEWEST_WITH_ATHERIS = (3, 13)
 DEFAULT_SECONDS = 60.0
 
 
-def main(format_name: str, arguments: Sequence[str]) -> None:
-    """Fuzz the format until the limit; an exception ends the process with a status that is not 0."""
+def main(name: str, arguments: Sequence[str]) -> None:
+    """Fuzz the target until the limit; an exception ends the process with a status that is not 0."""
     options = [argument for argument in arguments if argument.startswith("-")]
     folders = [Path(argument) for argument in arguments if not argument.startswith("-")]
     folders = folders or [Path(tempfile.mkdtemp(prefix="shadowspec-fuzz-"))]  # it stays: atheris ends the process
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-    folders.append(SEEDS / format_name)
+    folders.append(SEEDS / name)
     if sys.version_info[:2] > NEWEST_WITH_ATHERIS:
-        run_blindly(format_name, options, folders)
+        run_blindly(name, options, folders)
     else:
-        run_with_coverage(format_name, options, folders)
+        run_with_coverage(name, options, folders)
 
 
-def run_with_coverage(format_name: str, options: Sequence[str], folders: Sequence[Path]) -> None:
+def run_with_coverage(name: str, options: Sequence[str], folders: Sequence[Path]) -> None:
     """Fuzz under atheris; ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["shadowspec.tap"]):
-        from shadowspec.tap.formats import MessageFormat
-        from tests.fuzz.target import open_and_admit
+    with atheris.instrument_imports(include=["shadowspec.tap", "shadowspec.servers", "shadowspec.backfill"]):
+        from tests.fuzz.target import TARGETS
+
+    run = TARGETS[name]
 
     def target(data: bytes) -> None:
-        open_and_admit(data, MessageFormat(format_name))
+        run(data)
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         generator = Random(seed)
@@ -58,10 +59,9 @@ def run_with_coverage(format_name: str, options: Sequence[str], folders: Sequenc
     atheris.Fuzz()
 
 
-def run_blindly(format_name: str, options: Sequence[str], folders: Sequence[Path]) -> None:
+def run_blindly(name: str, options: Sequence[str], folders: Sequence[Path]) -> None:
     """Fuzz without coverage: mutations of the corpus, `-runs` of them or until `-max_total_time`."""
-    from shadowspec.tap.formats import MessageFormat
-    from tests.fuzz.target import open_and_admit
+    from tests.fuzz.target import TARGETS
 
     given = dict(option.lstrip("-").split("=", 1) for option in options)
     corpus = [path.read_bytes() for folder in folders for path in sorted(folder.iterdir())]
@@ -72,6 +72,6 @@ def run_blindly(format_name: str, options: Sequence[str], folders: Sequence[Path
     runs = 0
     while time.monotonic() < ends and runs != wanted:
         data = generator.choice(corpus)
-        open_and_admit(data[:1] + mutated(data[1:], generator), MessageFormat(format_name))
+        TARGETS[name](data[:1] + mutated(data[1:], generator))
         runs += 1
     print(f"Done {runs} runs", file=sys.stderr)

@@ -1,7 +1,8 @@
 """Writes the seeds from the samples of the tests: `python tests/fuzz/make_corpus.py PAYLOADS`.
 
-PAYLOADS is what tests/tap/formats/litellm_payloads.py wrote.  The first byte of a seed chooses the headers of
-target.py.  The seeds are committed, so that a run needs no litellm and starts from the same place everywhere.
+PAYLOADS is what tests/tap/formats/litellm_payloads.py wrote; without it the seeds that are no messages are written.
+The first byte of a seed chooses headers, engine or file in target.py.  The seeds are committed, so that a run needs no
+litellm and starts from the same place everywhere.
 """
 
 from __future__ import annotations
@@ -11,8 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+from pyarrow import parquet
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from shadowspec.demo import DRAFT
+from shadowspec.servers.engines import ENGINES
+from tests.fuzz.target import FILES
 from tests.tap.formats import samples
 from tests.tap.mirror import chat, messages, responses
 
@@ -108,6 +115,45 @@ def seeds(payloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, bytes]]:
     }
 
 
+def other_seeds() -> dict[str, dict[str, bytes]]:
+    """Content by target and name, of what is no message."""
+    pages = {
+        path.stem: _page_lines(path) for path in sorted((Path(__file__).parents[1] / "data" / "live").glob("*.txt"))
+    }
+    table = pyarrow.table({"request": [{"model": "model-a", "prompt": "x"}], "timestamp": [1.7e9], "top_k": [5.0]})
+    text = pyarrow.table({"request_body": ['{"model": "m"}'], "response_body": [None], "timestamp_ms": [1]})
+    stream = 'data: {"choices": [{"index": 0, "delta": {"content": "x"}}]}\n\ndata: [DONE]\n\n'
+    return {
+        "page": {name: bytes([engine]) + page for name, page in pages.items() for engine in [_engine_of(name)]},
+        "stream": {"plain": PLAIN + stream.encode(), "odd": PLAIN + EVENTS.encode()},
+        "parquet": {"structs": PLAIN + _parquet(table), "texts": PLAIN + _parquet(text)},
+        "model": {
+            name: bytes([place]) + (Path(DRAFT) / name).read_bytes()
+            for place, name in enumerate(FILES)
+            if (Path(DRAFT) / name).exists() and (Path(DRAFT) / name).stat().st_size < LARGEST
+        },
+    }
+
+
+def _page_lines(path: Path) -> bytes:
+    """The lines of a metrics page that are about requests, tokens and speculation."""
+    words = ("spec", "draft", "accept", "running", "process", "tokens_total", "requests")
+    lines = [
+        line for line in path.read_text().splitlines() if any(word in line for word in words) and "bucket" not in line
+    ]
+    return "\n".join(lines).encode()[: LARGEST - 100] + b"\n"
+
+
+def _engine_of(name: str) -> int:
+    return next(place for place, engine in enumerate(ENGINES) if name.startswith(engine.replace(".", "")))
+
+
+def _parquet(table: pyarrow.Table) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(table, sink)
+    return bytes(sink.getvalue())
+
+
 def _first_line(name: str) -> bytes:
     return (RECORDED / f"{name}.jsonl").read_bytes().splitlines()[0]
 
@@ -121,8 +167,11 @@ def _shortened(name: str, resources: str, scopes: str, records: str, first: int,
 
 
 def main() -> None:
-    made = seeds(json.loads(Path(sys.argv[1]).read_text()))
-    made["auto"] = {f"{format}-{name}": data for format, named in made.items() for name, data in named.items()}
+    made: dict[str, dict[str, bytes]] = {}
+    if len(sys.argv) > 1:
+        made = seeds(json.loads(Path(sys.argv[1]).read_text()))
+        made["auto"] = {f"{format}-{name}": data for format, named in made.items() for name, data in named.items()}
+    made |= other_seeds()
     for format, named in made.items():
         folder = CORPUS / format
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Fuzzes messages of the format `litellm`; see harness.py for how to run it."""
+"""Fuzzes one target: `python tests/fuzz/fuzz.py NAME -max_total_time=600 CORPUS`; see harness.py."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.fuzz.harness import main
 
 if __name__ == "__main__":
-    main("litellm", sys.argv[1:])
+    main(sys.argv.pop(1), sys.argv[1:])
