@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from shadowspec.gate.evidence.agreement import capped_rates
 from shadowspec.gate.stats.betting import Floats, Sums
 from shadowspec.gate.stats.drift import Detector, log_mean, log_statistic_paths
 from shadowspec.metrics import ratio
-from shadowspec.servers.metrics_page import counts_between
+from shadowspec.servers.metrics_page import CUT_OFF, EOF, IMPOSSIBLE, SEVERAL, counts_between
 from shadowspec.types import Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Pool, Verdict
 from shadowspec.types.live_windows import FIRST_POSITION
 from shadowspec.types.settings import GuardPolicy
@@ -33,6 +34,9 @@ from shadowspec.types.settings import GuardPolicy
 HIGHEST = 1.0  # an acceptance rate
 MAX_ROUNDING = 0.01  # share of a window's drafts: errors of neighbouring windows cancel, and the tolerance is larger
 MAX_UNITS = 10_000  # the newest windows that a detector folds: a later start makes its statistic lower, never higher
+CLOCKS: Final = timedelta(minutes=1)  # by which a server's clock may be behind
+FELL: Final = "counters_fell"
+UNWATCHED: Final = "the promise of this ENABLE is not watched"
 _WATCHED = ("advisory_acceptance", "drift_acceptance")  # of the promises fixed at ENABLE, the higher one
 
 
@@ -75,27 +79,60 @@ class Guarded:
 def window_between(before: LiveReplica | None, scrape: LiveScrape, pool: Pool = Pool.SPECULATIVE) -> LiveWindow | None:
     """The counts from the replica's last scrape to this one; None where they are unknown.
 
-    A scrape that is no newer adds nothing.  Counters that restart (the process did, or one of them fell) count from
-    then on: counts between the last scrape and that moment are lost, and belong to no window.  Under another series
-    counting begins at the first scrape, unless the process itself is newer than the last scrape.
+    A scrape that is no newer, or that cannot follow the last one (`conflict_between`), adds nothing.  Counters of a
+    process that began after the last scrape count from then on: those between the last scrape and that moment are lost,
+    and belong to no window.  Under another series, and of a process that is newer but began before the last scrape,
+    counting begins at this scrape: what they counted elsewhere is no part of it.
     """
     last = None if before is None else before.scrape
-    if before is None or last is None:
+    if before is None or last is None or conflict_between(last, scrape) is not None:
         return None
-    begun = scrape.started_at
-    is_reset = begun is not None and (begun > last.scraped_at if last.started_at is None else begun > last.started_at)
-    began_at, counts = last.scraped_at, None
-    if not is_reset and scrape.series == last.series:
+    began_at, counts, begun = last.scraped_at, None, _restarted_at(last, scrape)
+    if begun is not None:
+        counts, began_at = scrape.counts, max(last.scraped_at, begun)
+    elif scrape.series == last.series and not _is_other_process(last, scrape):
         counts = counts_between(scrape.counts, last.counts)
-        is_reset = counts is None
-    if is_reset:
-        counts, began_at = scrape.counts, max(last.scraped_at, begun or last.scraped_at)
     if counts is None or began_at >= scrape.scraped_at:
         return None
+    is_reset = begun is not None
     times = began_at, scrape.scraped_at
     return LiveWindow(
         scrape.replica, scrape.series, *times, is_reset, before.num_failed, counts, scrape.num_running, pool
     )
+
+
+def conflict_between(last: LiveScrape, scrape: LiveScrape) -> tuple[str, str] | None:
+    """Why a scrape cannot follow the last one of its replica, as a code and in words; None where it can."""
+    if last.has_end_mark and not scrape.has_end_mark:
+        return CUT_OFF, f"the page lacks the {EOF} with which the last one ended: it was cut off"
+    if scrape.started_at is not None and last.started_at is not None and scrape.started_at < last.started_at:
+        return SEVERAL, (
+            "its process is older than that of the last reading: several processes answer at this address; name the "
+            "page of each replica"
+        )
+    if _restarted_at(last, scrape) is not None or _is_other_process(last, scrape):
+        return None
+    growth = counts_between(scrape.counts, last.counts) if scrape.series == last.series else None
+    has_fallen = any(scrape.samples.get(name, 0) < number for name, number in last.samples.items() if scrape.samples)
+    if has_fallen or (growth is None and scrape.series == last.series):
+        return FELL, (
+            "a counter is lower than at the last reading, or gone: the server restarted, or several processes answer "
+            "at this address; name the page of each replica"
+        )
+    off = (scrape.rounding(number) for number in (scrape.counts.num_drafts, scrape.counts.num_draft_tokens))
+    return None if growth is None or growth.is_possible(*off) else ("garbage", IMPOSSIBLE)
+
+
+def _restarted_at(last: LiveScrape, scrape: LiveScrape) -> datetime | None:
+    """When the process of a scrape began, if it followed that of the last one."""
+    begun, was = scrape.started_at, last.started_at
+    if begun is None or (was is not None and begun <= was):
+        return None
+    return begun if begun > last.scraped_at - CLOCKS else None
+
+
+def _is_other_process(last: LiveScrape, scrape: LiveScrape) -> bool:
+    return None not in (last.started_at, scrape.started_at) and scrape.started_at != last.started_at
 
 
 def is_too_coarse(scrape: LiveScrape, last: LiveScrape) -> bool:
@@ -142,6 +179,23 @@ def promise_of(decisions: Iterable[Decision]) -> Promise | None:
         config_names=tuple(sorted({decision.config.name for decision in spoken})),
         depths=frozenset(decision.config.num_speculative_tokens for decision in spoken),
     )
+
+
+def unwatched_because(counts: LiveCounts, policy: GuardPolicy, promise: Promise | None = None) -> str | None:
+    """Why a replica with these counters tells the guard nothing, as a clause; None where it tells its acceptance."""
+    if counts.num_drafts is None and counts.num_draft_tokens is None and counts.num_accepted_tokens is None:
+        return "its page counts no drafts: it does not speculate, or not in a version that counts them"
+    accepted, follows = counts.num_accepted_tokens, None not in (counts.num_output_tokens, counts.num_requests)
+    if policy.metric == FIRST_POSITION:
+        is_counted = bool(counts.num_accepted_tokens_per_pos) or accepted is not None or follows
+    else:
+        is_counted = accepted is not None and counts.num_draft_tokens is not None
+    if counts.num_drafts is None or not is_counted:
+        return f"its page lacks counters that {policy.metric} needs"
+    positions = len(counts.num_accepted_tokens_per_pos)
+    if promise is not None and policy.metric != FIRST_POSITION and positions and positions not in promise.depths:
+        return f"it drafts {positions} tokens in a step, and {', '.join(map(str, sorted(promise.depths)))} is enabled"
+    return None
 
 
 def watch_replica(replica: str, windows: Sequence[LiveWindow], promise: Promise, policy: GuardPolicy) -> Guarded:

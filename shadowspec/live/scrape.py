@@ -19,9 +19,20 @@ import httpx
 from shadowspec.live.live_source import LiveSource, replica_name
 from shadowspec.servers.client import bearer, run_async, status_hint, trust
 from shadowspec.servers.engines import ENGINES
-from shadowspec.servers.metrics_page import MetricsPage, parse
+from shadowspec.servers.metrics_page import (
+    CUT_OFF,
+    EOF,
+    MetricNames,
+    MetricsPage,
+    PageError,
+    has_end_mark,
+    is_whole,
+    parse,
+)
 from shadowspec.servers.stream import ServerError
 from shadowspec.types import FailedScrape, LiveScrape
+
+log = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES: Final = 16 * 2**20  # a page with every histogram has some 100 kB for each model
 
@@ -48,22 +59,26 @@ async def _scrape_all(
 
 
 async def _scrape(http: httpx.AsyncClient, source: LiveSource, url: str) -> LiveScrape | FailedScrape:
-    replica = replica_name(url)
+    replica, names = replica_name(url), ENGINES[source.engine].metrics
     try:
-        text = await _text(http, url, source.timeout_s)
+        text, whole = await _text(http, url, source.timeout_s, names)
         scraped_at = datetime.now(UTC)
-        page = _page(text, source, replica)
+        page = _page(text, source, replica, whole=whole)
     except ServerError as error:
         return FailedScrape(replica, datetime.now(UTC), error.code, str(error))
-    series, digits = f"{source.engine} {source.model}, {page.series}", ENGINES[source.engine].metrics.num_digits
-    return LiveScrape(replica, series, scraped_at, page.started_at, page.counts, digits, page.num_running)
+    if not page.knows_running:
+        gauge = f"{names.prefix}{names.running}"
+        log.warning("%s: %s is no number of requests: the load of this reading is unknown", replica, gauge)
+    series = f"{source.engine} {source.model}, {page.series}"
+    times, digits = (scraped_at, page.started_at), names.num_digits
+    return LiveScrape(replica, series, *times, page.counts, digits, page.num_running, page.samples, has_end_mark(text))
 
 
-async def _text(http: httpx.AsyncClient, url: str, timeout_s: float) -> str:
-    """The page at a URL.
+async def _text(http: httpx.AsyncClient, url: str, timeout_s: float, names: MetricNames) -> tuple[str, bool]:
+    """The page at a URL, and whether nothing in it shows that it was cut off.
 
     Raises:
-        ServerError: no page, or no text.
+        ServerError: no page, no text, or no way to tell a part from the whole.
     """
     replica, read = replica_name(url), bytearray()
     try:
@@ -75,12 +90,26 @@ async def _text(http: httpx.AsyncClient, url: str, timeout_s: float) -> str:
                     raise ServerError(replica, "too_large", f"the page has more than {MAX_PAGE_BYTES >> 20} MiB")
     except TimeoutError as error:
         raise ServerError(replica, "timeout", f"no whole page within {timeout_s:g} s") from error
+    except httpx.RemoteProtocolError as error:
+        code, words = (CUT_OFF, "the answer ended within the page") if read else ("unreachable", "it gave no answer")
+        raise ServerError(replica, code, words) from error
     except httpx.HTTPError as error:
         raise ServerError(replica, "unreachable", f"it cannot be reached ({type(error).__name__})") from error
     try:
-        return read.decode("utf-8")
+        text = read.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ServerError(replica, "garbage", "the page is not text") from error
+    headers = response.headers
+    has_length = "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
+    if not has_end_mark(text) and not has_length:
+        raise ServerError(
+            replica,
+            CUT_OFF,
+            "the answer says neither how long the page is nor where it ends, so that a part passes for "
+            "the whole; let the server or its proxy send Content-Length",
+        )
+    is_openmetrics = "openmetrics" in headers.get("content-type", "").lower()
+    return text, is_whole(text, names, is_openmetrics=is_openmetrics)
 
 
 def _check(replica: str, response: httpx.Response) -> None:
@@ -96,14 +125,15 @@ def _check(replica: str, response: httpx.Response) -> None:
         raise ServerError(replica, "garbage", "the page is compressed against the request")
 
 
-def _page(text: str, source: LiveSource, replica: str) -> MetricsPage:
+def _page(text: str, source: LiveSource, replica: str, *, whole: bool) -> MetricsPage:
     engine = ENGINES[source.engine]
     try:
         page = parse(text, engine.metrics, source.model)
-    except (ValueError, OverflowError) as error:
-        raise ServerError(
-            replica, "garbage", "the page is not in Prometheus' text format, or a counter is not a count"
-        ) from (error)
+    except PageError as error:
+        raise ServerError(replica, error.code, str(error) if whole else f"{error}, or was cut off") from error
+    if not whole:
+        words = f"the page ends within a line, or without the {EOF} of OpenMetrics: it was cut off"
+        raise ServerError(replica, CUT_OFF, words)
     if not page.is_known:
         prefix = engine.metrics.prefix
         raise ServerError(

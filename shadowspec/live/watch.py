@@ -18,6 +18,7 @@ from shadowspec.live.guard import (
     MAX_UNITS,
     Guarded,
     Promise,
+    conflict_between,
     from_then,
     is_too_coarse,
     promise_of,
@@ -30,6 +31,7 @@ from shadowspec.types import FailedScrape, LiveReplica, LiveScrape, LiveWindow, 
 from shadowspec.types.settings import GuardPolicy
 
 AUTHOR: Final = "live guard"
+MAX_REFUSED: Final = 2  # readings that contradict the last good one; after them counting begins anew, without a window
 
 Scraped = LiveScrape | FailedScrape
 
@@ -150,4 +152,9 @@ def _take_scrape(before: LiveReplica | None, scraped: Scraped, pool: Pool) -> Ta
         return Taken(scraped, None, known, pool)
     if known.scrape is not None and is_too_coarse(scraped, known.scrape):
         return Taken(scraped, None, known, pool)
+    if known.scrape is not None and (conflict := conflict_between(known.scrape, scraped)) is not None:
+        code, words = conflict
+        if known.num_failed < MAX_REFUSED or known.error != code:
+            refused = FailedScrape(scraped.replica, scraped.scraped_at, code, f"{scraped.replica}: {words}")
+            return _take_scrape(known, refused, pool)
     return Taken(scraped, window_between(before, scraped, pool), LiveReplica(scraped.replica, scraped), pool)

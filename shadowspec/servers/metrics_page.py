@@ -1,27 +1,50 @@
 """A page of Prometheus metrics as counts: each engine's names, one value.
 
-Counters of several ranks (and models' other labels) are summed.  A count that is not on the page is None, never 0.
+Ranks that share the work are added up; of ranks that all count the same one is taken.  A count that is not on the page
+is None, never 0.  A page that contradicts itself is refused, with the metric's name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from shadowspec.types import COMPUTE, COUNTS, QUEUE, Buckets, LiveCounts
+from shadowspec.types.live_windows import rounding
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
     from prometheus_client.samples import Sample
 
-MODEL_LABEL: Final = "model_name"  # metrics without it are of the whole server
 PROCESS_START: Final = "process_start_time_seconds"
 MAX_POSITIONS: Final = 1_024  # of drafted tokens in a step
+MAX_COUNT: Final = 2**53  # above it a counter of floats no longer counts by one
+MAX_US: Final = 2**63 - 1
+LAST_SECOND: Final = 253_402_300_799  # of the year 9999
+EOF: Final = "# EOF"  # ends every page in OpenMetrics' format
+PARALLEL_RANKS: Final = frozenset({"tp_rank", "pp_rank"})  # of tensors and of pipelines
+SEVERAL: Final = "several_processes"
+SEVERAL_ON_PAGE: Final = "several processes print their counters on this page; name the page of each replica"
+IMPOSSIBLE: Final = "its counters of drafts contradict each other: more was accepted than drafted, or later than first"
+CUT_OFF: Final = "cut_off"
+# What the parser of prometheus_client raises on damaged pages.
+_PARSER_ERRORS: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError)
+
+Labels = tuple[tuple[str, str], ...]  # sorted
+
+
+class PageError(ValueError):
+    """A page whose counts cannot be used.  The words may name a metric that is read; they quote nothing else of it."""
+
+    def __init__(self, words: str, code: str = "garbage") -> None:
+        super().__init__(words)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +59,10 @@ class MetricNames:
     `num_digits`: digits to which counters are rounded when printed; 0: exact.  Those by position are always exact.
     `excludes_cached`: prompt tokens are counted without those from the prefix cache.  `running` names the gauge of the
     requests in progress.
+
+    `model_labels` name the model; metrics without one are of the whole server.  `copies` are the labels of ranks that
+    all count the same, so that one of them is taken; samples of other ranks are shares, and add up.  `has_ranks`:
+    whether a server has several of these.
     """
 
     prefix: str
@@ -48,13 +75,25 @@ class MetricNames:
     num_digits: int = 0
     excludes_cached: bool = False
     failed: tuple[str, str, frozenset[str]] | None = None
+    model_labels: tuple[str, ...] = ("model_name",)
+    copies: frozenset[str] = PARALLEL_RANKS
+    has_ranks: bool = True
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The metrics that are read, without the prefix."""
+        other = (self.running, self.drafted_per_pos, self.accepted_per_pos, self.failed[0] if self.failed else None)
+        bins = (f"{metric}_{part}" for metric in self.latencies.values() for part in ("bucket", "sum"))
+        return frozenset({*self.counters.values(), *bins, *(name for name in other if name is not None)})
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
     """A page's metrics of one model.  `is_known`: it has metrics of the engine; `has_model`: also of the model.
 
-    `num_running` are the requests in progress; None where the page does not say.
+    `num_running` are the requests in progress; None where the page does not say, or says no number (not
+    `knows_running`).  `samples` are the counters one by
+    one, by metric and labels: a sum can grow while one of them falls.
     """
 
     is_known: bool
@@ -63,6 +102,8 @@ class MetricsPage:
     started_at: datetime | None
     counts: LiveCounts
     num_running: int | None
+    samples: Mapping[str, int]
+    knows_running: bool = True
 
 
 @dataclass(slots=True)
@@ -73,74 +114,163 @@ class _Sums:
     drafted: dict[int, int] = field(default_factory=dict)  # by position
     accepted: dict[int, int] = field(default_factory=dict)
     buckets: dict[str, dict[float, int]] = field(default_factory=lambda: defaultdict(dict))  # by metric and bound
-    ranks: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # labels that distinguish counters
+    ranks: set[Labels] = field(default_factory=set)  # labels that distinguish counters
     sums_us: dict[str, int] = field(default_factory=dict)  # by metric
     num_failed: int | None = None
     num_running: int | None = None
+    knows_running: bool = True
+    samples: dict[str, int] = field(default_factory=dict)
 
 
-def families_on(page: str) -> Iterable[Metric]:
-    """The metrics on a page in Prometheus' text format.
+def families_on(page: str) -> list[Metric]:
+    """The metrics on a page in Prometheus' text format, or in OpenMetrics' as far as they are the same.
 
     Raises:
-        ValueError: the page has another format.
+        PageError: the page has another format.
     """
     from prometheus_client.parser import text_string_to_metric_families  # only here: `check` runs without it
 
-    return text_string_to_metric_families(page)
+    try:
+        return list(text_string_to_metric_families(page.removeprefix("\ufeff")))
+    except _PARSER_ERRORS as error:
+        raise PageError("the page is not in Prometheus' text format") from error
 
 
 def parse(text: str, names: MetricNames, model: str) -> MetricsPage:
     """The counts of a model on a page in Prometheus' text format.
 
     Raises:
-        ValueError: the page has another format, or a counter on it is not a count.
+        PageError: the page has another format, a counter on it is not a count, is there twice or contradicts others,
+            or several processes print their counters on it.
     """
-    sums, is_known, has_model, started_at = _Sums(), False, False, None
-    for sample in (sample for family in families_on(text) for sample in family.samples):
-        if sample.name == PROCESS_START:
-            started_at = datetime.fromtimestamp(_count(sample.value, whole=False), UTC)
-        if not sample.name.startswith(names.prefix):
-            continue
-        is_known = True
-        if sample.labels.get(MODEL_LABEL, model) == model:
-            has_model |= MODEL_LABEL in sample.labels  # metrics of the whole server have none
-            _add(sums, sample, names)
+    samples = [sample for family in families_on(text) for sample in family.samples]
+    of_engine = [sample for sample in samples if sample.name.startswith(names.prefix)]
+    named = [_models_of(sample, names) for sample in of_engine]
+    sums = _Sums()
+    for name, labels, value in _samples_of(model, of_engine, named, names):
+        _add(sums, name, dict(labels), value, names)
     counts = _counts(sums, names)
+    if not counts.is_possible(*(rounding(n, names.num_digits) for n in (counts.num_drafts, counts.num_draft_tokens))):
+        raise PageError(IMPOSSIBLE)
     return MetricsPage(
-        is_known, has_model or bool(sums.counters), _series(sums, counts), started_at, counts, sums.num_running
+        is_known=bool(of_engine),
+        has_model=any(model in models for models in named) or (not any(named) and bool(sums.counters)),
+        series=_series(sums, counts),
+        started_at=_started_at(samples),
+        counts=counts,
+        num_running=sums.num_running if sums.knows_running else None,
+        knows_running=sums.knows_running,
+        samples=sums.samples,
     )
 
 
-def _add(sums: _Sums, sample: Sample, names: MetricNames) -> None:
-    name, labels = sample.name.removeprefix(names.prefix), dict(sample.labels)
-    labels.pop(MODEL_LABEL, None)
+def is_whole(text: str, names: MetricNames, *, is_openmetrics: bool) -> bool:
+    """Whether nothing shows that the page was cut off: its last line ends, and is the end mark where there must be one.
+
+    Pages of OpenMetrics must have it, also where they go by another type: a counter's metadata lacks its `_total` then.
+    """
+    if has_end_mark(text):
+        return True
+    counters = re.findall(rf"(?m)^# TYPE ({re.escape(names.prefix)}\w+) counter\s*$", text)
+    must_end = is_openmetrics or any(f"\n{name}_total" in text for name in counters if not name.endswith("_total"))
+    return text.endswith("\n") and not must_end
+
+
+def has_end_mark(text: str) -> bool:
+    """Whether the page says that it is complete, as pages of OpenMetrics do."""
+    return text.rstrip("\r\n").rpartition("\n")[2] == EOF
+
+
+def _models_of(sample: Sample, names: MetricNames) -> set[str]:
+    """The names that a sample gives its model."""
+    return {sample.labels[label] for label in names.model_labels if label in sample.labels}
+
+
+def _samples_of(
+    model: str, samples: Sequence[Sample], named: Sequence[set[str]], names: MetricNames
+) -> list[tuple[str, Labels, float]]:
+    """The samples of a model that are read, without the labels of the model and of copies.
+
+    Those that name no model are of the whole server: not of this model where the page has others, or the same metric
+    with a name.
+    """
+    has_others = any(models and model not in models for models in named)
+    labelled = {sample.name for sample, models in zip(samples, named, strict=True) if models}
+    wanted, seen = names.read, set[tuple[str, Labels]]()
+    kept: dict[tuple[str, Labels], tuple[list[tuple[str, int, str]], float]] = {}
+    for sample, models in zip(samples, named, strict=True):
+        name = sample.name.removeprefix(names.prefix)
+        if name not in wanted or (model not in models if models else has_others or sample.name in labelled):
+            continue
+        labels = tuple(sorted(sample.labels.items()))
+        if (name, labels) in seen:
+            raise PageError(f"{sample.name} is on the page twice with the same labels")
+        seen.add((name, labels))
+        without = names.copies.union(names.model_labels)
+        key = name, tuple(pair for pair in labels if pair[0] not in without)
+        copy = [(label, len(value), value) for label, value in labels if label in names.copies]
+        if key not in kept or copy < kept[key][0]:
+            kept[key] = copy, sample.value
+    return [(*key, value) for key, (_, value) in kept.items()]
+
+
+def _started_at(samples: Iterable[Sample]) -> datetime | None:
+    """When the server's process began."""
+    times = {sample.value for sample in samples if sample.name == PROCESS_START}
+    if len(times) > 1:
+        raise PageError(f"{PROCESS_START} has several values: {SEVERAL_ON_PAGE}", SEVERAL)
+    starts = [_count(PROCESS_START, value, most=LAST_SECOND, whole=False) for value in times]
+    return datetime.fromtimestamp(starts[0], UTC) if starts else None
+
+
+def _add(sums: _Sums, name: str, labels: dict[str, str], value: float, names: MetricNames) -> None:
+    metric = f"{names.prefix}{name}"
+    if name == names.running:
+        if not labels.get("priority"):  # parts by priority stand beside the total, which has none
+            sums.knows_running &= 0 <= value <= MAX_COUNT
+            sums.num_running = (sums.num_running or 0) + (int(value) if sums.knows_running else 0)
+        return
+    if name.endswith("_sum"):
+        latency = name.removesuffix("_sum")
+        sums.sums_us[latency] = sums.sums_us.get(latency, 0) + _count(metric, 1e6 * value, most=MAX_US, whole=False)
+        return
+    count = _count(metric, value)
+    if name.endswith("_bucket"):
+        bins = sums.buckets[name.removesuffix("_bucket")]
+        bound = _bound(metric, labels)
+        bins[bound] = bins.get(bound, 0) + count
+        return
+    sums.samples[" ".join([name, *(f"{label}={text}" for label, text in labels.items())])] = count
     if names.failed is not None and name == names.failed[0]:
         _, label, values = names.failed
         is_failed = not label or labels.get(label) in values
-        sums.num_failed = (sums.num_failed or 0) + (_count(sample.value) if is_failed else 0)
+        sums.num_failed = (sums.num_failed or 0) + (count if is_failed else 0)
     if name in (names.drafted_per_pos, names.accepted_per_pos):
         accepted = sums.accepted if name == names.accepted_per_pos else sums.drafted
-        position = int(labels.pop(names.position_label, ""))
-        if not 0 <= position < MAX_POSITIONS:
-            raise ValueError("a position is not a number")
-        accepted[position] = accepted.get(position, 0) + _count(sample.value)
-        sums.ranks.add(tuple(sorted(labels.items())))
-    elif name == names.running:
-        if not labels.get("priority"):  # parts by priority stand beside the total, which has none
-            sums.num_running = (sums.num_running or 0) + _count(sample.value)
+        text = labels.pop(names.position_label, "")
+        if not (
+            text.isascii() and text.isdigit() and len(text) <= len(str(MAX_POSITIONS)) and int(text) < MAX_POSITIONS
+        ):
+            raise PageError(f"{metric} has a position that is not a number")
+        accepted[int(text)] = accepted.get(int(text), 0) + count
+        sums.ranks.add(tuple(labels.items()))
     elif name in names.counters.values():
-        sums.counters[name] = sums.counters.get(name, 0) + _count(sample.value)
+        if name in sums.counters and not names.has_ranks:
+            raise PageError(f"{metric} has several values: {SEVERAL_ON_PAGE}", SEVERAL)
+        sums.counters[name] = sums.counters.get(name, 0) + count
         if name == names.counters["num_output_tokens"]:
-            sums.ranks.add(tuple(sorted(labels.items())))
-    elif name.removesuffix("_bucket") in names.latencies.values() and name.endswith("_bucket"):
-        bound, bins = float(labels["le"]) if "le" in labels else math.nan, sums.buckets[name.removesuffix("_bucket")]
-        if math.isnan(bound):
-            raise ValueError("a bucket has no bound")
-        bins[bound] = bins.get(bound, 0) + _count(sample.value)
-    elif name.removesuffix("_sum") in names.latencies.values() and name.endswith("_sum"):
-        metric = name.removesuffix("_sum")
-        sums.sums_us[metric] = sums.sums_us.get(metric, 0) + _count(1e6 * sample.value, whole=False)
+            sums.ranks.add(tuple(labels.items()))
+
+
+def _bound(metric: str, labels: Mapping[str, str]) -> float:
+    """The upper bound of a bucket."""
+    try:
+        bound = float(labels.get("le", "nan"))
+    except ValueError:
+        bound = math.nan
+    if math.isnan(bound):
+        raise PageError(f"{metric} has no bound")
+    return bound
 
 
 def _counts(sums: _Sums, names: MetricNames) -> LiveCounts:
@@ -171,7 +301,7 @@ def _latencies(sums: _Sums, names: MetricNames) -> dict[str, Buckets]:
         cumulative = [buckets[metric][bound] for bound in bounds]
         bins = [later - before for before, later in zip([0, *cumulative], cumulative, strict=False)]
         if min(bins) < 0:
-            raise ValueError("a bucket holds less than the one below it")
+            raise PageError(f"{names.prefix}{metric}_bucket holds less than the bucket below it")
         latencies[name] = Buckets(tuple(bounds[:-1]), tuple(bins), sums.sums_us.get(metric))
     return latencies
 
@@ -209,7 +339,7 @@ def _series(sums: _Sums, counts: LiveCounts) -> str:
     return f"{drafts}, {len(counts.num_accepted_tokens_per_pos)} positions, bins {bins}, ranks [{ranks}]"
 
 
-def _count(value: float, *, whole: bool = True) -> int:
-    if not math.isfinite(value) or value < 0 or (whole and value != int(value)):
-        raise ValueError("a counter is not a count")
+def _count(metric: str, value: float, *, most: int = MAX_COUNT, whole: bool = True) -> int:
+    if not 0 <= value <= most or (whole and value != int(value)):  # NaN is in no range
+        raise PageError(f"{metric} is not a count: it is negative, no number, or too large")
     return int(value)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final
 
 FIRST_TOKEN: Final = "time_to_first_token_s"  # noqa: S105 - the name of a figure
@@ -70,6 +71,21 @@ class LiveCounts:
         binned = [count for latency in self.latencies.values() for count in (*latency.counts, latency.sum_us or 0)]
         return min((*numbers, *self.num_accepted_tokens_per_pos, *binned), default=0) >= 0
 
+    def is_possible(self, drafts_off: int = 0, draft_tokens_off: int = 0) -> bool:
+        """Whether the counts of drafts agree: no position accepted more than the one before it, the first no more than
+        there were drafts, and all together no more than was drafted.
+
+        Args:
+            drafts_off: the most by which the number of drafts is rounded.
+            draft_tokens_off: the same of the drafted tokens.
+        """
+        per_pos = self.num_accepted_tokens_per_pos
+        most = (*((self.num_drafts + drafts_off,) if self.num_drafts is not None else per_pos[:1]), *per_pos)
+        accepted = max(self.num_accepted_tokens or 0, sum(per_pos))
+        drafted = self.num_draft_tokens
+        is_falling = all(later <= earlier for earlier, later in pairwise(most))
+        return is_falling and (drafted is None or accepted <= drafted + draft_tokens_off)
+
     @property
     def accepted_tokens(self) -> int | None:
         """Of one window: as counted, else the output tokens beyond those of prefill and of verification itself.
@@ -104,6 +120,13 @@ COUNTS: Final = (
 )  # fmt: skip
 
 
+def rounding(count: int | None, num_digits: int) -> int:
+    """The most by which the difference of this count and a smaller one of the same counter is off, where counts are
+    rounded to so many digits (0: they are not).
+    """
+    return 10 ** (len(str(count)) - num_digits) if count and num_digits and count >= 10**num_digits else 0
+
+
 @dataclass(frozen=True, slots=True)
 class LiveScrape:
     """One replica's counters at a moment.
@@ -111,7 +134,8 @@ class LiveScrape:
     `series` identifies the counters: engine, model, ranks, positions, bins.  Under another one they are other counters.
     `started_at` is when the server's process began, None where it is not reported.  Counts with more than `num_digits`
     digits are rounded to that many; 0: none is.  `num_running` are the requests in progress at this moment, without
-    those that wait; None where the engine does not report them.
+    those that wait; None where the engine does not report them.  `samples` are the counters one by one, before ranks
+    are added up.  `has_end_mark`: the page says that it is complete.
     """
 
     replica: str
@@ -121,10 +145,12 @@ class LiveScrape:
     counts: LiveCounts
     num_digits: int = 0
     num_running: int | None = None
+    samples: Mapping[str, int] = field(default_factory=dict)
+    has_end_mark: bool = False
 
-    def rounding(self, count: int) -> int:
+    def rounding(self, count: int | None) -> int:
         """The most by which the difference of this count and a smaller one of the same counter is off."""
-        return 10 ** (len(str(count)) - self.num_digits) if self.num_digits and count >= 10**self.num_digits else 0
+        return rounding(count, self.num_digits)
 
 
 @dataclass(frozen=True, slots=True)

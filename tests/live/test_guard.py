@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 from shadowspec.live.guard import (
+    FELL,
     Promise,
+    conflict_between,
     from_then,
     is_too_coarse,
     promise_of,
     score_counts,
+    unwatched_because,
     watch_replica,
     window_between,
     windows_to_alarm,
@@ -77,8 +80,8 @@ def test_the_first_scrape_and_an_old_one_say_nothing() -> None:
 
 
 @pytest.mark.parametrize("fallen", ["num_drafts", "num_requests", "num_cached_tokens", "per_pos", "latencies"])
-def test_counters_that_fall_have_begun_anew(fallen: str) -> None:
-    """Whichever of them: the values are then what was counted since, and what came before the reset is lost."""
+def test_counters_that_fall_in_a_process_end_no_window(fallen: str) -> None:
+    """Whichever of them: a restart and another process look alike, so that nothing is known of the time in between."""
     before, now = counts(100, 70, more=5), counts(160, 100, more=6)
     changes: dict[str, Any] = {fallen: 1}
     if fallen == "per_pos":
@@ -86,9 +89,10 @@ def test_counters_that_fall_have_begun_anew(fallen: str) -> None:
     elif fallen == "latencies":
         changes = {"latencies": {"end_to_end_s": Buckets((1.0,), (160, 0))}}
     now = replace(now, **changes)
-    found = window_between(after(scrape(0, before)), scrape(1, now))
-    assert found is not None
-    assert (found.is_reset, found.counts, found.began_at) == (True, now, NOON)
+    assert window_between(after(scrape(0, before)), scrape(1, now)) is None
+    conflict = conflict_between(scrape(0, before), scrape(1, now))
+    assert conflict is not None
+    assert conflict[0] == FELL
 
 
 def test_a_process_that_began_anew_counts_from_its_own_start() -> None:
@@ -107,6 +111,75 @@ def test_a_process_that_began_anew_is_known_though_its_clock_is_behind() -> None
     found = window_between(old, scrape(5, counts(160, 100), started=-0.5))
     assert found is not None
     assert (found.is_reset, found.began_at, found.counts) == (True, NOON, counts(160, 100))
+
+
+def test_an_older_process_is_another_one_at_the_same_address() -> None:
+    old, new = scrape(0, counts(100, 70), started=-500), scrape(1, counts(160, 100), started=-900)
+    conflict = conflict_between(old, new)
+    assert conflict is not None
+    assert (conflict[0], window_between(after(old), new)) == ("several_processes", None)
+    assert "name the page of each replica" in conflict[1]
+
+
+def test_a_newer_process_that_served_before_the_last_scrape_begins_without_a_window() -> None:
+    """As where an address moves on: what it counted before is no part of this address's time."""
+    old, new = scrape(0, counts(100, 70), started=-500), scrape(1, counts(160, 100), started=-2)
+    assert (conflict_between(old, new), window_between(after(old), new)) == (None, None)
+
+
+@pytest.mark.parametrize("samples", [{"drafts engine=0": 150, "drafts engine=1": 10}, {"drafts engine=0": 160}])
+def test_a_rank_that_begins_anew_is_seen_though_the_sum_grows(samples: dict[str, int]) -> None:
+    old = replace(scrape(0, counts(100, 70)), samples={"drafts engine=0": 80, "drafts engine=1": 20})
+    new = replace(scrape(1, counts(160, 100)), samples=samples)
+    assert window_between(after(old), new) is None
+    assert window_between(after(old), replace(new, samples={"drafts engine=0": 140, "drafts engine=1": 20})) is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_accepted_tokens_per_pos": (200, 0)},  # the first place accepts more often than is drafted
+        {"num_accepted_tokens_per_pos": (80, 50)},  # the second more often than the first
+        {"num_accepted_tokens": 300},  # more than drafted
+    ],
+)
+def test_growth_that_cannot_be_ends_no_window(changes: dict[str, Any]) -> None:
+    old, new = scrape(0, counts(100, 70)), scrape(1, counts(160, 100))
+    found = conflict_between(old, replace(new, counts=replace(new.counts, **changes)))
+    assert found is not None
+    assert found[0] == "garbage"
+    assert conflict_between(old, new) is None
+
+
+def test_a_page_without_the_end_that_the_last_one_had_was_cut_off() -> None:
+    old, new = scrape(0, counts(100, 70)), scrape(1, counts(160, 100))
+    conflict = conflict_between(replace(old, has_end_mark=True), new)
+    assert conflict is not None
+    assert conflict[0] == "cut_off"
+    assert conflict_between(old, replace(new, has_end_mark=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric", "why"),
+    [
+        ({}, "first_position_acceptance_rate", None),
+        ({}, "draft_acceptance_rate", None),
+        ({"num_accepted_tokens_per_pos": (), "num_accepted_tokens": None}, "first_position_acceptance_rate", None),
+        ({"num_accepted_tokens": None}, "draft_acceptance_rate", "lacks counters that draft_acceptance_rate needs"),
+        ({"num_drafts": None}, "first_position_acceptance_rate", "lacks counters that first_position"),
+        (
+            {"num_drafts": None, "num_draft_tokens": None, "num_accepted_tokens": None},
+            "first_position_acceptance_rate",
+            "counts no drafts",
+        ),
+        ({"num_accepted_tokens_per_pos": (9, 8, 7)}, "draft_acceptance_rate", "drafts 3 tokens in a step, and 2 is"),
+    ],
+)
+def test_a_page_that_tells_the_guard_nothing_is_known(changes: dict[str, Any], metric: str, why: str | None) -> None:
+    policy = replace(POLICY, metric=metric)
+    found = unwatched_because(replace(counts(100, 70), **changes), policy, promise())
+    assert (found is None) == (why is None)
+    assert why is None or why in str(found)
 
 
 def test_other_labels_begin_another_series() -> None:

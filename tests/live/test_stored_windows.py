@@ -61,14 +61,39 @@ def test_a_reading_that_is_too_coarse_makes_the_window_longer(store: Store) -> N
     assert taken.window.counts.num_drafts == 1_000
 
 
+def test_two_processes_behind_one_address_are_named_and_never_mixed(store: Store) -> None:
+    """Two replicas answer in turn: the windows are those of the newer one, and every other reading fails by name."""
+    codes = []
+    for turn in range(8):
+        life, begun = ((9_000, -500), (100, -50))[turn % 2]
+        counted = scrape(turn, life + 10 * turn, life // 2 + turn)
+        (taken,) = take_scrapes(store, "chat", [replace(counted, started_at=NOW + begun * MINUTE)])
+        codes.append(taken.scraped.code if isinstance(taken.scraped, FailedScrape) else None)
+    assert codes == [None, None, *["several_processes", None] * 3]
+    assert [(each.counts.num_drafts, each.is_reset) for each in store.live_windows("chat")] == [(20, False)] * 3
+
+
+def test_counters_that_fell_begin_anew_after_they_were_refused_twice(store: Store) -> None:
+    """A page without the process's start: nothing is counted of what the old and the new process had in their lives."""
+    take_scrapes(store, "chat", [replace(scrape(0, 100, 70), samples={"drafts": 100})])
+    outcomes = []
+    for minutes in range(1, 6):
+        now = replace(scrape(minutes, 10 * minutes, 7 * minutes), samples={"drafts": 10 * minutes}, started_at=None)
+        (taken,) = take_scrapes(store, "chat", [now])
+        outcomes.append(taken.scraped.code if isinstance(taken.scraped, FailedScrape) else taken.window)
+    assert outcomes[:3] == ["counters_fell", "counters_fell", None]
+    assert [window.counts.num_drafts for window in store.live_windows("chat")] == [10, 10]
+
+
 def test_what_is_kept_comes_back(store: Store) -> None:
-    taken = take_scrapes(store, "chat", [scrape(0, 100, 70), scrape(0, 5, 1, replica="b")])
+    read = replace(scrape(0, 100, 70), samples={"drafts": 100}, has_end_mark=True)
+    taken = take_scrapes(store, "chat", [read, scrape(0, 5, 1, replica="b")])
     assert [each.window for each in taken] == [None, None]
     take_scrapes(store, "chat", [FailedScrape("a", NOW + MINUTE, "unreachable", "a: away")])
     held = store.live_replicas("chat")["a"]
     assert (held.num_failed, held.error, held.failed_at) == (1, "unreachable", NOW + MINUTE)
-    assert held.scrape == scrape(0, 100, 70), "what was read before is kept"
-    (taken,) = take_scrapes(store, "chat", [scrape(2, 160, 100)])
+    assert held.scrape == read, "what was read before is kept"
+    (taken,) = take_scrapes(store, "chat", [replace(scrape(2, 160, 100), has_end_mark=True)])
     assert taken.window is not None
     assert taken.window.num_failed_scrapes == 1
     assert store.live_windows("chat") == [taken.window]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shadowspec.errors import ConfigError
 from shadowspec.live.live_source import LiveSource, replica_name
 from shadowspec.live.scrape import MAX_PAGE_BYTES, scrape_all
 from shadowspec.servers.client import run_async
 from shadowspec.servers.engines import ENGINES
-from shadowspec.servers.metrics_page import MetricsPage, parse
+from shadowspec.servers.metrics_page import MetricsPage, PageError, parse
 from shadowspec.types import COMPUTE, END_TO_END, LATENCIES, QUEUE, Buckets, FailedScrape, LiveCounts, LiveScrape
 from tests.servers.metric_server import Production, producing
 from tests.services import PATIENCE_S
@@ -61,6 +64,9 @@ trtllm_spec_decode_drafted_tokens_total{engine_type="pytorch",model_name="m",tok
 trtllm_spec_decode_accepted_tokens_total{engine_type="pytorch",model_name="m",token_position="0"} 200.0
 trtllm_spec_decode_accepted_tokens_total{engine_type="pytorch",model_name="m",token_position="1"} 130.0
 """
+
+
+OPENMETRICS = {"Content-Type": "application/openmetrics-text; version=1.0.0; charset=utf-8"}
 
 
 @pytest.fixture
@@ -199,6 +205,47 @@ def test_ranks_and_reasons_are_added_up_and_other_models_left_out() -> None:
     assert page.series != read("\n".join(line for line in lines if 'engine="1"' not in line)).series, "another rank"
 
 
+@pytest.mark.parametrize("label", ["tp_rank", "pp_rank", "moe_ep_rank"])
+def test_ranks_that_all_count_the_same_are_one(label: str) -> None:
+    """Of data parallelism they are shares instead, each of which may have its own copies."""
+    lines = [
+        f'sglang:{name}{{dp_rank="{share}",{label}="{copy}",model_name="m"}} {value}'
+        for share, drafts in (("0", 100), ("1", 40))
+        for copy in ("10", "2", "0")
+        for name, value in (("spec_verify_calls_total", drafts), ("num_running_reqs", 3))
+    ]
+    page = read(SGLANG.replace("sglang:spec_verify", "sglang:x") + "\n".join(lines) + "\n", "sglang")
+    assert (page.counts.num_drafts, page.num_running) == (140, 6)
+    assert set(page.samples.values()) >= {100, 40}
+
+
+def test_a_page_of_several_models_has_only_the_endpoint_s() -> None:
+    def labelled(label: str, model: str, factor: int) -> str:
+        lines = []
+        for line in LLAMACPP.splitlines():
+            if not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                name = name.replace("{", f'{{{label}="{model}",') if "{" in name else f'{name}{{{label}="{model}"}}'
+                lines.append(f"{name} {int(float(value)) * factor}\n")
+        return "".join(lines)
+
+    alone = read(LLAMACPP, "llama.cpp").counts
+    for label in ("model", "model_name", "model_alias"):
+        both = read(labelled(label, "m", 1) + labelled(label, "other", 3), "llama.cpp")
+        assert (both.counts, both.has_model) == (alone, True)
+        assert not read(labelled(label, "other", 3), "llama.cpp").has_model
+        unnamed = read(labelled(label, "other", 3) + LLAMACPP, "llama.cpp")
+        assert (unnamed.counts.num_drafts, unnamed.has_model) == (None, False), "a router's sums are of every model"
+        assert read(labelled(label, "m", 1) + LLAMACPP, "llama.cpp").counts == alone, "with a name and without"
+
+
+def test_servers_of_one_process_have_no_ranks() -> None:
+    lines = LLAMACPP + 'llamacpp:tokens_predicted_total{server="b"} 7\n'
+    with pytest.raises(PageError, match="llamacpp:tokens_predicted_total has several values") as refused:
+        read(lines, "llama.cpp")
+    assert refused.value.code == "several_processes"
+
+
 def test_what_sglang_counts() -> None:
     counts = read(SGLANG, "sglang").counts
     assert (counts.num_drafts, counts.num_output_tokens, counts.num_requests) == (250, 640, 10)
@@ -255,8 +302,35 @@ def test_what_llama_cpp_counts(production: Production) -> None:
         ((200, {}, b"<html>hush</html>"), "garbage", "not in Prometheus' text format"),
         ((200, {}, b"\xff\xfe hush"), "garbage", "not text"),
         ((200, {"Content-Encoding": "gzip"}, b"hush"), "garbage", "compressed"),
-        ((200, {}, b"vllm:generation_tokens_total -1\n"), "garbage", "not a count"),
-        ((200, {}, b"vllm:generation_tokens_total NaN\n"), "garbage", "not a count"),
+        *(
+            ((200, {}, f"vllm:generation_tokens_total {value}\n".encode()), "garbage", f"vllm:{name} is not a count")
+            for name in ("generation_tokens_total",)
+            for value in ("-1", "NaN", "+Inf", "1.5", "1.8446744073709552e19", "9.3e15", "9" * 400)
+        ),
+        ((200, {}, b"process_start_time_seconds NaN\nvllm:generation_tokens_total 1\n"), "garbage", "process_start"),
+        (
+            (200, {}, b'process_start_time_seconds{pod="a"} 1\nprocess_start_time_seconds{pod="b"} 2\nvllm:x 1\n'),
+            "several_processes",
+            "name the page of each replica",
+        ),
+        ((200, {}, b"vllm:generation_tokens_total 1\n" * 2), "garbage", "generation_tokens_total is on the page twice"),
+        ((200, {}, b"vllm:generation_tokens_total 1"), "cut_off", "cut off"),
+        ((200, OPENMETRICS, b"vllm:generation_tokens_total 1\n"), "cut_off", "cut off"),
+        (
+            (200, {}, b"# TYPE vllm:generation_tokens counter\nvllm:generation_tokens_total 1\n"),
+            "cut_off",
+            "without the # EOF",
+        ),
+        (
+            (
+                200,
+                {},
+                b"vllm:spec_decode_num_drafts_total 5\nvllm:spec_decode_num_accepted_tokens_total 9\n"
+                b"vllm:spec_decode_num_draft_tokens_total 8\nvllm:generation_tokens_total 1\n",
+            ),
+            "garbage",
+            "contradict each other",
+        ),
         ((200, {}, b'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="99999999999"} 1\n'), "garbage", ""),
         ((200, {}, b"up 1\n"), "other_engine", "none begins with vllm:"),
         ((200, {}, b'vllm:generation_tokens_total{model_name="hush"} 1\n'), "other_model", "of the model m"),
@@ -275,6 +349,78 @@ def test_what_goes_wrong(
     assert failed.message.startswith(f"{failed.replica}: ")
     assert words in failed.message
     assert "hush" not in failed.message
+
+
+@pytest.mark.parametrize("form", ["openmetrics", "crlf", "bom", "timestamps", "exemplars", "created", "NaN elsewhere"])
+def test_other_forms_of_the_same_page_are_read_alike(production: Production, form: str) -> None:
+    production.serve(drafts=100, rate=0.8)
+    production.running = 3
+    page = production.page()
+    (plain,) = scrape_all(source(production))
+    changed = {
+        "openmetrics": page + "# EOF\n",
+        "crlf": page.replace("\n", "\r\n"),
+        "bom": "\ufeff" + page,
+        "timestamps": page.replace("\n", " 1795964745317\n"),
+        "exemplars": page.replace("\n", ' # {trace_id="x"} 1.0 1795964745.3\n'),
+        "created": page + 'vllm:generation_tokens_created{engine="0",model_name="m"} 1.79e9\n',
+        "NaN elsewhere": page + 'vllm:kv_cache_usage_perc{engine="0",model_name="m"} NaN\n',
+    }[form]
+    production.answer = (200, OPENMETRICS if form == "openmetrics" else {}, changed.encode())
+    (found,) = scrape_all(source(production))
+    assert isinstance(plain, LiveScrape)
+    assert isinstance(found, LiveScrape)
+    assert (found.counts, found.series, found.num_running) == (plain.counts, plain.series, 3)
+    assert found.samples == plain.samples
+    assert found.has_end_mark == (form == "openmetrics")
+
+
+def test_a_gauge_that_is_no_number_costs_only_the_load(
+    production: Production, caplog: pytest.LogCaptureFixture
+) -> None:
+    production.answer = (200, {}, (production.page() + 'vllm:num_requests_running{model_name="m"} NaN\n').encode())
+    (found,) = scrape_all(source(production))
+    assert isinstance(found, LiveScrape)
+    assert found.num_running is None
+    assert "vllm:num_requests_running is no number of requests" in caplog.text
+
+
+def test_a_page_whose_length_nobody_says_is_refused(production: Production) -> None:
+    """The end of the connection ends it: a part of it would pass for the whole."""
+    import socket
+
+    production.serve(drafts=100, rate=0.8)
+    found = []
+    for page in (production.page(), production.page() + "# EOF\n"):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            answer = f"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{page}".encode()
+            thread = threading.Thread(target=_answer_once, args=(server, answer))
+            thread.start()
+            url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+            found += scrape_all(replace(source(production), urls=(url,)))
+            thread.join()
+    assert [getattr(each, "code", "read") for each in found] == ["cut_off", "read"]
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 999999\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1f\r\n"])
+def test_an_answer_that_ends_within_the_page_is_cut_off(production: Production, framing: str) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answer = f"HTTP/1.1 200 OK\r\n{framing}vllm:generation_tokens_total 1\n".encode()
+        thread = threading.Thread(target=_answer_once, args=(server, answer))
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+        (failed,) = scrape_all(replace(source(production), urls=(url,)))
+        thread.join()
+    assert getattr(failed, "code", "read") == "cut_off"
+
+
+def _answer_once(server: Any, answer: bytes) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(65_536)
+        connection.sendall(answer)
 
 
 def test_one_replica_that_fails_keeps_no_other_from_being_read(production: Production) -> None:
@@ -326,6 +472,25 @@ def test_damaged_pages_end_in_one_kind_of_error(num_pages: int) -> None:
         for engine in ENGINES:
             try:
                 read("".join(damaged), engine)
-            except (ValueError, OverflowError):
+            except PageError:
                 refused += 1
     assert refused > num_pages / 3
+
+
+LINES = st.lists(st.sampled_from([line for text in (SGLANG, LLAMACPP, TENSORRT_LLM) for line in text.splitlines()]))
+VALUES = st.sampled_from(
+    ["1", "NaN", "-Inf", "1e400", "9" * 5_000, "0x1", "1_0", "", "{", '"', "\\", "# EOF", "\r", "#"]
+)
+
+
+@given(LINES, st.lists(VALUES), st.text() | st.binary().map(lambda raw: raw.decode("utf-8", "replace")), st.randoms())
+def test_no_page_ends_in_another_error(lines: list[str], values: list[str], noise: str, drawn: random.Random) -> None:
+    mixed = [f"{line.rpartition(' ')[0]} {value}" for line, value in zip(lines, values, strict=False)]
+    parts = [*lines, *mixed, *noise.split("\n"), *values]
+    drawn.shuffle(parts)
+    for engine in ENGINES:
+        try:
+            counts = read("\n".join(parts), engine).counts
+        except PageError:
+            continue
+        assert counts.is_valid

@@ -93,6 +93,8 @@ _METRICS: Final = MetricNames(
     accepted_per_pos="spec_decode_num_accepted_tokens_per_pos_total",
     num_digits=6,
     excludes_cached=True,
+    model_labels=("model", "model_name", "model_id", "model_alias"),  # of routers and proxies: its own page has none
+    has_ranks=False,
 )
 
 

@@ -45,7 +45,7 @@ from shadowspec.servers.engines.export_parts import (
 )
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
-from shadowspec.servers.metrics_page import MetricNames
+from shadowspec.servers.metrics_page import PARALLEL_RANKS, MetricNames
 from shadowspec.servers.request import ANY_OBJECT, ServerRequest, choice_rule
 from shadowspec.servers.step_counts import Accepted, CountsSource, UncountableError, from_histogram
 from shadowspec.servers.stream import Completion, StreamedAnswer
@@ -100,6 +100,7 @@ _METRICS: Final = MetricNames(
     },
     running="num_running_reqs",
     failed=("num_aborted_requests_total", "", frozenset()),
+    copies=PARALLEL_RANKS | {"moe_ep_rank", "moe_dp_rank", "attn_tp_rank", "attn_cp_rank"},  # dp_rank's are shares
 )
 
 

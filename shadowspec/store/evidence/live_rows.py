@@ -119,7 +119,7 @@ def _replica_row(live_replica: LiveReplica) -> dict[str, Any]:
         "series": None if scrape is None else scrape.series,
         "scraped_at": None if scrape is None else scrape.scraped_at,
         "started_at": None if scrape is None else scrape.started_at,
-        "counts": None if scrape is None else counts_document(scrape.counts),
+        "counts": None if scrape is None else _scrape_document(scrape),
         "num_failed": live_replica.num_failed,
         "failed_at": live_replica.failed_at,
         "error": live_replica.error,
@@ -129,8 +129,16 @@ def _replica_row(live_replica: LiveReplica) -> dict[str, Any]:
 def _replica(row: RowMapping) -> LiveReplica:
     scrape = None
     if row["counts"] is not None:
-        counts = read_counts(row["counts"])
-        scrape = LiveScrape(row["replica"], row["series"], row["scraped_at"], row["started_at"], counts)
+        document = row["counts"]
+        scrape = LiveScrape(
+            row["replica"],
+            row["series"],
+            row["scraped_at"],
+            row["started_at"],
+            read_counts(document),
+            samples=document["samples"],
+            has_end_mark=document["has_end_mark"],
+        )
     return LiveReplica(row["replica"], scrape, row["num_failed"], row["failed_at"], row["error"])
 
 
@@ -287,6 +295,11 @@ def counts_document(counts: LiveCounts) -> dict[str, Any]:
         "num_accepted_tokens_per_pos": per_pos,
         "latencies": latencies,
     }
+
+
+def _scrape_document(scrape: LiveScrape) -> dict[str, Any]:
+    """The counts, and what the next scrape is compared with beside them."""
+    return counts_document(scrape.counts) | {"samples": dict(scrape.samples), "has_end_mark": scrape.has_end_mark}
 
 
 def read_counts(document: Mapping[Any, Any]) -> LiveCounts:
