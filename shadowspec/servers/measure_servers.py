@@ -35,7 +35,7 @@ from shadowspec.servers.probing import counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_checks import Enforcement, read_capacity
 from shadowspec.servers.server_settings import ServerSettings
-from shadowspec.servers.step_counts import COUNTERS, Accepted, CountsSource, UncountableError
+from shadowspec.servers.step_counts import COUNTERS, Accepted, CountsSource, OtherDepthError, UncountableError
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import (
     Arm,
@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 
 WARM_TOKENS: Final = 8
 UNSURE: Final = "_unsure"  # suffix of a run's `counts_source` where the last step is uncertain
+OTHER_SERVER: Final = "other_server"  # the failure of runs in whose block a server became another one
+SPECULATES: Final = "speculates"  # that of a baseline
 UNCONSTRAINED_ANSWER: Final = "unconstrained"  # the failure of constrained requests where a server enforces nothing
 SEEDS: Final = 2**63  # servers take no larger ones
 
@@ -163,6 +165,10 @@ class ServerEngine:
             indices = range(len(block.requests))
             accepted = {i: await self._count_accepted(clients[Arm.SPECULATIVE], requests[i], arms, i) for i in indices}
             parities = {i: await self._parity(clients[Arm.BASELINE], requests[i], arms, i) for i in indices}
+            for arm, client in clients.items():
+                if (failure := await self._change_of(arm, client, outcomes[arm])) is not None:
+                    log.warning("block %s: %s: its server changed meanwhile", block.block_id, failure)
+                    return self._unmeasured(block, failure)
         runs = self._runs(block, arms, accepted, parities)
         failed = sorted({run.failure for run in runs if run.failure is not None})
         if failed:
@@ -232,6 +238,43 @@ class ServerEngine:
                 f"{client.name}: it was {known.name} and is now {identity.name}, or serves other weights or another "
                 "length: its figures would be another config's; start again"
             )
+        number = await self._reported_depth(arm, client)
+        if number not in (None, self._depth(arm)):
+            raise ServiceUnavailableError(
+                f"{client.name}: it now drafts {number} tokens in a step, and not {self._depth(arm)}: its "
+                "figures would be another config's; start it as it was, and start again"
+            )
+
+    def _depth(self, arm: Arm) -> int:
+        return 0 if arm is Arm.BASELINE else self._config.config.num_speculative_tokens
+
+    async def _reported_depth(self, arm: Arm, client: ServerClient) -> int | None:
+        """How many tokens the server drafts in a step now, by its pages; None where they do not say."""
+        drafts = await self._engines[arm].drafts_of(client, self._identities[arm], None, self._settings.model)
+        return drafts.num_speculative_tokens
+
+    async def _change_of(self, arm: Arm, client: ServerClient, outcomes: Sequence[Outcome]) -> str | None:
+        """How the server changed while it answered a block, as a failure of its runs.
+
+        None where nothing shows it; a server that is away now is waited for before the next block.  Where its pages do
+        not say how many tokens it drafts, the longest draft of its answers does, of those with room for it.
+        """
+        engine, wanted = self._engines[arm], self._depth(arm)
+        answers = [answer for answer in outcomes if isinstance(answer, Completion)]
+        longest = [engine.longest_draft_in(answer) for answer in answers if answer.num_output_tokens > wanted + 1]
+        try:
+            if await identify(client, self._settings.model) != self._identities[arm]:
+                return f"{arm}_{OTHER_SERVER}"
+            number = await self._reported_depth(arm, client)
+        except ServerError as fault:
+            log.warning("%s; it is looked at again before the next block", fault)
+            return None
+        if number is None:
+            number = max(longest, default=wanted)
+            if number < wanted and not self._config.config.drafts_in_every_step:  # a lookup may have come up short
+                return None
+        is_other = number != wanted
+        return f"{arm}_{OtherDepthError.failure if arm is Arm.SPECULATIVE else SPECULATES}" if is_other else None
 
     async def _warm_up(
         self, clients: Mapping[Arm, ServerClient], conversations: Sequence[Sequence[ServerRequest]], slots: int
@@ -265,7 +308,7 @@ class ServerEngine:
             return client.engine.count(spec, length, width, drafts_always=always)
         except UncountableError as error:
             log.warning("%s: a request's acceptance is not known: %s", client.name, error)
-            return "uncountable"
+            return error.failure
         except ServerError as fault:
             return fault.code
 
@@ -284,7 +327,8 @@ class ServerEngine:
         runs = []
         for index, prompt in enumerate(block.requests):
             base, spec, known = arms.baseline[index], arms.speculative[index], accepted[index]
-            failure = _failure(base, spec, known)
+            drafts = isinstance(base, Completion) and self._engines[Arm.BASELINE].longest_draft_in(base) > 0
+            failure = f"{Arm.BASELINE}_{SPECULATES}" if drafts else _failure(base, spec, known)
             if failure is not None or isinstance(base, ServerError) or isinstance(spec, ServerError):
                 runs.append(Run(prompt.key, self._config.fingerprint, block.block_id, failure=failure))
                 continue

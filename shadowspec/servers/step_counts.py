@@ -34,6 +34,17 @@ COUNTERS: Final = CountsSource("counters", "the server's counters, in a separate
 class UncountableError(Exception):
     """The counts do not determine the last step's tokens, or contradict the output."""
 
+    failure = "uncountable"  # of the run
+
+
+class OtherDepthError(UncountableError):
+    """The server drafts another number of tokens than the config: its counts are another config's."""
+
+    failure = "other_depth"
+
+    def __init__(self, drafted: int, configured: int) -> None:
+        super().__init__(f"the server drafts {drafted} tokens in a step, and {configured} were configured")
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
@@ -46,6 +57,17 @@ class Accepted:
     counts: SpeculationCounts
     is_early_rejection: bool | None
     is_sure: bool = True
+
+
+def require_depth(drafted: Sequence[int], num_speculative_tokens: int, *, drafts_always: bool) -> None:
+    """Raise OtherDepthError where the drafts of an answer's steps are of another depth.
+
+    None may be deeper.  Of a proposer that drafts as many tokens in every step one has to be as deep; the last step is
+    left out, because it may be short where the context or the output ends.
+    """
+    deepest, before_last = max(drafted, default=0), max(drafted[:-1], default=num_speculative_tokens)
+    if deepest > num_speculative_tokens or (drafts_always and max(deepest, before_last) < num_speculative_tokens):
+        raise OtherDepthError(deepest, num_speculative_tokens)
 
 
 def from_steps(
@@ -63,8 +85,9 @@ def from_steps(
         UncountableError: the steps contradict themselves, or do not add up to the output.
     """
     steps = list(zip(drafted, accepted, strict=True))
-    if any(not 0 <= took <= of <= num_speculative_tokens or of == 0 for of, took in steps):
-        raise UncountableError("a step accepted more than it drafted, or drafted more than was configured")
+    require_depth(drafted, num_speculative_tokens, drafts_always=drafts_always)
+    if any(not 0 <= took <= of or of == 0 for of, took in steps):
+        raise UncountableError("a step accepted more than it drafted")
     ending, is_sure = _ending(steps, completion, drafts_always=drafts_always)
     return from_ending(
         drafted, accepted, ending, completion, num_prompt_tokens, num_speculative_tokens, is_sure=is_sure
@@ -107,7 +130,9 @@ def from_counters(
     if counted.num_requests != 1 or counted.num_output_tokens != completion.num_output_tokens:
         raise UncountableError("the server served another request meanwhile")
     per_pos, num_drafts = counted.num_accepted_tokens_per_pos, counted.num_drafts or 0
-    if len(per_pos) != num_speculative_tokens or counted.num_draft_tokens != len(per_pos) * num_drafts:
+    if len(per_pos) != num_speculative_tokens:
+        raise OtherDepthError(len(per_pos), num_speculative_tokens)
+    if counted.num_draft_tokens != len(per_pos) * num_drafts:
         raise UncountableError("a step drafted fewer tokens than were configured")
     if len(completion.chunk_sizes) != 1 + num_drafts:
         raise UncountableError("chunks of the stream came together, or a step had no draft")

@@ -237,8 +237,10 @@ def test_a_histogram_and_chunks_that_came_together_leave_only_the_last_step_unsu
         ({"spec_correct_drafts_histogram": None}, "no histogram"),
         ({"spec_correct_drafts_histogram": [0, -1, 2]}, "no histogram"),
         ({"spec_correct_drafts_histogram": [0, 0, 3]}, "other steps"),
-        ({"spec_correct_drafts_histogram": [1, 0, 1, 0, 0, 0]}, "more tokens"),
-        ({"spec_num_proposed_drafts": 9}, "another number of tokens"),
+        ({"spec_correct_drafts_histogram": [1, 0, 1, 0, 0, 0]}, "drafts 5 tokens in a step, and 4"),
+        ({"spec_num_proposed_drafts": 9}, "drafts 5 tokens in a step, and 4"),
+        ({"spec_num_proposed_drafts": 6}, "drafts 3 tokens in a step, and 4"),
+        ({"spec_num_correct_drafts": 5}, "other accepted tokens"),
         ({"spec_correct_drafts_histogram": [2]}, "do not add up"),
         ({"spec_correct_drafts_histogram": [0, 0, 0, 0, 2]}, "do not add up"),
     ],
@@ -282,7 +284,11 @@ def test_chunks_that_came_together_leave_counters_uncertain() -> None:
     [
         ({"num_spec_steps": 2}, "not detailed"),
         ({"num_spec_steps": 1, "per_step_accepted": [3], "per_step_drafted": [2]}, "more than it drafted"),
-        ({"num_spec_steps": 1, "per_step_accepted": [5], "per_step_drafted": [9]}, "more than was configured"),
+        ({"num_spec_steps": 2, "per_step_accepted": [2, 1], "per_step_drafted": [2, 2]}, "drafts 2 tokens in a step"),
+        ({"num_spec_tokens": 2} | said([(WIDTH, 4), (WIDTH, 1)]), "drafts 2 tokens in a step"),
+        ({"num_draft_tokens": 4} | said([(WIDTH, 4), (WIDTH, 1)]), "not those of its steps"),
+        ({"num_accepted_draft_tokens": 4} | said([(WIDTH, 4), (WIDTH, 1)]), "not those of its steps"),
+        ({"num_spec_steps": 1, "per_step_accepted": [5], "per_step_drafted": [9]}, "drafts 9 tokens in a step"),
         ({"num_spec_steps": 1, "per_step_accepted": ["4"], "per_step_drafted": [4]}, "something else than counts"),
         ({"num_spec_steps": 3, "per_step_accepted": [4, 4, 4], "per_step_drafted": [4, 4, 4]}, "do not add up"),
     ],
@@ -326,7 +332,7 @@ def test_counters_are_summed_over_engines_and_of_one_model() -> None:
     plain = "".join(line + "\n" for line in PAGE.splitlines() if "spec_decode" not in line)
     assert (parse(plain, Vllm.metrics, "m").is_known, Vllm().counters_on(plain, "m")) == (True, None)
     assert not parse("# TYPE sglang:x counter\nsglang:x_total 1\n", Vllm.metrics, "m").is_known
-    with pytest.raises(ValueError, match="<html>"):
+    with pytest.raises(ValueError, match="not in Prometheus' text format"):
         Vllm().counters_on("<html>\n", "m")
 
 

@@ -236,6 +236,24 @@ def test_what_cannot_be_counted_is_refused_with_what_is_missing(
         connected(servers)
 
 
+@pytest.mark.parametrize("has_metrics", [True, False])
+@pytest.mark.parametrize(
+    ("arm", "depth", "failure"),
+    [(1, 2, "speculative_other_depth"), (1, 4, "speculative_other_depth"), (0, 2, "baseline_speculates")],
+)
+def test_a_server_that_drafts_otherwise_in_mid_run_has_no_runs(
+    servers: Servers, arm: int, depth: int, failure: str, has_metrics: bool
+) -> None:
+    """It says its depth nowhere but in its counts."""
+    for server in servers:
+        server.has_metrics = has_metrics
+    engine = connected(servers)
+    for server in servers:  # as after a start
+        server.per_pos, server.counters = [], dict.fromkeys(server.counters, 0)
+    servers[arm].num_speculative_tokens = depth
+    assert {run.failure for run in engine.measure(block(3)).runs} == {failure}
+
+
 def test_rejection_is_refused_since_llama_cpp_compares(servers: Servers) -> None:
     with pytest.raises(ModelError, match='set verify_rule = "exact_match"'):
         connected(servers, verify_rule=VerifyRule.REJECTION)

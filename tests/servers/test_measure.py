@@ -23,7 +23,7 @@ from shadowspec.types import (
 from shadowspec.types.settings import EngineSettings
 from tests.builders.server_blocks import COLD, CONFIG, block, connected, prompt, sampled, settings, told_score
 from tests.identities import check_identities
-from tests.servers.fake_server import FakeServer, after, killed, running, silent, status
+from tests.servers.fake_server import FakeServer, after, killed, running, silent, status, well
 
 
 @pytest.fixture
@@ -118,6 +118,18 @@ def saying(**metrics: Any) -> Any:
     return after(lambda events: [each if each == "[DONE]" else each | {"metrics": metrics} for each in events])
 
 
+def at_depth(width: int, *, says_so: bool = True) -> Any:
+    """An answer of a server that drafts so many tokens in a step, of which the first is accepted."""
+
+    async def behave(server: FakeServer, body: dict[str, Any], writer: Any) -> None:
+        events = FakeServer(width, tells_queue=True, tells_cached=True).events(body)
+        if not says_so:
+            del events[-1]["metrics"]["speculative_decoding"]["num_spec_tokens"]
+        await after(lambda _: [*events, "[DONE]"])(server, body, writer)
+
+    return behave
+
+
 SHORT = Waits(connect_s=1.0, first_token_s=0.5, token_s=0.3, total_s=3.0)  # where one is to be given up, and only there
 FAULTS = [  # in which arm, what its server does, the failure, and whether a request is sent once only
     (0, killed(0), "baseline_unreachable", False),
@@ -129,10 +141,17 @@ FAULTS = [  # in which arm, what its server does, the failure, and whether a req
     (1, after(lambda events: ["not json"]), "speculative_garbage", True),
     (1, saying(), "speculative_no_acceptance", True),
     (1, saying(speculative_decoding={"num_spec_steps": 9}), "speculative_uncountable", True),
+    (1, at_depth(2), "speculative_other_depth", True),
+    (1, at_depth(4), "speculative_other_depth", True),
+    (1, at_depth(2, says_so=False), "speculative_other_depth", True),
+    (0, at_depth(2), "baseline_speculates", True),
+    (0, saying(speculative_decoding={"num_spec_steps": 3}), "baseline_speculates", True),
 ]
 
 
-@pytest.mark.parametrize(("arm", "behaviour", "failure", "is_once"), FAULTS, ids=[each[2] for each in FAULTS])
+@pytest.mark.parametrize(
+    ("arm", "behaviour", "failure", "is_once"), FAULTS, ids=[f"{place} {each[2]}" for place, each in enumerate(FAULTS)]
+)
 def test_a_request_that_fails_in_one_arm_fails_its_run_and_no_other(
     servers: tuple[FakeServer, FakeServer],
     caplog: pytest.LogCaptureFixture,
@@ -151,6 +170,42 @@ def test_a_request_that_fails_in_one_arm_fails_its_run_and_no_other(
     assert (failed.counts, failed.baseline, failed.speculative, failed.parity) == (None, None, None, None)
     assert result.runs[2].counts is not None
     assert failure in caplog.text
+
+
+@pytest.mark.parametrize("level", ["detailed", "none"])
+@pytest.mark.parametrize(
+    ("arm", "depth", "failure"),
+    [(1, 2, "speculative_other_depth"), (1, 0, "speculative_other_depth"), (0, 3, "baseline_speculates")],
+)
+def test_a_server_that_drafts_otherwise_in_the_middle_of_a_block_has_no_runs_there(
+    servers: tuple[FakeServer, FakeServer], arm: int, depth: int, failure: str, level: str
+) -> None:
+    """By its answers or by its page; before the next block the run ends."""
+    for server in servers:
+        server.level = level
+    engine = connected(servers)
+
+    async def restarted(server: FakeServer, body: dict[str, Any], writer: Any) -> None:
+        await well(server, body, writer)
+        server.num_speculative_tokens, server.per_pos = depth, []
+
+    servers[arm].script.append(restarted)
+    assert {run.failure for run in engine.measure(block(4, load=1)).runs} == {failure}
+    with pytest.raises(ServiceUnavailableError, match=f"it now drafts {depth} tokens in a step"):
+        engine.measure(block(1))
+
+
+def test_a_server_that_became_another_one_in_the_middle_of_a_block_has_no_runs_there(
+    servers: tuple[FakeServer, FakeServer],
+) -> None:
+    engine = connected(servers)
+
+    async def updated(server: FakeServer, body: dict[str, Any], writer: Any) -> None:
+        server.version = "0.33.0"
+        await well(server, body, writer)
+
+    servers[1].script.append(updated)
+    assert {run.failure for run in engine.measure(block(2)).runs} == {"speculative_other_server"}
 
 
 def test_a_server_killed_in_the_middle_leaves_failed_runs_and_the_block_ends(

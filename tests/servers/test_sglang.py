@@ -111,6 +111,8 @@ def other_tokens(events: list[Any]) -> list[Any]:
     [
         (in_last(num_retractions=1), "speculative_uncountable"),
         (in_last(spec_verify_ct=99), "speculative_uncountable"),
+        (in_last(spec_num_proposed_drafts=2), "speculative_other_depth"),
+        (in_last(spec_num_correct_drafts=99), "speculative_uncountable"),
         (in_last(spec_correct_drafts_histogram=None), "speculative_uncountable"),
         (in_last(completion_tokens=99), "speculative_miscounted"),
         (in_last(completion_tokens=None), "speculative_miscounted"),
@@ -128,6 +130,13 @@ def test_an_answer_counts_only_when_it_is_whole(
     engine = connected(servers)
     servers[1].script.extend([after(change), after(change)])
     assert [run.failure for run in engine.measure(block(1)).runs] == [failure]
+
+
+def test_a_baseline_that_begins_to_speculate_is_seen_in_its_answers(servers: Servers) -> None:
+    engine = connected(servers)
+    servers[0].script.append(after(in_last(spec_verify_ct=2)))
+    failures = [run.failure for run in engine.measure(block(2, load=1)).runs]
+    assert failures == ["baseline_speculates", None]
 
 
 def test_an_older_server_is_asked_under_its_older_names(servers: Servers) -> None:

@@ -158,9 +158,9 @@ class ServingEngine(ABC):
         )
 
     async def drafts_of(
-        self, server: ServerPages, identity: ServerIdentity, answer: Completion, model: str
+        self, server: ServerPages, identity: ServerIdentity, answer: Completion | None, model: str
     ) -> ReportedDrafts:
-        """What the server reports of its drafts, in its pages and in an answer to a tiny request.
+        """What the server reports of its drafts, in its pages and, where there is one, in an answer.
 
         Raises:
             ServerError: it cannot be reached.
@@ -189,6 +189,10 @@ class ServingEngine(ABC):
     def remarks_on(self, drafts: ReportedDrafts) -> list[str]:
         """Shortcomings of a speculative server that can be measured."""
         return []
+
+    def longest_draft_in(self, answer: Completion) -> int:
+        """The largest number of tokens in a draft by what an answer reports; 0 where it reports no draft."""
+        return 0
 
     def counters_on(self, page: str, model: str) -> LiveCounts | None:
         """The counters of drafts on its page of metrics; None where they cannot replace counts of answers.

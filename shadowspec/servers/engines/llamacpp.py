@@ -53,7 +53,7 @@ from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.last_step import Ending
 from shadowspec.servers.metrics_page import MetricNames, parse
 from shadowspec.servers.request import ANY_OBJECT, ServerRequest, choice_rule
-from shadowspec.servers.step_counts import Accepted, CountsSource, UncountableError, from_ending
+from shadowspec.servers.step_counts import Accepted, CountsSource, OtherDepthError, UncountableError, from_ending
 from shadowspec.servers.stream import LENGTH, Completion, ServerError, StreamedAnswer
 from shadowspec.types import (
     UNSEEDED,
@@ -285,13 +285,16 @@ class LlamaCpp(ServingEngine):
         )
 
     async def drafts_of(
-        self, server: ServerPages, identity: ServerIdentity, answer: Completion, model: str
+        self, server: ServerPages, identity: ServerIdentity, answer: Completion | None, model: str
     ) -> ReportedDrafts:
         """Its counters have a place for each token of the longest draft that it may make, once it made one."""
         page, slots = await _look_if_shown(server, "metrics"), await _look_if_shown(server, "slots")
-        progress = (answer.speculation or {}).get("progress")
+        progress = None if answer is None else (answer.speculation or {}).get("progress")
         number = longest_draft(page, progress, slots)
         return ReportedDrafts(number, counts_by_request=bool(number) and bool(progress), has_metrics=page is not None)
+
+    def longest_draft_in(self, answer: Completion) -> int:
+        return _longest_in((answer.speculation or {}).get("progress"))
 
     async def capacity_of(self, server: ServerPages, identity: ServerIdentity) -> KvCapacity | None:
         """Its slots, each with a separate context, as it was started (`--parallel`, `--ctx-size`).
@@ -327,8 +330,8 @@ class LlamaCpp(ServingEngine):
         except UntraceableError as error:
             raise UncountableError(str(error)) from error
         drafted = [step.drafted for step in trace.steps]
-        if any(number > num_speculative_tokens for number in drafted):
-            raise UncountableError("a step drafted more tokens than were configured")
+        if (longest := max(drafted, default=0)) > num_speculative_tokens:
+            raise OtherDepthError(longest, num_speculative_tokens)
         ending = Ending(trace.num_plain, trace.steps[-1] if trace.ends_with_step else None)
         accepted = [step.accepted for step in trace.steps]
         return from_ending(
@@ -405,8 +408,7 @@ def longest_draft(page: str | None, progress: Sequence[Sequence[int]] | None, sl
             return places
     except ValueError:  # the answer's counts suffice
         pass
-    drafted = [drafted for _, drafted, _ in progress or ()]
-    if longest := max((after - before for before, after in pairwise([0, *drafted])), default=0):
+    if longest := _longest_in(progress):
         return longest
     try:
         listed = json.loads(slots or "")
@@ -414,6 +416,12 @@ def longest_draft(page: str | None, progress: Sequence[Sequence[int]] | None, sl
         return None
     speculates = [slot.get("speculative") for slot in listed if isinstance(slot, dict)]
     return 0 if speculates and not any(speculates) else None
+
+
+def _longest_in(progress: Sequence[Sequence[int]] | None) -> int:
+    """The longest draft in an answer's progress of its drafts; 0 without one."""
+    drafted = [drafted for _, drafted, _ in progress or ()]
+    return max((after - before for before, after in pairwise([0, *drafted])), default=0)
 
 
 def _by_id(places: Any) -> dict[int, Any] | None:

@@ -47,7 +47,7 @@ from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import PARALLEL_RANKS, MetricNames
 from shadowspec.servers.request import ANY_OBJECT, ServerRequest, choice_rule
-from shadowspec.servers.step_counts import Accepted, CountsSource, UncountableError, from_histogram
+from shadowspec.servers.step_counts import Accepted, CountsSource, OtherDepthError, UncountableError, from_histogram
 from shadowspec.servers.stream import Completion, StreamedAnswer
 from shadowspec.types import (
     END_TO_END,
@@ -261,17 +261,25 @@ class Sglang(ServingEngine):
         )
 
     async def drafts_of(
-        self, server: ServerPages, identity: ServerIdentity, answer: Completion, model: str
+        self, server: ServerPages, identity: ServerIdentity, answer: Completion | None, model: str
     ) -> ReportedDrafts:
         """By its start settings."""
         settings = dict(identity.reported_settings)
-        number = _chain_length(settings)
+        number, meta = _chain_length(settings), (answer.speculation if answer is not None else None) or {}
         return ReportedDrafts(
             number,
-            counts_by_request=bool(number) and bool(_spec_fields(answer.speculation or {})),
+            counts_by_request=bool(number) and bool(_spec_fields(meta)),
             uncountable=_uncountable(settings),
             settings=tuple(setting for setting in identity.reported_settings if setting[0].startswith("speculative_")),
         )
+
+    def longest_draft_in(self, answer: Completion) -> int:
+        """As many as it proposed in each verification; at least 1 where something was verified."""
+        meta = answer.speculation or {}
+        verified = meta.get("spec_verify_ct")
+        if type(verified) is not int or verified <= 0:
+            return 0
+        return max(1, -(-(_num_proposed(meta) or 0) // verified))
 
     async def capacity_of(self, server: ServerPages, identity: ServerIdentity) -> KvCapacity | None:
         return capacity_in(await _server_info(server), identity.max_model_len)
@@ -288,12 +296,15 @@ class Sglang(ServingEngine):
             raise UncountableError("meta_info holds no histogram of steps")
         verified, step_counts = steps or (0, [])
         histogram = [*step_counts, *[0] * (num_speculative_tokens + 1 - len(step_counts))]
-        if len(histogram) != num_speculative_tokens + 1 or sum(histogram) != verified:
-            raise UncountableError(
-                "the histogram has other steps than were verified, or more tokens than were configured"
-            )
+        if sum(histogram) != verified:
+            raise UncountableError("the histogram has other steps than were verified")
+        if len(histogram) != num_speculative_tokens + 1:
+            raise OtherDepthError(len(histogram) - 1, num_speculative_tokens)
         if _num_proposed(meta) not in (None, verified * num_speculative_tokens):
-            raise UncountableError("a step drafted another number of tokens than was configured")
+            raise OtherDepthError(self.longest_draft_in(answer), num_speculative_tokens)
+        accepted = sum(number * count for number, count in enumerate(histogram))
+        if meta.get("spec_num_correct_drafts", accepted) != accepted:
+            raise UncountableError("the histogram has other accepted tokens than were counted")
         return from_histogram(histogram, answer, num_prompt_tokens)
 
     def has_one_depth(self, config: SpeculationConfig) -> bool:

@@ -53,7 +53,14 @@ from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import MetricNames, MetricsPage, families_on, parse
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.step_counts import Accepted, CountsSource, UncountableError, from_steps, integers
+from shadowspec.servers.step_counts import (
+    Accepted,
+    CountsSource,
+    OtherDepthError,
+    UncountableError,
+    from_steps,
+    integers,
+)
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import (
     COMPUTE,
@@ -163,7 +170,7 @@ class Vllm(ServingEngine):
         return body | (guided_fields(request.constraint) if is_old else structured_fields(request.constraint))
 
     async def drafts_of(
-        self, server: ServerPages, identity: ServerIdentity, answer: Completion, model: str
+        self, server: ServerPages, identity: ServerIdentity, answer: Completion | None, model: str
     ) -> ReportedDrafts:
         """By the answer's metrics, else by its counters, which a vLLM that speculates has from its start."""
         text = await server.look("metrics")
@@ -172,12 +179,12 @@ class Vllm(ServingEngine):
         except ValueError as error:
             raise ServerError(server.name, "garbage", "/metrics is not in Prometheus' text format") from error
         counters = None if page is None else _counters(page)
-        reported = answer.speculation or {}
+        reported = (answer.speculation if answer is not None else None) or {}
         number = reported.get("num_spec_tokens")
         if type(number) is not int:
             number = None
             if counters is not None:
-                number = len(counters.num_accepted_tokens_per_pos)
+                number = len(counters.num_accepted_tokens_per_pos) or None
             elif page is not None and page.is_known:
                 number = 0
         return ReportedDrafts(
@@ -211,6 +218,11 @@ class Vllm(ServingEngine):
         remarks = [] if drafts.counts_by_request else [passes]
         return remarks if drafts.has_metrics else [*remarks, "the speculative server shows no /metrics of vLLM's"]
 
+    def longest_draft_in(self, answer: Completion) -> int:
+        reported = answer.speculation or {}
+        counts = [reported.get("num_spec_tokens"), *(reported.get("per_step_drafted") or ())]
+        return max((count for count in counts if type(count) is int), default=0) or int(_has_steps(reported))
+
     def counters_on(self, page: str, model: str) -> LiveCounts | None:
         return _counters(parse(page, self.metrics, model))
 
@@ -222,6 +234,12 @@ class Vllm(ServingEngine):
         accepted, drafted = (integers(reported.get(name)) for name in ("per_step_accepted", "per_step_drafted"))
         if len(drafted) != len(accepted) or len(drafted) != reported.get("num_spec_steps"):
             raise UncountableError("per_step_accepted and per_step_drafted are missing: the level is not detailed")
+        depth = reported.get("num_spec_tokens")
+        if type(depth) is int and depth != num_speculative_tokens:
+            raise OtherDepthError(depth, num_speculative_tokens)
+        totals = {"num_draft_tokens": sum(drafted), "num_accepted_draft_tokens": sum(accepted)}
+        if any(reported.get(name, total) != total for name, total in totals.items()):
+            raise UncountableError("its totals of drafted and accepted tokens are not those of its steps")
         return from_steps(
             drafted, accepted, answer, num_prompt_tokens, num_speculative_tokens, drafts_always=drafts_always
         )
@@ -307,6 +325,11 @@ class Vllm(ServingEngine):
 def _nothing(remarks: Sequence[str] = ()) -> Export:
     without = "speculation is off: start vLLM without --speculative-config"
     return Export("null\n", tuple(remarks), instead=without)  # vLLM reads it as no speculation
+
+
+def _has_steps(reported: Mapping[str, Any]) -> bool:
+    """Whether an answer's metrics count a draft."""
+    return any(reported.get(name) for name in ("num_spec_steps", "num_draft_tokens"))
 
 
 def _counters(page: MetricsPage) -> LiveCounts | None:
