@@ -25,6 +25,8 @@ from shadowspec.config import Config, EndpointConfig, find_config, load_config, 
 from shadowspec.engine.ordinary import are_settled
 from shadowspec.errors import ConfigError, NoDataError, ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.evidence.guardrails import SCORES
+from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
+from shadowspec.live.guard import UNWATCHED, promise_of, unwatched_because
 from shadowspec.live.scrape import failures, scrape_all
 from shadowspec.model_folder import stated_sampling
 from shadowspec.quality.custom_scores import score_name
@@ -139,10 +141,35 @@ def _live(endpoint: str) -> Callable[[Config], str]:
             raise ConfigError(
                 f"{', '.join(drafting_plain)}: of plain_metrics_urls, but drafts; start it without speculation"
             )
+        guard = config.live_jobs(endpoint)[endpoint].guard
+        blind = {
+            reading.replica: why
+            for reading in scrapes
+            if isinstance(reading, LiveScrape) and reading.replica not in plain
+            if (why := unwatched_because(reading.counts, guard)) is not None
+        }
+        words = "; ".join(f"{replica}: {why}" for replica, why in blind.items())
+        if blind and _is_enabled(config, endpoint):
+            raise ConfigError(
+                f"{words}: {UNWATCHED}; serve the model with speculation, by a version that counts its drafts "
+                "(docs/live.md)"
+            )
         control = f"; control: {plural(len(plain), 'plain replica')}" if plain else ""
-        return f"{plural(len(scrapes), 'replica')} of {source.engine} read; {len(drafting)} count drafts{control}"
+        return f"{plural(len(scrapes), 'replica')} of {source.engine} read; {len(drafting)} count drafts{control}" + (
+            f"; no ENABLE would be watched there: {words}" if blind else ""
+        )
 
     return check
+
+
+def _is_enabled(config: Config, endpoint: str) -> bool:
+    """Whether an ENABLE promises something; a database that cannot be read is the matter of another check."""
+    try:
+        with Store.open(config.database_url) as store:
+            policy = config.endpoints[endpoint].policy
+            return promise_of(read_endpoint_decisions(store, endpoint, policy, datetime.now(UTC)).current) is not None
+    except ShadowSpecError:
+        return False
 
 
 def _secret(config: Config) -> str:

@@ -69,7 +69,7 @@ class GuardDocument(PublicValue, frozen=True, kw_only=True):
 
 
 class ReplicaDocument(PublicValue, frozen=True, kw_only=True):
-    """One replica's reading."""
+    """One replica's reading; `unwatched`: why it does not show whether the promise of ENABLE holds."""
 
     replica: str
     pool: Pool
@@ -78,6 +78,7 @@ class ReplicaDocument(PublicValue, frozen=True, kw_only=True):
     error: str | None
     num_failed: Annotated[int, "replica.num_failed"]
     window: WindowDocument | None
+    unwatched: str | None
     since_enable: GuardDocument | None
 
 
@@ -126,11 +127,14 @@ def _endpoint(run: LiveRun, controls: Mapping[int, Control]) -> LiveEndpointDocu
         threshold_log10=math.log10(guard.threshold),
         override_id=watched.ordered,
         controls=[public(ControlDocument, control, load=concurrency) for concurrency, control in controls.items()],
-        replicas=[_replica(taken, guards.get(taken.replica.replica)) for taken in run.taken],
+        replicas=[
+            _replica(taken, guards.get(taken.replica.replica), run.unwatched.get(taken.replica.replica))
+            for taken in run.taken
+        ],
     )
 
 
-def _replica(taken: Taken, guarded: Guarded | None) -> ReplicaDocument:
+def _replica(taken: Taken, guarded: Guarded | None, unwatched: str | None) -> ReplicaDocument:
     scraped = taken.scraped
     return public(
         ReplicaDocument,
@@ -141,6 +145,7 @@ def _replica(taken: Taken, guarded: Guarded | None) -> ReplicaDocument:
         window=None
         if taken.window is None
         else public(WindowDocument, taken.window, taken.window.counts, live_period([hour_of_window(taken.window)])),
+        unwatched=unwatched,
         since_enable=guarded,
     )
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from shadowspec.config import Config
 from shadowspec.errors import NoDataError
 from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
+from shadowspec.live.guard import unwatched_because
 from shadowspec.planning.demand import read_demand
 from shadowspec.rollout.check.answer import CheckInput, Question
 from shadowspec.rollout.orders import unknown_endpoint
@@ -44,6 +45,21 @@ def no_decision(store: Store, endpoints: Collection[str]) -> NoDataError:
         f"{names}: {plural(number, 'request')} measured, none counted yet, because their sessions may continue in "
         "unread records: resume `shadowspec run FILE` to the end of the file, then run `shadowspec gate`"
     )
+
+
+def read_unwatched(config: Config, endpoint: str) -> dict[str, str]:
+    """The replicas of an endpoint whose newest reading tells the live guard nothing, and why."""
+    live = config.live_jobs(endpoint).get(endpoint)
+    if live is None:
+        return {}
+    with Store.open(config.database_url) as store:
+        known = store.live_replicas(endpoint)
+    scrapes = {name: known[name].scrape for name in live.source.replicas if name in known}
+    return {
+        name: why
+        for name, scrape in scrapes.items()
+        if scrape is not None and (why := unwatched_because(scrape.counts, live.guard)) is not None
+    }
 
 
 def read_check_input(config: Config, question: Question, now: datetime) -> CheckInput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from typing import Annotated
 import typer
 
 from shadowspec.app.progress_bar import notes
-from shadowspec.app.stored_evidence import read_check_input
+from shadowspec.app.stored_evidence import read_check_input, read_unwatched
 from shadowspec.cli.console import print_json, results, write_file
 from shadowspec.cli.options import (
     MAX_AGE_HELP,
@@ -24,6 +25,7 @@ from shadowspec.cli.options import (
 )
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ShadowSpecError
+from shadowspec.live.guard import UNWATCHED
 from shadowspec.rollout.check.answer import Answer, Question, answer_document, refusal
 from shadowspec.rollout.check.github import append_summary, step_annotations, summary_file, without_commands
 from shadowspec.rollout.check.judge import judge
@@ -84,12 +86,18 @@ def check(
         accepts_schedule=accept_schedule,
     )
     now = datetime.now(UTC)
+    unwatched: Mapping[str, str] = {}
     try:
-        answer = judge(question, read_check_input(load_config(find_config(config_path)), question, now), now)
+        config = load_config(find_config(config_path))
+        answer = judge(question, read_check_input(config, question, now), now)
+        if answer.outcome is Outcome.ENABLE:
+            unwatched = read_unwatched(config, endpoint)
     except ShadowSpecError as error:  # readers of the reports must see that there is no answer
         _write_reports(refusal(question, str(error), now), on_hold, junit, summary, as_json=as_json)
         raise
     _print(answer, on_hold, is_github=github, as_json=as_json)
+    for replica, why in unwatched.items():
+        notes.print(f"warning: {replica}: {UNWATCHED}: {why}", markup=False, highlight=False, soft_wrap=True)
     _write_reports(answer, on_hold, junit, summary, as_json=as_json)
     raise typer.Exit(exit_code(answer.outcome, on_hold))
 

@@ -14,7 +14,7 @@ from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ConfigError, ServiceUnavailableError
-from shadowspec.live.guard import Guarded
+from shadowspec.live.guard import UNWATCHED, Guarded
 from shadowspec.live.watch import alarm_words
 from shadowspec.reports.pages.live_production import live_period
 from shadowspec.rollout.control import Control
@@ -85,6 +85,8 @@ def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -
         for taken in run.taken:
             if isinstance(taken.scraped, FailedScrape):
                 results.print(f"{run.endpoint}: {taken.scraped.message}", **_PLAIN)
+        for replica, why in run.unwatched.items():
+            results.print(f"{run.endpoint}: {replica}: {UNWATCHED}: {why}", **_PLAIN)
         if run.watched.ordered is not None:
             words = f"{run.endpoint}: override {run.watched.ordered} sets DISABLE: {alarm_words(run.watched)}"
             results.print(words, **_PLAIN)

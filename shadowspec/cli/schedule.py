@@ -85,8 +85,9 @@ def schedule(
         print_json(DeliveriesDocument(deliveries=waiting))
     else:
         _print_deliveries(waiting)
-    if waiting:
-        raise ServiceUnavailableError(f"{len(waiting)} deliveries failed; the next run tries them again")
+    undone = [f"{len(waiting)} deliveries failed; the next run tries them again"] if waiting else []
+    if undone := [*scheduler.unread, *undone]:
+        raise ServiceUnavailableError("; ".join(undone))
 
 
 def _list(listed: ScheduleDocument, jobs: Mapping[str, JobSettings]) -> None:

@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.live.guard import UNWATCHED, unwatched_because
 from shadowspec.live.scrape import scrape_all
 from shadowspec.live.watch import Taken, Watched, alarm_words, take_scrapes, watch
 from shadowspec.reports.period.period_changes import events_within
@@ -28,7 +29,7 @@ from shadowspec.rollout.endpoint_run import GatePolicies, run_endpoints
 from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.job_settings import EmailSettings, JobSettings, LiveSettings, ScheduleSettings
 from shadowspec.store import Store
-from shadowspec.types import Delivery, FailedScrape, Period
+from shadowspec.types import Delivery, FailedScrape, LiveScrape, Period, Pool
 
 SETTLE_S = 30.0  # that a report waits for a gate run which is on
 COMMIT_S = 1.0  # within which an order is committed after its time was taken
@@ -183,6 +184,17 @@ class LiveRun:
         """The replicas without usable counters."""
         return [taking.scraped for taking in self.taken if isinstance(taking.scraped, FailedScrape)]
 
+    @property
+    def unwatched(self) -> dict[str, str]:
+        """The replicas whose counters do not show whether the promise of ENABLE holds, and why."""
+        promise, guard = self.watched.promise, self.settings.guard
+        return {
+            taking.replica.replica: why
+            for taking in self.taken
+            if promise is not None and taking.pool is Pool.SPECULATIVE and isinstance(taking.scraped, LiveScrape)
+            if (why := unwatched_because(taking.scraped.counts, guard, promise)) is not None
+        }
+
 
 def run_live(store: Store, endpoint: str, policy: GatePolicy, settings: LiveSettings) -> LiveRun:
     """Read an endpoint's production engines once, store their counts, and run the live guard.
@@ -201,4 +213,9 @@ def run_live(store: Store, endpoint: str, policy: GatePolicy, settings: LiveSett
     watched = watch(store, endpoint, settings.source.replicas, policy, settings.guard, datetime.now(UTC))
     if watched.ordered is not None:
         _log.warning("endpoint %s: override %d: %s", endpoint, watched.ordered, alarm_words(watched))
-    return LiveRun(endpoint, settings, tuple(taken), watched)
+    run = LiveRun(endpoint, settings, tuple(taken), watched)
+    begun = {taking.replica.replica for taking in taken if taking.window is None}
+    for replica, why in run.unwatched.items():
+        level = logging.WARNING if replica in begun else logging.DEBUG  # logged once, where counting begins
+        _log.log(level, "endpoint %s: %s: %s: %s", endpoint, replica, UNWATCHED, why)
+    return run

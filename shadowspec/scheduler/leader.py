@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from apscheduler.executors.pool import ThreadPoolExecutor as PoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -62,6 +62,9 @@ class LeaderTerm:
         return not self._is_over.is_set() and time.monotonic() - self._confirmed_at < TRUST_S
 
 
+Result = TypeVar("Result")
+
+
 class JobTrigger(BaseTrigger):  # type: ignore[misc]
     """When a job runs: when it is due, and at intervals for work that an error left undone."""
 
@@ -88,6 +91,7 @@ class Scheduler:
     ) -> None:
         self._store, self._settings, self._crons = store, settings, crons
         self._policies, self._reports, self._live = policies, reports, live
+        self.unread: list[str] = []
 
     def run(self, stopped: threading.Event) -> None:
         """Lead whenever no other scheduler does.
@@ -107,15 +111,18 @@ class Scheduler:
             lead.release()
 
     def run_once(self) -> bool:
-        """Do the due work and return; False if another one leads."""
+        """Do the due work and return; False if another one leads.  `unread` then says which live evidence failed."""
         lead = self._store.leadership(LEADERSHIP)
         if not lead.try_acquire():
             return False
+        self.unread = []
         try:
             term = LeaderTerm()
             for endpoint in self._live:  # first: the reports show what it finds
                 term.confirm()
-                _guard(partial(self._read_live, endpoint, term), f"live evidence of {endpoint}")()
+                name = f"live evidence of {endpoint}"
+                failures = _guard(partial(self._read_live, endpoint, term), name)()
+                self.unread += [f"{name}: it failed, as logged"] if failures is None else failures
             for job in sorted(self._settings.jobs.values(), key=lambda job: bool(job.on)):  # events of these gates too
                 term.confirm()
                 self._prepare_due(job, term)
@@ -195,9 +202,12 @@ class Scheduler:
 
         return {name: deliverer(receiver) for name, receiver in settings.receivers.items()}
 
-    def _read_live(self, endpoint: str, term: LeaderTerm) -> None:
-        if term.is_on():
-            run_live(self._store, endpoint, self._policies.gate[endpoint], self._live[endpoint])
+    def _read_live(self, endpoint: str, term: LeaderTerm) -> list[str]:
+        """Read an endpoint's engines; in words, which of them were not read."""
+        if not term.is_on():
+            return []
+        run = run_live(self._store, endpoint, self._policies.gate[endpoint], self._live[endpoint])
+        return [f"live evidence of {endpoint}: {failure.message}" for failure in run.failed]
 
     def _prepare_due(self, job: JobSettings, term: LeaderTerm) -> int:
         if not term.is_on():
@@ -207,15 +217,16 @@ class Scheduler:
         return prepare_due_periods(self._store, job, self._crons[job.name], self._settings, self._policies)
 
 
-def _guard(call: Callable[[], object], name: str) -> Callable[[], None]:
+def _guard(call: Callable[[], Result], name: str) -> Callable[[], Result | None]:
     """A function for APScheduler: an error ends only this run, and is logged without text that it may quote."""
 
-    def run() -> None:
+    def run() -> Result | None:
         try:
-            call()
+            return call()
         except ShadowSpecError as error:
             _log.warning("%s: %s", name, error)
         except Exception as error:
             _log.error("%s: internal error (%s)", name, type(error).__name__)
+        return None
 
     return run

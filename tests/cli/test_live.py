@@ -224,6 +224,46 @@ def test_what_it_prints(shell: Shell, production: Production) -> None:
 
 
 @pytest.mark.integration
+def test_a_page_that_does_not_show_the_acceptance_is_said_everywhere(shell: Shell, production: Production) -> None:
+    """As of a version that counts drafted and accepted tokens and no drafts."""
+    production.serve(drafts=1_000, rate=0.05)
+    page = "".join(f"{line}\n" for line in production.page().splitlines() if "num_drafts" not in line)
+    production.answer = (200, {}, page.encode())
+    name = production.url.removeprefix("http://")
+    said = f"{name}: the promise of this ENABLE is not watched: its page lacks counters that first_position"
+    assert said in shell("live").out
+    assert "its page lacks counters" in read(shell)["replicas"][0]["unwatched"]
+    checked = shell("check", "-e", "chat")
+    assert (checked.code, said in checked.err) == (0, True)
+    found = [each for each in shell("doctor", "--json").document["checks"] if each["check"] == "live chat"]
+    assert [(each["ok"], "is not watched" in each["found"]) for each in found] == [(False, True)]
+    production.answer = None
+    assert read(shell)["replicas"][0]["unwatched"] is None
+    assert "not watched" not in shell("check", "-e", "chat").err
+    (entry,) = [each for each in shell("doctor", "--json").document["checks"] if each["check"] == "live chat"]
+    assert entry["ok"]
+
+
+@pytest.mark.integration
+def test_one_replica_s_impossible_counter_costs_no_other_its_reading(shell: Shell, production: Production) -> None:
+    broken, config = Production(), Path("shadowspec.toml")
+    with producing(broken):
+        both = f'["{production.url}", "{broken.url}"]'
+        text = config.read_text(encoding="utf-8")
+        config.write_text(text.replace(json.dumps([production.url]), both), encoding="utf-8")
+        assert shell("live").code == 0
+        production.serve(drafts=1_000, rate=0.7)
+        broken.tokens = 2**64
+        once = shell("schedule", "--once")
+        name = broken.url.removeprefix("http://")
+        said = f"live evidence of chat: {name}: vllm:generation_tokens_total is not a count"
+        assert (once.code, said in once.err) == (5, True)
+        with Store.open(load_config(config).database_url) as store:
+            (window,) = store.live_windows("chat")
+        assert (f"http://{window.replica}", window.counts.num_drafts) == (production.url, 1_000)
+
+
+@pytest.mark.integration
 def test_a_plain_pool_is_the_control_of_a_partial_rollout(shell: Shell, production: Production, tmp_path: Path) -> None:
     """From both pools' pages to the comparison that `live` shows and by which `gate` moves the stage back."""
     plain = Production(depth=None)
