@@ -35,7 +35,7 @@ class Stack:
 
     def sql(self, statement: str) -> str:
         """The answer of the database."""
-        psql = ("psql", "--username", "shadowspec", "--dbname", "shadowspec", "--no-align", "--tuples-only")
+        psql = ("psql", "--username", "postgres", "--dbname", "shadowspec", "--no-align", "--tuples-only")
         return self.compose("exec", "-T", "postgres", *psql, "--command", statement).strip()
 
     def container(self, service: str) -> str:

@@ -51,6 +51,7 @@ except OSError as error:
 START_TIMEOUT_S = 300.0
 MEASURE_TIMEOUT_S = 1_200.0
 RECOVER_TIMEOUT_S = 300.0
+PASSWORDS = ("POSTGRES", "OWNER", "WORKER", "SCHEDULER", "READER", "OPERATOR")
 
 
 @dataclass
@@ -216,7 +217,7 @@ def run(docker: Docker, images: dict[str, str], folder: Path, num_messages: int,
         "DASHBOARD_PORT": str(port),
         "PIP_CONF": str(pip_configuration(folder)),
         "CERTIFICATES": str(CERTIFICATES) if CERTIFICATES.exists() else "/dev/null",
-        "POSTGRES_PASSWORD": secrets.token_hex(16),
+        **{f"{name}_PASSWORD": secrets.token_hex(16) for name in PASSWORDS},
         "SHADOWSPEC_HASH_SECRET": secrets.token_hex(32),
     }
     with ExitStack() as opened:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from sqlalchemy import make_url, text
+from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
 
 from shadowspec.cli.main import app
+from tests.services import postgres_programs, postgres_server
+from tests.store.failing import administrator
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -26,8 +32,15 @@ def _is_ours(service: dict[str, Any]) -> bool:
 
 
 def test_every_command_exists(services: dict[str, Any]) -> None:
-    commands = [service["command"] for service in services.values() if _is_ours(service)]
+    commands = []
+    for service in filter(_is_ours, services.values()):
+        script = service["command"][0]
+        if service.get("entrypoint", [""])[0] == "/bin/sh":
+            commands += [line.split()[1:] for line in script.splitlines()]
+        else:
+            commands.append([*service.get("entrypoint", [""])[1:], *service["command"]])
     assert ["worker"] in commands
+    assert ["db", "grant", "writer", "shadow_worker"] in commands
     for command in commands:
         words = [word for word in command if not word.endswith((".jsonl", ".html"))]
         assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0, command
@@ -47,6 +60,59 @@ def test_every_variable_is_read(services: dict[str, Any]) -> None:
     }
     assert named
     assert named <= read
+
+
+def test_our_containers_are_bounded_and_leave_no_memory_behind(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["mem_limit"], name
+        if _is_ours(service):
+            assert service["ulimits"] == {"core": 0}, name
+
+
+@pytest.mark.integration
+def test_no_container_of_ours_is_a_superuser_or_may_change_a_decision(
+    services: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The scripts of `roles` and `migrate` on a real server; then what the roles in the services' URLs may do."""
+    roles, migrate = services["roles"], services["migrate"]
+    with postgres_server() as server:
+        url = make_url(server.url)
+        with administrator(server.url) as admin:
+            admin.exec_driver_sql("CREATE DATABASE shadowspec")
+        program = postgres_programs() / "psql"
+        variables = {name: "pw" for name in roles["environment"] if name.endswith("_PASSWORD")}
+        place = {"PGHOST": "127.0.0.1", "PGPORT": str(url.port), "PGUSER": "shadowspec", "PGDATABASE": "shadowspec"}
+        for _ in range(2):  # it may run again
+            subprocess.run(
+                [*roles["entrypoint"], roles["command"][0].replace("psql", str(program), 1)],
+                env=os.environ | variables | place,
+                check=True,
+            )
+        names = {
+            name: re.findall(r"//(\w+):", service["environment"]["SHADOWSPEC_DATABASE_URL"])[0]
+            for name, service in services.items()
+            if _is_ours(service)
+        }
+        monkeypatch.setenv("SHADOWSPEC_CONFIG", str(tmp_path / "shadowspec.toml"))
+        (tmp_path / "shadowspec.toml").touch()
+        own = url.set(database="shadowspec", username=names["migrate"]).render_as_string(hide_password=False)
+        monkeypatch.setenv("SHADOWSPEC_DATABASE_URL", own)
+        for line in migrate["command"][0].splitlines():
+            done = CliRunner().invoke(app, line.split()[1:])
+            assert done.exit_code == 0, done.output
+        with administrator(own) as owner:
+            supers = set(owner.scalars(text("SELECT rolname FROM pg_roles WHERE rolsuper")))
+        for name, role in names.items():
+            assert role not in supers, name
+            as_role = url.set(database="shadowspec", username=role).render_as_string(hide_password=False)
+            with administrator(as_role) as connection:
+                assert connection.scalar(text("SELECT count(*) FROM ledger")) == 0, name
+                with pytest.raises(DBAPIError, match=r"must be owner|permission denied|append-only"):
+                    connection.exec_driver_sql(
+                        "DELETE FROM decisions"
+                        if role == names["migrate"]
+                        else "ALTER TABLE decisions DISABLE TRIGGER ALL"
+                    )
 
 
 def test_the_image_copies_what_the_build_needs() -> None:
