@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Final
 
 from shadowspec.errors import UsageError
@@ -28,6 +29,7 @@ WEIGHTS: Final = 1_000  # a share in whole parts of this, rounded down
 MAX_RULES: Final = 16  # of one HTTPRoute
 MAX_MATCHES: Final = 64  # of one rule; Gateway API allows 128 in all rules together
 MAX_ALL_MATCHES: Final = 128
+NAME_DIGITS: Final = 8  # of the digest that tells names apart which are written alike
 DEFAULT_GROUP: Final = "default"  # LiteLLM's tag of deployments for requests without a known tag
 
 
@@ -265,23 +267,25 @@ def httproute(routes: Routes, pools: Pools) -> Export:
 def envoy(routes: Routes, pools: Pools) -> Export:
     """Envoy's route configuration and clusters, as fragments of a static or a file-based dynamic configuration."""
     listed: list[dict[str, Any]] = []
+    resource = f"shadowspec-{_resource_name(routes.endpoint)}"
+    speculative, plain = f"{resource}-{SPECULATIVE}", f"{resource}-{PLAIN}"
     for route in routes.on:
         name, value = route.header
         match = {"prefix": "/", "headers": [{"name": name, "string_match": {"exact": value}}]}
         weights = [
             {"name": pool, "weight": weight}
-            for pool, weight in zip((SPECULATIVE, PLAIN), route.weights, strict=True)
+            for pool, weight in zip((speculative, plain), route.weights, strict=True)
             if weight
         ]
-        target = {"weighted_clusters": {"clusters": weights}} if len(weights) > 1 else {"cluster": SPECULATIVE}
+        target = {"weighted_clusters": {"clusters": weights}} if len(weights) > 1 else {"cluster": speculative}
         listed.append({"match": match, "route": {**target, "timeout": "0s"}})
-    listed.append({"match": {"prefix": "/"}, "route": {"cluster": PLAIN, "timeout": "0s"}})
+    listed.append({"match": {"prefix": "/"}, "route": {"cluster": plain, "timeout": "0s"}})
     document = {
         "route_config": {
-            "name": f"shadowspec-{_resource_name(routes.endpoint)}",
+            "name": resource,
             "virtual_hosts": [{"name": "llm", "domains": ["*"], "routes": listed}],
         },
-        "clusters": [_cluster(SPECULATIVE, pools.speculative), _cluster(PLAIN, pools.plain)],
+        "clusters": [_cluster(speculative, pools.speculative), _cluster(plain, pools.plain)],
     }
     return _commented(routes, document)
 
@@ -299,8 +303,9 @@ def _cluster(name: str, pool: ServerPool) -> dict[str, Any]:
 
 
 def _resource_name(endpoint: str) -> str:
-    """The endpoint's name as a name of Kubernetes: lower case, without underscores."""
-    return "".join(character if character.isalnum() else "-" for character in endpoint.lower()).strip("-")
+    """The endpoint's name as a name of Kubernetes: lower case, without underscores, and another for every endpoint."""
+    name = "".join(character if character.isalnum() else "-" for character in endpoint.lower()).strip("-")
+    return name if name == endpoint else f"{name}-{sha256(endpoint.encode()).hexdigest()[:NAME_DIGITS]}".strip("-")
 
 
 def _commented(routes: Routes, document: Mapping[str, Any]) -> Export:

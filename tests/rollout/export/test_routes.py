@@ -189,10 +189,24 @@ def test_all_formats_route_the_same_slices_and_none_without_an_enable(
         verdicts = [verdict for of, _, verdict in drawn if of == key]
         is_on = bool(verdicts) and all(verdict is Verdict.ENABLE for verdict in verdicts)
         tag = slice_tag("chat", key)
-        assert envoy_cluster(envoy, tag) == {"speculative" if is_on else "plain"}
+        assert envoy_cluster(envoy, tag) == {f"shadowspec-chat-{'speculative' if is_on else 'plain'}"}
         assert gateway_backends(gateway, tag) == {"spec.local" if is_on else "plain.local"}
-    assert envoy_cluster(envoy, None) == {"plain"}
+    assert envoy_cluster(envoy, None) == {"shadowspec-chat-plain"}
     assert gateway_backends(gateway, "none") == {"plain.local"}
+
+
+def test_objects_of_different_endpoints_have_different_names() -> None:
+    names, clusters = set(), set()
+    for endpoint in ("team.chat", "team-chat", "Team_Chat", "Team-chat"):
+        found = choose_routes(endpoint, judged([decision(load=2)]), overrides=())
+        gateway = yaml.safe_load(routes.httproute(found, POOLS).text)
+        crds.check(gateway)
+        names.add(gateway["metadata"]["name"])
+        document = yaml.safe_load(routes.envoy(found, POOLS).text)
+        assert document["route_config"]["name"] == gateway["metadata"]["name"]
+        clusters |= {cluster["name"] for cluster in document["clusters"]}
+    assert "shadowspec-team-chat" in names  # a name of Kubernetes stays as it is
+    assert (len(names), len(clusters)) == (4, 8)
 
 
 def test_an_endpoint_without_slices_has_one_route() -> None:
