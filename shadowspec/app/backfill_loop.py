@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from shadowspec.app.before_loading import load_tokenizers, require_endpoints
+from shadowspec.app.before_loading import load_tokenizers, open_keyed_hash, require_endpoints
 from shadowspec.app.measure_files import (
     FileMeasurement,
     build_engines,
@@ -52,8 +52,9 @@ def loop_files(
         InputError: a file cannot be read; what was measured is kept.
     """
     require_measurable(config)
-    secret = load_hash_secret(config)
+    load_hash_secret(config)  # refused before models are loaded
     with Store.open(config.database_url) as store:
+        keyed_hash = open_keyed_hash(config, store)
         who = f"{plural(actors.number, 'actor')}, {plural(resources.nodes, 'node')}"
         notes.print(f"loading models: {who}", highlight=False)
         with notes.status("loading models"):
@@ -69,7 +70,7 @@ def loop_files(
         def measure(place: str, max_requests: int | None) -> Progress:
             with unreadable_in(describe_place(place)) as unreadable, progress_bar() as bar:
                 task = bar.add_task(f"measuring {describe_place(place)}", total=None, detail="")
-                pipeline = new_pipeline(config, tokenizers, secret, unreadable)
+                pipeline = new_pipeline(config, tokenizers, keyed_hash, unreadable)
                 show = partial(show_progress, bar, task)
                 run = FileRun(pipeline, pool, store, max_requests=max_requests, on_progress=show)
                 return run.run(read_log(place))

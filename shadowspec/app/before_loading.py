@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.sample import read_sample
 from shadowspec.app.try_out.survey import NO_ENDPOINT, refusals, survey_endpoints
-from shadowspec.config import Config, EndpointConfig, load_hash_secret, served_sampling
+from shadowspec.config import Config, EndpointConfig, load_hash_secret, load_previous_secret, served_sampling
 from shadowspec.errors import ConfigError, ModelError, NoDataError
 from shadowspec.model_folder import download_remedy, require_settings, require_weights
 from shadowspec.quality.contracts import require_sql
@@ -24,6 +25,7 @@ from shadowspec.quality.custom_scores import Scorer, load_scorer
 from shadowspec.servers.measure_servers import OutputAuditor, ServerEngine, connect
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import EndpointRule
+from shadowspec.tap.hashing import KeyedHash, RotatedHash
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.reading import Tokenizer
 from shadowspec.tap.sources import is_rereadable, require_file
@@ -54,6 +56,23 @@ def require_database(config: Config) -> None:
     """Raise the error of a database that is not there, or not of this version."""
     with Store.open(config.database_url):
         pass
+
+
+def open_keyed_hash(config: Config, store: Store) -> KeyedHash:
+    """The hash of ids; during a rotation with the identities that are stored under the previous secret.
+
+    They are those of the time after which admission and gate forget a session anyway.
+
+    Raises:
+        ConfigError: there is no secret, or one cannot be used.
+    """
+    secret, previous = load_hash_secret(config), load_previous_secret(config)
+    if previous is None:
+        return KeyedHash(secret)
+    known: set[str] = set()
+    for name, endpoint in config.endpoints.items():
+        known |= store.recent_identities(name, datetime.now(UTC), endpoint.rule.forget_unit_after)
+    return RotatedHash(secret, previous, known)
 
 
 class _AnyTokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,15 @@ from shadowspec.app.before_loading import (
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.sample import read_sample
 from shadowspec.app.try_out.survey import Survey, refusals, remedy_for, survey_endpoints
-from shadowspec.config import Config, EndpointConfig, find_config, load_config, load_hash_secret
+from shadowspec.config import (
+    MAKE_A_SECRET,
+    Config,
+    EndpointConfig,
+    find_config,
+    load_config,
+    load_hash_secret,
+    load_previous_secret,
+)
 from shadowspec.engine.ordinary import are_settled
 from shadowspec.errors import ConfigError, NoDataError, ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.evidence.guardrails import SCORES
@@ -40,6 +49,8 @@ from shadowspec.text import plural, span_text
 from shadowspec.types import LiveScrape
 from shadowspec.types.public_documents import PublicDocument, PublicValue, public
 from shadowspec.types.serving_engines import IN_PROCESS, verdict_engine
+
+MIN_DIFFERENT_CHARACTERS = 8  # of a secret: 16 random hexadecimal digits have 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +184,20 @@ def _is_enabled(config: Config, endpoint: str) -> bool:
 
 
 def _secret(config: Config) -> str:
-    return f"{len(load_hash_secret(config))} bytes"
+    secret, previous = load_hash_secret(config), load_previous_secret(config)
+    doubts = [
+        f"{name} has few different characters; make one with: {MAKE_A_SECRET}"
+        for name, value in (("it", secret), ("the previous one", previous))
+        if value is not None and len(set(value)) < MIN_DIFFERENT_CHARACTERS
+    ]
+    paths = [
+        path
+        for path in (config.hash_secret_file, config.hash_secret_previous_file)
+        if path is not None and path.exists() and path.stat().st_mode & stat.S_IROTH
+    ]
+    doubts += [f"{path} can be read by others; chmod 600 {path}" for path in paths]
+    rotation = "" if previous is None else ", and a previous one"
+    return "; ".join([f"{len(secret)} bytes{rotation}", *(f"warning: {doubt}" for doubt in doubts)])
 
 
 def _database(config: Config) -> str:

@@ -17,6 +17,7 @@ from shadowspec.app.before_loading import (
     connect_servers,
     load_scorers,
     load_tokenizers,
+    open_keyed_hash,
     require_endpoints,
     with_endpoint_context,
 )
@@ -158,16 +159,15 @@ class FileMeasurement:
 def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | None) -> FileMeasurement:
     """Measure files of mirrored traffic one after the other, with a progress bar on stderr."""
     require_endpoints(config)
-    secret = load_hash_secret(config)
+    load_hash_secret(config)  # refused before models are loaded
     with Store.open(config.database_url) as store:
         with notes.status("loading models"):
             engines = build_engines(config)
-        return measure_with(config, secret, engines, store, paths, max_requests=max_requests)
+        return measure_with(config, engines, store, paths, max_requests=max_requests)
 
 
 def measure_with(
     config: Config,
-    secret: bytes,
     engines: Mapping[str, Engine | ServerEngine],
     store: Store,
     paths: Sequence[str],
@@ -178,7 +178,6 @@ def measure_with(
     """`measure_files` with engines that are loaded and a store that is open.
 
     Args:
-        secret: under which ids are hashed.
         engines: by endpoint.
         on_progress: called after every record and block in place of the progress bar; what it raises ends measuring,
             and what was measured is stored.
@@ -188,7 +187,7 @@ def measure_with(
     before = store.funnel()
     tokenizers = load_tokenizers(config)
     runner = InProcess(engines)
-    measure = partial(_measure_file, config, secret, runner, tokenizers, store, on_progress)
+    measure = partial(_measure_file, config, open_keyed_hash(config, store), runner, tokenizers, store, on_progress)
     progress = one_by_one(paths, max_requests, measure)
     in_process = (engine for engine in engines.values() if isinstance(engine, Engine))
     if ran := next((engine.kernels_ran() for engine in in_process), {}):  # of all: they share what runs kernels
@@ -215,7 +214,7 @@ def one_by_one(
 
 def _measure_file(
     config: Config,
-    secret: bytes,
+    keyed_hash: KeyedHash,
     runner: BlockRunner,
     tokenizers: Mapping[str, FolderTokenizer],
     store: Store,
@@ -224,7 +223,7 @@ def _measure_file(
     max_requests: int | None,
 ) -> Progress:
     with unreadable_in(path) as unreadable:
-        pipeline = new_pipeline(config, tokenizers, secret, unreadable)
+        pipeline = new_pipeline(config, tokenizers, keyed_hash, unreadable)
         if on_progress is not None:
             run = FileRun(pipeline, runner, store, max_requests=max_requests, on_progress=on_progress)
             return run.run(read_records(path))
@@ -247,11 +246,11 @@ def _measure_with_bar(
 
 
 def new_pipeline(
-    config: Config, tokenizers: Mapping[str, FolderTokenizer], secret: bytes, unreadable: Unreadable
+    config: Config, tokenizers: Mapping[str, FolderTokenizer], keyed_hash: KeyedHash, unreadable: Unreadable
 ) -> Pipeline:
     """The pipeline of one file: what a session was is forgotten with it."""
     rules = [endpoint.rule for endpoint in config.endpoints.values()]
-    admission = Admission(rules, tokenizers, KeyedHash(secret))
+    admission = Admission(rules, tokenizers, keyed_hash)
     return Pipeline(
         admission,
         BlockFormer(rules),

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from shadowspec.app.before_loading import require_mirror
+from shadowspec.app.before_loading import open_keyed_hash, require_mirror
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.errors import ServiceUnavailableError
 from shadowspec.store import Store
@@ -17,7 +17,6 @@ from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.dead_letter_topic import DeadLetterWriter
 from shadowspec.tap.formats import MessageFormat
-from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.kafka.consumer import KafkaTap
 from shadowspec.tap.reading import Tokenizer
@@ -100,8 +99,9 @@ def serving(
     telemetry = Telemetry()
     rates = SliceRates({name: tuple(load.concurrency for load in e.rule.loads) for name, e in config.endpoints.items()})
     with ExitStack() as stack:
-        admission = Admission(rules, tokenizers, KeyedHash(load_hash_secret(config)), rates)
+        load_hash_secret(config)  # refused before anything is waited for
         store = stack.enter_context(patiently(lambda: Store.open(config.database_url)))
+        admission = Admission(rules, tokenizers, open_keyed_hash(config, store), rates)
         writer = stack.enter_context(patiently(lambda: DeadLetterWriter(kafka)))
         tap = stack.enter_context(patiently(lambda: KafkaTap(kafka)))
         supervisor = Supervisor(factories, store, config.worker, on_restart=telemetry.engine_restarted)

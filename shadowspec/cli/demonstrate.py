@@ -18,7 +18,7 @@ from shadowspec.app.rehearsals import Rehearsals
 from shadowspec.cli.console import print_json, results, write_file
 from shadowspec.cli.measuring_view import MeasuringView
 from shadowspec.cli.options import JsonOption
-from shadowspec.config import load_config, load_hash_secret
+from shadowspec.config import load_config
 from shadowspec.errors import InputError
 from shadowspec.reports.report import build_report, render_html, terminal_tables
 from shadowspec.rollout.endpoint_run import run_endpoint
@@ -47,6 +47,7 @@ def demo(
     write_file(config_path, bundled.demo_config(out.resolve(), seed), makes_folder=True)
     # The demo's traffic is public, so its secret protects nobody; a real one never has a default.
     write_file(out / "demo.secret", bundled.DEMO_SECRET)
+    (out / "demo.secret").chmod(0o600)
     config = load_config(config_path, environment={})
     name_loads(config.endpoints)
     from shadowspec.app.measure_files import build_engines, measure_with
@@ -56,12 +57,12 @@ def demo(
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     with store.Store.open(config.database_url) as opened:
         with notes.status("loading models"):
-            engines, secret = build_engines(config), load_hash_secret(config)
+            engines = build_engines(config)
         traffic = str(bundled.TRAFFIC)
         with MeasuringView() as view:
             shown = Rehearsals(config, opened, sum(1 for _ in read_records(traffic)), view.show)
             measured = measure_with(
-                config, secret, engines, opened, [traffic], max_requests=max_requests, on_progress=shown.take_progress
+                config, engines, opened, [traffic], max_requests=max_requests, on_progress=shown.take_progress
             )
         progress = measured.progress[0]
         with notes.status("deciding"):

@@ -10,6 +10,7 @@ from shadowspec.config.file import (
     CONFIG_VARIABLE,
     DATABASE_VARIABLE,
     DEFAULT_CONFIG_NAME,
+    MAKE_A_SECRET,
     PASSWORD_VARIABLE,
     SECRET_VARIABLE,
     Config,
@@ -17,6 +18,7 @@ from shadowspec.config.file import (
     find_config,
     load_config,
     load_hash_secret,
+    load_previous_secret,
 )
 from shadowspec.config.served_sampling import ServedSampling, served_sampling
 from shadowspec.config.template import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
@@ -26,6 +28,7 @@ __all__ = [
     "DATABASE_VARIABLE",
     "DEFAULT_CONFIG_NAME",
     "DEFAULT_POLICY_NAME",
+    "MAKE_A_SECRET",
     "PASSWORD_VARIABLE",
     "SECRET_VARIABLE",
     "Config",
@@ -37,6 +40,7 @@ __all__ = [
     "find_config",
     "load_config",
     "load_hash_secret",
+    "load_previous_secret",
     "policy_template",
     "served_sampling",
 ]

@@ -41,7 +41,7 @@ from shadowspec.tap.asked_output import ToolCallFormat
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
-from shadowspec.text import suggestion
+from shadowspec.text import plain_text, suggestion
 from shadowspec.types import OUTPUT_CONSTRAINT, UNSEEDED, Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.served_methods import settings_text
 from shadowspec.types.settings import EngineSettings, WorkerSettings, nest_table
@@ -49,6 +49,7 @@ from shadowspec.types.settings import EngineSettings, WorkerSettings, nest_table
 CONFIG_VARIABLE: Final = "SHADOWSPEC_CONFIG"
 DATABASE_VARIABLE: Final = "SHADOWSPEC_DATABASE_URL"
 SECRET_VARIABLE: Final = "SHADOWSPEC_HASH_SECRET"  # noqa: S105 - the name of a variable, not its value
+PREVIOUS_SECRET_VARIABLE: Final = "SHADOWSPEC_HASH_SECRET_PREVIOUS"  # noqa: S105 - likewise
 PASSWORD_VARIABLE: Final = "SHADOWSPEC_KAFKA_PASSWORD"  # noqa: S105 - likewise
 DEFAULT_CONFIG_NAME: Final = "shadowspec.toml"
 MAKE_A_SECRET: Final = "head -c 32 /dev/urandom | base64"  # noqa: S105 - how to make one
@@ -81,6 +82,7 @@ class Config:
     path: Path
     database_url: str = field(repr=False)  # may hold a password
     hash_secret_file: Path | None
+    hash_secret_previous_file: Path | None
     kafka: KafkaSettings | None
     engine: EngineSettings
     worker: WorkerSettings
@@ -178,6 +180,7 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
         path=path,
         database_url=environment.get(DATABASE_VARIABLE) or sections.database.url,
         hash_secret_file=sections.privacy.hash_secret_file,
+        hash_secret_previous_file=sections.privacy.hash_secret_previous_file,
         kafka=None if sections.kafka is None else _with_password(sections.kafka, environment),
         engine=sections.engine,
         worker=sections.worker,
@@ -199,23 +202,41 @@ def load_hash_secret(config: Config, environment: Mapping[str, str] | None = Non
     Raises:
         ConfigError: there is none, or it is too short; the message says how to make one.
     """
-    environment = os.environ if environment is None else environment
-    if given := environment.get(SECRET_VARIABLE):
-        secret, origin = given.encode("utf-8", "surrogateescape"), SECRET_VARIABLE
-    elif config.hash_secret_file is not None:
-        origin = str(config.hash_secret_file)
-        try:
-            secret = config.hash_secret_file.read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(
-                f"{config.path}: privacy.hash_secret_file: {origin} cannot be read ({error.strerror}); "
-                f"make one with: {MAKE_A_SECRET} > {origin}"
-            ) from error
-    else:
+    secret = _read_secret(config, "hash_secret_file", config.hash_secret_file, SECRET_VARIABLE, environment)
+    if secret is None:
         raise ConfigError(
             f"there is no secret to hash session ids with: set {SECRET_VARIABLE}, or privacy.hash_secret_file in "
             f"{config.path}; make one with: {MAKE_A_SECRET}"
         )
+    return secret
+
+
+def load_previous_secret(config: Config, environment: Mapping[str, str] | None = None) -> bytes | None:
+    """The secret before the present one, under which known sessions keep their identity; None outside a rotation.
+
+    Raises:
+        ConfigError: it cannot be read, or is too short.
+    """
+    path = config.hash_secret_previous_file
+    return _read_secret(config, "hash_secret_previous_file", path, PREVIOUS_SECRET_VARIABLE, environment)
+
+
+def _read_secret(
+    config: Config, key: str, path: Path | None, variable: str, environment: Mapping[str, str] | None
+) -> bytes | None:
+    if given := (os.environ if environment is None else environment).get(variable):
+        secret, origin = given.strip().encode("utf-8", "surrogateescape"), variable
+    elif path is not None:
+        origin = str(path)
+        try:
+            secret = path.read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"{config.path}: privacy.{key}: {origin} cannot be read ({error.strerror}); "
+                f"make one with: {MAKE_A_SECRET} > {origin}"
+            ) from error
+    else:
+        return None
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
             f"{origin}: the secret must have at least {MIN_SECRET_BYTES} bytes; make one with: {MAKE_A_SECRET}"
@@ -384,6 +405,8 @@ EXAMPLES: Final = {
 MISSING: Final = ("missing", "missing_argument")
 # Of a string that its pattern refuses, by the key's last name.
 PATTERNS: Final = {
+    **dict.fromkeys(("[key]", "name"), "a name of at most 64 letters, digits, _ . -, with a letter or digit first"),
+    **dict.fromkeys(("to", "sender"), "an address alone, such as team@example.org"),
     "currency": "a currency's code of three capitals, such as USD",
     "device": "auto, cpu, cuda or cuda:NUMBER",
     "devices": "cpu, cuda or cuda:NUMBER",
@@ -423,7 +446,7 @@ def _explain(path: Path, error: ValidationError, document: Mapping[str, Any]) ->
         example = next((EXAMPLES[part] for part in reversed(parts[-2:]) if part in EXAMPLES), None)
         if example is not None and (message == "is missing" or ", not a" in message):
             message += f"; for example {example}"
-        key = ".".join(parts)
+        key = plain_text(".".join(parts))
         lines.append(f"{path}: {key}: {message}" if key else f"{path}: {message}")
     return "\n".join(lines)
 

@@ -67,6 +67,7 @@ class PrivacySection(ConfigSection):
     """[privacy]"""
 
     hash_secret_file: PathText | None = None
+    hash_secret_previous_file: PathText | None = None
 
 
 class CandidateSection(ConfigSection):

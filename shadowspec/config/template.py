@@ -45,6 +45,9 @@ url = ~
 # users, tenants and requests are stored only as HMAC-SHA256 under it.  SHADOWSPEC_HASH_SECRET overrides it.  A new
 # secret makes every session a new one.
 hash_secret_file = "shadowspec.secret"
+# File with the secret before it: sessions that are stored under that one keep their identity.
+# SHADOWSPEC_HASH_SECRET_PREVIOUS overrides it.
+# hash_secret_previous_file = "previous.secret"
 
 # The mirror that `shadowspec worker` consumes.
 # [kafka]

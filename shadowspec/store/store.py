@@ -118,6 +118,7 @@ class Store:
     watermark = reading(ledger_rows.read_watermark)
     finished_records = reading(resume.read_finished_records)
     unit_memories = reading(resume.read_unit_memories)
+    recent_identities = reading(resume.read_recent_identities, timeout_s=LONG_TIMEOUT_S)
     recent_request_ids = reading(resume.read_recent_request_ids)
 
     # evidence

@@ -7,6 +7,7 @@ a user of the same name differ, and whether a session is sampled says nothing ab
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from struct import Struct
 
 MIN_SECRET_BYTES = 16  # 128 bits: below this a list of likely ids could be tried against the stored hashes
@@ -34,19 +35,20 @@ class KeyedHash:
 
     def identifier(self, purpose: str, value: str) -> str:
         """HMAC-SHA256 of an id, 64 hex digits."""
-        return self._hash((purpose,), value).hexdigest()
+        return self.hash_parts((purpose,), value).hexdigest()
 
     def uniform(self, purpose: str, endpoint: str, unit: str) -> float:
         """A number in [0, 1) that is the same for the same endpoint and unit while the secret is unchanged."""
-        return (int.from_bytes(self._hash((purpose, endpoint), unit).digest()[:8], "big") >> 11) * 2.0**-53
+        return (int.from_bytes(self.hash_parts((purpose, endpoint), unit).digest()[:8], "big") >> 11) * 2.0**-53
 
     def choice(self, purpose: str, count: int, endpoint: str, unit: str) -> int:
         """An integer in 0..count-1, uniform but for 2^-64."""
         if count == 1:
             return 0
-        return int.from_bytes(self._hash((purpose, endpoint), unit).digest()[:8], "big") * count // _UINT64
+        return int.from_bytes(self.hash_parts((purpose, endpoint), unit).digest()[:8], "big") * count // _UINT64
 
-    def _hash(self, begin: tuple[str, ...], last: str) -> hashlib._Hash:
+    def hash_parts(self, begin: tuple[str, ...], last: str) -> hashlib._Hash:
+        """HMAC-SHA256 of some parts, the last of which varies most."""
         inner = (self._started_hashes.get(begin) or self._begin(begin)).copy()
         inner.update(_frame(last))
         outer = self._outer.copy()
@@ -58,6 +60,27 @@ class KeyedHash:
         for part in parts:
             inner.update(_frame(part))
         return inner
+
+
+class RotatedHash(KeyedHash):
+    """Hashes under a new secret; ids that are stored under the previous one keep their hashes and draws."""
+
+    def __init__(self, secret: bytes, previous: bytes, known: Collection[str]) -> None:
+        """
+        Args:
+            known: stored hashes of sessions and users.
+        """
+        super().__init__(secret)
+        self._previous, self._known = KeyedHash(previous), frozenset(known)
+
+    def identifier(self, purpose: str, value: str) -> str:
+        before = self._previous.identifier(purpose, value)
+        return before if before in self._known else super().identifier(purpose, value)
+
+    def hash_parts(self, begin: tuple[str, ...], last: str) -> hashlib._Hash:
+        # Of a draw `last` is a unit, "session:HASH": it is drawn under the secret of its hash.
+        is_known = last.partition(":")[2] in self._known
+        return self._previous.hash_parts(begin, last) if is_known else super().hash_parts(begin, last)
 
 
 def _frame(part: str) -> bytes:

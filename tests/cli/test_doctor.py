@@ -165,3 +165,18 @@ def test_scores_that_a_margin_asks_for(workspace: Workspace) -> None:
     workspace.replace_in_config("[gate]", "[gate]\nvalidity_margin = 0.1")
     workspace.replace_in_config("served_models", 'scores = ["json_valid"]\nserved_models')
     assert wrong(workspace, 0) == {}
+
+
+def test_a_weak_or_open_secret_is_warned_of(workspace: Workspace) -> None:
+    workspace.migrate()
+    secret = workspace.folder / "secret"
+
+    def found(text: str, mode: int) -> str:
+        secret.write_text(text, encoding="utf-8")
+        secret.chmod(mode)
+        document = workspace.run("doctor", "--json").document
+        return next(str(each["found"]) for each in document["checks"] if each["check"] == "secret")
+
+    assert found("0123456789abcdef", 0o600) == "16 bytes"
+    assert "warning: it has few different characters; make one with: head -c 32" in found("aaaaaaab" * 4, 0o600)
+    assert "warning: secret can be read by others; chmod 600 secret" in found("0123456789abcdef", 0o644)

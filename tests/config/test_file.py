@@ -23,6 +23,7 @@ from shadowspec.config import (
     find_config,
     load_config,
     load_hash_secret,
+    load_previous_secret,
     policy_template,
 )
 from shadowspec.config.dashboard_settings import AccessSettings, DashboardRole
@@ -513,6 +514,31 @@ def test_the_database_url_of_the_environment_wins(tmp_path: Path) -> None:
     assert load(tmp_path, text).database_url == "sqlite:///a.db"
     assert load(tmp_path, text, SHADOWSPEC_DATABASE_URL="sqlite:///b.db").database_url == "sqlite:///b.db"
     assert load(tmp_path, "").database_url == "sqlite:///shadowspec.db"
+
+
+@pytest.mark.parametrize("name", ["a/b", "ü", "a b", "x\\n\\u202eevil"])
+def test_a_name_that_cannot_be_one_is_escaped_and_explained(tmp_path: Path, name: str) -> None:
+    message = message_of(tmp_path, f'[schedule.receivers."{name}"]\nkind = "folder"\nfolder = "r"\n')
+    assert "must be a name of at most 64 letters, digits, _ . -, with a letter or digit first" in message
+    assert "\n" not in message
+    assert "\u202e" not in message
+
+
+def test_an_address_with_a_name_is_explained(tmp_path: Path) -> None:
+    receiver = '[schedule.receivers.x]\nkind = "email"\nhost = "h"\nsender = "a@b.c"\n'
+    message = message_of(tmp_path, receiver + 'to = ["Team <team@example.org>"]\n')
+    assert "must be an address alone, such as team@example.org" in message
+
+
+def test_the_previous_secret_is_one_of_a_rotation(tmp_path: Path) -> None:
+    secret_file = tmp_path / "previous"
+    config = load(tmp_path, f"[privacy]\nhash_secret_previous_file = '{secret_file}'\n")
+    assert load_previous_secret(load(tmp_path, ""), {}) is None
+    with pytest.raises(ConfigError, match=r"hash_secret_previous_file.*cannot be read"):
+        load_previous_secret(config, {})
+    secret_file.write_text("0123456789abcdef\n")
+    assert load_previous_secret(config, {}) == b"0123456789abcdef"
+    assert load_previous_secret(config, {"SHADOWSPEC_HASH_SECRET_PREVIOUS": "f" * 16}) == b"f" * 16
 
 
 def test_the_secret_has_no_default(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from shadowspec.app.measure_files import build_engines, measure_with
 from shadowspec.app.rehearsals import MeasuringProgress, Rehearsals
 from shadowspec.app.stored_evidence import num_measured
 from shadowspec.app.try_out.preparation import PreparedTrial, write_config
-from shadowspec.config import EndpointConfig, load_config, load_hash_secret
+from shadowspec.config import EndpointConfig, load_config
 from shadowspec.engine import Engine
 from shadowspec.planning.sizing import stored_costs
 from shadowspec.reports.report import Report, build_report
@@ -104,11 +104,10 @@ class LoadedTrial:
                 if ends_at - time.monotonic() < block_s:
                     raise _TimeIsUpError
 
-        secret = load_hash_secret(trial.config)
         ended_by = "end"
         try:
             engines = {trial.inputs.endpoint: self._engine}
-            measure_with(trial.config, secret, engines, self._store, [trial.sample.path], on_progress=take_progress)
+            measure_with(trial.config, engines, self._store, [trial.sample.path], on_progress=take_progress)
         except _TimeIsUpError:
             ended_by = "time"
         except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select
@@ -68,6 +68,16 @@ def read_recent_request_ids(
     """Hashed request ids of the endpoint's stored records from `since` on (of one partition, below an offset)."""
     where = [*_match_recent(endpoint, since, partition, before_offset), _records.request_id_hash.is_not(None)]
     return set(connection.scalars(select(_records.request_id_hash).where(*where)))
+
+
+def read_recent_identities(connection: Connection, endpoint: str, now: datetime, window: timedelta) -> set[str]:
+    """Hashes of the sessions and users in the endpoint's records of the last `window`, by the newest event time."""
+    newest = connection.scalar(select(func.max(_records.event_time)).where(_records.endpoint == endpoint))
+    if newest is None:
+        return set()
+    where = _match_recent(endpoint, min(newest, now) - window, None, None)
+    rows = connection.execute(select(_records.session_hash, _records.user_hash).where(*where).distinct())
+    return {identity for row in rows for identity in row if identity is not None}
 
 
 def _match_recent(
