@@ -2,5 +2,5 @@
 
 In: a schedule, a store and receivers.
 Out: decisions, reports by mail, webhook and folder, and a row for each delivery.
-Imports: reports, rollout, live, gate, store, types, errors.
+Imports: reports, rollout, live, gate, store, text, types, errors.
 """

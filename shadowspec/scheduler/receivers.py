@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
+from types import ModuleType
 from typing import Any
 
 from shadowspec.errors import ConfigError, ExitCode, ServiceUnavailableError, ShadowSpecError
@@ -33,6 +34,7 @@ from shadowspec.reports.period.period_content import (
 )
 from shadowspec.reports.period.period_model import PeriodReport
 from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, ReceiverSettings, WebhookSettings
+from shadowspec.text import write_whole
 from shadowspec.types import Delivery
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
@@ -88,10 +90,7 @@ def send_to_folder(settings: FolderSettings, message: ReportMessage) -> None:
     """
     settings.folder.mkdir(parents=True, exist_ok=True)
     for form in settings.formats:
-        path = settings.folder / f"{message.file_stem}.{form}"
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(RENDERERS[form](message.report), encoding="utf-8")
-        part.replace(path)
+        write_whole(settings.folder / f"{message.file_stem}.{form}", RENDERERS[form](message.report))
 
 
 def build_email(settings: EmailSettings, message: ReportMessage) -> EmailMessage:
@@ -145,9 +144,9 @@ def send_to_webhook(settings: WebhookSettings, message: ReportMessage, timeout_s
         ConfigError: the URL is not there, or cannot be used.
         DeliveryError: it was not taken.
     """
-    import apprise
-
+    apprise = _load_apprise()
     plugin = _plugin(settings)
+    plugin.redirects = False  # a redirected POST becomes a GET, which a login page answers with 200
     plugin.socket_connect_timeout = plugin.socket_read_timeout = timeout_s
     headers = getattr(plugin, "headers", None)
     if isinstance(headers, dict):
@@ -167,9 +166,20 @@ def send_to_webhook(settings: WebhookSettings, message: ReportMessage, timeout_s
         raise DeliveryError("WebhookError" if status is None else f"WebhookError {status}")
 
 
-def _plugin(settings: WebhookSettings) -> Any:
-    import apprise
+def _load_apprise() -> ModuleType:
+    """
+    Raises:
+        ConfigError: the extra is not installed.
+    """
+    try:
+        import apprise
+    except ImportError:
+        raise ConfigError("webhooks need the extra `schedule`: pip install 'shadowspec[schedule]'") from None
+    return apprise
 
+
+def _plugin(settings: WebhookSettings) -> Any:
+    apprise = _load_apprise()
     _keep_urls_out_of_logs()
     url = settings.url.read()
     try:

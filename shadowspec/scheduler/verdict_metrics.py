@@ -6,11 +6,12 @@ figures, whether it leads or not.  docs/metrics.md describes them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -26,6 +27,9 @@ from shadowspec.reports.content.definitions import find_test
 from shadowspec.store import Store
 from shadowspec.types import Decision, ReasonCode, Stage, Verdict
 
+_log = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S: Final = 5.0
 FINGERPRINT_CHARACTERS: Final = 12  # as the worker's metrics name configs
 _HYPOTHESIS: Final = ("endpoint", "slice", "load", "config", "name")
 # Name without its prefix, meaning, labels.
@@ -116,11 +120,15 @@ def serving(metrics: VerdictMetrics, address: str | None) -> Iterator[None]:
     registry = CollectorRegistry()
     registry.register(metrics)
     try:
+        server: Any
         server, thread = start_http_server(int(port), host.strip("[]"), registry)
     except OSError as error:
         raise ConfigError(
             f"schedule.metrics_address {address}: cannot be listened on ({error.strerror}); choose another port"
         ) from error
+    # A client that connects and says nothing is let go, without a word.
+    server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": REQUEST_TIMEOUT_S})
+    server.handle_error = lambda *_: _log.debug("a scrape failed or its client went away", exc_info=True)
     try:
         yield
     finally:

@@ -109,6 +109,14 @@ def web_server(context: ssl.SSLContext | None = None) -> Iterator[Hook]:
                 hook.posts.append((self.path, dict(self.headers), json.loads(body)))
             time.sleep(hook.delay_s)
             self.send_response(status)
+            if status in (301, 302, 303, 307, 308):
+                self.send_header("Location", "/login")
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def do_GET(self) -> None:  # a page for a login
+            self.send_response(200)
             self.send_header("Content-Length", "2")
             self.end_headers()
             self.wfile.write(b"ok")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -135,6 +136,35 @@ def test_a_webhook_gets_a_few_lines_and_the_key(filled: Any, tmp_path: Path, mon
     assert "verdict change" in body["title"] + body["message"]
     assert "Report " in body["message"]
     assert found.message_id is None
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307])
+def test_a_webhook_that_redirects_has_taken_nothing(
+    filled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    url, store = filled
+    make_due(store, ago=timedelta(hours=1))
+    with web_server() as hook:
+        hook.answers = [status]
+        monkeypatch.setenv("HOOK_CHAT", f"json://127.0.0.1:{hook.port}/a")
+        (found,) = once(config_of(tmp_path, url, JOB.format('"chat"'), webhook("chat")), store)
+    assert (found.state, found.last_error, hook.posts) == (DeliveryState.PENDING, f"WebhookError {status}", [])
+
+
+def test_without_its_extra_a_webhook_names_it_and_the_others_are_sent(
+    filled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, store = filled
+    make_due(store, ago=timedelta(hours=1))
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    monkeypatch.setenv("HOOK_CHAT", "json://127.0.0.1:1/a")
+    receivers = (FOLDER.format(tmp_path / "reports"), webhook("chat"))
+    config = config_of(tmp_path, url, JOB.format('"folder", "chat"'), *receivers)
+    found = {each.receiver: each.state for each in once(config, store)}
+    assert found == {"folder": DeliveryState.SENT, "chat": DeliveryState.PENDING}
+    assert "webhooks need the extra `schedule`: pip install 'shadowspec[schedule]'" in caplog.text
+    with pytest.raises(ConfigError, match="need the extra `schedule`"):
+        require_secret(config.schedule.receivers["chat"])
 
 
 def test_slack_is_spoken_to_in_its_own_words(filled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.scheduler.verdict_metrics import VerdictMetrics, serving
 from shadowspec.store import Store
 from shadowspec.types import Override, Stage, Verdict
-from tests.services import free_port
+from tests.services import PATIENCE_S, free_port
 from tests.store import examples
 
 APART = ("verdict", "bound", "stage")
@@ -99,3 +100,13 @@ def test_an_address_that_is_taken_is_named(store: Store) -> None:
         serving(metrics, address),
     ):
         pass
+
+
+def test_a_client_that_says_nothing_is_let_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shadowspec.scheduler.verdict_metrics.REQUEST_TIMEOUT_S", 0.1)
+    port = free_port()
+    with (
+        serving(VerdictMetrics(store), f"127.0.0.1:{port}"),
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as silent,
+    ):
+        assert silent.recv(1) == b""
