@@ -7,10 +7,14 @@ written anywhere: it can then neither start a line nor link nor mark up.
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import Final, TextIO, TypeVar
 
 from shadowspec.errors import UsageError
 from shadowspec.types import parse_slice_key
@@ -26,6 +30,38 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _LONGEST_S: Final = 100 * 365 * 86_400  # keeps sums of times within what a calendar holds
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A file to write that others see whole or not at all: it takes its name at the end, and not after an error.
+
+    A place that only takes bytes (a device, a pipe, a file in a folder of others) is written to directly.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = path.resolve()
+    exists = path.exists()
+    if exists and not (path.is_file() and os.access(path.parent, os.W_OK)):
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            yield file
+        if exists:
+            shutil.copymode(path, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a `whole_file` at once."""
+    with whole_file(path) as file:
+        file.write(text)
 
 
 def plain_text(value: str) -> str:

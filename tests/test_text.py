@@ -1,8 +1,13 @@
-"""Which slices are shown beside their whole endpoint."""
+"""Which slices are shown beside their whole endpoint, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
-from shadowspec.text import distinct_slices
+import os
+from pathlib import Path
+
+import pytest
+
+from shadowspec.text import distinct_slices, whole_file, write_whole
 
 
 def test_an_only_slice_is_shown_where_it_differs_and_nowhere_else() -> None:
@@ -15,3 +20,24 @@ def test_an_only_slice_is_shown_where_it_differs_and_nowhere_else() -> None:
         ("a", True),
         ("b", False),
     ]
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "routes.yaml"
+    write_whole(path, "old")
+    path.chmod(0o640)
+    with pytest.raises(OSError, match="full"), whole_file(path) as file:  # noqa: PT012 - what it leaves is the point
+        file.write("half of the new")
+        assert path.read_text() == "old"
+        raise OSError("the disk is full")
+    assert path.read_text() == "old"
+    link = tmp_path / "link.yaml"
+    link.symlink_to(path)
+    write_whole(link, "new")
+    assert (path.read_text(), path.stat().st_mode & 0o777, link.is_symlink()) == ("new", 0o640, True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link.yaml", "routes.yaml"]
+
+
+def test_a_device_is_written_to_and_stays_one() -> None:
+    write_whole(Path(os.devnull), "text")
+    assert Path(os.devnull).is_char_device()

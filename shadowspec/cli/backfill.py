@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.markup import escape
@@ -37,6 +38,8 @@ from shadowspec.tap.sources import is_parquet
 from shadowspec.text import slice_title
 from shadowspec.types import AcceptanceSums, FingerprintedConfig
 from shadowspec.types.public_documents import PublicDocument, PublicValue, public
+
+EXTRA: Final = ("aiohttp", "fsspec", "psutil", "pyarrow", "ray")  # modules of the extra `backfill`
 
 if TYPE_CHECKING:
     from shadowspec.app.backfill_replay import Backfilled
@@ -125,19 +128,20 @@ def backfill(
         )
     elif max_requests is not None:
         raise UsageError("--max-requests needs --loop: a replay reads whole blocks")
+    if missing := [module for module in EXTRA if find_spec(module) is None]:  # before torch is loaded
+        raise UsageError(
+            f"backfill needs the extra `backfill` ({', '.join(missing)}): pip install '.[backfill]' in the checkout"
+        )
     wanted = parse_depths(depths or DEFAULT_DEPTHS)
     config = load_config(find_config(config_path))
     lines = [file for file in files if not ("://" in file or Path(file).is_dir() or is_parquet(file))]
     require_inputs(config, lines, endpoint, needs_weights=is_loop)
-    try:
-        from shadowspec.app.backfill_judge import chosen_parallel
-        from shadowspec.app.backfill_loop import loop_files, require_measurable
-        from shadowspec.app.backfill_replay import backfill_files
-        from shadowspec.app.replayers import Asked
-        from shadowspec.backfill.places import find_files
-        from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
-    except ImportError as error:
-        raise UsageError("backfill needs the extra `backfill`: pip install '.[backfill]' in the checkout") from error
+    from shadowspec.app.backfill_judge import chosen_parallel
+    from shadowspec.app.backfill_loop import loop_files, require_measurable
+    from shadowspec.app.backfill_replay import backfill_files
+    from shadowspec.app.replayers import Asked
+    from shadowspec.backfill.places import find_files
+    from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
 
     cluster = partial(_cluster, ray_address, actors, gpus_per_actor, cpus_per_actor)
     if is_loop:

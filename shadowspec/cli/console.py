@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 
 from shadowspec.errors import InputError
+from shadowspec.text import write_whole
 from shadowspec.types.codec import encode
 from shadowspec.types.public_documents import PublicDocument
 
@@ -58,7 +59,7 @@ def write_file(path: Path, text: str, *, makes_folder: bool = False) -> None:
         if makes_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         require_folder_of(path)
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); give another path") from error
 

@@ -5,10 +5,12 @@ A command's module is imported when the command is named, so that the modules im
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import os
 import re
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -217,9 +219,12 @@ def _command() -> Callable[..., Any]:
 
 def main() -> None:
     """Run the command line; every failure ends in one message on stderr and an exit code of the contract."""
+    # A crash leaves no copy of memory on a disk, which would hold prompts and the secret; child processes inherit it.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     arguments = arrange(sys.argv[1:])
     try:
         code = _command()(arguments, prog_name="shadowspec", standalone_mode=False)
+        sys.stdout.flush()  # a full disk shows here, and not after the end
     except ShadowSpecError as error:
         _fail(str(error), error.exit_code)
     except CommandLineError as error:
@@ -229,6 +234,11 @@ def main() -> None:
     except typer.Abort:
         code = ExitCode.INTERRUPTED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+            _fail(
+                f"standard output or a temporary file: {error.strerror}; make room, then run it again", ExitCode.USAGE
+            )
         if "--verbose" in arguments or os.environ.get("SHADOWSPEC_DEBUG"):
             traceback.print_exc()
             sys.exit(ExitCode.INTERNAL)

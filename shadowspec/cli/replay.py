@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,7 @@ from shadowspec.cli.run import FunnelCount, funnel_counts, print_funnel
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.servers.engines.rules import used_rules
-from shadowspec.text import slice_title
+from shadowspec.text import slice_title, whole_file
 from shadowspec.types import ExpectedCounts, LogprobsMode, SpeculationConfig, VerifyRule
 from shadowspec.types.public_documents import Labels, PublicDocument, PublicValue, public
 
@@ -124,8 +125,7 @@ def replay(
         logprobs_mode,
         NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
     )
-    lines = out.open("w", encoding="utf-8") if out is not None else None
-    try:
+    with nullcontext() if out is None else whole_file(out) as lines:
 
         def write(outcome: RecordOutcome) -> None:
             if lines is not None:
@@ -136,9 +136,6 @@ def replay(
                 config, files, asked,
                 max_requests=max_requests, on_outcome=write, on_replayed=writer.add if writer is not None else None,
             )  # fmt: skip
-    finally:
-        if lines is not None:
-            lines.close()
     if as_json:
         print_json(
             ReplayDocument(

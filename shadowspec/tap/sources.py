@@ -23,6 +23,7 @@ from shadowspec.types import RecordKey
 STANDARD_INPUT = "-"
 DEFAULT_MAX_RECORD_BYTES = 16 * 1024 * 1024  # bytes; three times the longest prompt of a 1M-token context in English
 CHUNK_BYTES = 1024 * 1024  # bytes read at a time; bounds memory for any gzip stream
+MAX_BLANK_LINES = 1_000_000  # of one source: a second of work; 30 kB of gzip can hold 30 million
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
 
@@ -127,7 +128,7 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
         content = _unpack(stream, is_gzip)
     second_digest = hashlib.sha256()
     has_record = False
-    line = 0
+    line = num_blank = 0
     while True:
         with _translated_errors(name):
             value, is_too_large = _read_line(content, max_record_bytes, second_digest)
@@ -135,6 +136,9 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
             break
         line += 1
         if not is_too_large and not value.strip():
+            num_blank += 1
+            if num_blank > MAX_BLANK_LINES:
+                raise InputError(f"{name}: has more than {MAX_BLANK_LINES:,} blank lines; give one record a line")
             continue
         has_record = True
         key = RecordKey(source=digest, partition=0, offset=line)

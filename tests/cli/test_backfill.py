@@ -418,5 +418,6 @@ def test_without_ray_the_extra_is_named(workspace: Workspace, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "ray", None)
     done = workspace.run("backfill", str(write_traffic(workspace.folder / "t.jsonl", [record(0)])))
     assert done.code == 2
-    assert "backfill needs the extra `backfill`: pip install '.[backfill]' in the checkout" in done.err
+    assert "backfill needs the extra `backfill` (ray): pip install '.[backfill]' in the checkout" in done.err
+    assert "shadowspec.app.backfill_judge" not in sys.modules  # nor torch, which takes seconds
     assert workspace.run("backfill", "--help").code == 0

@@ -52,6 +52,14 @@ def test_standard_input_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_flood_of_blank_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shadowspec.tap.sources.MAX_BLANK_LINES", 20)
+    record = b'{"a": 1}\n'
+    assert len(list(read_records(write(tmp_path / "some.jsonl", record + b"\n \n" * 10 + record)))) == 2
+    with pytest.raises(InputError, match="more than 20 blank lines; give one record a line"):
+        list(read_records(write(tmp_path / "many.jsonl", gzip.compress(record + b"\n \n" * 11))))
+
+
 # A fixed mtime: the contents name the tests, and every process of a run has to find the same names.
 @pytest.mark.parametrize("content", [b"", b"\n\n \n", gzip.compress(b"", mtime=0), gzip.compress(b"\n", mtime=0)])
 def test_an_empty_file_is_no_data(tmp_path: Path, content: bytes) -> None:

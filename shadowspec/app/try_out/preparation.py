@@ -19,6 +19,7 @@ from shadowspec.gate.verdict.trial_levels import first_level
 from shadowspec.model_folder import require_model_folder
 from shadowspec.servers.engines import prompt_rules_of
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.text import write_whole
 from shadowspec.types import SamplingRegime
 
 
@@ -141,8 +142,9 @@ def write_config(
         InputError: the place cannot be written to.
     """
     try:
-        (out / CONFIG).write_text(
-            config_text(inputs, out, slicing, survey.timed_positions, max_new_tokens), encoding="utf-8"
+        write_whole(
+            out / CONFIG,
+            config_text(inputs, out, slicing, survey.timed_positions, max_new_tokens),
         )
     except OSError as error:
         raise InputError(f"{out / CONFIG}: cannot be written ({error.strerror})") from error
