@@ -185,13 +185,13 @@ def unwatched_because(counts: LiveCounts, policy: GuardPolicy, promise: Promise 
     """Why a replica with these counters tells the guard nothing, as a clause; None where it tells its acceptance."""
     if counts.num_drafts is None and counts.num_draft_tokens is None and counts.num_accepted_tokens is None:
         return "its page counts no drafts: it does not speculate, or not in a version that counts them"
-    accepted, follows = counts.num_accepted_tokens, None not in (counts.num_output_tokens, counts.num_requests)
+    accepted, follows = counts.num_accepted_tokens, counts.accepted_tokens is not None
     if policy.metric == FIRST_POSITION:
         is_counted = bool(counts.num_accepted_tokens_per_pos) or accepted is not None or follows
     else:
         is_counted = accepted is not None and counts.num_draft_tokens is not None
     if counts.num_drafts is None or not is_counted:
-        return f"its page lacks counters that {policy.metric} needs"
+        return f"its page lacks counters that {policy.metric} needs, or they do not add up"
     positions = len(counts.num_accepted_tokens_per_pos)
     if promise is not None and policy.metric != FIRST_POSITION and positions and positions not in promise.depths:
         return f"it drafts {positions} tokens in a step, and {', '.join(map(str, sorted(promise.depths)))} is enabled"

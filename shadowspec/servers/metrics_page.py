@@ -278,6 +278,8 @@ def _counts(sums: _Sums, names: MetricNames) -> LiveCounts:
     drafted, accepted = sums.drafted, sums.accepted
     positions = range(max((*drafted, *accepted), default=-1) + 1)
     if names.drafted_per_pos is not None and drafted:  # every draft has a first token
+        if any(number > drafted.get(place, 0) for place, number in accepted.items()):
+            raise PageError(IMPOSSIBLE)
         counters["num_drafts"], counters["num_draft_tokens"] = drafted.get(0, 0), sum(drafted.values())
         counters["num_accepted_tokens"] = sum(accepted.values())
     if names.num_digits and accepted:  # by position they are not rounded

@@ -165,6 +165,11 @@ def test_a_page_without_the_end_that_the_last_one_had_was_cut_off() -> None:
         ({}, "first_position_acceptance_rate", None),
         ({}, "draft_acceptance_rate", None),
         ({"num_accepted_tokens_per_pos": (), "num_accepted_tokens": None}, "first_position_acceptance_rate", None),
+        (
+            {"num_accepted_tokens_per_pos": (), "num_accepted_tokens": None, "num_output_tokens": 50},
+            "first_position_acceptance_rate",
+            "or they do not add up",
+        ),
         ({"num_accepted_tokens": None}, "draft_acceptance_rate", "lacks counters that draft_acceptance_rate needs"),
         ({"num_drafts": None}, "first_position_acceptance_rate", "lacks counters that first_position"),
         (

@@ -286,6 +286,8 @@ def test_chunks_that_came_together_leave_counters_uncertain() -> None:
         ({"num_spec_steps": 1, "per_step_accepted": [3], "per_step_drafted": [2]}, "more than it drafted"),
         ({"num_spec_steps": 2, "per_step_accepted": [2, 1], "per_step_drafted": [2, 2]}, "drafts 2 tokens in a step"),
         ({"num_spec_tokens": 2} | said([(WIDTH, 4), (WIDTH, 1)]), "drafts 2 tokens in a step"),
+        ({"num_draft_tokens": 9} | said([(WIDTH, 4), (WIDTH, 1)]), "not those of its steps"),
+        ({"acceptance_histogram": [0, 2, 0, 0, 0]} | said([(WIDTH, 4), (WIDTH, 1)]), "not those of its steps"),
         ({"num_draft_tokens": 4} | said([(WIDTH, 4), (WIDTH, 1)]), "not those of its steps"),
         ({"num_accepted_draft_tokens": 4} | said([(WIDTH, 4), (WIDTH, 1)]), "not those of its steps"),
         ({"num_spec_steps": 1, "per_step_accepted": [5], "per_step_drafted": [9]}, "drafts 9 tokens in a step"),

@@ -269,6 +269,12 @@ def test_requests_in_progress_count_once() -> None:
     assert read(TENSORRT_LLM + tensorrt_llm, "tensorrt-llm").num_running == 3
 
 
+def test_no_position_accepts_more_than_was_drafted_there() -> None:
+    text = TENSORRT_LLM.replace('token_position="1"} 240.0', 'token_position="1"} 129.0')
+    with pytest.raises(PageError, match="contradict each other"):
+        read(text, "tensorrt-llm")
+
+
 def test_what_tensorrt_llm_counts() -> None:
     counts = read(TENSORRT_LLM, "tensorrt-llm").counts
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (250, 490, 330)

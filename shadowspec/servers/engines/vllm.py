@@ -237,12 +237,11 @@ class Vllm(ServingEngine):
         depth = reported.get("num_spec_tokens")
         if type(depth) is int and depth != num_speculative_tokens:
             raise OtherDepthError(depth, num_speculative_tokens)
-        totals = {"num_draft_tokens": sum(drafted), "num_accepted_draft_tokens": sum(accepted)}
-        if any(reported.get(name, total) != total for name, total in totals.items()):
-            raise UncountableError("its totals of drafted and accepted tokens are not those of its steps")
-        return from_steps(
+        counted = from_steps(
             drafted, accepted, answer, num_prompt_tokens, num_speculative_tokens, drafts_always=drafts_always
         )
+        _require_totals(reported, drafted, accepted, num_speculative_tokens)
+        return counted
 
     def export(self, schedule: DepthSchedule, beside: str) -> Export:
         """The value of `--speculative-config`; `null` where nothing is on."""
@@ -325,6 +324,25 @@ class Vllm(ServingEngine):
 def _nothing(remarks: Sequence[str] = ()) -> Export:
     without = "speculation is off: start vLLM without --speculative-config"
     return Export("null\n", tuple(remarks), instead=without)  # vLLM reads it as no speculation
+
+
+def _require_totals(
+    reported: Mapping[str, Any], drafted: Sequence[int], accepted: Sequence[int], num_speculative_tokens: int
+) -> None:
+    """Raise UncountableError where an answer's totals are not those of its steps.
+
+    Drafted tokens may be counted before a step's draft is cut to the room that is left.
+    """
+    totals = (reported.get(name) for name in ("num_draft_tokens", "num_accepted_draft_tokens"))
+    num_drafted, num_accepted = (total if type(total) is int else None for total in totals)
+    histogram = integers(reported.get("acceptance_histogram"))
+    counted = {number: accepted.count(number) for number in accepted}
+    if (
+        (num_drafted is not None and not sum(drafted) <= num_drafted <= num_speculative_tokens * len(drafted))
+        or num_accepted not in (None, sum(accepted))
+        or (histogram and {number: count for number, count in enumerate(histogram) if count} != counted)
+    ):
+        raise UncountableError("its totals of drafted and accepted tokens are not those of its steps")
 
 
 def _has_steps(reported: Mapping[str, Any]) -> bool:
