@@ -35,7 +35,15 @@ def test_every_key_of_the_configuration_has_a_meaning() -> None:
     assert [line for line in rows if line.rstrip().endswith(":")] == []
     # All that the commented file shows, tables within tables aside.
     uncommented = re.sub(r"(?m)^# (?=\[{1,2}[a-z]|[a-z_]+ = )", "", config_template())
-    shown = _keys(tomllib.loads(uncommented)) - {"concurrency", "share", "endpoint", "model", "path", "structured"}
+    shown = _keys(tomllib.loads(uncommented)) - {
+        "concurrency",
+        "share",
+        "endpoint",
+        "model",
+        "path",
+        "structured",
+        "tier",
+    }
     assert shown - {ROW.match(line)[1] for line in rows} == {"draft_tensor_parallel_size"} & shown
 
 
