@@ -212,7 +212,7 @@ def test_ranks_that_all_count_the_same_are_one(label: str) -> None:
         f'sglang:{name}{{dp_rank="{share}",{label}="{copy}",model_name="m"}} {value}'
         for share, drafts in (("0", 100), ("1", 40))
         for copy in ("10", "2", "0")
-        for name, value in (("spec_verify_calls_total", drafts), ("num_running_reqs", 3))
+        for name, value in (("spec_verify_calls_total", drafts + int(copy)), ("num_running_reqs", 3))
     ]
     page = read(SGLANG.replace("sglang:spec_verify", "sglang:x") + "\n".join(lines) + "\n", "sglang")
     assert (page.counts.num_drafts, page.num_running) == (140, 6)
@@ -237,6 +237,8 @@ def test_a_page_of_several_models_has_only_the_endpoint_s() -> None:
         unnamed = read(labelled(label, "other", 3) + LLAMACPP, "llama.cpp")
         assert (unnamed.counts.num_drafts, unnamed.has_model) == (None, False), "a router's sums are of every model"
         assert read(labelled(label, "m", 1) + LLAMACPP, "llama.cpp").counts == alone, "with a name and without"
+        other = f'llamacpp:requests_processing{{{label}="other"}} 1\n'
+        assert read(LLAMACPP.replace("llamacpp:requests_processing 2\n", other), "llama.cpp").counts.num_drafts is None
 
 
 def test_servers_of_one_process_have_no_ranks() -> None:
