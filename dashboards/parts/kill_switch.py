@@ -34,7 +34,8 @@ def set_override(
 
     Raises:
         AccessError: the visitor is not an operator, or did not confirm.
-        UsageError: reason or author says nothing, or there is no such endpoint or label of its slices.
+        UsageError: reason or author says nothing, or there is no such endpoint or label of its slices, or HOLD would
+            weaken a DISABLE.
         StoreError: the database's role may not write overrides.
     """
     who = access.current()
@@ -79,7 +80,7 @@ def writer() -> Store:
 
 def _author(who: identity.Identity, typed: str) -> str:
     """Who an order is by: whom the login vouches for, and only without one what was typed."""
-    return orders.ordered_text(who.name if who.name is not None else typed, "the author")
+    return orders.ordered_author(who.name if who.name is not None else typed, "the author")
 
 
 @st.cache_resource(show_spinner=False, max_entries=2, on_release=Store.close)

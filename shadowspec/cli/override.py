@@ -94,7 +94,8 @@ def set_(
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Force a verdict on every slice and load that matches, from now on. ENABLE cannot be forced.
+    """Force a verdict on every slice and load that matches, from now on. ENABLE cannot be forced, nor HOLD on
+    a DISABLE.
 
     Decisions stay as they are and evidence is still collected; once cleared, the gate's verdict applies again.
     """
@@ -107,7 +108,7 @@ def set_(
         concurrency=load,
         verdict=Verdict(verdict.value),
         reason=orders.ordered_text(reason, "--reason"),
-        author=orders.ordered_text(author, "--author"),
+        author=orders.ordered_author(author, "--author"),
         created_at=now,
         expires_at=None if expires_in is None else now + parse_duration(expires_in),
     )
@@ -141,7 +142,7 @@ def clear(
 ) -> None:
     """End an override; the gate's verdict applies again."""
     now = datetime.now(UTC)
-    why, who = orders.ordered_text(reason, "--reason"), orders.ordered_text(author, "--author")
+    why, who = orders.ordered_text(reason, "--reason"), orders.ordered_author(author, "--author")
     with Store.open(load_config(find_config(config_path)).database_url) as store:
         cleared = orders.clear_override(store, Clearing(override_id, why, who, now))
     if as_json:

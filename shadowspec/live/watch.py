@@ -27,10 +27,19 @@ from shadowspec.live.guard import (
 )
 from shadowspec.store import Store
 from shadowspec.text import percent, plural
-from shadowspec.types import FailedScrape, LiveReplica, LiveScrape, LiveWindow, Override, OverrideRecord, Pool, Verdict
+from shadowspec.types import (
+    GUARD,
+    FailedScrape,
+    LiveReplica,
+    LiveScrape,
+    LiveWindow,
+    Override,
+    OverrideRecord,
+    Pool,
+    Verdict,
+)
 from shadowspec.types.settings import GuardPolicy
 
-AUTHOR: Final = "live guard"
 MAX_REFUSED: Final = 2  # readings that contradict the last good one; after them counting begins anew, without a window
 
 Scraped = LiveScrape | FailedScrape
@@ -126,7 +135,7 @@ def _order(watched: Watched, now: datetime) -> Override:
         concurrency=None,
         verdict=Verdict.DISABLE,
         reason=alarm_words(watched),
-        author=AUTHOR,
+        author=GUARD,
         created_at=now,
         expires_at=None,
     )
@@ -137,7 +146,7 @@ def _last_cleared(records: Iterable[OverrideRecord]) -> datetime | None:
     cleared = [
         record.clearing.cleared_at
         for record in records
-        if record.override.author == AUTHOR and record.clearing is not None
+        if record.override.author == GUARD and record.clearing is not None
     ]
     return max(cleared, default=None)
 

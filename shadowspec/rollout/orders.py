@@ -6,15 +6,17 @@ refuse the same orders and leave the same trace.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from shadowspec.errors import UsageError
-from shadowspec.gate.verdict.current_verdict import covering
+from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
+from shadowspec.gate.verdict.current_verdict import covering, weakens
 from shadowspec.store import Store
 from shadowspec.text import parse_labels, plain_text, slice_title, suggestion
-from shadowspec.types import Clearing, Decision, Override, OverrideRecord, parse_slice_key
+from shadowspec.types import AUDITOR, GUARD, Clearing, Decision, Override, OverrideRecord, parse_slice_key
 
 MAX_SEEN = 20  # slices named in an error
 MAX_TEXT = 1_000  # characters of a reason: a sentence or a link, no log file
@@ -44,8 +46,8 @@ def set_override(
         allow_unseen: also of a slice or load that no measured record has had.
 
     Raises:
-        UsageError: there is no such endpoint, or none of its slices has such a label or value. Of a seen endpoint
-            without configuration and decisions, no label is known to be wrong.
+        UsageError: there is no such endpoint, or none of its slices has such a label or value, or it would weaken a
+            DISABLE. Of a seen endpoint without configuration and decisions, no label is known to be wrong.
     """
     known = sorted({*slice_by, *store.endpoints()})
     if override.endpoint not in known:
@@ -77,7 +79,24 @@ def set_override(
             f"endpoint {override.endpoint!r} has no load {override.concurrency} (its loads: {shown}); correct it, or "
             "give --allow-unseen to cover future records"
         )
+    _require_no_weakening(store, override)
     return Ordered(_find_stored(store, store.add_override(override)), num_covered(override, decisions))
+
+
+def _require_no_weakening(store: Store, override: Override) -> None:
+    """
+    Raises:
+        UsageError: the order covers a current DISABLE, which it would leave as it is.
+    """
+    for latest in read_endpoint_decisions(store, override.endpoint, None, override.created_at).latest:
+        measured = latest.current.measured
+        if latest.is_current and weakens(override, measured) and num_covered(override, [latest.decision]):
+            decision = latest.decision
+            raise UsageError(
+                f"{decision.endpoint}, {plain_text(slice_title(decision.slice_key))}, load {decision.concurrency} is "
+                f"DISABLE by decision {decision.decision_id}: an override makes a verdict only safer, and "
+                f"{override.verdict} is weaker; give DISABLE, or cover other slices or loads"
+            )
 
 
 def unknown_endpoint(name: str, known: Collection[str]) -> UsageError:
@@ -123,6 +142,20 @@ def ordered_text(text: str, what: str) -> str:
     if not stripped or len(stripped) > MAX_TEXT or not stripped.isprintable():
         raise UsageError(f"{what} must be one line of 1 to {MAX_TEXT:,} characters")
     return stripped
+
+
+def ordered_author(text: str, what: str) -> str:
+    """A person's name, as of `ordered_text`.
+
+    Raises:
+        UsageError: as `ordered_text`, or ShadowSpec signs its own orders so.
+    """
+    name = ordered_text(text, what)
+    if " ".join(unicodedata.normalize("NFKC", name).casefold().split()) in (GUARD, AUDITOR):
+        raise UsageError(
+            f"{what} {name!r} is reserved for orders that ShadowSpec sets; give the name of a person or team"
+        )
+    return name
 
 
 def scope_words(override: Override) -> str:

@@ -19,13 +19,11 @@ from prometheus_client.registry import Collector
 
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
 from shadowspec.gate.verdict.current_verdict import active
-from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.content.definitions import find_test
 from shadowspec.store import Store
-from shadowspec.types import Decision, ReasonCode, Stage, Verdict
+from shadowspec.types import AUDITOR, GUARD, Decision, ReasonCode, Stage, Verdict
 
 _log = logging.getLogger(__name__)
 

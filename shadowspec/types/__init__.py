@@ -105,7 +105,17 @@ from shadowspec.types.requests import (
     parse_slice_key,
     slice_tag,
 )
-from shadowspec.types.rollouts import FORCEABLE, Clearing, Override, OverrideRecord, RoleKind, Rollout, Stage
+from shadowspec.types.rollouts import (
+    AUDITOR,
+    FORCEABLE,
+    GUARD,
+    Clearing,
+    Override,
+    OverrideRecord,
+    RoleKind,
+    Rollout,
+    Stage,
+)
 from shadowspec.types.schedules import Delivery, DeliveryState, Period
 from shadowspec.types.speculation import (
     FIRST_OPTIONS,
@@ -151,6 +161,7 @@ from shadowspec.types.verdicts import (
 
 __all__ = [
     "ARRIVING",
+    "AUDITOR",
     "AUDIT_TOLERANCE",
     "BASELINE",
     "COMPUTE",
@@ -161,6 +172,7 @@ __all__ = [
     "FIRST_SUFFIX_OPTIONS",
     "FIRST_TOKEN",
     "FORCEABLE",
+    "GUARD",
     "LATENCIES",
     "MAX_CLOCK_AHEAD",
     "NO_SLICE",

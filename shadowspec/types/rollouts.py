@@ -58,6 +58,9 @@ class RoleKind(StrEnum):
 # ENABLE cannot be forced: only proven speculation is enabled.  An operator who wants it without proof sets it at the
 # serving engine, where nobody takes it for the gate's verdict.
 FORCEABLE: Final = (Verdict.DISABLE, Verdict.HOLD)
+# Authors of the orders that ShadowSpec sets; people may not sign with them.
+GUARD: Final = "live guard"
+AUDITOR: Final = "audit"
 
 
 @dataclass(frozen=True, slots=True)

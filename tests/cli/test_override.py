@@ -103,6 +103,11 @@ def test_of_an_endpoint_that_was_taken_from_the_configuration_any_slice_can_be_k
         (("-e", "letters", "--reason", " ", "--author", "ada"), "--reason must be one line"),
         (("-e", "letters", "--reason", "two\nlines", "--author", "ada"), "must be one line of 1 to"),
         (("-e", "letters", "--reason", "why"), "--author"),
+        (
+            ("-e", "letters", "--reason", "why", "--author", "Live  Guard"),
+            "is reserved for orders that ShadowSpec sets",
+        ),
+        (("-e", "letters", "--reason", "why", "--author", "audit"), "is reserved for orders that ShadowSpec sets"),
         (("-e", "letters", "--author", "ada"), "--reason"),
         (WHO, "--endpoint"),
     ],

@@ -125,6 +125,7 @@ def test_an_operators_order_counts_at_once_and_is_cleared(configured: Configure,
         ({"confirmation": "Assistant"}, "type 'assistant' to confirm"),
         ({"reason": " "}, "the reason must be one line"),
         ({"author": "two\nlines"}, "the author must be one line"),
+        ({"author": "Live Guard"}, "reserved for orders that ShadowSpec sets"),
         ({"endpoint": "leters", "confirmation": "leters"}, "there is no endpoint 'leters'"),
     ):
         with pytest.raises(UsageError, match=says):

@@ -21,6 +21,7 @@ from tests.store import examples
 
 NOON = examples.NOON
 CODE = "prompt_class=code,sampling_regime=greedy"
+SAFER = (Verdict.ENABLE, Verdict.HOLD, Verdict.DISABLE)
 
 
 def decided(verdict: Verdict = Verdict.ENABLE, slice_key: str = CODE, concurrency: int = 4) -> Decision:
@@ -35,6 +36,9 @@ def override(override_id: int, verdict: Verdict = Verdict.DISABLE, slice_key: st
 @pytest.mark.parametrize("before", list(Verdict))
 def test_the_forced_verdict_replaces_the_gates_and_says_who_and_why(before: Verdict, verdict: Verdict) -> None:
     forced = overridden(decided(before), [override(7, verdict)], NOON)
+    if (before, verdict) == (Verdict.DISABLE, Verdict.HOLD):
+        assert forced == decided(before), "an order that would weaken has no effect"
+        return
     assert (forced.verdict, forced.reason_code) == (verdict, "override")
     assert forced.reason == "override 7 by ada: it answers nonsense"
     assert forced.override.verdict == before
@@ -106,7 +110,7 @@ def test_no_override_enables(before: Verdict, orders: list[tuple[Verdict, bool]]
         for number, (verdict, is_own) in enumerate(orders)
     ]
     after = overridden(decided(before), overrides, NOON).verdict
-    assert after is not Verdict.ENABLE or before is Verdict.ENABLE
+    assert SAFER.index(after) >= SAFER.index(before)
     if any(is_own for _, is_own in orders):
         assert after is not Verdict.ENABLE
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 
 from shadowspec.live.guard import windows_to_alarm
-from shadowspec.live.watch import AUTHOR, alarm_words, take_scrapes, watch
+from shadowspec.live.watch import alarm_words, take_scrapes, watch
 from shadowspec.store import Store
-from shadowspec.types import Buckets, Clearing, FailedScrape, LiveCounts, LiveScrape, Override, Verdict
+from shadowspec.types import GUARD, Buckets, Clearing, FailedScrape, LiveCounts, LiveScrape, Override, Verdict
 from shadowspec.types.settings import GuardPolicy
 from tests.store import examples
 
@@ -172,7 +172,7 @@ def test_an_alarm_orders_disable_once_and_anew_after_it_was_cleared(store: Store
     assert ordered is not None
     (record,) = store.overrides("chat")
     assert record.override == Override(
-        ordered, "chat", "", None, Verdict.DISABLE, record.override.reason, AUTHOR, NOW + 500 * MINUTE, None
+        ordered, "chat", "", None, Verdict.DISABLE, record.override.reason, GUARD, NOW + 500 * MINUTE, None
     )
     assert record.override.reason.startswith("live alarm: at least 60.0% was promised at ENABLE; a accepts")
     fill(store, [0.1] * 20, start=10 + stated)

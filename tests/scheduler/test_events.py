@@ -14,10 +14,9 @@ import pytest
 
 from shadowspec.config import Config
 from shadowspec.errors import ConfigError
-from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.scheduler.leader import Scheduler
 from shadowspec.store import Store
-from shadowspec.types import Override, Period, Stage, Verdict
+from shadowspec.types import GUARD, Override, Period, Stage, Verdict
 from tests.builders.waiting import wait_for
 from tests.scheduler.receivers import mail_server, web_server
 from tests.scheduler.worlds import FOLDER, config_of, email, fill, scheduler_of, webhook

@@ -13,10 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.scheduler.verdict_metrics import VerdictMetrics, serving
 from shadowspec.store import Store
-from shadowspec.types import Override, Stage, Verdict
+from shadowspec.types import GUARD, Override, Stage, Verdict
 from tests.services import PATIENCE_S, free_port
 from tests.store import examples
 

@@ -12,13 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Protocol
 
 from shadowspec.gate.run.audit_difference import AuditState
 from shadowspec.text import slice_title
-from shadowspec.types import AuditedRun, AuditedUnit, Override, OverrideRecord, StoredAudit, Verdict
-
-AUTHOR: Final = "audit"
+from shadowspec.types import AUDITOR, AuditedRun, AuditedUnit, Override, OverrideRecord, StoredAudit, Verdict
 
 Cell = tuple[str, str]  # slice ("": the whole endpoint) and fingerprint
 
@@ -112,7 +110,7 @@ def _orders(
     endpoint: str, audits: Iterable[CellAudit], records: Iterable[OverrideRecord], now: datetime
 ) -> list[Override]:
     """The orders that alarms ask for and that were never set, cleared ones included."""
-    said = [record.override for record in records if record.override.author == AUTHOR]
+    said = [record.override for record in records if record.override.author == AUDITOR]
     return [
         Override(
             override_id=0,
@@ -121,7 +119,7 @@ def _orders(
             concurrency=None,
             verdict=Verdict.HOLD,
             reason=alarm_words(audit),
-            author=AUTHOR,
+            author=AUDITOR,
             created_at=now,
             expires_at=None,
         )

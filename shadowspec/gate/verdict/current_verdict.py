@@ -2,7 +2,8 @@
 
 Check, export, dashboard and rollout act on current decisions.  The stored decisions remain as the evidence decided
 them, and evidence is still collected under an override.  Where no decision exists there is nothing to override, so a
-caller that covers more than one slice checks the `active` overrides too.
+caller that covers more than one slice checks the `active` overrides too.  An override only makes the answer safer: a
+HOLD takes back an ENABLE, and leaves a DISABLE as it is.
 
 Latency is a property of the engine: a gain or a slowdown of one engine is no verdict on another.  Both are HOLD where
 the serving engine is not the one that measured.  Output differences, which come from weights and verify rule, and the
@@ -77,9 +78,16 @@ def current_verdict(
 ) -> CurrentVerdict:
     """The verdict in force for a hypothesis whose latest decision is `measured`.
 
-    `overrides` are the active ones; of several that cover it DISABLE goes before HOLD, then the newest counts.
+    `overrides` are the active ones; of several that cover it DISABLE goes before HOLD, then the newest counts.  One
+    that would weaken the measured verdict has no effect.
     """
-    return CurrentVerdict(measured, covering(overrides, endpoint, slice_key, concurrency, now))
+    order = covering(overrides, endpoint, slice_key, concurrency, now)
+    return CurrentVerdict(measured, None if order is not None and weakens(order, measured) else order)
+
+
+def weakens(order: Override, measured: Decision | None) -> bool:
+    """Whether the order says less than the decision that it covers: HOLD where harm is proven."""
+    return measured is not None and measured.verdict is Verdict.DISABLE and order.verdict is not Verdict.DISABLE
 
 
 def overridden(decision: Decision, overrides: Iterable[Override], now: datetime) -> Decision:

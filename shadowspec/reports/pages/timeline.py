@@ -10,15 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.current_verdict import is_revoked
-from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.rollout.orders import scope_words
 from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.store import AdviceChange, VerdictChange
 from shadowspec.text import percent
-from shadowspec.types import FingerprintedConfig, OverrideRecord, ReasonCode, Rollout, Verdict
+from shadowspec.types import AUDITOR, GUARD, FingerprintedConfig, OverrideRecord, ReasonCode, Rollout, Verdict
 
 GATE, ROLLOUT, CLOCK = "the gate", "the rollout", "its expiry"
 SYSTEMS = (AUDITOR, GUARD)  # whose overrides are alarms

@@ -6,16 +6,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from shadowspec.gate.run.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.current_verdict import is_revoked, override_text
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
-from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.reports.content.definitions import config_name
 from shadowspec.store import Store
 from shadowspec.store.read.change_reads import AdviceChange, VerdictChange
 from shadowspec.text import percent, plural
-from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord, ReasonCode, Rollout, Stage
+from shadowspec.types import (
+    AUDITOR,
+    GUARD,
+    Decision,
+    FingerprintedConfig,
+    Override,
+    OverrideRecord,
+    ReasonCode,
+    Rollout,
+    Stage,
+)
 
 MAX_CHANGES = 1_000  # of each sort that are read and listed; what is left out is counted
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.audit_difference import AuditState
-from shadowspec.gate.run.audit_run import AUTHOR, CellAudit, fold_units, run_audits
+from shadowspec.gate.run.audit_run import CellAudit, fold_units, run_audits
 from shadowspec.gate.run.gate_run import EndpointGateRun
 from shadowspec.gate.run.gate_store import GateSession
 from shadowspec.gate.verdict.current_verdict import current_decisions
@@ -19,7 +19,7 @@ from shadowspec.rollout import endpoint_run as app_gate
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler import jobs
 from shadowspec.store import Store
-from shadowspec.types import AuditedRun, AuditedUnit, Clearing, RecordKey, Stage, Verdict
+from shadowspec.types import AUDITOR, AuditedRun, AuditedUnit, Clearing, RecordKey, Stage, Verdict
 from tests.store import examples
 from tests.store.saving import save_block
 
@@ -88,7 +88,7 @@ def test_an_alarm_holds_what_stands_until_an_operator_clears_it(measured: Store)
     assert audits[CODE].has_alarmed
     assert not audits[CHAT].has_alarmed
     held = [record.override for record in measured.overrides("chat")]
-    assert {order.author for order in held} == {AUTHOR}
+    assert {order.author for order in held} == {AUDITOR}
     assert {order.verdict for order in held} == {Verdict.HOLD}
     assert CODE in {order.slice_key for order in held}
     assert CHAT not in {order.slice_key for order in held}
@@ -118,7 +118,7 @@ def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monke
     monkeypatch.setattr(EndpointGateRun, "step", decide_nothing)
     policies = app_gate.GatePolicies({"chat": GatePolicy()}, {"chat": RolloutPolicy()})
     assert jobs.run_measured_gates(measured, policies) == GATE_DONE
-    assert [record.override.author for record in measured.overrides()] == [AUTHOR]
+    assert [record.override.author for record in measured.overrides()] == [AUDITOR]
     (rollout,) = measured.rollouts("chat")
     assert rollout.stage is Stage.SHADOW
     assert "audit alarm" in rollout.reason
@@ -131,6 +131,6 @@ def test_a_rehearsed_gate_audits_and_keeps_nothing(measured: Store, monkeypatch:
     monkeypatch.setattr(EndpointGateRun, "step", decide_nothing)
     with measured.rehearsal("chat") as undone:
         run = app_gate.run_endpoint(undone, "chat", GatePolicy(), RolloutPolicy(), now=examples.NOON)
-        assert [record.override.author for record in undone.overrides()] == [AUTHOR]
+        assert [record.override.author for record in undone.overrides()] == [AUDITOR]
     assert any(audit.state.has_alarmed for audit in run.audits)
     assert (measured.overrides(), measured.audit_states(["chat"])["chat"]) == ([], [])

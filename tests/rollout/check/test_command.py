@@ -172,6 +172,19 @@ def test_an_override_counts_as_the_verdict(shop: Shop) -> None:
     assert "by ops: incident 7" in result.out
 
 
+def test_hold_is_refused_on_a_disable_and_has_no_effect_where_it_came_first(shop: Shop) -> None:
+    shop.decide([decision()])
+    hold = ["set", "-e", "chat", "--verdict", "HOLD", "--reason", "incident 7", "--author", "ops"]
+    assert shop.run(*hold, command="override").code == 0
+    assert shop.run("-e", "chat").code == 3
+    (number,) = shop.decide([decision("DISABLE")])
+    assert shop.run("-e", "chat", "--on-hold", "pass").code == 1
+    refused = shop.run(*hold, command="override")
+    assert refused.code == 2
+    assert f"DISABLE by decision {number}: an override makes a verdict only safer, and HOLD is weaker" in refused.err
+    assert shop.run(*hold[:4], "DISABLE", *hold[5:], command="override").code == 0
+
+
 @pytest.mark.parametrize(("verdict", "code"), [("DISABLE", 1), ("HOLD", 3)])
 def test_an_override_of_a_slice_that_was_never_decided_counts(shop: Shop, verdict: str, code: int) -> None:
     shop.measure(CODE, 9)
