@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,15 @@ from shadowspec.tap.sources import RawRecord, read_records
 
 SECONDS_BETWEEN_LINES = 15.0  # of progress, where there is no terminal to draw a bar on
 
-notes = Console(stderr=True)  # progress and logs
+
+class OutputConsole(Console):
+    """A console whose closed pipe is an error; rich would end the process with 1, which is a verdict of `check`."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, "the reader of the output has closed it")
+
+
+notes = OutputConsole(stderr=True)  # progress and logs
 
 
 class _Bar(Progress):

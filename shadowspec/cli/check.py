@@ -13,7 +13,7 @@ import typer
 
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.stored_evidence import read_check_input, read_unwatched
-from shadowspec.cli.console import print_json, results, write_file
+from shadowspec.cli.console import despite_closed_output, print_json, results, write_file
 from shadowspec.cli.options import (
     MAX_AGE_HELP,
     ConfigOption,
@@ -93,12 +93,15 @@ def check(
         if answer.outcome is Outcome.ENABLE:
             unwatched = read_unwatched(config, endpoint)
     except ShadowSpecError as error:  # readers of the reports must see that there is no answer
-        _write_reports(refusal(question, str(error), now), on_hold, junit, summary, as_json=as_json)
+        with despite_closed_output():
+            _write_reports(refusal(question, str(error), now), on_hold, junit, summary, as_json=as_json)
         raise
-    _print(answer, on_hold, is_github=github, as_json=as_json)
-    for replica, why in unwatched.items():
-        notes.print(f"warning: {replica}: {UNWATCHED}: {why}", markup=False, highlight=False, soft_wrap=True)
-    _write_reports(answer, on_hold, junit, summary, as_json=as_json)
+    with despite_closed_output():
+        _print(answer, on_hold, is_github=github, as_json=as_json)
+        for replica, why in unwatched.items():
+            notes.print(f"warning: {replica}: {UNWATCHED}: {why}", markup=False, highlight=False, soft_wrap=True)
+    with despite_closed_output():
+        _write_reports(answer, on_hold, junit, summary, as_json=as_json)
     raise typer.Exit(exit_code(answer.outcome, on_hold))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
+from shadowspec.app.progress_bar import OutputConsole
 from shadowspec.errors import InputError
 from shadowspec.text import write_whole
 from shadowspec.types.codec import encode
@@ -20,7 +22,7 @@ STANDARD_OUTPUT = "-"
 WIDTH_OF_NO_TERMINAL = 120  # columns, where stdout is a file or a pipe
 
 # stdout: what was asked for
-results = Console(width=None if sys.stdout.isatty() else WIDTH_OF_NO_TERMINAL)
+results = OutputConsole(width=None if sys.stdout.isatty() else WIDTH_OF_NO_TERMINAL)
 
 
 def is_verbose() -> bool:
@@ -36,6 +38,26 @@ def json_text(document: PublicDocument) -> str:
 def print_json(document: PublicDocument) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(json_text(document))
+
+
+@contextmanager
+def despite_closed_output() -> Iterator[None]:
+    """Print, and drop what nobody reads any more: for a command whose exit code is its result."""
+    with suppress(BrokenPipeError):
+        yield
+    drop_unread_output()
+
+
+def drop_unread_output() -> bool:
+    """Flush both streams; one whose reader is gone writes to nowhere from now on.  Whether there is such a one."""
+    is_closed = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            is_closed = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return is_closed
 
 
 def require_folder_of(path: Path | None) -> None:

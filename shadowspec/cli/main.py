@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from shadowspec.app.progress_bar import notes
-from shadowspec.cli.console import set_up_logging
+from shadowspec.cli.console import drop_unread_output, set_up_logging
 from shadowspec.errors import ExitCode, ShadowSpecError
 
 VERBOSE: Final = ("--verbose", "-v")
@@ -221,7 +221,19 @@ def main() -> None:
     """Run the command line; every failure ends in one message on stderr and an exit code of the contract."""
     # A crash leaves no copy of memory on a disk, which would hold prompts and the secret; child processes inherit it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    arguments = arrange(sys.argv[1:])
+    try:
+        code = _run(arrange(sys.argv[1:]))
+    except BrokenPipeError:  # of a message
+        code = ExitCode.OUTPUT_CLOSED
+    except SystemExit as ended:  # typer makes 1 of a closed pipe, which is a verdict here
+        code = ExitCode.OUTPUT_CLOSED if ended.code == 1 else ended.code
+    if drop_unread_output() and code == ExitCode.DONE:
+        code = ExitCode.OUTPUT_CLOSED
+    sys.exit(code or 0)
+
+
+def _run(arguments: Sequence[str]) -> Any:
+    """The exit code of a command that ends by itself; a failure exits."""
     try:
         code = _command()(arguments, prog_name="shadowspec", standalone_mode=False)
         sys.stdout.flush()  # a full disk shows here, and not after the end
@@ -233,6 +245,8 @@ def main() -> None:
         _fail(_describe(error, arguments), error.exit_code)
     except typer.Abort:
         code = ExitCode.INTERRUPTED
+    except BrokenPipeError:  # of the flush: no internal error
+        raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
@@ -251,7 +265,7 @@ def main() -> None:
     if code == ExitCode.INTERRUPTED:
         more = "; finished work is stored, run the same command again to resume"
         notes.print(f"interrupted{more if command_word(arguments) in GO_ON else ''}", highlight=False)
-    sys.exit(code or 0)
+    return code
 
 
 def _describe(error: Any, arguments: Sequence[str]) -> str:

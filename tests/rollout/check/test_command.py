@@ -142,6 +142,44 @@ def test_what_cannot_be_answered(shop: Shop, arguments: list[str], code: int, sa
     assert result.out == ""
 
 
+@pytest.mark.parametrize(
+    ("verdict", "more", "closed", "code"),
+    [
+        ("ENABLE", [], ["stdout"], 0),
+        ("HOLD", ["--json"], ["stdout"], 3),
+        ("HOLD", ["--on-hold", "warn"], ["stdout", "stderr"], 0),
+        ("DISABLE", ["--junit", "out/junit.xml"], ["stdout"], 1),
+    ],
+)
+def test_a_reader_that_has_left_changes_no_verdict(
+    shop: Shop, verdict: str, more: list[str], closed: list[str], code: int
+) -> None:
+    shop.decide([decision(verdict)])
+    assert run_unread(shop, closed, "check", "-e", "chat", *more) == code
+    assert (shop.folder / "out/junit.xml").exists() == ("--junit" in more)
+
+
+@pytest.mark.parametrize("arguments", [["check", "-e", "idle"], ["override", "list", "--json"]])
+def test_no_other_end_reads_as_a_verdict(shop: Shop, arguments: list[str]) -> None:
+    """Of a reader that has left: of an error's message and of another command's result."""
+    assert run_unread(shop, ["stdout", "stderr"], *arguments) == 141
+    if arguments[0] == "check":
+        assert run_unread(shop, ["stdout"], *arguments) == 4
+
+
+def run_unread(shop: Shop, closed: list[str], *arguments: str) -> int:
+    """The exit code of a command of which nobody reads these streams."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        streams = {name: writing if name in closed else subprocess.DEVNULL for name in ("stdout", "stderr")}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(CHECKOUT), str(CHECKOUT / "kernels")))}
+        command = [sys.executable, "-m", "shadowspec", *arguments]
+        return subprocess.run(command, cwd=shop.folder, env=environment, check=False, **streams).returncode
+    finally:
+        os.close(writing)
+
+
 def test_stale_evidence_is_refused(shop: Shop) -> None:
     shop.measure(CODE, 1, timedelta(hours=50))
     shop.decide([decision()])
