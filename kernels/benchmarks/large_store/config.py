@@ -40,7 +40,7 @@ def _endpoint(endpoint: SyntheticEndpoint) -> Iterator[str]:
         f"served_models = [{_string(endpoint.target)}]",
         f"sample_rate = {endpoint.sample_rate}",
         f"slice_by = {json.dumps(SLICE_BY)}",
-        'labels = ["tier"]',
+        'labels = { tier = ["free", "pro"] }',
         f"loads = [{loads}]",
     )
     for versions in endpoint.configs:
