@@ -79,6 +79,16 @@ def test_equal_arms_with_heavy_tails_are_not_proven_cheaper() -> None:
     assert betting_result(test, TestEvidence.empty(test).fold(test), POLICY, 0.5).outcome == "open"
 
 
+def test_the_ratio_of_total_times_lies_within_its_bounds() -> None:
+    """A block over the cap counts as the cap in the estimate too."""
+    times = [6_000.0 if n % 40 == 39 else 100.0 for n in range(400)]
+    one = run_of(0, "b", log_speedup=0.1).speculative  # also where the baseline takes 60 times as long
+    blocks = [block_unit(n, [replace(run_of(n, "b", baseline_ms=ms), speculative=one)]) for n, ms in enumerate(times)]
+    test = total_time_test(blocks, POLICY)
+    found = betting_result(test, TestEvidence.empty(test).fold(test), POLICY, 0.01)
+    assert (found.lower or 9.0) <= (found.estimate or 0.0) <= (found.upper or 0.0)
+
+
 def histogram(share_failed: float, num_blocks: int = 400) -> LatencyHistogram:
     rng = np.random.default_rng(4)
     blocks = [

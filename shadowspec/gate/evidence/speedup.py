@@ -76,7 +76,7 @@ def total_time_test(blocks: Blocks, policy: GatePolicy, before: Mapping[str, flo
     series = UnitSeries(
         lower=Sums(capped_base, np.where(has_missing, 1.0, capped_spec)),
         upper=Sums(np.where(has_missing, 1.0, capped_base), capped_spec),
-        observed=Sums(base, spec),
+        observed=Sums(capped_base, capped_spec),  # as the bounds: an uncapped estimate could lie outside of them
         lowest=0.0,
         highest=MAX_TIME_RATIO,
         upper_worst=1.0,
