@@ -94,6 +94,11 @@ def list_changes(changes: tuple[Change, ...]) -> list[tuple[str, float, str]]:
     return [(change.kind.value, (change.at - NOON) / HOUR, change.what) for change in changes]
 
 
+def test_an_endpoint_that_is_first_seen_in_shadow_is_no_step(history: Store) -> None:
+    assert "rollout step" not in report_of(history, 0.5, 2).summary
+    assert "2 rollout steps" in report_of(history, 2, 6).summary
+
+
 def test_everything_that_happened_is_told_once(history: Store) -> None:
     assert list_changes(report_of(history, 0, 12).changes) == [
         ("alarm", 5, "drift alarm: now DISABLE"),

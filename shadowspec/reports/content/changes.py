@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from shadowspec.reports.content.definitions import config_name
 from shadowspec.store import AdviceChange, VerdictChange
-from shadowspec.types import Decision, FingerprintedConfig, Override, Rollout
+from shadowspec.types import Decision, FingerprintedConfig, Override, Rollout, Stage
 
 
 class ChangeKind(StrEnum):
@@ -28,6 +28,12 @@ class ChangeKind(StrEnum):
     # Only of the timeline, which divides these otherwise.
     MIX = "mix shift"
     OVERRIDE = "override"  # set, cleared or expired
+
+
+def moves_traffic(change: Change) -> bool:
+    """Whether it is a step of a rollout; to begin in the shadow, or to change the config there, is none."""
+    stages = {change.before or Stage.SHADOW, change.after or Stage.SHADOW}
+    return change.kind is ChangeKind.ROLLOUT and stages != {Stage.SHADOW}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from shadowspec.errors import UsageError
 from shadowspec.gate.verdict.hold_reasons import StillNeeded
-from shadowspec.reports.content.changes import Change, ChangeKind
+from shadowspec.reports.content.changes import Change, ChangeKind, moves_traffic
 from shadowspec.reports.figures.funnel import Funnel
 from shadowspec.types import TestResult, Verdict
 
@@ -168,7 +168,7 @@ class PeriodReport:
                 ("alarm", self.num_of(ChangeKind.ALARM)),
                 ("override", self.num_of(ChangeKind.OVERRIDE_SET)),
                 ("verdict change", self.num_of(ChangeKind.VERDICT)),
-                ("rollout step", self.num_of(ChangeKind.ROLLOUT)),
+                ("rollout step", sum(moves_traffic(change) for change in self.changes)),
             )
             if number
         ]
