@@ -160,12 +160,7 @@ def _values(url: str, changed_ns: int, of: Pulse) -> BoardValues:
     prices = {
         name: default or settings.policy.device_price_per_hour for name, settings in current_config.endpoints.items()
     }
-    loads = {
-        name: {load.concurrency: load.share for load in settings.rule.loads}
-        for name, settings in current_config.endpoints.items()
-    }
-    policies = {name: settings.policy for name, settings in current_config.endpoints.items()}
-    return board_values(_store(url), prices, loads, policies, datetime.now(UTC))
+    return board_values(_store(url), prices, current_config.terms, datetime.now(UTC))
 
 
 @st.cache_resource(show_spinner=False, max_entries=4, ttl=MAX_AGE)

@@ -16,8 +16,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions, require_promotable
 from shadowspec.metrics import pool_counts
 from shadowspec.rollout.export import flagd, modelopt, routes
-from shadowspec.rollout.export.endpoint_state import Off, ServedDecision, judge_decisions
-from shadowspec.rollout.export.formats import ExportFormat, require_engine
+from shadowspec.rollout.export.formats import ExportFormat, reader_of, require_engine
 from shadowspec.rollout.export.load_schedule import (
     endpoint_schedule,
     engine_schedule,
@@ -26,6 +25,7 @@ from shadowspec.rollout.export.load_schedule import (
     with_share,
 )
 from shadowspec.rollout.export.routes import Pools, choose_routes
+from shadowspec.rollout.served_decision import Off, ServedDecision, judge_decisions
 from shadowspec.servers.engines import ENGINES
 from shadowspec.servers.engines.export_parts import Export
 from shadowspec.store import Store
@@ -123,7 +123,7 @@ def export_decisions(config: Config, wanted: WantedExport) -> tuple[Export, Serv
     names = _endpoints(wanted.form, wanted.endpoint, config)
     policies = {name: config.endpoints[name].policy for name in names}
     with Store.open(config.database_url) as store:
-        served = _load_served(store, policies, wanted.max_age, wanted.engine)
+        served = _load_served(store, policies, wanted)
         if wanted.form in ROUTES:
             return _render_routes(names[0], served, wanted, config.endpoints[names[0]].rule.served_models), served
         return _render(names, served, store, wanted), served
@@ -138,9 +138,7 @@ def _endpoints(form: str, endpoint: str | None, config: Config) -> list[str]:
     return names
 
 
-def _load_served(
-    store: Store, policies: Mapping[str, GatePolicy], max_age: timedelta, engine: str | None
-) -> ServedDecisions:
+def _load_served(store: Store, policies: Mapping[str, GatePolicy], wanted: WantedExport) -> ServedDecisions:
     """The current decisions on these endpoints.
 
     Raises:
@@ -157,10 +155,12 @@ def _load_served(
         served += judge_decisions(
             current.latest,
             now=now,
-            max_age=max_age,
+            max_age=wanted.max_age,
             configs=configs,
-            expected=Expectation(engine=engine),
+            expected=Expectation(engine=wanted.engine),
             rollouts=store.rollouts(name),
+            reader=reader_of(wanted.form),
+            accepts_any_engine=wanted.accepts_other_engine,
         )
     if not served:
         raise no_decision(store, policies)

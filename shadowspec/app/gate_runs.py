@@ -14,8 +14,10 @@ from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.recompute import Explanation, explain
 from shadowspec.gate.verdict.current_verdict import current_decisions
-from shadowspec.planning.demand import EndpointLoads, endpoint_loads, read_demand
+from shadowspec.planning.demand import EndpointLoads, endpoint_loads
 from shadowspec.reports.figures.replay_rows import AuditRow, audit_rows
+from shadowspec.rollout.check.answer import Answer, Question
+from shadowspec.rollout.check.judge import asked, read_check_input
 from shadowspec.rollout.endpoint_run import EndpointRun, GatePolicies, run_endpoints, unfinished_trials
 from shadowspec.rollout.stages import RolloutStep
 from shadowspec.store import Store
@@ -35,6 +37,7 @@ class GateResults:
     audits: dict[str, tuple[AuditRow, ...]]  # by endpoint
     steps: list[RolloutStep]
     loads: list[EndpointLoads]
+    answers: dict[str, Answer]  # of `check`, by endpoint; without those where it refuses
     is_rehearsal: bool = False
 
 
@@ -53,7 +56,7 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
         runs, errors = run_endpoints(store, policies, input_ended=input_ended)
         if errors:
             raise next(iter(errors.values()))
-        parts = [_gather(store, runs, policies.gate), *(_rehearse(config, store, name, True) for name in trials)]
+        parts = [_gather(config, store, runs), *(_rehearse(config, store, name, True) for name in trials)]
         return _join(parts, store, chosen, is_rehearsal=bool(trials))
 
 
@@ -70,7 +73,7 @@ def _rehearse(config: Config, store: Store, name: str, input_ended: bool | None)
     """One endpoint's results; no rollout moves."""
     settings = config.endpoints[name]
     with rehearsed_run(store, name, settings, input_ended=input_ended) as (undone, run):
-        return replace(_gather(undone, {name: run}, {name: settings.policy}), steps=[])
+        return replace(_gather(config, undone, {name: run}), steps=[])
 
 
 def _join(parts: Sequence[GateResults], store: Store, endpoints: Collection[str], *, is_rehearsal: bool) -> GateResults:
@@ -84,6 +87,7 @@ def _join(parts: Sequence[GateResults], store: Store, endpoints: Collection[str]
         {name: rows for part in parts for name, rows in part.audits.items()},
         [step for part in parts for step in part.steps],
         [loads for part in parts for loads in part.loads],
+        {name: answer for part in parts for name, answer in part.answers.items()},
         is_rehearsal,
     )
     if not run.decisions:
@@ -91,21 +95,21 @@ def _join(parts: Sequence[GateResults], store: Store, endpoints: Collection[str]
     return run
 
 
-def _gather(store: Store, runs: Mapping[str, EndpointRun], policies: Mapping[str, GatePolicy]) -> GateResults:
+def _gather(config: Config, store: Store, runs: Mapping[str, EndpointRun]) -> GateResults:
     """The results of these endpoints' runs, with the audits and overrides after them."""
     now = datetime.now(UTC)
     decisions = [decision for run in runs.values() for decision in run.decisions]
     current = current_decisions(decisions, store.overrides(), now)
+    inputs = {name: read_check_input(store, name, config.endpoints[name].terms, now) for name in runs}
     loads = [
-        endpoint_loads(
-            [decision for decision in current if decision.endpoint == name],
-            read_demand(store, name, now, policies[name].mix_window_s),
-        )
+        endpoint_loads([decision for decision in current if decision.endpoint == name], inputs[name].demand)
         for name in runs
     ]
+    answers = {name: asked(Question(name), inputs[name], now) for name in runs}
     steps = [step for run in runs.values() for step in run.steps]
     known = [one for one in loads if one is not None]
-    return GateResults(decisions, current, audit_rows(store, runs), steps, known)
+    known_answers = {name: answer for name, answer in answers.items() if answer is not None}
+    return GateResults(decisions, current, audit_rows(store, runs), steps, known, known_answers)
 
 
 def _policies(config: Config, endpoint: str | None) -> dict[str, GatePolicy]:

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 
 from shadowspec.config import Config
 from shadowspec.errors import NoDataError
-from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
 from shadowspec.live.guard import unwatched_because
-from shadowspec.planning.demand import read_demand
-from shadowspec.rollout.check.answer import CheckInput, Question
+from shadowspec.rollout.check.answer import CheckInput, EndpointTerms, Question
+from shadowspec.rollout.check.judge import read_check_input
 from shadowspec.rollout.orders import unknown_endpoint
 from shadowspec.store import Store
 from shadowspec.text import plural
@@ -62,8 +61,8 @@ def read_unwatched(config: Config, endpoint: str) -> dict[str, str]:
     }
 
 
-def read_check_input(config: Config, question: Question, now: datetime) -> CheckInput:
-    """The current decisions on the endpoint.
+def load_check_input(config: Config, question: Question, now: datetime) -> CheckInput:
+    """The current decisions on the endpoint, configured or only measured.
 
     Raises:
         UsageError: neither the configuration nor the database knows the endpoint.
@@ -71,19 +70,12 @@ def read_check_input(config: Config, question: Question, now: datetime) -> Check
     """
     settings = config.endpoints.get(question.endpoint)
     with Store.open(config.database_url) as store:
-        policy = settings.policy if settings else config.policy
-        decisions = read_endpoint_decisions(store, question.endpoint, policy, now)
-        if not decisions.latest:
+        inputs = read_check_input(
+            store, question.endpoint, settings.terms if settings else EndpointTerms(config.policy), now
+        )
+        if not inputs.decisions.latest:
             known = sorted({*config.endpoints, *store.endpoints()})
             if question.endpoint not in known:
                 raise unknown_endpoint(question.endpoint, known)
             raise no_decision(store, [question.endpoint])
-        return CheckInput(
-            decisions=decisions,
-            configs=store.fingerprints(),
-            traffic=store.traffic(question.endpoint),
-            load_shares={load.concurrency: load.share for load in settings.rule.loads} if settings else {},
-            candidates=[candidate.name for candidate in settings.candidates] if settings else [],
-            log_speedup_clip=policy.log_speedup_clip,
-            demand=read_demand(store, question.endpoint, now, policy.mix_window_s),
-        )
+        return inputs

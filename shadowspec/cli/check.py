@@ -12,14 +12,15 @@ from typing import Annotated
 import typer
 
 from shadowspec.app.progress_bar import notes
-from shadowspec.app.stored_evidence import read_check_input, read_unwatched
+from shadowspec.app.stored_evidence import load_check_input, read_unwatched
 from shadowspec.cli.console import despite_closed_output, print_json, results, write_file
 from shadowspec.cli.options import (
-    MAX_AGE_HELP,
+    DEFAULT_MAX_AGE,
     ConfigOption,
     ExpectEngineOption,
     JsonOption,
     LoadOption,
+    MaxAgeOption,
     OneEndpointOption,
     SliceOption,
 )
@@ -42,9 +43,7 @@ def check(
     on_hold: Annotated[
         OnHold, typer.Option("--on-hold", help="Exit code of HOLD: 3 (fail), 0 (pass), or 0 with a warning (warn).")
     ] = OnHold.FAIL,
-    max_age: Annotated[
-        str | None, typer.Option("--max-age", metavar="TIME", help=f"{MAX_AGE_HELP} Default: any age.")
-    ] = None,
+    max_age: MaxAgeOption = DEFAULT_MAX_AGE,
     accept_schedule: Annotated[
         bool,
         typer.Option("--accept-schedule", help="Also pass if it is ENABLE up to a load and DISABLE above."),
@@ -67,19 +66,19 @@ def check(
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Exit with 0 if speculation is proven here (ENABLE), 1 if it is harmful (DISABLE), 3 if neither is proven (HOLD).
+    """Exit with 0 if speculation is on here (ENABLE), 1 if it is harmful (DISABLE), 3 if neither (HOLD).
 
-    Without --slice the whole endpoint must be ENABLE. No slice with 5% of its traffic may be DISABLE, and no override
-    may cover 5% of it. Loads count by production's demand where it is measured, else by their shares. An override
-    counts as its verdict, also without a decision. Exit code 4: the evidence is unusable, being too old or of another
-    config.
+    ENABLE is what exports switch on too: proven, for an engine that serves clients, and rolled out. Without --slice the
+    whole endpoint must be ENABLE. No slice with 5% of its traffic may be DISABLE, and no override may cover 5% of it.
+    Loads count by production's demand where it is measured, else by their shares. An override counts as its verdict,
+    also without a decision. Exit code 4: the evidence is unusable, being too old or of another config.
     """
     summary = summary_file() if github else None
     question = Question(
         endpoint=endpoint,
         slice_labels=parse_labels(slices or []),
         concurrency=load,
-        max_age=None if max_age is None else parse_duration(max_age),
+        max_age=parse_duration(max_age),
         expected_fingerprint=expect_fingerprint,
         model_revision=model_revision,
         expected_engine=expect_engine,
@@ -89,7 +88,7 @@ def check(
     unwatched: Mapping[str, str] = {}
     try:
         config = load_config(find_config(config_path))
-        answer = judge(question, read_check_input(config, question, now), now)
+        answer = judge(question, load_check_input(config, question, now), now)
         if answer.outcome is Outcome.ENABLE:
             unwatched = read_unwatched(config, endpoint)
     except ShadowSpecError as error:  # readers of the reports must see that there is no answer
@@ -116,17 +115,6 @@ def _print(answer: Answer, on_hold: OnHold, *, is_github: bool, as_json: bool) -
         results.out("\n".join(lines), highlight=False)
     if answer.outcome is Outcome.HOLD and on_hold is OnHold.WARN:
         notes.print("warning: HOLD, accepted by --on-hold warn", markup=False, highlight=False)
-    if answer.outcome is Outcome.ENABLE and not answer.is_for_serving:
-        why = (
-            "names no serving_engine; set it" if answer.serving_engine is None else "names it, and it serves no clients"
-        )
-        notes.print(
-            f"warning: this ENABLE is for {answer.verdict_engine} only, because endpoints.{answer.question.endpoint} "
-            f"{why}, or give --expect-engine",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
 
 
 def _write_reports(answer: Answer, on_hold: OnHold, junit: Path | None, summary: Path | None, *, as_json: bool) -> None:

@@ -10,14 +10,12 @@ import typer
 from shadowspec.app.exports import WantedExport, beside, export_decisions, export_document
 from shadowspec.app.progress_bar import notes
 from shadowspec.cli.console import print_json, require_folder_of, write_file
-from shadowspec.cli.options import MAX_AGE_HELP, ConfigOption, ExpectEngineOption
+from shadowspec.cli.options import DEFAULT_MAX_AGE, ConfigOption, ExpectEngineOption, MaxAgeOption
 from shadowspec.config import find_config, load_config
-from shadowspec.rollout.export.endpoint_state import describe, describe_orders
 from shadowspec.rollout.export.formats import FORMATS
 from shadowspec.rollout.export.routes import Pools, ServerPool
+from shadowspec.rollout.served_decision import describe, describe_orders
 from shadowspec.text import parse_duration
-
-DEFAULT_MAX_AGE = "7d"  # one cycle of the traffic
 
 
 def _known_format(text: str) -> str:
@@ -38,7 +36,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write; default: standard output.")
     ] = None,
-    max_age: Annotated[str, typer.Option("--max-age", metavar="TIME", help=MAX_AGE_HELP)] = DEFAULT_MAX_AGE,
+    max_age: MaxAgeOption = DEFAULT_MAX_AGE,
     expect_engine: ExpectEngineOption = None,
     accept_other_engine: Annotated[
         bool, typer.Option("--accept-other-engine", help="Also export verdicts for another engine.")

@@ -80,7 +80,12 @@ def gate(
             results.print(f"loads of {loads.endpoint}: {line}", markup=False, highlight=False, soft_wrap=True)
     for endpoint_name in dict.fromkeys(decision.endpoint for decision in current):
         if best := best_decision(decision for decision in current if decision.endpoint == endpoint_name):
-            results.print(f"next: {next_step(best)}", markup=False, highlight=False, soft_wrap=True)
+            results.print(
+                f"next: {next_step(best, run.answers.get(endpoint_name))}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     if dry_run:
         notes.print("dry run: nothing was stored")
 

@@ -61,7 +61,15 @@ MaxRequestsOption: TypeAlias = Annotated[
 MaxMessagesOption: TypeAlias = Annotated[
     int | None, typer.Option("--max-messages", metavar="N", min=1, help="Stop after N messages; default: send all.")
 ]
-MAX_AGE_HELP = "Accept only verdicts whose newest measured traffic is younger than this, such as 24h or 7d."
+DEFAULT_MAX_AGE = "7d"  # as `served_decision.DEFAULT_MAX_AGE`
+MaxAgeOption = Annotated[
+    str,
+    typer.Option(
+        "--max-age",
+        metavar="TIME",
+        help="Accept only verdicts whose newest measured traffic is younger than this, such as 24h or 7d.",
+    ),
+]
 ExpectEngineOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--expect-engine", metavar="ENGINE", help="Accept only verdicts measured on this engine."),

@@ -74,8 +74,7 @@ def schedule(
             address = config.schedule.metrics_address
             names += [] if address is None else [f"metrics on http://{address}/metrics"]
             notes.print(f"scheduled: {', '.join(names)}", markup=False, highlight=False)
-            policies = {name: endpoint.policy for name, endpoint in config.endpoints.items()}
-            with serving(VerdictMetrics(store, policies), address):
+            with serving(VerdictMetrics(store, config.terms), address):
                 scheduler.run(stopped)
             return
         if not scheduler.run_once():

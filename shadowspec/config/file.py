@@ -32,6 +32,7 @@ from shadowspec.config.served_sampling import ServedSampling, served_sampling
 from shadowspec.config.template import suggest_key
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.rollout.check.answer import EndpointTerms
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.job_settings import RECEIVERS, LiveSettings, ScheduleSettings
 from shadowspec.servers.engines import known_engine, prompt_rules_of, with_engine_rules
@@ -74,6 +75,12 @@ class EndpointConfig:
         """Whether this process needs the weights of target and drafts: to measure, or to audit what servers answer."""
         return self.servers is None or self.servers.audit_share > 0.0
 
+    @property
+    def terms(self) -> EndpointTerms:
+        """What a check of the endpoint needs of the configuration."""
+        shares = {load.concurrency: load.share for load in self.rule.loads}
+        return EndpointTerms(self.policy, shares, tuple(candidate.name for candidate in self.candidates))
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -109,6 +116,11 @@ class Config:
         return {
             name: tuple(load.concurrency for load in endpoint.rule.loads) for name, endpoint in self.endpoints.items()
         }
+
+    @property
+    def terms(self) -> dict[str, EndpointTerms]:
+        """What checks need of each endpoint's configuration."""
+        return {name: endpoint.terms for name, endpoint in self.endpoints.items()}
 
     def chosen(self, endpoint: str | None) -> Mapping[str, EndpointConfig]:
         """The endpoint of this name, or every one.

@@ -2,5 +2,5 @@
 
 In: stored rows and decisions.
 Out: documents, charts and the values that pages show.
-Imports: rollout, live, planning, gate, servers, tap, store, metrics, text, types, errors.
+Imports: rollout, planning, gate, servers, tap, store, metrics, text, types, errors.
 """

@@ -18,10 +18,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shadowspec.errors import ConfigError
-from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
 from shadowspec.gate.verdict.current_verdict import active
 from shadowspec.reports.content.definitions import find_test
+from shadowspec.rollout.check.answer import CheckInput, EndpointTerms, Question
+from shadowspec.rollout.check.judge import asked, read_check_input
+from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.store import Store
 from shadowspec.types import AUDITOR, GUARD, Decision, ReasonCode, Stage, Verdict
 
@@ -32,6 +33,10 @@ FINGERPRINT_CHARACTERS: Final = 12  # as the worker's metrics name configs
 _HYPOTHESIS: Final = ("endpoint", "slice", "load", "config", "name")
 # Name without its prefix, meaning, labels.
 FAMILIES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "check": (
+        "1 for the answer of `shadowspec check`, at one load or (no load) over all; 0 for the other three.",
+        ("endpoint", "load", "outcome"),
+    ),
     "verdict": ("1 for the verdict in force, overrides included; 0 for the other two.", (*_HYPOTHESIS, "verdict")),
     "speedup_ratio": (
         "Speedup: its estimate and its anytime-valid bounds, where they are finite.",
@@ -50,7 +55,7 @@ class VerdictMetrics(Collector):
     """Reads the current decisions of the configured endpoints at every scrape."""
 
     store: Store
-    policies: Mapping[str, GatePolicy] = field(default_factory=dict)
+    terms: Mapping[str, EndpointTerms] = field(default_factory=dict)
 
     def describe(self) -> Iterator[Metric]:
         """The families without samples: registering reads no database."""
@@ -62,9 +67,15 @@ class VerdictMetrics(Collector):
         Raises:
             ServiceUnavailableError, StoreError: the database is gone or refuses; the scrape fails.
         """
-        now, families = datetime.now(UTC), _families()
-        for endpoint, policy in self.policies.items():
-            decisions = read_endpoint_decisions(self.store, endpoint, policy, now)
+        return iter(self.families(datetime.now(UTC)).values())
+
+    def families(self, now: datetime) -> Mapping[str, GaugeMetricFamily]:
+        """All families by the name without its prefix, as of `now`."""
+        families = _families()
+        for endpoint, terms in self.terms.items():
+            inputs = read_check_input(self.store, endpoint, terms, now)
+            decisions = inputs.decisions
+            _add_answers(families["check"], endpoint, inputs, now)
             for latest in decisions.latest:
                 if latest.is_current:
                     _add_decision(families, latest.decision, latest.evidence_at)
@@ -74,12 +85,22 @@ class VerdictMetrics(Collector):
             )
             is_alarmed = has_drifted or any(order.author in (GUARD, AUDITOR) for order in orders)
             families["alarm"].add_metric([endpoint], float(is_alarmed))
-            for rollout in self.store.rollouts(endpoint):
+            for rollout in inputs.rollouts:
                 place = [endpoint, str(rollout.concurrency)]
                 families["rollout_share_ratio"].add_metric(place, rollout.share)
                 for stage in Stage:
                     families["rollout_stage"].add_metric([*place, stage.value], float(stage is rollout.stage))
-        return iter(families.values())
+        return families
+
+
+def _add_answers(family: GaugeMetricFamily, endpoint: str, inputs: CheckInput, now: datetime) -> None:
+    """The outcome of `check` over all loads and at each; UNUSABLE where it refuses."""
+    decided = {latest.decision.concurrency for latest in inputs.decisions.latest}
+    for load in (None, *sorted(decided | set(inputs.terms.load_shares))):
+        answer = asked(Question(endpoint, concurrency=load), inputs, now)
+        outcome = Outcome.UNUSABLE if answer is None else answer.outcome
+        for known in Outcome:
+            family.add_metric([endpoint, "" if load is None else str(load), known.value], float(known is outcome))
 
 
 def _families() -> dict[str, GaugeMetricFamily]:

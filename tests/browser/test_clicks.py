@@ -259,7 +259,7 @@ def _choose(reader: Reader, label: str, option: str) -> None:
 
 
 def _check(config: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
-    return _command("check", "--endpoint", endpoint, config=config)
+    return _command("check", "--endpoint", endpoint, "--expect-engine", "shadowspec-torch", config=config)
 
 
 def _is_off(config: Path, endpoint: str) -> bool:

@@ -6,11 +6,13 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports.pages.board import (
     Board,
     BoardValues,
     build_board,
 )
+from shadowspec.rollout.check.answer import EndpointTerms
 from shadowspec.store import GroupSums, RollupSums, Traffic
 from shadowspec.types import Decision, EvidenceSummary, Override, TestResult, Verdict
 from tests.reports.worlds import NOW, config
@@ -69,11 +71,10 @@ def values(
         rollouts=[],
         newest_day=DAY,
         prices={"chat": price},
-        policies={},
         traffic={
             "chat": [Traffic(d.slice_key, d.fingerprint, d.concurrency, 1.0, d.start, d.start) for d in days or []]
         },
-        loads={"chat": {4: 1.0, 16: 3.0}},
+        terms={"chat": EndpointTerms(GatePolicy(), {4: 1.0, 16: 3.0})},
     )
 
 

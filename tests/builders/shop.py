@@ -14,6 +14,7 @@ from shadowspec.types import (
     Block,
     BlockResult,
     Decision,
+    EvidenceSummary,
     FunnelCounter,
     RecordKey,
     Run,
@@ -36,10 +37,12 @@ class Shop:
     url: str = URL  # of the database that decisions and measurements go into
 
     def decide(self, decisions: Sequence[Decision]) -> list[int]:
-        """Append decisions, made now; the ids that they got."""
+        """Append decisions, made now, on what was measured, else on evidence of now; the ids that they got."""
         with Store.open(self.url) as store:
             now = datetime.now(UTC)
-            store.append_decisions([replace(each, decided_at=now) for each in decisions])
+            is_dated = bool(store.traffic("chat"))
+            evidence = EvidenceSummary(newest_evidence=None if is_dated else now)
+            store.append_decisions([replace(each, decided_at=now, evidence=evidence) for each in decisions])
             return [each.decision_id or 0 for each in store.latest_decisions("chat")]
 
     def measure(self, slice_key: str, requests: int, age: timedelta = timedelta(0), *, revision: str = "a") -> None:

@@ -157,7 +157,7 @@ def test_a_named_engine_that_measured_is_no_other(workspace: Workspace) -> None:
     for form in ("flagd", "modelopt", "envoy"):
         done = workspace.run("export", "-f", form)
         assert done.code == 2
-        assert "the verdicts on letters are for shadowspec-torch, which serves no traffic" in " ".join(done.err.split())
+        assert "the verdicts on letters are for shadowspec-torch, which serves no clients" in " ".join(done.err.split())
         assert workspace.run("export", "-f", form, "--accept-other-engine").code == 0
     assert workspace.run("export", "-f", "vllm").code == 2
 

@@ -121,6 +121,6 @@ def test_the_query_of_docs_is_that_of_the_controllers() -> None:
         ).strip()
 
     page = (DEPLOY.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
-    wanted = plain("\n".join(re.findall(r"^(min\(shadowspec_verdict.*\n(?:  .*\n)+)", page, re.MULTILINE)))
-    found = [plain(query) for query in queries() if query.startswith("min(shadowspec_verdict")]
+    wanted = plain("\n".join(re.findall(r"^(min\(shadowspec_check.*\n)", page, re.MULTILINE)))
+    found = [plain(query) for query in queries() if query.startswith("min(shadowspec_check")]
     assert found == [wanted, wanted]

@@ -83,12 +83,12 @@ class Command:
 
     def is_on(self) -> bool:
         """Whether any request would be speculated on by the exported flags."""
-        flags = self.document("export", "--format", "flagd", "--max-age", ANY_AGE)["flags"]
+        flags = self.document("export", "--format", "flagd", "--max-age", ANY_AGE, "--accept-other-engine")["flags"]
         flag = flags[f"{ENDPOINT}.speculation"]
         return flag["targeting"] != {} or flag["defaultVariant"] != "off"
 
     def check(self) -> int:
-        return self("check", "--endpoint", ENDPOINT, "--max-age", ANY_AGE).returncode
+        return self("check", "-e", ENDPOINT, "--max-age", ANY_AGE, "--expect-engine", "shadowspec-torch").returncode
 
 
 def bad_draft(folder: Path) -> Path:

@@ -28,20 +28,25 @@ from shadowspec.reports.pages.board_values import BoardValues
 from shadowspec.reports.pages.load_cells import load_cells
 from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
 from shadowspec.reports.report import build_report
-from shadowspec.rollout.check.answer import CheckInput, Question
-from shadowspec.rollout.check.judge import judge
+from shadowspec.rollout.check.answer import CheckInput, EndpointTerms, Question
+from shadowspec.rollout.check.judge import asked, judge, read_check_input
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.rollout.endpoint_run import advance_rollouts
-from shadowspec.rollout.export.endpoint_state import Off, judge_decisions
+from shadowspec.rollout.export.load_schedule import endpoint_schedule
 from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.rollout.served_decision import Off, ServedDecision, judge_decisions
+from shadowspec.scheduler.verdict_metrics import VerdictMetrics
 from shadowspec.store import Traffic
 from shadowspec.types import (
     MAX_CLOCK_AHEAD,
     Clearing,
     Decision,
     EvidenceSummary,
+    FingerprintedConfig,
     Override,
     OverrideRecord,
+    Rollout,
+    Stage,
     Verdict,
     parse_slice_key,
 )
@@ -51,7 +56,7 @@ from tests.rollout.check.worlds import CHAT, CODE, NOW, config, decision
 from tests.store import examples
 
 SLICES, LOADS, NAMES, REVISIONS = ("", CODE, CHAT), (2, 16), ("draft", "other"), ("a", "b", "c")
-ENGINES = {"a": "vllm/0.32.0", "b": "sglang/0.5.23", "c": "vllm/0.33.0"}
+ENGINES = {"a": "vllm/0.32.0", "b": "sglang/0.5.23", "c": "shadowspec-torch/0.1.0 torch/2.13.0"}
 HOUR = timedelta(hours=1)
 CONFIGS = {
     fingerprinted.fingerprint: fingerprinted
@@ -173,7 +178,19 @@ overrides = st.builds(
     st.sampled_from([Verdict.DISABLE, Verdict.HOLD]),
     st.sampled_from([None, HOUR, -HOUR]),
 )
-policies = st.sampled_from([GatePolicy(), GatePolicy(serving_engine="vllm"), GatePolicy(serving_engine="sglang")])
+policies = st.sampled_from(
+    [GatePolicy(), *(GatePolicy(serving_engine=name) for name in ("vllm", "sglang", "shadowspec-torch"))]
+)
+stages = st.builds(
+    lambda load, of, cap, name, revision: Rollout(
+        "chat", load, *of, config(name, revision).fingerprint, BEGIN, BEGIN, "", "", depth_caps={"": cap}
+    ),
+    st.sampled_from(LOADS),
+    st.sampled_from([(Stage.SHADOW, 0.0), (Stage.PARTIAL, 0.1), (Stage.BROAD, 1.0)]),
+    st.sampled_from([4, 4, 2]),
+    st.sampled_from(NAMES),
+    st.sampled_from(REVISIONS),
+)
 max_ages = st.sampled_from([timedelta(days=days) for days in (7, 20, 39, 41, 2_000)] + [HOUR])
 
 
@@ -182,6 +199,13 @@ class Memory(MemorySource):
     """A store that holds a history."""
 
     spans: list[Traffic] = field(default_factory=list)
+    stages: list[Rollout] = field(default_factory=list)
+
+    def rollouts(self, endpoint: str = "chat") -> list[Rollout]:
+        return self.stages
+
+    def fingerprints(self) -> dict[str, FingerprintedConfig]:
+        return self.configs
 
     def latest_decisions(self, endpoint: str = "chat") -> list[Decision]:
         return self.decisions
@@ -201,7 +225,7 @@ class Memory(MemorySource):
     def nothing(self, *_: Any, **__: Any) -> list[Any]:
         return []
 
-    rollouts = rollout_history = append_rollouts = live_windows = nothing
+    rollout_history = append_rollouts = live_windows = nothing
     verdict_changes = advice_changes = group_sums = nothing
 
 
@@ -213,24 +237,36 @@ ENABLED: list[Step] = [("measure", "draft", "a"), ("gate", [Verdict.ENABLE], Tru
 REPLACED: list[Step] = [*ENABLED, ("pause", 90, None), ("measure", "draft", "b")]
 LONG_AGO: list[Step] = [*REPLACED, ("pause", 20 * 1_440, None), ("measure", "other", "a")]
 BACK: list[Step] = [*REPLACED, ("gate", [Verdict.ENABLE], True), ("pause", 300, None), ("measure", "draft", "a")]
+IN_PROCESS: list[Step] = [("measure", "draft", "c"), ("gate", [Verdict.ENABLE], True)]
+DISABLED: list[Step] = [("measure", "draft", "a"), ("gate", [Verdict.DISABLE], True)]
+HELD = OverrideRecord(Override(2, "chat", "", None, Verdict.HOLD, "incident", "ops", BEGIN, None), None)
+IN_SHADOW = Rollout("chat", 2, Stage.SHADOW, config().fingerprint, BEGIN, BEGIN, "began", "")
+by_load = st.lists(stages, max_size=2, unique_by=lambda rollout: rollout.concurrency)
 KILLED = OverrideRecord(Override(1, "chat", "", None, Verdict.DISABLE, "incident", "ops", BEGIN, None), None)
 
 
-@given(histories(), st.lists(overrides, max_size=2), policies, max_ages)
-@example(history_of(ENABLED), [], GatePolicy(serving_engine="sglang"), WEEK)
-@example(history_of(ENABLED, lag=timedelta(days=900)), [], GatePolicy(), WEEK)
-@example(history_of(REPLACED), [], GatePolicy(), WEEK)
-@example(history_of(LONG_AGO, days=30), [], GatePolicy(), YEARS)
-@example(history_of(BACK), [KILLED], GatePolicy(), WEEK)
+@given(histories(), st.lists(overrides, max_size=2), policies, max_ages, by_load)
+@example(history_of(ENABLED), [], GatePolicy(serving_engine="sglang"), WEEK, [])
+@example(history_of(ENABLED), [], GatePolicy(), WEEK, [IN_SHADOW])
+@example(history_of(IN_PROCESS), [], GatePolicy(), WEEK, [])
+@example(history_of(DISABLED), [HELD], GatePolicy(), WEEK, [])
+@example(history_of(ENABLED, lag=timedelta(days=900)), [], GatePolicy(), WEEK, [])
+@example(history_of(REPLACED), [], GatePolicy(), WEEK, [])
+@example(history_of(LONG_AGO, days=30), [], GatePolicy(), YEARS, [])
+@example(history_of(BACK), [KILLED], GatePolicy(), WEEK, [])
 def test_all_surfaces_agree(
-    history: History, records: list[OverrideRecord], policy: GatePolicy, max_age: timedelta
+    history: History, records: list[OverrideRecord], policy: GatePolicy, max_age: timedelta, rollouts: list[Rollout]
 ) -> None:
     """On the same slices, loads and candidates speculation may be on, and harm is shown, with the same fingerprint."""
     store: Any = Memory(
-        configs=CONFIGS, decisions=list(history.latest.values()), orders=records, spans=history.traffic()
+        configs=CONFIGS,
+        decisions=list(history.latest.values()),
+        orders=records,
+        spans=history.traffic(),
+        stages=rollouts,
     )
     found = read_endpoint_decisions(store, "chat", policy, NOW)
-    exported = judge_decisions(found.latest, now=NOW, max_age=max_age, configs=CONFIGS)
+    exported = judge_decisions(found.latest, now=NOW, max_age=max_age, configs=CONFIGS, rollouts=rollouts)
     board = board_rows(store, policy)
     for name in NAMES:
         for slice_key in SLICES:
@@ -243,7 +279,16 @@ def test_all_surfaces_agree(
                     row.fingerprint for row in shown if row.verdict is Verdict.ENABLE and not row.is_stale(max_age, NOW)
                 }
                 on_check = {each for each, outcome in outcomes.items() if outcome is Outcome.ENABLE}
-                assert on_board == on_check == on_export
+                assert on_check == on_export <= on_board
+                assert (
+                    on_check
+                    == {
+                        s.decision.fingerprint
+                        for s in exported
+                        if place_of(s.decision) == place and may_serve(s, rollouts)
+                    }
+                    & on_board
+                )
                 assert len(on_export) <= 1
                 event(f"on: {bool(on_export)}")
                 disabled = {each for each, outcome in outcomes.items() if outcome is Outcome.DISABLE}
@@ -254,8 +299,43 @@ def test_all_surfaces_agree(
         (row.slice_key, row.concurrency, row.fingerprint, row.verdict) for row in board if row.verdict and row.config
     }
     assert on_report(store, policy) == on_period_report(store, policy) == on_loads_page(found) == said
+    answer_alike(store, policy, max_age, exported)
+    store.stages = []  # the first look
     follow_rollouts(store, policy, max_age, board)
     follow_live_guard(store, policy, board)
+
+
+def may_serve(served: ServedDecision, rollouts: Sequence[Rollout]) -> bool:
+    """What engine and stage say, in our own words: every config here has the same draft and depth."""
+    decision = served.decision
+    engine = decision.serving_engine or decision.engine
+    here = next((rollout for rollout in rollouts if rollout.concurrency == decision.concurrency), None)
+    return "shadowspec-torch" not in engine and (here is None or (here.share > 0 and here.depth_caps[""] == 4))
+
+
+def answer_alike(store: Any, policy: GatePolicy, max_age: timedelta, exported: Sequence[ServedDecision]) -> None:
+    """The endpoint's check, its metric, the board's next step and the exported server say the same of every load."""
+    terms = EndpointTerms(policy, dict.fromkeys(LOADS, 0.5))
+    inputs = read_check_input(store, "chat", terms, NOW)
+    gauges = VerdictMetrics(store, {"chat": terms}).families(NOW)["check"].samples
+    schedule = endpoint_schedule("chat", exported, overrides=inputs.decisions.overrides)
+    for load in (None, *LOADS):
+        answer = asked(Question("chat", concurrency=load), inputs, NOW)
+        (said,) = (
+            sample.labels["outcome"]
+            for sample in gauges
+            if sample.labels["load"] == ("" if load is None else str(load)) and sample.value
+        )
+        assert said == ("UNUSABLE" if answer is None else answer.outcome)
+        if load is not None:
+            aged = asked(Question("chat", concurrency=load, max_age=max_age), inputs, NOW)
+            is_on = schedule.num_speculative_tokens(load) > 0
+            assert (aged is not None and aged.outcome is Outcome.ENABLE) == is_on
+            event(f"endpoint on: {is_on}")
+        else:
+            heads = [row for row in board_rows(store, policy) if not row.slice_key and row.verdict is Verdict.ENABLE]
+            is_promoted = any(row.next_action.startswith(("promote", "keep speculation on")) for row in heads)
+            assert is_promoted == (said == "ENABLE")
 
 
 def on_report(store: Any, policy: GatePolicy) -> Verdicts:
@@ -320,11 +400,10 @@ def board_rows(store: Any, policy: GatePolicy) -> list[BoardRow]:
         decisions=store.latest_decisions(),
         configs=CONFIGS,
         days=[],
-        rollouts=[],
+        rollouts=store.rollouts(),
         newest_day=None,
         prices={},
-        loads={"chat": dict.fromkeys(LOADS, 0.5)},
-        policies={"chat": policy},
+        terms={"chat": EndpointTerms(policy, dict.fromkeys(LOADS, 0.5))},
         traffic={"chat": store.traffic("chat")},
     )
     active = [record.override for record in store.overrides() if record.is_active(NOW)]
@@ -337,7 +416,8 @@ def checked(
     """What `check` finds of one hypothesis, by the fingerprint that it found it on; nothing where it refuses."""
     slice_key, load, name = place
     question = Question("chat", parse_slice_key(slice_key), load, max_age)
-    check_input = CheckInput(found, CONFIGS, store.traffic("chat"), dict.fromkeys(LOADS, 0.5), [name], 0.6931)
+    terms = EndpointTerms(GatePolicy(), dict.fromkeys(LOADS, 0.5), [name])
+    check_input = CheckInput(found, CONFIGS, store.traffic("chat"), terms, store.rollouts("chat"))
     try:
         answer = judge(question, check_input, NOW)
     except NoDataError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from shadowspec.reports.content.next_steps import next_action, next_step
 from shadowspec.reports.pages.board import build_board
-from shadowspec.types import OverriddenVerdict, Override, ReasonCode, Rollout, Stage, Verdict
+from shadowspec.types import EvidenceSummary, OverriddenVerdict, Override, ReasonCode, Rollout, Stage, Verdict
 from tests.builders.board_values import board, decision, sums, values
 from tests.reports.worlds import NOW
 
@@ -17,7 +19,7 @@ ORDER = Override(7, "chat", "", None, Verdict.DISABLE, "it answers nonsense", "a
 
 @pytest.mark.parametrize("code", ReasonCode)
 def test_every_reason_has_a_step(code: ReasonCode) -> None:
-    assert next_action(decision(reason_code=code)) == code.step
+    assert next_action(decision(reason_code=code, clusters_needed=50)) == code.step
     assert code.step[0].islower()
     assert not code.step.endswith(".")
 
@@ -35,10 +37,18 @@ def test_a_hold_counts_what_is_needed_before_the_order() -> None:
     assert next_action(replace(held, recording_only=True)).startswith("record more sessions")
 
 
+def test_a_hold_that_more_traffic_will_not_decide_asks_the_plan() -> None:
+    step = next_action(decision())
+    assert step.startswith(
+        "ask `shadowspec plan` what is likely: more of this traffic is not expected to decide speedup"
+    )
+    assert "send traffic" in next_action(decision(reason_code="too_few_clusters"))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"verdict": Verdict.ENABLE}, "promote draft-k4: `shadowspec check --endpoint chat`, then `shadowspec export`"),
+        ({"verdict": Verdict.ENABLE}, "`shadowspec check --endpoint chat` shows what draft-k4 lacks"),
         ({"verdict": Verdict.ENABLE, "recording_only": True}, "valid for the recording only"),
         ({"verdict": Verdict.DISABLE, "reason_code": "slowdown"}, "keep speculation off; to try again"),
         ({"verdict": Verdict.DISABLE, "reason_code": "parity_fault"}, "report the difference"),
@@ -60,9 +70,34 @@ def test_rows_without_a_decision_have_a_step_too() -> None:
 
 
 def test_what_is_rolled_out_stays_on() -> None:
-    enabled = decision(verdict=Verdict.ENABLE)
-    rollout = Rollout("chat", 4, Stage.BROAD, None, NOW, NOW, "", "", share=1.0)
-    (whole,) = build_board(replace(values([enabled]), rollouts=[rollout]), (), NOW).endpoints
-    assert whole.head.next_action.startswith("keep speculation on")
-    (part,) = build_board(replace(values([enabled]), rollouts=[replace(rollout, share=0.5)]), (), NOW).endpoints
-    assert part.head.next_action.startswith("promote draft-k4")
+    enabled = decision(verdict=Verdict.ENABLE, engine="vllm/0.32.0")
+    of_16 = replace(enabled, concurrency=16)
+    caps = {"": enabled.config.num_speculative_tokens}
+    rollout = Rollout("chat", 4, Stage.BROAD, enabled.fingerprint, NOW, NOW, "", "", share=1.0, depth_caps=caps)
+
+    def step(**changes: Any) -> str:
+        rollouts = [replace(rollout, concurrency=load, **changes) for load in (4, 16)]
+        (endpoint,) = build_board(replace(values([enabled, of_16]), rollouts=rollouts), (), NOW).endpoints
+        return endpoint.head.next_action
+
+    assert step().startswith("keep speculation on")
+    promote = "promote draft-k4: `shadowspec check --endpoint chat`, then `shadowspec export --endpoint chat`"
+    assert step(stage=Stage.PARTIAL, share=0.5) == promote
+    assert step(stage=Stage.SHADOW, share=0.0).startswith("wait for the rollout, which serves 0% yet")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "measure on the engine that serves, through its servers"),
+        (
+            {"engine": "vllm/0.32.0", "evidence": EvidenceSummary(newest_evidence=NOW - timedelta(days=8))},
+            "measure newer",
+        ),
+        ({"engine": "vllm/0.32.0"}, "promote draft-k4: `shadowspec check --endpoint chat`"),
+    ],
+)
+def test_the_board_promotes_only_what_an_export_switches_on(changes: dict[str, Any], said: str) -> None:
+    decisions = [decision(verdict=Verdict.ENABLE, concurrency=load, **changes) for load in (4, 16)]
+    (endpoint,) = build_board(values(decisions), (), NOW).endpoints
+    assert endpoint.head.next_action.startswith(said)

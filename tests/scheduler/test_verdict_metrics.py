@@ -13,13 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.rollout.check.answer import EndpointTerms
 from shadowspec.scheduler.verdict_metrics import VerdictMetrics, serving
 from shadowspec.store import Store
-from shadowspec.types import GUARD, Override, Stage, Verdict
+from shadowspec.types import GUARD, Decision, EvidenceSummary, Override, Stage, TestResult, Verdict
 from tests.services import PATIENCE_S, free_port
 from tests.store import examples
 
-APART = ("verdict", "bound", "stage")
+APART = ("verdict", "bound", "stage", "outcome")
+TERMS = EndpointTerms(GatePolicy())
 Samples = dict[tuple[str, str], float]
 
 
@@ -27,15 +29,23 @@ Samples = dict[tuple[str, str], float]
 def store(new_database: Callable[[str], str]) -> Iterator[Store]:
     with Store.open(new_database("sqlite")) as opened:
         opened.save_fingerprints([examples.config()])
-        opened.append_decisions([examples.decision(Verdict.ENABLE)])
+        opened.append_decisions([enabled()])
         yield opened
+
+
+def enabled() -> Decision:
+    """An ENABLE for an engine that serves, on evidence of now."""
+    speedup = TestResult("speedup", "pass", 1.3, 1.1, 1.6, 1.05, 0.025, "block", 30, 27)
+    now = datetime.now(UTC)
+    decided = replace(examples.decision(Verdict.ENABLE), tests=(speedup,), engine="vllm/0.32.0", decided_at=now)
+    return replace(decided, evidence=EvidenceSummary(newest_evidence=now))
 
 
 def scrape(store: Store) -> Samples:
     """By name and the label that tells samples of a family apart; the other labels are the same in all of them."""
     address = f"127.0.0.1:{free_port()}"
     with (
-        serving(VerdictMetrics(store, {"chat": GatePolicy()}), address),
+        serving(VerdictMetrics(store, {"chat": TERMS}), address),
         urllib.request.urlopen(f"http://{address}/metrics") as answer,
     ):
         text = answer.read().decode()
@@ -54,6 +64,23 @@ def test_the_verdict_in_force_is_one_and_the_others_are_zero(store: Store) -> No
         Verdict.HOLD: 0.0,
     }
     assert found["shadowspec_alarm", ""] == 0.0
+
+
+def test_the_check_s_answer_is_a_metric(store: Store) -> None:
+    """At the stage that the rollout is in, under overrides, over all candidates."""
+
+    def outcomes() -> list[str]:
+        return [name for (family, name), value in scrape(store).items() if family == "shadowspec_check" and value]
+
+    assert outcomes() == ["ENABLE"]
+    other = replace(enabled(), config=replace(examples.CONFIG, name="other"), fingerprint="other", verdict=Verdict.HOLD)
+    store.save_fingerprints([replace(examples.config(), config=other.config, fingerprint="other")])
+    store.append_decisions([other])
+    assert outcomes() == ["ENABLE"], "of two candidates the better one answers"
+    store.append_rollouts([replace(examples.rollout(Stage.SHADOW), share=0.0)])
+    assert outcomes() == ["HOLD"]
+    store.add_override(Override(0, "chat", "", None, Verdict.DISABLE, "incident", "ada", datetime.now(UTC)))
+    assert outcomes() == ["DISABLE"]
 
 
 def test_figures_of_the_decision(store: Store) -> None:

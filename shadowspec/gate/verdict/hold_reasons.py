@@ -81,6 +81,20 @@ def outlook(result: TestResult, num_clusters: int | None = None) -> str:
     return f"{figures(result)}: not yet proven against {number(result.threshold)}, about {needed}"
 
 
+def not_trending(decision: Decision) -> list[str]:
+    """The required open tests that more of the same traffic is not expected to decide."""
+    return [
+        result.name
+        for result in decision.tests
+        if result.is_required and result.outcome == "open" and is_not_trending(result)
+    ]
+
+
+def is_not_trending(result: TestResult) -> bool:
+    """Whether an open test has units, and none of them moves it towards its threshold."""
+    return result.unit != DOCUMENT and result.num_units > 0 and result.units_needed is None
+
+
 def figures(result: TestResult) -> str:
     """A test's estimate with its bounds."""
     bounds = f" [{number(result.lower)}, {number(result.upper)}]" if result.lower != result.upper else ""

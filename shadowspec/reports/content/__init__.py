@@ -2,5 +2,5 @@
 
 In: the report's values.
 Out: frozen blocks, which `shadowspec.reports.render` and the dashboard show without deciding anything.
-Imports: planning, gate, servers, store, metrics, text, types.
+Imports: rollout, planning, gate, servers, store, metrics, text, types.
 """

@@ -6,13 +6,27 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from shadowspec.gate.verdict.hold_reasons import still_needed
+from shadowspec.gate.verdict.hold_reasons import not_trending, still_needed
 from shadowspec.reports.content.definitions import find_test
+from shadowspec.rollout.check.answer import Answer
+from shadowspec.rollout.check.outcome import Outcome
+from shadowspec.rollout.check.plain_text import finding_title
+from shadowspec.rollout.served_decision import Off
 from shadowspec.text import plain_text
 from shadowspec.types import Decision, ReasonCode, Verdict
 from shadowspec.types.reason_codes import SEND_TRAFFIC
 
 RECORD_MORE: Final = "record more sessions and try them with another --out"
+# Of an ENABLE that exports switch off, by why; the first that applies.
+OFF_STEPS: Final = {
+    Off.NOT_FOR_SERVING: "measure on the engine that serves, through its servers, and name it (serving_engine, "
+    "docs/policy.md): this verdict is for an engine that serves no clients, and exports refuse it",
+    Off.STALE: "measure newer traffic, then run `shadowspec gate`: the evidence is older than exports accept",
+    Off.SUPERSEDED: "run `shadowspec gate`: the candidate was measured again, with another fingerprint",
+    Off.NOT_ROLLED_OUT: "wait for the rollout, which serves 0% yet: go on measuring and run `shadowspec gate`, which "
+    "prints what the next stage waits for",
+    Off.TOO_DEEP: "serve the smaller depth that the rollout is at; `shadowspec gate` moves it deeper",
+}
 STEPS: Final = {code.value: code.step for code in ReasonCode}
 
 
@@ -32,23 +46,55 @@ def keep_off(override_id: int) -> str:
     return f"keep speculation off while the override is in force; `shadowspec override clear {override_id}` ends it"
 
 
-def next_action(decision: Decision) -> str:
-    """What to do after a decision, as an order: `send traffic, then run `shadowspec gate` again`."""
+def is_on(answer: Answer | None) -> bool:
+    """Whether `check` passes, and an export switches on what it asks about."""
+    return answer is not None and answer.outcome is Outcome.ENABLE
+
+
+def next_action(decision: Decision, answer: Answer | None = None) -> str:
+    """What to do after a decision, as an order: `send traffic, then run `shadowspec gate` again`.
+
+    `answer` is that of `check` on the decision's slice or endpoint: only where it is ENABLE the order is to promote.
+    """
     if decision.override is not None:
         return keep_off(decision.override.override_id)
     if decision.verdict is Verdict.ENABLE and decision.recording_only:
         return "measure mirrored traffic with a production policy: this verdict is valid for the recording only"
     if decision.verdict is Verdict.ENABLE:
-        name, config = plain_text(decision.endpoint), plain_text(decision.config.name)
-        return f"promote {config}: `shadowspec check --endpoint {name}`, then `shadowspec export`"
+        return _promotion(decision, answer)
+    is_estimated = bool(decision.clusters_needed)
+    if decision.reason_code == ReasonCode.TOO_FEW_UNITS and not is_estimated and (names := not_trending(decision)):
+        return (
+            f"ask `shadowspec plan` what is likely: more of this traffic is not expected to decide {', '.join(names)}; "
+            "another candidate may"
+        )
     step = STEPS.get(decision.reason_code, SEND_TRAFFIC)  # the latter of a later version's decision
     return RECORD_MORE if decision.recording_only and step == SEND_TRAFFIC else step
 
 
-def next_step(decision: Decision) -> str:
+def _promotion(decision: Decision, answer: Answer | None) -> str:
+    """The order after an ENABLE: to promote it, or what it lacks before `check` passes and an export is on."""
+    name, config = plain_text(decision.endpoint), plain_text(decision.config.name)
+    labels = (
+        ""
+        if answer is None
+        else "".join(f" --slice {key}={value}" for key, value in answer.question.slice_labels.items())
+    )
+    asking = f"`shadowspec check --endpoint {name}{plain_text(labels)}`"
+    if answer is None:
+        return f"{asking} shows what {config} lacks"
+    if is_on(answer):
+        return f"promote {plain_text(str(answer.config_name))}: {asking}, then `shadowspec export --endpoint {name}`"
+    finding = answer.blocking[0]
+    offs = {load.off_because for load in finding.loads}
+    step = next((step for off, step in OFF_STEPS.items() if off in offs), None)
+    return step or f"{asking} answers {answer.outcome}: {finding_title(finding)}, {finding.reason}"
+
+
+def next_step(decision: Decision, answer: Answer | None = None) -> str:
     """What to do after the decision that speaks for its endpoint, such as
     `chat HOLD: about 40 more sessions (5 minutes of this traffic); send traffic, then run `shadowspec gate` again`.
     """
-    needed, action = still_needed(decision), next_action(decision)
+    needed, action = still_needed(decision), next_action(decision, answer)
     step = action if needed is None or decision.verdict is not Verdict.HOLD else f"{needed.text}; {action}"
     return f"{plain_text(decision.endpoint)} {decision.verdict}: {step}"

@@ -2,5 +2,5 @@
 
 In: rollups, decisions and curves.
 Out: what each page shows, without markup.
-Imports: rollout, live, planning, gate, servers, tap, store, metrics, text, types, errors.
+Imports: rollout, planning, gate, servers, tap, store, metrics, text, types, errors.
 """

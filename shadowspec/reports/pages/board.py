@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions, is_stale
 from shadowspec.gate.verdict.current_verdict import CurrentVerdict, current_verdict
 from shadowspec.gate.verdict.hold_reasons import StillNeeded, still_needed
 from shadowspec.planning.demand import EndpointLoads, endpoint_loads, governing_shares
 from shadowspec.reports.content.definitions import find_test
-from shadowspec.reports.content.next_steps import keep_off, next_action
+from shadowspec.reports.content.next_steps import is_on, keep_off, next_action
 from shadowspec.reports.content.notes import alerts
 from shadowspec.reports.pages.board_values import BoardValues, Saving, TrendDay, saving, trend
+from shadowspec.rollout.check.answer import Answer, CheckInput, EndpointTerms, Question
+from shadowspec.rollout.check.judge import asked
 from shadowspec.store import GroupSums
 from shadowspec.types import Decision, Override, Rollout, SpeculationConfig, Stage, TestResult, Verdict, parse_slice_key
 
@@ -33,7 +36,7 @@ class BoardRow:
 
     `expected_at` is when `clusters_needed` more will have come at the pace at which they came so far, an estimate;
     `evidence_at` is when the newest of its evidence happened.  `num_runs` counts the measured requests of the last
-    `TREND_DAYS`.
+    `TREND_DAYS`.  `answer` is that of `check` on its slice, or on the whole endpoint; None where it refuses.
     """
 
     endpoint: str
@@ -59,6 +62,7 @@ class BoardRow:
     trend: tuple[TrendDay, ...]
     stage: Rollout | None
     alerts: tuple[str, ...]
+    answer: Answer | None
 
     @property
     def verdict(self) -> Verdict | None:
@@ -78,10 +82,11 @@ class BoardRow:
     @property
     def next_action(self) -> str:
         """What to do about it now, as an order."""
-        if self.verdict is Verdict.ENABLE and self.is_rolled_out:
+        decision = self.current.decision
+        if self.verdict is Verdict.ENABLE and self.is_rolled_out and is_on(self.answer):
             return "keep speculation on: it serves all traffic, and the gate watches for drift"
-        if self.current.decision is not None:
-            return next_action(self.current.decision)
+        if decision is not None:
+            return next_action(decision, self.answer)
         if self.current.override is not None:
             return keep_off(self.current.override.override_id)
         if self.fingerprint:
@@ -161,24 +166,41 @@ def build_board(values: BoardValues, overrides: Sequence[Override], now: datetim
         by_endpoint[decision.endpoint].append(decision)
     decisions: dict[Key, LatestDecision] = {}
     loads: dict[str, EndpointLoads | None] = {}
+    inputs: dict[str, CheckInput] = {}
     fingerprints = set()
     for name in {*by_endpoint, *(key[0] for key in days)}:
-        policy, measured = values.policies.get(name), values.traffic.get(name, ())
+        terms, measured = values.terms.get(name), values.traffic.get(name, ())
+        policy = None if terms is None else terms.policy
         decided = endpoint_decisions(
             by_endpoint[name], policy, overrides, now, measured=measured, configs=values.configs
+        )
+        inputs[name] = CheckInput(
+            decisions=decided,
+            configs=values.configs,
+            traffic=measured,
+            terms=terms or EndpointTerms(GatePolicy()),
+            rollouts=[rollout for rollout in values.rollouts if rollout.endpoint == name],
+            demand=values.demands.get(name),
         )
         decisions |= {_key(latest.decision): latest for latest in decided.latest if latest.is_current}
         loads[name] = endpoint_loads(decided.current, values.demands.get(name))
         fingerprints |= {(name, fingerprint) for fingerprint in decided.fingerprints.values()}
     stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in values.rollouts}
     rows: dict[str, list[BoardRow]] = defaultdict(list)
+    answers: dict[tuple[str, str], Answer | None] = {}
     for key in sorted(key for key in {*decisions, *days} if (key[0], key[3]) in fingerprints):
-        row = _row(key, decisions.get(key), days.get(key, []), values, stages, overrides, now)
+        if key in decisions and key[:2] not in answers:
+            answers[key[:2]] = asked(Question(key[0], parse_slice_key(key[1])), inputs[key[0]], now)
+        answer = answers.get(key[:2])
+        row = _row(key, decisions.get(key), days.get(key, []), values, stages, overrides, now, answer)
         rows[row.endpoint].append(row)
     for name in {*values.endpoints, *(override.endpoint for override in overrides)} - set(rows):
         rows[name].append(_unmeasured_row(name, values, overrides, now))
     return Board(
-        tuple(_endpoint(name, rows[name], values.loads.get(name, {}), loads.get(name)) for name in sorted(rows))
+        tuple(
+            _endpoint(name, rows[name], values.terms[name].load_shares if name in values.terms else {}, loads.get(name))
+            for name in sorted(rows)
+        )
     )
 
 
@@ -219,6 +241,7 @@ def _row(
     stages: Mapping[tuple[str, int], Rollout],
     overrides: Iterable[Override],
     now: datetime,
+    answer: Answer | None = None,
 ) -> BoardRow:
     endpoint, slice_key, concurrency, fingerprint = key
     current = current_verdict(*key[:3], None, overrides, now) if latest is None else latest.current
@@ -249,12 +272,13 @@ def _row(
         trend=trend(days, values.newest_day),
         stage=stages.get((endpoint, concurrency)),
         alerts=() if shown is None else tuple(alerts(shown)),
+        answer=answer,
     )
 
 
 def _unmeasured_row(name: str, values: BoardValues, overrides: Iterable[Override], now: datetime) -> BoardRow:
     """An endpoint of which nothing is known but its name."""
-    load = max(values.loads.get(name, {1: 1.0}), default=1)
+    load = max(values.terms[name].load_shares if name in values.terms else {}, default=1)
     key = name, "", load, ""
     return _row(key, None, (), values, {}, overrides, now)
 

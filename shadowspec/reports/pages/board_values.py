@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
-from shadowspec.gate.policy import GatePolicy
 from shadowspec.metrics import ratio
 from shadowspec.planning.demand import Demand, read_demand
 from shadowspec.reports.figures.token_costs import DeviceTime, device_time
+from shadowspec.rollout.check.answer import EndpointTerms
 from shadowspec.store import GroupSums, RollupSums, Store, Traffic
 from shadowspec.types import Arm, Decision, FingerprintedConfig, Rollout
 
@@ -115,8 +115,7 @@ class BoardValues:
     rollouts: Sequence[Rollout]
     newest_day: date | None
     prices: Mapping[str, float | None]
-    loads: Mapping[str, Mapping[int, float]]  # each endpoint's configured loads with their shares
-    policies: Mapping[str, GatePolicy]  # of the configured endpoints
+    terms: Mapping[str, EndpointTerms]  # of the configured endpoints
     traffic: Mapping[str, Sequence[Traffic]]  # what each endpoint was measured with
     demands: Mapping[str, Demand] = field(default_factory=dict)  # production's, where it is measured
 
@@ -124,12 +123,11 @@ class BoardValues:
 def board_values(
     store: Store,
     prices: Mapping[str, float | None],
-    loads: Mapping[str, Mapping[int, float]],
-    policies: Mapping[str, GatePolicy],
+    terms: Mapping[str, EndpointTerms],
     now: datetime,
 ) -> BoardValues:
-    """Everything that a board needs at `now`; `prices`, `loads` and `policies` are the configured endpoints'."""
-    endpoints = sorted({*store.named_endpoints(), *loads})
+    """Everything that a board needs at `now`; `prices` and `terms` are the configured endpoints'."""
+    endpoints = sorted({*store.named_endpoints(), *terms})
     newest = [hours[1] for name in endpoints if (hours := store.rollup_hours(name)) is not None]
     newest_day = max(newest).astimezone(UTC).date() if newest else None
     days: list[GroupSums] = []
@@ -144,12 +142,11 @@ def board_values(
         rollouts=store.rollouts(),
         newest_day=newest_day,
         prices=prices,
-        loads=loads,
-        policies=policies,
+        terms=terms,
         traffic={name: store.traffic(name) for name in endpoints},
         demands={
             name: demand
-            for name, policy in policies.items()
-            if (demand := read_demand(store, name, now, policy.mix_window_s)) is not None
+            for name, of in terms.items()
+            if (demand := read_demand(store, name, now, of.policy.mix_window_s)) is not None
         },
     )

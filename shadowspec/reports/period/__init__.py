@@ -2,5 +2,5 @@
 
 In: decisions, rollups and deliveries of a span.
 Out: the report as HTML, Markdown and JSON.
-Imports: live, planning, gate, store, metrics, text, types, errors.
+Imports: planning, gate, store, metrics, text, types, errors.
 """

@@ -11,13 +11,15 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Self
 
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, Expectation
 from shadowspec.planning.demand import Demand, EndpointLoads, LoadsPart
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
+from shadowspec.rollout.served_decision import DEFAULT_MAX_AGE, Off, ServedDecision
 from shadowspec.store import Traffic
-from shadowspec.types import Decision, FingerprintedConfig, Verdict
+from shadowspec.types import Decision, FingerprintedConfig, Rollout, Verdict
 from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public, shows
-from shadowspec.types.serving_engines import is_for_serving, verdict_engine
+from shadowspec.types.serving_engines import IN_PROCESS, is_for_serving, parse_engines, verdict_engine
 
 WORST_FIRST = (Outcome.DISABLE, Outcome.UNUSABLE, Outcome.HOLD)
 
@@ -42,7 +44,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class LoadFinding:
-    """One load: its share of the endpoint's traffic and its latest decision, None where it has none.
+    """One load: its share of the endpoint's traffic and its latest decision as it is served, None where it has none.
 
     `age` is that of the newest evidence (None: all evidence is older than the read limit); `problem` is why the
     decision cannot be used.
@@ -50,17 +52,29 @@ class LoadFinding:
 
     concurrency: int
     share: float
-    decision: Decision | None
+    served: ServedDecision | None
     age: timedelta | None
     problem: str | None = None
 
     @property
+    def decision(self) -> Decision | None:
+        return None if self.served is None else self.served.decision
+
+    @property
+    def off_because(self) -> Off | None:
+        """The code of why speculation is off; None where it is on or undecided."""
+        return None if self.served is None else self.served.off
+
+    @property
     def outcome(self) -> Outcome:
-        """A DISABLE stays in force at any age; a load without a decision is HOLD."""
-        if self.decision is None:
+        """A DISABLE stays in force at any age; a load without a decision is HOLD, as is an ENABLE that is off."""
+        if self.served is None:
             return Outcome.HOLD
-        outcome = Outcome(self.decision.verdict.value)
-        return Outcome.UNUSABLE if self.problem and outcome is not Outcome.DISABLE else outcome
+        if self.served.decision.verdict is Verdict.DISABLE:
+            return Outcome.DISABLE
+        if self.problem:
+            return Outcome.UNUSABLE
+        return Outcome.ENABLE if self.served.is_on else Outcome.HOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +148,17 @@ class Answer:
 
     @property
     def is_for_serving(self) -> bool:
-        """Whether the answer is for an engine that serves, or for the one that the question expects."""
-        is_expected = self.question.expected_engine is not None
-        return is_expected or is_for_serving(self.serving_engine, " ".join(self.engines))
+        """Whether the answer is for an engine that serves clients."""
+        return is_for_serving(self.serving_engine, " ".join(self.engines))
+
+    @property
+    def served_share(self) -> float:
+        """The share of the traffic that the rollouts behind an ENABLE let through; 0 for any other answer."""
+        if self.outcome is not Outcome.ENABLE:
+            return 0.0
+        required = [finding for finding in self.findings if finding.role is Role.REQUIRED]
+        served = [load.served for finding in required for load in finding.loads if load.served is not None]
+        return min((served_decision.share for served_decision in served if served_decision.is_on), default=0.0)
 
     @property
     def schedule_limit(self) -> int | None:
@@ -174,11 +196,16 @@ class Question:
     endpoint: str
     slice_labels: Mapping[str, str] = field(default_factory=dict)
     concurrency: int | None = None
-    max_age: timedelta | None = None
+    max_age: timedelta = DEFAULT_MAX_AGE
     expected_fingerprint: str | None = None
     model_revision: str | None = None
     expected_engine: str | None = None
     accepts_schedule: bool = False
+
+    @property
+    def is_for_in_process(self) -> bool:
+        """Whether it asks for the engine in process by name: no other question takes its verdicts."""
+        return any(engine.name == IN_PROCESS for engine in parse_engines(self.expected_engine or ""))
 
     @property
     def expected(self) -> Expectation:
@@ -186,20 +213,28 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointTerms:
+    """What the configuration says of an endpoint that is checked; without shares or candidates: as measured."""
+
+    policy: GatePolicy
+    load_shares: Mapping[int, float] = field(default_factory=dict)
+    candidates: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CheckInput:
     """The input of a check: the decisions in force at an endpoint, and their weights.
 
-    `configs` are every measured one by fingerprint; `load_shares` and `candidates` the operator's (none: as measured).
-    Where production's `demand` is measured it weighs the loads instead.
-    A load without a bound counts as a speedup at plus or minus `log_speedup_clip`, the end of the range.
+    `configs` are every measured one by fingerprint, `rollouts` the newest stages.  Where production's `demand` is
+    measured it weighs the loads instead of the operator's shares.  A load without a bound counts as a speedup at plus
+    or minus the policy's `log_speedup_clip`, the end of the range.
     """
 
     decisions: EndpointDecisions
     configs: Mapping[str, FingerprintedConfig]
     traffic: Sequence[Traffic]
-    load_shares: Mapping[int, float]
-    candidates: Sequence[str]
-    log_speedup_clip: float
+    terms: EndpointTerms
+    rollouts: Sequence[Rollout] = ()
     demand: Demand | None = None
 
 
@@ -221,6 +256,7 @@ class LoadDocument(PublicValue, frozen=True, kw_only=True):
     share: float
     outcome: Outcome
     problem: str | None
+    off_because: Off | None
     decision_id: Annotated[int | None, "decision.decision_id"]
     verdict: Annotated[Verdict | None, "decision.verdict"]
     reason_code: Annotated[str | None, "decision.reason_code"]
@@ -267,6 +303,7 @@ class CheckDocument(PublicDocument, frozen=True, kw_only=True):
     remarks: Sequence[str]
     accepts_schedule: bool
     schedule_limit: int | None
+    served_share: float
     loads: LoadsPart | None
     findings: list[FindingDocument]
     checked_at: datetime

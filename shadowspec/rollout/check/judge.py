@@ -15,19 +15,41 @@ from datetime import datetime
 from typing import Final
 
 from shadowspec.errors import NoDataError, UsageError
-from shadowspec.gate.verdict.current_decision import require_promotable
+from shadowspec.gate.verdict.current_decision import read_endpoint_decisions, require_promotable
 from shadowspec.gate.verdict.current_verdict import has_labels, may_meet
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint
-from shadowspec.planning.demand import endpoint_loads, governing_shares
-from shadowspec.rollout.check.answer import Answer, CheckInput, Finding, Question, Role
-from shadowspec.rollout.check.load_weights import find
+from shadowspec.planning.demand import endpoint_loads, governing_shares, read_demand
+from shadowspec.rollout.check.answer import Answer, CheckInput, EndpointTerms, Finding, Question, Role
+from shadowspec.rollout.check.load_weights import Place, find
 from shadowspec.rollout.check.outcome import Outcome
+from shadowspec.rollout.served_decision import ServedDecision, judge_decisions
 from shadowspec.servers.engines import rule_differences
+from shadowspec.store import Store
 from shadowspec.text import plain_text, plural, slice_title
 from shadowspec.types import Decision, FingerprintedConfig, Override, Verdict, parse_slice_key
 
 MAX_NAMED: Final = 20  # slices named in an error
 _BEST_FIRST: Final = (Outcome.ENABLE, Outcome.HOLD, Outcome.UNUSABLE, Outcome.DISABLE)
+
+
+def read_check_input(store: Store, endpoint: str, terms: EndpointTerms, now: datetime) -> CheckInput:
+    """What the store says of an endpoint now."""
+    return CheckInput(
+        decisions=read_endpoint_decisions(store, endpoint, terms.policy, now),
+        configs=store.fingerprints(),
+        traffic=store.traffic(endpoint),
+        terms=terms,
+        rollouts=store.rollouts(endpoint),
+        demand=read_demand(store, endpoint, now, terms.policy.mix_window_s),
+    )
+
+
+def asked(question: Question, inputs: CheckInput, now: datetime) -> Answer | None:
+    """The answer, or None where `judge` refuses: for pages and metrics, which show an endpoint without one too."""
+    try:
+        return judge(question, inputs, now)
+    except (NoDataError, UsageError):
+        return None
 
 
 def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
@@ -44,7 +66,18 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
     shares = _load_shares(question, decisions, inputs)
     slices = _slices(question, decisions)
     fingerprints = _find_expected(question, decisions, inputs)
-    answers = [_answer(question, *current, slices, shares, inputs, now) for current in fingerprints.items()]
+    served_decisions = judge_decisions(
+        inputs.decisions.latest,
+        now=now,
+        max_age=question.max_age,
+        configs=inputs.configs,
+        rollouts=inputs.rollouts,
+        accepts_any_engine=question.is_for_in_process,
+    )
+    served = {
+        (one.decision.slice_key, one.decision.concurrency, one.decision.fingerprint): one for one in served_decisions
+    }
+    answers = [_answer(question, *current, slices, shares, served, inputs, now) for current in fingerprints.items()]
     best = min(answers, key=_rank)
     return replace(
         best, others=tuple((str(answer.config_name), answer.outcome) for answer in answers if answer is not best)
@@ -57,6 +90,7 @@ def _answer(
     fingerprint: str,
     slices: Sequence[str],
     shares: Mapping[int, float],
+    served: Mapping[Place, ServedDecision],
     inputs: CheckInput,
     now: datetime,
 ) -> Answer:
@@ -73,7 +107,7 @@ def _answer(
             role = Role.REQUIRED
         else:
             role = Role.WATCHED if bears_on_endpoint(share) else Role.SHOWN
-        findings.append(find(slice_key, role, fingerprint, shares, share, inputs, question, now))
+        findings.append(find(slice_key, role, fingerprint, shares, share, served, inputs, question, now))
     findings += _order_findings(question, inputs.decisions.overrides, findings, weights, shares)
     config = inputs.configs.get(fingerprint)
     serving_engine = next((latest.decision.serving_engine for latest in inputs.decisions.latest), None)
@@ -99,13 +133,13 @@ def _load_shares(question: Question, decisions: Iterable[Decision], inputs: Chec
     """The loads that the question is about, with shares that add up to 1."""
     decided = {decision.concurrency for decision in decisions}
     if question.concurrency is not None:
-        if question.concurrency not in decided | set(inputs.load_shares):
-            known = ", ".join(map(str, sorted(decided | set(inputs.load_shares))))
+        if question.concurrency not in decided | set(inputs.terms.load_shares):
+            known = ", ".join(map(str, sorted(decided | set(inputs.terms.load_shares))))
             raise UsageError(f"endpoint {question.endpoint!r} has no load {question.concurrency} (its loads: {known})")
         return {question.concurrency: 1.0}
-    loads = sorted(inputs.load_shares or decided)
+    loads = sorted(inputs.terms.load_shares or decided)
     shares: dict[int, float] = {} if inputs.demand is None else governing_shares(inputs.demand, loads)
-    shares = shares or dict(inputs.load_shares)
+    shares = shares or dict(inputs.terms.load_shares)
     if not shares:
         shares = dict.fromkeys(decided, 0.0)
         for row in inputs.traffic:
@@ -146,9 +180,9 @@ def _find_expected(question: Question, decisions: Sequence[Decision], inputs: Ch
         NoDataError: none matches, or none was decided; the message names the difference of each.
     """
     decided = {decision.config.name for decision in decisions}
-    names = decided.intersection(inputs.candidates) if inputs.candidates else decided
+    names = decided.intersection(inputs.terms.candidates) if inputs.terms.candidates else decided
     if not names:
-        wanted = ", ".join(inputs.candidates)
+        wanted = ", ".join(inputs.terms.candidates)
         raise NoDataError(f"endpoint {question.endpoint!r}: no configured candidate has been decided yet ({wanted})")
     current = inputs.decisions.fingerprints
     kept, differences = {}, []

@@ -11,9 +11,12 @@ from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
 from shadowspec.gate.verdict.slice_rules import SHARE_TOLERANCE, bears_on_endpoint
 from shadowspec.rollout.check.answer import Bounds, CheckInput, Finding, LoadFinding, Question, Role
 from shadowspec.rollout.check.outcome import Outcome
+from shadowspec.rollout.served_decision import ServedDecision
 from shadowspec.text import age as age_text
 from shadowspec.text import percent, plain_text
-from shadowspec.types import Decision, TestResult
+from shadowspec.types import Decision, TestResult, Verdict
+
+Place = tuple[str, int, str]  # slice key, concurrency, fingerprint
 
 
 def find(
@@ -22,6 +25,7 @@ def find(
     fingerprint: str,
     shares: Mapping[int, float],
     traffic_share: float | None,
+    served: Mapping[Place, ServedDecision],
     inputs: CheckInput,
     question: Question,
     now: datetime,
@@ -33,11 +37,11 @@ def find(
     DISABLE at every larger one is a schedule: ENABLE where the question accepts that, else DISABLE and never HOLD.
     """
     loads = tuple(
-        _load(slice_key, concurrency, share, fingerprint, inputs, question, now)
+        _load(slice_key, concurrency, share, fingerprint, served, inputs, question, now)
         for concurrency, share in sorted(shares.items())
     )
     by_outcome = {outcome: sum(load.share for load in loads if load.outcome is outcome) for outcome in Outcome}
-    speedup, is_proven = _speedup(loads, inputs.log_speedup_clip)
+    speedup, is_proven = _speedup(loads, inputs.terms.policy.log_speedup_clip)
     if bears_on_endpoint(by_outcome[Outcome.DISABLE]):
         outcome = Outcome.DISABLE
     elif bears_on_endpoint(by_outcome[Outcome.UNUSABLE]):
@@ -78,6 +82,7 @@ def _load(
     concurrency: int,
     share: float,
     fingerprint: str,
+    served: Mapping[Place, ServedDecision],
     inputs: CheckInput,
     question: Question,
     now: datetime,
@@ -93,7 +98,7 @@ def _load(
     decision, evidence_at = own.decision, own.evidence_at
     age = None if evidence_at is None else max(now - evidence_at, timedelta(0))
     problem = _staleness(decision, age, question.max_age, now) if is_stale(evidence_at, question.max_age, now) else None
-    return LoadFinding(concurrency, share, decision, age, problem)
+    return LoadFinding(concurrency, share, served[slice_key, concurrency, fingerprint], age, problem)
 
 
 def _explain_unjudged(here: Sequence[LatestDecision], fingerprint: str, inputs: CheckInput) -> str | None:
@@ -153,5 +158,7 @@ def _reason(loads: Sequence[LoadFinding]) -> str:
 def _describe(load: LoadFinding) -> str:
     if load.decision is None:
         return load.problem or f"not judged at load {load.concurrency}"
-    reason = plain_text(load.decision.reason)
-    return f"{load.problem}; {load.decision.verdict}, {reason}" if load.problem else reason
+    reason, why = plain_text(load.decision.reason), load.problem
+    if load.served is not None and load.decision.verdict is Verdict.ENABLE and not why:
+        why = plain_text(load.served.reason)
+    return f"{why}; {load.decision.verdict}, {reason}" if why else reason

@@ -41,11 +41,12 @@ def headline(answer: Answer) -> str:
         where = "here" if answer.is_for_serving else f"for {plain_text(answer.verdict_engine)} only"
         limit = answer.schedule_limit if answer.question.accepts_schedule else None
         up_to = "" if limit is None else f" up to load {limit}, and off above"
-        return f"ENABLE {asked}: speculation with {answer.config_name} is proven {where}{up_to}"
+        part = "" if answer.served_share >= 1.0 else f", for {percent(answer.served_share, 0)} of the traffic"
+        return f"ENABLE {asked}: speculation with {answer.config_name} is proven {where}{up_to}{part}"
     named = ", ".join(finding_title(finding) for finding in blocking if finding.outcome is answer.outcome)
     meaning = {
         Outcome.DISABLE: f"speculation with {answer.config_name} must stay off",
-        Outcome.HOLD: f"speculation with {answer.config_name} is not proven yet",
+        Outcome.HOLD: f"speculation with {answer.config_name} is not proven or not rolled out yet",
         Outcome.UNUSABLE: "there is no usable verdict",
     }
     said = f"{answer.outcome} {asked}: {meaning[answer.outcome]} ({named})"

@@ -2,5 +2,5 @@
 
 In: current decisions, overrides and rollouts.
 Out: files for serving engines, planners, flag systems and gateways.
-Imports: gate, servers, metrics, text, types, errors.
+Imports: gate, servers, metrics, types, errors.
 """

@@ -12,9 +12,8 @@ from typing import Final
 
 from shadowspec.errors import ConfigError
 from shadowspec.rollout.export.load_schedule import Schedule
+from shadowspec.rollout.served_decision import engine_mismatch
 from shadowspec.servers.engines import ENGINES
-from shadowspec.types import Decision
-from shadowspec.types.serving_engines import EngineName, is_for_serving, parse_engines
 
 ACCEPT_OPTION: Final = "--accept-other-engine"
 
@@ -36,32 +35,29 @@ def require_engine(form: str, schedules: Iterable[Schedule], *, is_accepted: boo
     """Remarks on verdicts for other engines that are exported all the same, because an operator accepts them.
 
     Raises:
-        ConfigError: there are such verdicts, and nobody accepts them.
+        ConfigError: a schedule is off because of such verdicts, which nobody accepts.
     """
-    mismatches = sorted({mismatch for schedule in schedules for mismatch in _mismatches(form, schedule)})
-    if mismatches and not is_accepted:
+    schedules = list(schedules)
+    if is_accepted:
+        return [
+            f"accepted by {ACCEPT_OPTION}: {mismatch}"
+            for mismatch in sorted({text for schedule in schedules for text in _mismatches(form, schedule)})
+        ]
+    if mismatches := sorted({served.reason for schedule in schedules for served in schedule.for_other_engines}):
         raise ConfigError(
             f"export --format {form}: {'; '.join(mismatches)}. Measure on the engine that serves and name it "
             f"(serving_engine, docs/policy.md), or accept these verdicts with {ACCEPT_OPTION}"
         )
-    return [f"accepted by {ACCEPT_OPTION}: {mismatch}" for mismatch in mismatches]
+    return []
+
+
+def reader_of(form: str) -> str | None:
+    """The engine that reads the format; None: whichever serves the endpoint."""
+    return form if form in ENGINES else None
 
 
 def _mismatches(form: str, schedule: Schedule) -> list[str]:
     """The mismatch of each decision behind a schedule that is on."""
     ids = set(schedule.decision_ids)
     behind = [served.decision for served in schedule.served_decisions if served.decision.decision_id in ids]
-    return [text for decision in behind if (text := _mismatch(form, decision)) is not None]
-
-
-def _mismatch(form: str, decision: Decision) -> str | None:
-    if form not in ENGINES:
-        if is_for_serving(decision.serving_engine, decision.engine):
-            return None
-        reader = ", which serves no traffic"
-    else:
-        wanted = EngineName(form)
-        if any(wanted.names(engine) for engine in parse_engines(decision.serving_engine or decision.engine)):
-            return None
-        reader = f", not for {form}"
-    return f"the verdicts on {decision.endpoint} are for {decision.verdict_engine}{reader}"
+    return [text for decision in behind if (text := engine_mismatch(decision, reader_of(form))) is not None]

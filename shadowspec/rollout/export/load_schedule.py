@@ -16,7 +16,7 @@ from datetime import datetime
 
 from shadowspec.gate.verdict.current_verdict import select_covering
 from shadowspec.gate.verdict.slice_rules import ANY_SHARE, bears_on_endpoint
-from shadowspec.rollout.export.endpoint_state import ServedDecision, is_disabled
+from shadowspec.rollout.served_decision import Off, ServedDecision, is_disabled
 from shadowspec.servers.engines import ServingEngine
 from shadowspec.servers.engines.export_parts import BatchRange, Export
 from shadowspec.types import Override, SpeculationConfig
@@ -30,6 +30,7 @@ class Schedule:
     `config` is the draft (its depth is not to be used: the ranges hold it); None where nothing is on.
     `expires_at` is when the first of the decisions behind it becomes stale, `share` the smallest share of the
     traffic that their rollouts let through.  `orders` are the operator's overrides of any part of it.
+    `for_other_engines` are the decisions that would be on if their verdicts were for the engine that serves.
     """
 
     endpoint: str
@@ -40,6 +41,7 @@ class Schedule:
     expires_at: datetime | None = None
     share: float = 1.0
     orders: tuple[Override, ...] = ()
+    for_other_engines: tuple[ServedDecision, ...] = ()
 
     @property
     def is_on(self) -> bool:
@@ -206,14 +208,23 @@ def _schedule(
     decided = {served.decision.concurrency for served in served_decisions}
     loads = sorted(decided | {load for load in ordered_off if load is not None})
     by_draft: dict[SpeculationConfig, dict[int, ServedDecision]] = defaultdict(dict)
-    for served in served_decisions:
-        if served.is_on and _place(served) in allowed and ordered_off.isdisjoint((None, served.decision.concurrency)):
+    eligible = [
+        served
+        for served in served_decisions
+        if _place(served) in allowed and ordered_off.isdisjoint((None, served.decision.concurrency))
+    ]
+    for served in eligible:
+        if served.is_on:
             chosen = by_draft[draft_key(served.decision.config)]
             load = served.decision.concurrency
             if load not in chosen or _merit(served) > _merit(chosen[load]):
                 chosen[load] = served
     if not by_draft:
-        return Schedule(endpoint, slice_key, None, (BatchRange(1, None, 0),), tuple(served_decisions), orders=orders)
+        others = tuple(served for served in eligible if served.off is Off.NOT_FOR_SERVING)
+        nothing = (BatchRange(1, None, 0),)
+        return Schedule(
+            endpoint, slice_key, None, nothing, tuple(served_decisions), orders=orders, for_other_engines=others
+        )
     # The draft that is on at most loads; of several, the one with the best lower bounds.
     best = by_draft[max(by_draft, key=lambda draft: (*_preference_of(by_draft[draft]), str(draft)))]
     return Schedule(

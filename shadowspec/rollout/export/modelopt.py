@@ -22,8 +22,8 @@ from shadowspec.metrics import (
     mean_acceptance_length,
     pool_counts,
 )
-from shadowspec.rollout.export.endpoint_state import Off, ServedDecision
 from shadowspec.rollout.export.load_schedule import Schedule
+from shadowspec.rollout.served_decision import Off, ServedDecision
 from shadowspec.servers.engines.export_parts import Export
 from shadowspec.servers.engines.rules import used_rules
 from shadowspec.types import FingerprintedConfig, ReasonCode, SpeculationConfig, SpeculationCounts, Verdict
@@ -56,7 +56,9 @@ def render(
     by_slice = counts.get(served.decision.fingerprint, {})
     total = pool_counts(by_slice.values()) if _is_reliable(schedule, served) else None
     profile = _profile(schedule, served, total, by_slice, configs[served.decision.fingerprint])
-    return Export(json.dumps(profile, indent=2) + "\n")
+    missing = _missing(schedule, served)
+    remarks = () if missing is None else (f"the profile enables nothing: {schedule.endpoint} is off: {missing}",)
+    return Export(json.dumps(profile, indent=2) + "\n", remarks=remarks)
 
 
 def checkpoint_id(path: str | None) -> str | None:
@@ -85,6 +87,13 @@ def _is_reliable(schedule: Schedule, served: ServedDecision) -> bool:
     """Whether the measured acceptance is reliable, regardless of speed and memory."""
     is_ordered_off = bool(schedule.orders) or served.off is Off.OVERRIDDEN
     return schedule.is_on or not (is_ordered_off or served.decision.reason_code in PARITY_CODES)
+
+
+def _missing(schedule: Schedule, served: ServedDecision) -> str | None:
+    """Why speculation is off; None where it is on."""
+    if schedule.is_on:
+        return None
+    return served.reason or "a slice or an override keeps it off for the whole server"
 
 
 def _profile(
@@ -189,11 +198,13 @@ def _conditions(
         "num_steps": None if counts is None else counts.num_drafts,
         "is_cut_at_the_last_token": True,  # drafted tokens after the last emitted one count in no figure
         "verdict": Verdict.ENABLE.value if schedule.is_on else (served.off or BLOCKED).upper(),
+        "missing": _missing(schedule, served),
         "fingerprint": decision.fingerprint,
         "decisions": sorted(
-            served.decision.decision_id
+            number
             for served in schedule.served_decisions
-            if served.decision.decision_id in schedule.decision_ids
+            if (number := served.decision.decision_id) is not None
+            and (not schedule.is_on or number in schedule.decision_ids)
             and served.decision.fingerprint == decision.fingerprint
         ),
     }

@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final
 
 from shadowspec.errors import UsageError
-from shadowspec.rollout.export.endpoint_state import ServedDecision
 from shadowspec.rollout.export.load_schedule import Schedule, endpoint_schedule, slice_schedules
+from shadowspec.rollout.served_decision import ServedDecision
 from shadowspec.servers.engines.export_parts import BatchRange, Export, comment_lines
 from shadowspec.types import ENDPOINT_HEADER, SLICE_HEADER, Override, SpeculationConfig, slice_tag
 from shadowspec.types.settings import LAST_PORT
@@ -142,14 +142,18 @@ def choose_routes(
     for served in subjects:
         by_config[draft_key(served.decision.config), served.decision.config.num_speculative_tokens].append(served)
     choices = []
+    for_other_engines: list[ServedDecision] = []
     for decisions in by_config.values():
         schedules = slice_schedules(endpoint, decisions, overrides=overrides)
-        choices.append(_routed(schedules or [endpoint_schedule(endpoint, decisions, overrides=overrides)]))
+        schedules = schedules or [endpoint_schedule(endpoint, decisions, overrides=overrides)]
+        choices.append(_routed(schedules))
+        for_other_engines += [served for schedule in schedules for served in schedule.for_other_engines]
     routed = max(choices, key=lambda schedules: _merit(schedules, shares), default=[])
     on = tuple(Route(endpoint, schedule.slice_key, schedule.share) for schedule in routed)
     keys = {route.slice_key for route in on}
     off = tuple(slice_tag(endpoint, key) for key in sorted(shares) if key not in keys)
-    return Routes(endpoint, _pool_schedule(endpoint, routed), on, off)
+    pool = _pool_schedule(endpoint, routed)
+    return Routes(endpoint, pool if routed else replace(pool, for_other_engines=tuple(for_other_engines)), on, off)
 
 
 def _routed(schedules: Sequence[Schedule]) -> list[Schedule]:

@@ -31,6 +31,7 @@ from shadowspec.reports.pages.board_values import board_values
 from shadowspec.reports.pages.evidence_page import TestPath
 from shadowspec.reports.pages.what_if import what_if
 from shadowspec.reports.report import build_report
+from shadowspec.rollout.check.answer import EndpointTerms
 from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.leader import LeaderTerm
@@ -112,7 +113,7 @@ def stored_plan(measured: Measured) -> None:
 
 def board(measured: Measured) -> None:
     measured.try_gate()
-    found = build_board(board_values(measured.store, {}, {}, {ENDPOINT: POLICY}, NOW), [], NOW)
+    found = build_board(board_values(measured.store, {}, {ENDPOINT: EndpointTerms(POLICY)}, NOW), [], NOW)
     assert any(row.current.measured is not None for row in found.endpoints[0].all_rows)
 
 

@@ -12,15 +12,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy
 from sqlalchemy import NullPool, make_url
 
 from shadowspec.store import RoleKind, Store
+from shadowspec.types import Stage
 from tests.builders.shop import URL, Shop
-from tests.rollout.check.worlds import CHAT, CODE, decision, fingerprint
+from tests.rollout.check.worlds import CHAT, CODE, config, decision, fingerprint
+from tests.store import examples
 
+IN_PROCESS = "shadowspec-torch/0.1.0 torch/2.13.0 transformers/5.23.0"
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 
@@ -44,7 +48,7 @@ def test_a_reader_sees_what_the_answer_rests_on(shop: Shop) -> None:
     assert result.code == 1
     for said in (
         "DISABLE chat: speculation with draft must stay off (prompt_class=chat, sampling_regime=high)",
-        f"config draft, fingerprint {fingerprint('draft')[:12]}, measured with shadowspec-torch/0.1.0 torch/2.13.0",
+        f"config draft, fingerprint {fingerprint('draft')[:12]}, measured with vllm/0.32.0",
         "whole endpoint: ENABLE (must be ENABLE)",
         "speedup 1.30\u00d7 [1.10\u00d7, 1.60\u00d7], since 2026-03-02 06:30 UTC, evidence age 5 hours, traffic 100.0%",
         f"traffic 25.0%, decision {second}",
@@ -64,42 +68,62 @@ def test_a_reader_sees_what_the_answer_rests_on(shop: Shop) -> None:
 
 def test_what_is_asked_for_in_part(shop: Shop) -> None:
     shop.measure(CODE, 3)
+    shop.measure(CHAT, 1)
     shop.decide([decision(), decision("HOLD", CODE), decision("ENABLE", CHAT)])
     assert shop.run("-e", "chat", "--slice", "prompt_class=code").code == 3
     assert shop.run("-e", "chat", "--slice", CHAT).code == 0
     assert shop.run("-e", "chat", "--load", "4").code == 0
     assert shop.run("-e", "chat", "--expect-fingerprint", fingerprint("draft")[:16]).code == 0
-    assert shop.run("-e", "chat", "--model-revision", "weights-a", "--expect-engine", "torch").code == 0
-    for refused in (["--expect-fingerprint", "0" * 64], ["--model-revision", "0" * 40], ["--expect-engine", "vllm"]):
+    assert shop.run("-e", "chat", "--model-revision", "weights-a", "--expect-engine", "vllm").code == 0
+    for refused in (["--expect-fingerprint", "0" * 64], ["--model-revision", "0" * 40], ["--expect-engine", "sglang"]):
         assert shop.run("-e", "chat", *refused).code == 4
 
 
 def test_a_version_of_an_engine_may_be_given_in_part(shop: Shop) -> None:
     shop.decide([decision()])
-    assert shop.run("-e", "chat", "--expect-engine", "torch 2.13").code == 0
-    refused = shop.run("-e", "chat", "--expect-engine", "torch 2.1")
+    assert shop.run("-e", "chat", "--expect-engine", "vllm 0.32").code == 0
+    refused = shop.run("-e", "chat", "--expect-engine", "vllm 0.3")
     assert refused.code == 4
-    assert "its engine is shadowspec-torch/0.1.0 torch/2.13.0, not torch 2.1" in " ".join(refused.err.split())
+    assert "its engine is vllm/0.32.0, not vllm 0.3" in " ".join(refused.err.split())
 
 
-def test_an_enable_without_a_serving_engine_passes_with_a_warning_that_says_what_it_is_for(shop: Shop) -> None:
+@pytest.mark.parametrize("named", [None, "shadowspec-torch"])
+def test_no_verdict_of_the_engine_in_process_passes_for_one_that_serves(shop: Shop, named: str | None) -> None:
+    if named is not None:
+        path = shop.folder / "shadowspec.toml"
+        plain = path.read_text(encoding="utf-8")
+        path.write_text(plain.replace('target = "target"', f'target = "target"\nserving_engine = "{named}"', 1))
+    with Store.open(URL) as store:
+        store.save_fingerprints([config("draft", "c", engine=IN_PROCESS)])
+    shop.decide([decision(revision="c", engine=IN_PROCESS)])
+    held = shop.run("-e", "chat")
+    assert held.code == 3
+    assert "the verdicts on chat are for shadowspec-torch, which serves no clients; ENABLE, enable for a" in held.out
+    (load,) = shop.run("-e", "chat", "--json").document["findings"][0]["loads"]
+    assert (load["outcome"], load["verdict"], load["off_because"]) == ("HOLD", "ENABLE", "not_for_serving")
+    assert shop.run("-e", "chat", "--expect-engine", "transformers").code == 3, "an engine that could serve"
+    asked = shop.run("-e", "chat", "--expect-engine", "shadowspec-torch")
+    assert asked.code == 0
+    assert "is proven for shadowspec-torch only" in asked.out
+
+
+@pytest.mark.parametrize(
+    ("rollout", "code", "says"),
+    [
+        ({"stage": Stage.SHADOW, "share": 0.0}, 3, "its stage is shadow, which serves 0% of the traffic; ENABLE, "),
+        ({"stage": Stage.PARTIAL, "share": 0.1}, 0, "is proven here, for 10% of the traffic"),
+        ({"stage": Stage.BROAD, "share": 1.0, "depth_caps": {"": 2}}, 3, "the rollout is at fewer tokens"),
+        ({"stage": Stage.BROAD, "share": 1.0}, 0, "is proven here\n"),
+    ],
+)
+def test_a_stage_that_serves_nothing_is_no_enable(shop: Shop, rollout: dict[str, Any], code: int, says: str) -> None:
     shop.decide([decision()])
-    for more in ((), ("--json",)):
-        warned = shop.run("-e", "chat", *more)
-        assert warned.code == 0
-        assert "this ENABLE is for shadowspec-torch only, because endpoints.chat names no serving_engine" in warned.err
-    assert "warning" not in shop.run("-e", "chat", "--expect-engine", "torch").err
-    path = shop.folder / "shadowspec.toml"
-    plain = path.read_text(encoding="utf-8")
-    path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "torch 2.13"', 1))
-    named = shop.run("-e", "chat")
-    assert (named.code, named.err) == (0, "")
-    assert "the verdict is for torch 2.13" in named.out.splitlines()
-    path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "shadowspec-torch"', 1))
-    in_process = shop.run("-e", "chat")
-    assert in_process.code == 0
-    assert "is for shadowspec-torch only, because endpoints.chat names it, and it serves no clients" in in_process.err
-    assert "is proven for shadowspec-torch only" in in_process.out
+    stage = replace(examples.rollout(), endpoint="chat", fingerprint=fingerprint("draft"), depth_caps={"": 4})
+    with Store.open(URL) as store:
+        store.append_rollouts([replace(stage, **rollout)])
+    found = shop.run("-e", "chat")
+    assert (found.code, says in found.out) == (code, True), found.out
+    assert shop.run("-e", "chat", "--json").document["served_share"] == (rollout["share"] if code == 0 else 0.0)
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("ENABLE", 0), ("DISABLE", 1)])
@@ -111,12 +135,12 @@ def test_what_another_engine_measured_is_held_as_soon_as_the_serving_one_is_name
     assert shop.run("-e", "chat").code == code
     path = shop.folder / "shadowspec.toml"
     plain = path.read_text(encoding="utf-8")
-    path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "vllm"', 1))
+    path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "sglang"', 1))
     held = shop.run("-e", "chat")
     assert held.code == 3
-    assert "its latency was measured on shadowspec-torch/0.1.0 torch/2.13.0; vllm serves" in held.out
+    assert "its latency was measured on vllm/0.32.0; sglang serves" in held.out
     assert shop.run("-e", "chat", "--json").document["findings"][0]["loads"][0]["reason_code"] == "other_engine"
-    path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "torch 2.13"', 1))
+    path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "vllm 0.32"', 1))
     assert shop.run("-e", "chat").code == code
 
 

@@ -20,7 +20,19 @@ from shadowspec.rollout.check.outcome import OnHold
 from shadowspec.rollout.check.plain_text import answer_lines
 from shadowspec.types import Decision
 from shadowspec.types.codec import to_builtins
-from tests.rollout.check.worlds import CHAT, CODE, ENGINE, HOUR, NOW, check_input, decision, question, traffic
+from tests.rollout.check.worlds import (
+    CHAT,
+    CODE,
+    ENGINE,
+    HOUR,
+    NOW,
+    check_input,
+    config,
+    decision,
+    fingerprint,
+    question,
+    traffic,
+)
 
 SCHEMAS = [
     etree.XMLSchema(etree.parse(Path(__file__).parents[2] / "data" / "junit" / name))
@@ -127,28 +139,31 @@ def test_hold_is_annotated_as_loudly_as_it_counts(on_hold: str, level: str) -> N
 
 
 def test_enable_is_a_notice_and_a_refusal_an_error() -> None:
-    named = answer(replace(decision(), serving_engine="torch"))
+    named = answer(replace(decision(), serving_engine="vllm"))
     assert step_annotations(named, OnHold.FAIL)[0].startswith("::notice title=shadowspec%3A chat ENABLE::")
     assert step_annotations(refusal(question(), "gone", NOW), OnHold.PASS) == ["::error title=shadowspec%3A chat::gone"]
 
 
 def test_an_enable_for_an_engine_that_serves_nobody_is_a_warning_in_every_output() -> None:
-    (unnamed,) = step_annotations(answer(decision()), OnHold.FAIL)
+    engine = "shadowspec-torch/0.1.0 torch/2.13.0"
+    configs = {fingerprint("draft"): config(engine=engine)}
+    inputs = check_input([decision(engine=engine)], configs=configs)
+    found = judge(question(expected_engine="shadowspec-torch"), inputs, NOW)
+    (unnamed,) = step_annotations(found, OnHold.FAIL)
     assert unnamed.startswith(
         "::warning title=shadowspec%3A chat ENABLE::ENABLE chat: speculation with draft is proven "
     )
     assert "; for shadowspec-torch, which measured: the endpoint names no serving_engine)" in unnamed
     said = "the verdict is for shadowspec-torch, which measured: the endpoint names no serving_engine"
-    found = answer(decision())
     assert said in answer_lines(found)
     assert answer_lines(found)[0] == "ENABLE chat: speculation with draft is proven for shadowspec-torch only"
     assert said in step_summary(found).replace("\\", "")
     assert '<property name="verdict_engine" value="shadowspec-torch" />' in junit_xml(found)
     document = answer_document(found, OnHold.FAIL)
     assert (document.serving_engine, document.verdict_engine) == (None, "shadowspec-torch")
-    served = answer(replace(decision(), serving_engine="torch"))
+    served = answer(replace(decision(), serving_engine="vllm"))
     assert answer_lines(served)[0] == "ENABLE chat: speculation with draft is proven here"
-    assert "the verdict is for torch" in answer_lines(served)
+    assert "the verdict is for vllm" in answer_lines(served)
 
 
 @pytest.mark.parametrize(("slices", "annotations"), [(9, 9), (10, 10), (11, 10), (200, 10)])

@@ -7,14 +7,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
-from shadowspec.rollout.check.answer import CheckInput, Question
+from shadowspec.rollout.check.answer import CheckInput, EndpointTerms, Question
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, FingerprintedConfig, Override, SpeculationConfig, TestResult, Verdict, VerifyRule
 
 NOW = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-ENGINE = "shadowspec-torch/0.1.0 torch/2.13.0"
+ENGINE = "vllm/0.32.0"
 CODE, CHAT = "prompt_class=code,sampling_regime=greedy", "prompt_class=chat,sampling_regime=high"
 SPEEDUP = {Verdict.ENABLE: (1.3, 1.1, 1.6), Verdict.HOLD: (1.2, 0.9, 1.5), Verdict.DISABLE: (0.8, 0.6, 0.95)}
 
@@ -85,7 +86,12 @@ def check_input(
     if configs is None:
         configs = {each.fingerprint: each for name in ("draft", "other") for each in (config(name), config(name, "b"))}
     found = endpoint_decisions(decisions, None, orders, NOW, measured=rows, configs=configs)
-    return replace(CheckInput(found, configs, list(rows), {}, [], 0.6931), **changes)
+    terms = EndpointTerms(
+        GatePolicy(),
+        changes.pop("load_shares", {}),
+        changes.pop("candidates", ()),
+    )
+    return replace(CheckInput(found, configs, list(rows), terms), **changes)
 
 
 def question(**changes: Any) -> Question:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from shadowspec.errors import NoDataError
 from shadowspec.rollout.export import modelopt
 from shadowspec.rollout.export.load_schedule import endpoint_schedule
-from shadowspec.types import Decision, FingerprintedConfig, SpeculationCounts, Verdict
-from tests.rollout.export.worlds import PEERS, config, decision, judged
+from shadowspec.servers.engines.export_parts import Export
+from shadowspec.types import Decision, FingerprintedConfig, Rollout, SpeculationCounts, Stage, Verdict
+from tests.rollout.export.worlds import NOW, PEERS, config, decision, judged
 
 # 100 steps: 40 accepted nothing, 30 one token, none two, 30 three.
 COUNTS = SpeculationCounts(
@@ -29,6 +31,12 @@ JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", l
 
 
 def profile(decisions: list[Decision], counts: SpeculationCounts = COUNTS) -> dict[str, Any]:
+    return dict(json.loads(rendered(decisions, counts).text))
+
+
+def rendered(
+    decisions: list[Decision], counts: SpeculationCounts = COUNTS, *, rollouts: Sequence[Rollout] = ()
+) -> Export:
     configs = {
         d.fingerprint: FingerprintedConfig(
             d.config, "torch/2", "cpu", "float32", {"draft_weights": "ab", "target_weights": "cd"}, d.fingerprint
@@ -36,8 +44,7 @@ def profile(decisions: list[Decision], counts: SpeculationCounts = COUNTS) -> di
         for d in decisions
     }
     by_slice = {d.fingerprint: {"prompt_class=code": counts, "prompt_class=chat": counts} for d in decisions}
-    document = modelopt.render(endpoint_schedule("chat", judged(decisions)), by_slice, configs)
-    return dict(json.loads(document.text))
+    return modelopt.render(endpoint_schedule("chat", judged(decisions, rollouts=rollouts)), by_slice, configs)
 
 
 def peer() -> dict[str, Any]:
@@ -112,7 +119,19 @@ def test_what_was_measured_is_exported_whatever_the_verdict(verdict: Verdict, co
     differing = {key for key in held if held[key] != enabled[key]}
     assert differing == {"measurement_conditions"}
     conditions = held["measurement_conditions"]
-    assert (conditions["verdict"], conditions["num_steps"], conditions["decisions"]) == (says, 200, [])
+    assert (conditions["verdict"], conditions["num_steps"], conditions["decisions"]) == (says, 200, [1])
+    missing = {"HELD": "not proven", "DISABLED": "proven harmful"}[says]
+    assert (conditions["missing"], enabled["measurement_conditions"]["missing"]) == (missing, None)
+
+
+def test_an_enable_that_is_not_rolled_out_says_what_it_lacks() -> None:
+    decided = decision(of=THREE)
+    shadow = Rollout("chat", 4, Stage.SHADOW, decided.fingerprint, NOW, NOW, "began", "")
+    document = rendered([decided], rollouts=[shadow])
+    conditions = json.loads(document.text)["measurement_conditions"]
+    lacks = "not rolled out yet: its stage is shadow, which serves 0% of the traffic"
+    assert (conditions["verdict"], conditions["missing"], conditions["decisions"]) == ("NOT_ROLLED_OUT", lacks, [1])
+    assert document.remarks == (f"the profile enables nothing: chat is off: {lacks}",)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.gate.verdict.current_verdict import overridden
-from shadowspec.rollout.export.endpoint_state import Off, describe, judge_decisions
+from shadowspec.rollout.served_decision import Off, describe, judge_decisions
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, Override, Rollout, Stage, Verdict
 from tests.rollout.export.worlds import NOW, WEEK, config, decision, judged
@@ -104,7 +104,7 @@ def test_a_fingerprint_that_is_no_longer_measured_is_off_before_the_gate_has_sai
         ("vllm/0.32.0", "vllm/0.32.0", True),
         ("vllm/0.32.0", "vllm/0.31.0", False),
         ("shadowspec-torch/0.1 torch/2.13.0", "vllm", False),
-        ("shadowspec-torch/0.1 torch/2.13.0", "torch/2.13.0", True),
+        ("vllm/0.32.0 torch/2.13.0", "torch/2.13.0", True),
         ("vllm-fork/1.0", "vllm", False),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shadowspec.gate.verdict.current_decision import Expectation, endpoint_decisions
-from shadowspec.rollout.export.endpoint_state import ServedDecision, judge_decisions
+from shadowspec.rollout.served_decision import ServedDecision, judge_decisions
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, Rollout, SpeculationConfig, TestResult, Verdict, VerifyRule
 

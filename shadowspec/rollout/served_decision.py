@@ -1,7 +1,8 @@
-"""Which decisions enable speculation in an export, and why the others do not.
+"""Whether a decision switches speculation on in production, and why not: one answer for `check`, metrics and exports.
 
-On is an ENABLE that is fresh and not overridden, of the requested engine, of its candidate's current fingerprint, and
-rolled out where stages are used.  All else is off, with its reason.
+On is an ENABLE that is fresh and not overridden, for an engine that serves clients, of its candidate's current
+fingerprint, and rolled out where stages are used.  All else is off, with its reason.  `check` (so the action, the
+metric and the board) and every export ask `judge_decisions`; they differ only in what they make of several decisions.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from shadowspec.types import (
     Stage,
     Verdict,
 )
+from shadowspec.types.serving_engines import EngineName, is_for_serving, parse_engines
 from shadowspec.types.speculation import draft_key
 
 NOTHING_EXPECTED: Final = Expectation()
+DEFAULT_MAX_AGE: Final = timedelta(days=7)  # of the newest evidence: one cycle of the traffic
 
 
 class Off(StrEnum):
@@ -37,6 +40,7 @@ class Off(StrEnum):
     OVERRIDDEN = "overridden"
     STALE = "stale"  # no evidence younger than the largest age
     OTHER_ENGINE = "other_engine"  # measured with another engine than the one asked for
+    NOT_FOR_SERVING = "not_for_serving"  # a verdict for another engine than the one that serves, or for none that does
     SUPERSEDED = "superseded"  # its candidate has another fingerprint now
     NOT_ROLLED_OUT = "not_rolled_out"  # the endpoint's stage is shadow, or another config is rolled out
     TOO_DEEP = "too_deep"  # the rollout serves a smaller depth, at which this decision proves nothing
@@ -48,6 +52,7 @@ OFF_TEXT: Final = {
     Off.OVERRIDDEN: "an operator's override",
     Off.STALE: "evidence older than --max-age",
     Off.OTHER_ENGINE: "measured on another engine",
+    Off.NOT_FOR_SERVING: "not for the engine that serves",
     Off.SUPERSEDED: "its candidate was changed or measured again",
     Off.NOT_ROLLED_OUT: "not rolled out yet",
     Off.TOO_DEEP: "the rollout is at fewer tokens",
@@ -56,20 +61,26 @@ OFF_TEXT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ServedDecision:
-    """The export of one decision.
+    """One decision as production acts on it.
 
-    `expires_at` is when its evidence becomes stale; `off` is None where it is on; `share` is the rollout's share of the
-    traffic.  On means the measured depth, and no other.
+    `expires_at` is when its evidence becomes stale; `off` is None where it is on, else `reason` says why; `share` is
+    the rollout's share of the traffic.  On means the measured depth, and no other.
     """
 
     decision: Decision
     expires_at: datetime
     off: Off | None
     share: float = 1.0
+    detail: str = ""
 
     @property
     def is_on(self) -> bool:
         return self.off is None
+
+    @property
+    def reason(self) -> str:
+        """Why it is off; "" where it is on."""
+        return self.detail or ("" if self.off is None else OFF_TEXT[self.off])
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -90,11 +101,15 @@ def judge_decisions(
     configs: Mapping[str, FingerprintedConfig] | None = None,
     expected: Expectation = NOTHING_EXPECTED,
     rollouts: Iterable[Rollout] = (),
+    reader: str | None = None,
+    accepts_any_engine: bool = False,
 ) -> list[ServedDecision]:
-    """Every latest decision of one endpoint with its export.
+    """Every latest decision of one endpoint as production acts on it.
 
     A decision that is not `expected` is off; `configs` are every measured one by fingerprint.  Where the endpoint has a
-    rollout at a load, the rollout decides what is served there; without a rollout, stages are not used.
+    rollout at a load, the rollout decides what is served there; without a rollout, stages are not used.  `reader` is
+    the engine that will serve (None: whichever the verdict is for, if it serves clients); `accepts_any_engine` waives
+    it.
     """
     configs = configs or {}
     latest = list(latest)
@@ -114,8 +129,26 @@ def judge_decisions(
         if off is None and not latest_decision.is_current:
             off = Off.SUPERSEDED
         expires_at = now if evidence_at is None else evidence_at + max_age
-        served_decisions.append(_rolled_out(ServedDecision(decision, expires_at, off), stages, drafts))
+        served = _rolled_out(ServedDecision(decision, expires_at, off), stages, drafts)
+        mismatch = engine_mismatch(decision, reader)
+        if served.is_on and mismatch is not None and not accepts_any_engine:
+            served = replace(served, off=Off.NOT_FOR_SERVING, detail=mismatch)
+        served_decisions.append(served)
     return served_decisions
+
+
+def engine_mismatch(decision: Decision, reader: str | None) -> str | None:
+    """How the engine that the verdict is for differs from the one that serves (None: any); None if it does not."""
+    if reader is None:
+        if is_for_serving(decision.serving_engine, decision.engine):
+            return None
+        difference = ", which serves no clients"
+    else:
+        engines = parse_engines(decision.serving_engine or decision.engine)
+        if any(EngineName(reader).names(engine) for engine in engines):
+            return None
+        difference = f", not for {reader}"
+    return f"the verdicts on {decision.endpoint} are for {decision.verdict_engine}{difference}"
 
 
 def is_disabled(served: ServedDecision) -> bool:
@@ -164,8 +197,12 @@ def _rolled_out(
     depth, chosen = decision.config.num_speculative_tokens, rollout.fingerprint
     is_chosen = chosen == decision.fingerprint
     is_at_depth = depth == cap and chosen is not None and drafts.get(chosen) == drafts[decision.fingerprint]
-    if rollout.stage is Stage.SHADOW or not (is_chosen or is_at_depth) or rollout.share <= 0:
-        return replace(served, off=Off.NOT_ROLLED_OUT)
+    if rollout.stage is Stage.SHADOW or rollout.share <= 0:
+        detail = f"not rolled out yet: its stage is {rollout.stage}, which serves 0% of the traffic"
+        return replace(served, off=Off.NOT_ROLLED_OUT, detail=detail)
+    if not (is_chosen or is_at_depth):
+        detail = f"not rolled out: the {rollout.stage} stage serves another config"
+        return replace(served, off=Off.NOT_ROLLED_OUT, detail=detail)
     if depth > cap:
         return replace(served, off=Off.TOO_DEEP)
     return replace(served, share=rollout.share)
@@ -177,5 +214,5 @@ def _line(served: ServedDecision) -> str:
     if served.off is None:
         state = f"on, {served.num_speculative_tokens} tokens"
     else:
-        state = f"off ({OFF_TEXT[served.off]}; {decision.verdict.value}: {plain_text(decision.reason)})"
+        state = f"off ({plain_text(served.reason)}; {decision.verdict.value}: {plain_text(decision.reason)})"
     return f"{place}, {decision.config.name}: {state}, decision {decision.decision_id}, measured on {decision.engine}"
