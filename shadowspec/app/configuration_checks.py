@@ -35,7 +35,8 @@ from shadowspec.engine.ordinary import are_settled
 from shadowspec.errors import ConfigError, NoDataError, ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.evidence.guardrails import SCORES
 from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
-from shadowspec.live.guard import UNWATCHED, promise_of, unwatched_because
+from shadowspec.live.guard import promise_of
+from shadowspec.live.promise import UNWATCHED, unwatched_because
 from shadowspec.live.scrape import failures, scrape_all
 from shadowspec.model_folder import stated_sampling
 from shadowspec.quality.custom_scores import score_name

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from shadowspec.config import Config
 from shadowspec.errors import NoDataError
-from shadowspec.live.guard import unwatched_because
+from shadowspec.live.promise import unwatched_because
 from shadowspec.rollout.check.answer import CheckInput, EndpointTerms, Question
 from shadowspec.rollout.check.judge import read_check_input
 from shadowspec.rollout.orders import unknown_endpoint

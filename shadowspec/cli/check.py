@@ -26,7 +26,7 @@ from shadowspec.cli.options import (
 )
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ShadowSpecError
-from shadowspec.live.guard import UNWATCHED
+from shadowspec.live.promise import UNWATCHED
 from shadowspec.rollout.check.answer import Answer, Question, answer_document, refusal
 from shadowspec.rollout.check.github import append_summary, step_annotations, summary_file, without_commands
 from shadowspec.rollout.check.judge import judge

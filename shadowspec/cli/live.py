@@ -14,7 +14,8 @@ from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ConfigError, ServiceUnavailableError
-from shadowspec.live.guard import UNWATCHED, Guarded
+from shadowspec.live.guard import Guarded
+from shadowspec.live.promise import UNWATCHED
 from shadowspec.live.watch import alarm_words
 from shadowspec.reports.pages.live_production import live_period
 from shadowspec.rollout.control import Control

@@ -25,6 +25,7 @@ import numpy as np
 from shadowspec.gate.evidence.agreement import capped_rates
 from shadowspec.gate.stats.betting import Floats, Sums
 from shadowspec.gate.stats.drift import Detector, log_mean, log_statistic_paths
+from shadowspec.live.promise import Promise
 from shadowspec.metrics import ratio
 from shadowspec.servers.metrics_page import CUT_OFF, EOF, IMPOSSIBLE, SEVERAL, counts_between
 from shadowspec.types import Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Pool, Verdict
@@ -36,21 +37,7 @@ MAX_ROUNDING = 0.01  # share of a window's drafts: errors of neighbouring window
 MAX_UNITS = 10_000  # the newest windows that a detector folds: a later start makes its statistic lower, never higher
 CLOCKS: Final = timedelta(minutes=1)  # by which a server's clock may be behind
 FELL: Final = "counters_fell"
-UNWATCHED: Final = "the promise of this ENABLE is not watched"
 _WATCHED = ("advisory_acceptance", "drift_acceptance")  # of the promises fixed at ENABLE, the higher one
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """The shadow's promise at ENABLE: an acceptance of at least `rate`, from `since` on.
-
-    Of several current ENABLEs it is the lowest, since the latest: it is unknown which of them production serves.
-    """
-
-    rate: float
-    since: datetime
-    config_names: tuple[str, ...]
-    depths: frozenset[int]  # numbers of speculative tokens that were enabled
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,23 +166,6 @@ def promise_of(decisions: Iterable[Decision]) -> Promise | None:
         config_names=tuple(sorted({decision.config.name for decision in spoken})),
         depths=frozenset(decision.config.num_speculative_tokens for decision in spoken),
     )
-
-
-def unwatched_because(counts: LiveCounts, policy: GuardPolicy, promise: Promise | None = None) -> str | None:
-    """Why a replica with these counters tells the guard nothing, as a clause; None where it tells its acceptance."""
-    if counts.num_drafts is None and counts.num_draft_tokens is None and counts.num_accepted_tokens is None:
-        return "its page counts no drafts: it does not speculate, or not in a version that counts them"
-    accepted, follows = counts.num_accepted_tokens, counts.accepted_tokens is not None
-    if policy.metric == FIRST_POSITION:
-        is_counted = bool(counts.num_accepted_tokens_per_pos) or accepted is not None or follows
-    else:
-        is_counted = accepted is not None and counts.num_draft_tokens is not None
-    if counts.num_drafts is None or not is_counted:
-        return f"its page lacks counters that {policy.metric} needs, or they do not add up"
-    positions = len(counts.num_accepted_tokens_per_pos)
-    if promise is not None and policy.metric != FIRST_POSITION and positions and positions not in promise.depths:
-        return f"it drafts {positions} tokens in a step, and {', '.join(map(str, sorted(promise.depths)))} is enabled"
-    return None
 
 
 def watch_replica(replica: str, windows: Sequence[LiveWindow], promise: Promise, policy: GuardPolicy) -> Guarded:

@@ -17,7 +17,6 @@ from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
 from shadowspec.live.guard import (
     MAX_UNITS,
     Guarded,
-    Promise,
     conflict_between,
     from_then,
     is_too_coarse,
@@ -25,6 +24,7 @@ from shadowspec.live.guard import (
     watch_replica,
     window_between,
 )
+from shadowspec.live.promise import Promise
 from shadowspec.store import Store
 from shadowspec.text import percent, plural
 from shadowspec.types import (

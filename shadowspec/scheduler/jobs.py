@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.live.guard import UNWATCHED, unwatched_because
+from shadowspec.live.promise import UNWATCHED, unwatched_because
 from shadowspec.live.scrape import scrape_all
 from shadowspec.live.watch import Taken, Watched, alarm_words, take_scrapes, watch
 from shadowspec.reports.period.period_changes import events_within

@@ -14,17 +14,16 @@ import pytest
 
 from shadowspec.live.guard import (
     FELL,
-    Promise,
     conflict_between,
     from_then,
     is_too_coarse,
     promise_of,
     score_counts,
-    unwatched_because,
     watch_replica,
     window_between,
     windows_to_alarm,
 )
+from shadowspec.live.promise import Promise, unwatched_because
 from shadowspec.servers.metrics_page import counts_between
 from shadowspec.types import Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Verdict
 from shadowspec.types.settings import GuardPolicy
