@@ -36,7 +36,7 @@ WITHOUT_TORCH: dict[str, tuple[list[str], set[int]]] = {
     "live": ([], {5}),
     "report": ([], {0}),
     "report --period": (["day"], {0}),
-    "schedule": (["--once"], {0}),
+    "schedule": (["--once"], {5}),
     "dashboard": (["--port", "{taken_port}"], {2}),
     "export": (["--format", "flagd"], {0}),
     "export-training": (["--endpoint", "letters", "--traffic", "traffic.jsonl", "--out", "data"], {4}),
