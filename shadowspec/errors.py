@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 5, "A service cannot be reached, or lacks something that the command needs."
     INTERNAL = 70, "An internal error of ShadowSpec."
     INTERRUPTED = 130, "Interrupted. Finished work is stored."
-    OUTPUT_CLOSED = 141, "What reads the output has closed it, as in `| head`. `check` keeps its verdict's code."
+    OUTPUT_CLOSED = 141, "The reader of the output has closed it, as in `| head`. `check` keeps its verdict's code."
 
 
 class ShadowSpecError(Exception):

@@ -45,7 +45,7 @@ class ReplayedLettersDocument(PublicDocument, frozen=True, kw_only=True):
     topic: str
     to: str
     replayed: int
-    without_value: int  # not sent: their values were too large to be kept
+    without_value: int  # not sent: their values were too large to be stored
 
 
 app = typer.Typer(no_args_is_help=True)
@@ -105,7 +105,7 @@ def replay(
     """Send dead letters to a retry topic, unchanged, to be measured again.
 
     The dead letters stay on their topic: a second replay sends them a second time. Those whose value was too large to
-    be kept are not sent.
+    be stored are not sent.
     """
     settings = _settings(config_path)
     if to not in settings.retry_topics:
@@ -137,7 +137,7 @@ def replay(
         return
     notes.print(f"{num_replayed} messages on {to}", highlight=False, markup=False)
     if num_without_value:
-        notes.print(f"{num_without_value} not sent: their values were too large to be kept", highlight=False)
+        notes.print(f"{num_without_value} not sent: their values were too large to be stored", highlight=False)
 
 
 def _settings(config_path: Path | None) -> KafkaSettings:

@@ -418,7 +418,7 @@ MISSING: Final = ("missing", "missing_argument")
 # Of a string that its pattern refuses, by the key's last name.
 PATTERNS: Final = {
     **dict.fromkeys(("[key]", "name"), "a name of at most 64 letters, digits, _ . -, with a letter or digit first"),
-    **dict.fromkeys(("to", "sender"), "an address alone, such as team@example.org"),
+    **dict.fromkeys(("to", "sender"), "an address, such as team@example.org"),
     "currency": "a currency's code of three capitals, such as USD",
     "device": "auto, cpu, cuda or cuda:NUMBER",
     "devices": "cpu, cuda or cuda:NUMBER",

@@ -196,8 +196,8 @@ def refuse_unmeasurable(config: Any, path: str) -> None:
     if parts := set(getattr(config, "sub_configs", ())) - {"text_config"}:
         inputs = "vision-language" if "vision_config" in parts else "multimodal"
         raise ModelError(
-            f"{path}: {kind} is a {inputs} model, and the engine in this process runs text models; "
-            'measure it through servers (engine = "openai"), or give a folder with its text model'
+            f"{path}: {kind} is a {inputs} model, and the engine in this process runs text models. "
+            'Measure it through servers (engine = "openai"), or give a folder with its text model'
         )
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:

@@ -125,7 +125,7 @@ def load_config(path: str) -> Any:
             known = ", ".join(sorted((DEFAULT_ROPE, *ROPE_INIT_FUNCTIONS)))
             raise ModelError(
                 f"model folder {path}: config.json: transformers {transformers_version} does not know the rope type "
-                f"{kind!r}; correct it to one that it knows ({known}), or install a version that knows it"
+                f"{kind!r}; correct it to a known one ({known}), or install a newer version"
             )
     return config
 

@@ -103,8 +103,8 @@ def conflict_between(last: LiveScrape, scrape: LiveScrape) -> tuple[str, str] | 
     has_fallen = any(scrape.samples.get(name, 0) < number for name, number in last.samples.items() if scrape.samples)
     if has_fallen or (growth is None and scrape.series == last.series):
         return FELL, (
-            "a counter is lower than at the last reading, or gone: the server restarted, or several processes answer "
-            "at this address; name the page of each replica"
+            "a counter is lower than at the last reading, or gone. The server restarted, or several processes answer "
+            "at this address: name the page of each replica"
         )
     off = (scrape.rounding(number) for number in (scrape.counts.num_drafts, scrape.counts.num_draft_tokens))
     return None if growth is None or growth.is_possible(*off) else ("garbage", IMPOSSIBLE)

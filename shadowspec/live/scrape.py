@@ -68,7 +68,7 @@ async def _scrape(http: httpx.AsyncClient, source: LiveSource, url: str) -> Live
         return FailedScrape(replica, datetime.now(UTC), error.code, str(error))
     if not page.knows_running:
         gauge = f"{names.prefix}{names.running}"
-        log.warning("%s: %s is no number of requests: the load of this reading is unknown", replica, gauge)
+        log.warning("%s: %s cannot be a number of requests: the load of this reading is unknown", replica, gauge)
     series = f"{source.engine} {source.model}, {page.series}"
     times, digits = (scraped_at, page.started_at), names.num_digits
     return LiveScrape(replica, series, *times, page.counts, digits, page.num_running, page.samples, has_end_mark(text))
@@ -105,8 +105,8 @@ async def _text(http: httpx.AsyncClient, url: str, timeout_s: float, names: Metr
         raise ServerError(
             replica,
             CUT_OFF,
-            "the answer says neither how long the page is nor where it ends, so that a part passes for "
-            "the whole; let the server or its proxy send Content-Length",
+            "the answer gives neither the length of the page nor its end, and a part of it looks whole. "
+            "Let the server or its proxy send Content-Length",
         )
     is_openmetrics = "openmetrics" in headers.get("content-type", "").lower()
     return text, is_whole(text, names, is_openmetrics=is_openmetrics)

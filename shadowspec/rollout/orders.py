@@ -94,8 +94,8 @@ def _require_no_weakening(store: Store, override: Override) -> None:
             decision = latest.decision
             raise UsageError(
                 f"{decision.endpoint}, {plain_text(slice_title(decision.slice_key))}, load {decision.concurrency} is "
-                f"DISABLE by decision {decision.decision_id}: an override makes a verdict only safer, and "
-                f"{override.verdict} is weaker; give DISABLE, or cover other slices or loads"
+                f"DISABLE by decision {decision.decision_id}. An override makes a verdict only safer, and "
+                f"{override.verdict} is weaker: give DISABLE, or cover other slices or loads"
             )
 
 

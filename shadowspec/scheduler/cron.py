@@ -55,7 +55,7 @@ class Cron:
             upcoming = self.next_after(datetime.now(UTC))
         except CronSimError as error:
             raise ConfigError(
-                f"cron {expression!r} cannot be read or is never due: {str(error).lower()}; days of the week are 0 to "
+                f"cron {expression!r} cannot be read or is never due: {str(error).lower()}. Days of the week are 0 to "
                 "7, and a range begins with its smaller end"
             ) from error
         if upcoming is None:

@@ -241,8 +241,8 @@ class ServerEngine:
         number = await self._reported_depth(arm, client)
         if number not in (None, self._depth(arm)):
             raise ServiceUnavailableError(
-                f"{client.name}: it now drafts {number} tokens in a step, and not {self._depth(arm)}: its "
-                "figures would be another config's; start it as it was, and start again"
+                f"{client.name}: it now drafts {number} tokens in a step, and not {self._depth(arm)}. Its "
+                "figures would be another config's: start it as it was, and start again"
             )
 
     def _depth(self, arm: Arm) -> int:

@@ -71,7 +71,7 @@ def unknown_rope(folder: Path) -> str:
     config = json.loads((folder / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "su", "rope_theta": 10_000.0}
     (folder / "config.json").write_text(json.dumps(config))
-    return "does not know the rope type 'su'; correct it to one that it knows"
+    return "does not know the rope type 'su'; correct it to a known one"
 
 
 def fewer_weights(folder: Path) -> str:

@@ -527,7 +527,7 @@ def test_a_name_that_cannot_be_one_is_escaped_and_explained(tmp_path: Path, name
 def test_an_address_with_a_name_is_explained(tmp_path: Path) -> None:
     receiver = '[schedule.receivers.x]\nkind = "email"\nhost = "h"\nsender = "a@b.c"\n'
     message = message_of(tmp_path, receiver + 'to = ["Team <team@example.org>"]\n')
-    assert "must be an address alone, such as team@example.org" in message
+    assert "must be an address, such as team@example.org" in message
 
 
 def test_the_previous_secret_is_one_of_a_rotation(tmp_path: Path) -> None:

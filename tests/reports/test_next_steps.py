@@ -40,7 +40,7 @@ def test_a_hold_counts_what_is_needed_before_the_order() -> None:
 def test_a_hold_that_more_traffic_will_not_decide_asks_the_plan() -> None:
     step = next_action(decision())
     assert step.startswith(
-        "ask `shadowspec plan` what is likely: more of this traffic is not expected to decide speedup"
+        "ask `shadowspec plan` for the likely end: more of this traffic is not expected to decide speedup"
     )
     assert "send traffic" in next_action(decision(reason_code="too_few_clusters"))
 
@@ -48,7 +48,7 @@ def test_a_hold_that_more_traffic_will_not_decide_asks_the_plan() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"verdict": Verdict.ENABLE}, "`shadowspec check --endpoint chat` shows what draft-k4 lacks"),
+        ({"verdict": Verdict.ENABLE}, "`shadowspec check --endpoint chat` shows the missing conditions of draft-k4"),
         ({"verdict": Verdict.ENABLE, "recording_only": True}, "valid for the recording only"),
         ({"verdict": Verdict.DISABLE, "reason_code": "slowdown"}, "keep speculation off; to try again"),
         ({"verdict": Verdict.DISABLE, "reason_code": "parity_fault"}, "report the difference"),

@@ -390,7 +390,7 @@ def test_a_gauge_that_is_no_number_costs_only_the_load(
     (found,) = scrape_all(source(production))
     assert isinstance(found, LiveScrape)
     assert found.num_running is None
-    assert "vllm:num_requests_running is no number of requests" in caplog.text
+    assert "vllm:num_requests_running cannot be a number of requests" in caplog.text
 
 
 def test_a_page_whose_length_nobody_says_is_refused(production: Production) -> None:

@@ -35,7 +35,7 @@ REASONS: Final[Mapping[str, str]] = {
     "longer_than_context": "the requests are longer than the target's context: give the model that served them",
     "token_not_in_vocabulary": "the records hold another tokenizer's ids: give the model that served them",
     "other_model": "the records' answers name another model: name all of its names with --model",
-    FunnelCounter.DUPLICATE: "the records have the same ids and bodies: give every call a request_id of its own",
+    FunnelCounter.DUPLICATE: "the records have the same ids and bodies: give every call another request_id",
     "failed_request": "the calls failed in production: record answered ones",
 }
 

@@ -20,11 +20,11 @@ RECORD_MORE: Final = "record more sessions and try them with another --out"
 # Of an ENABLE that exports switch off, by why; the first that applies.
 OFF_STEPS: Final = {
     Off.NOT_FOR_SERVING: "measure on the engine that serves, through its servers, and name it (serving_engine, "
-    "docs/policy.md): this verdict is for an engine that serves no clients, and exports refuse it",
+    "docs/policy.md). This verdict is for an engine without clients, and exports refuse it",
     Off.STALE: "measure newer traffic, then run `shadowspec gate`: the evidence is older than exports accept",
     Off.SUPERSEDED: "run `shadowspec gate`: the candidate was measured again, with another fingerprint",
-    Off.NOT_ROLLED_OUT: "wait for the rollout, which serves 0% yet: go on measuring and run `shadowspec gate`, which "
-    "prints what the next stage waits for",
+    Off.NOT_ROLLED_OUT: "wait for the rollout, which serves 0% yet. Continue to measure and run `shadowspec gate`, "
+    "which prints the conditions of the next stage",
     Off.TOO_DEEP: "serve the smaller depth that the rollout is at; `shadowspec gate` moves it deeper",
 }
 STEPS: Final = {code.value: code.step for code in ReasonCode}
@@ -65,8 +65,8 @@ def next_action(decision: Decision, answer: Answer | None = None) -> str:
     is_estimated = bool(decision.clusters_needed)
     if decision.reason_code == ReasonCode.TOO_FEW_UNITS and not is_estimated and (names := not_trending(decision)):
         return (
-            f"ask `shadowspec plan` what is likely: more of this traffic is not expected to decide {', '.join(names)}; "
-            "another candidate may"
+            f"ask `shadowspec plan` for the likely end: more of this traffic is not expected to decide "
+            f"{', '.join(names)}; another candidate may"
         )
     step = STEPS.get(decision.reason_code, SEND_TRAFFIC)  # the latter of a later version's decision
     return RECORD_MORE if decision.recording_only and step == SEND_TRAFFIC else step
@@ -82,7 +82,7 @@ def _promotion(decision: Decision, answer: Answer | None) -> str:
     )
     asking = f"`shadowspec check --endpoint {name}{plain_text(labels)}`"
     if answer is None:
-        return f"{asking} shows what {config} lacks"
+        return f"{asking} shows the missing conditions of {config}"
     if is_on(answer):
         return f"promote {plain_text(str(answer.config_name))}: {asking}, then `shadowspec export --endpoint {name}`"
     finding = answer.blocking[0]
