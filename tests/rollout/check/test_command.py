@@ -243,7 +243,7 @@ def test_hold_is_refused_on_a_disable_and_has_no_effect_where_it_came_first(shop
     assert shop.run("-e", "chat", "--on-hold", "pass").code == 1
     refused = shop.run(*hold, command="override")
     assert refused.code == 2
-    assert f"DISABLE by decision {number}: an override makes a verdict only safer, and HOLD is weaker" in refused.err
+    assert f"DISABLE by decision {number}. An override makes a verdict only safer, and HOLD is weaker" in refused.err
     assert shop.run(*hold[:4], "DISABLE", *hold[5:], command="override").code == 0
 
 
