@@ -219,8 +219,11 @@ def _started_at(samples: Iterable[Sample]) -> datetime | None:
     times = {sample.value for sample in samples if sample.name == PROCESS_START}
     if len(times) > 1:
         raise PageError(f"{PROCESS_START} has several values: {SEVERAL_ON_PAGE}", SEVERAL)
-    starts = [_count(PROCESS_START, value, most=LAST_SECOND, whole=False) for value in times]
-    return datetime.fromtimestamp(starts[0], UTC) if starts else None
+    if not times:
+        return None
+    value = times.pop()
+    _count(PROCESS_START, value, most=LAST_SECOND, whole=False)  # or it is refused
+    return datetime.fromtimestamp(value, UTC)  # with its fraction: two starts may lie within a second
 
 
 def _add(sums: _Sums, name: str, labels: dict[str, str], value: float, names: MetricNames) -> None:

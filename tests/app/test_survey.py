@@ -26,7 +26,7 @@ def test_what_duplicates_will_cost_is_counted(tmp_path: Path) -> None:
     assert len(survey.requests) == len(survey.sessions) == 1
     assert survey.refused["duplicate"] == 9
     assert "duplicate: 9, ..." in refusals(survey.refused)
-    assert "request_id of its own" in remedy_for(Counter(duplicate=9, failed_request=1))
+    assert "another request_id" in remedy_for(Counter(duplicate=9, failed_request=1))
 
 
 def test_a_time_of_the_future_makes_no_span(tmp_path: Path) -> None:

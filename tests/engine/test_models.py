@@ -162,7 +162,7 @@ def test_a_vision_language_folder_is_named_and_its_tokenizer_read(tmp_path: Path
     config = LlavaConfig(text_config=text.to_dict(), vision_config={"model_type": "clip_vision_model"})
     letter_tokenizer().save_pretrained(tmp_path)
     config.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"llava is a vision-language model.* measure it through servers"):
+    with pytest.raises(ModelError, match=r"llava is a vision-language model.* Measure it through servers"):
         load(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     assert (tokenizer.context_length, tokenizer.vocabulary_size) == (256, VOCABULARY)

@@ -103,7 +103,7 @@ def test_what_vllm_counts(production: Production) -> None:
     assert isinstance(scrape, LiveScrape)
     assert scrape.num_running is None, "the page does not say"
     assert scrape.replica == replica_name(production.url) == production.url.removeprefix("http://")
-    assert scrape.started_at == datetime.fromtimestamp(1_800_000_000, UTC)
+    assert scrape.started_at == datetime.fromtimestamp(1_800_000_000.5, UTC)
     assert abs((datetime.now(UTC) - scrape.scraped_at).total_seconds()) < PATIENCE_S
     assert scrape.counts == LiveCounts(
         num_drafts=100,
@@ -162,7 +162,7 @@ def test_a_page_as_vllm_sends_it() -> None:
         'running{engine="0",model_name="demo-sql"} 0.0', 'running{engine="0",model_name="demo-sql"} 7.0'
     )
     assert read_as("demo-sql", busy).num_running == 7
-    assert page.started_at == datetime.fromtimestamp(1_795_394_344, UTC)
+    assert page.started_at == datetime.fromtimestamp(1_795_394_344.89, UTC)
     assert set(counts.latencies) == set(LATENCIES)
     assert {latency.total for latency in counts.latencies.values()} == {120}, "one observation of each request"
     assert "4 positions" in page.series
