@@ -18,7 +18,7 @@ from shadowspec.types import Decision, LevelGraph, Run, SliceCounts, Trial, Verd
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run
 
 POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0, drift_run_length=1_000)
-SHARE = 0.05  # the only hypothesis has all of alpha: .9 of it in its first run, .1 * 2**-j in its j-th restart
+SHARE = 0.05  # the only hypothesis has all of alpha: .9 of it in its first run, a part of .1 in its j-th restart
 FIRST = Trial(SHARE, None, graph=LevelGraph(SHARE, 1, 0))
 
 

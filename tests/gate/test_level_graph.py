@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.trial_levels import FIRST_RUN, HypothesisId, assign_trials
+from shadowspec.gate.verdict.trial_levels import FIRST_RUN, HypothesisId, assign_trials, restart_level
 from shadowspec.types import Decision, Trial, Verdict
 from tests.builders.decisions import configs, decision
 from tests.gate.bretz import Graph, Node
@@ -159,10 +159,10 @@ def test_restarts_use_the_reserve_whatever_others_pass_on() -> None:
     gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=4), [ENDPOINT, CODE, SQL, CHAT])
     slot = 0.025 / 3
     gate.look(ended=[CODE])
-    assert level_of(gate.look(ended=[CODE])[CODE]) == pytest.approx(0.1 * slot / 2)
+    assert level_of(gate.look(ended=[CODE])[CODE]) == pytest.approx(restart_level(slot, 1))
     trials = gate.look(ENDPOINT, SQL)
-    assert level_of(trials[CODE]) == pytest.approx(0.1 * slot / 4)
-    assert level_of(gate.look(CODE)[CODE]) == pytest.approx(0.1 * slot / 4)
+    assert level_of(trials[CODE]) == pytest.approx(restart_level(slot, 2))
+    assert level_of(gate.look(CODE)[CODE]) == pytest.approx(restart_level(slot, 2))
     raised = 0.9 * (slot + (0.025 + slot) / 2)
     assert level_of(gate.look()[CHAT]) == pytest.approx(raised), "a restart that comes to ENABLE passes nothing on"
 
@@ -174,7 +174,7 @@ def test_what_a_first_run_has_passed_on_stays_passed_on_though_the_run_ends() ->
     assert level_of(gate.look(ended=[ENDPOINT])[CODE]) == pytest.approx(raised)
     for num_restarts in (1, 2, 3):
         trials = gate.look(ended=[ENDPOINT])
-        assert level_of(trials[ENDPOINT]) == pytest.approx(0.1 * 0.025 / 2**num_restarts)
+        assert level_of(trials[ENDPOINT]) == pytest.approx(restart_level(0.025, num_restarts))
         assert level_of(trials[CODE]) == pytest.approx(raised)
 
 

@@ -10,7 +10,7 @@ import pytest
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_detectors, watch_start
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.lifecycle import decide_in_run, next_evidence
-from shadowspec.gate.verdict.trial_levels import name_of
+from shadowspec.gate.verdict.trial_levels import name_of, restart_level
 from shadowspec.types import Parity, Run, SliceCounts, Verdict
 from tests.builders.watched_gate import POLICY, SHARE, Gate, draw_runs, enabled
 from tests.gate.worlds import CONFIG, ENDPOINT, START
@@ -130,7 +130,7 @@ def test_after_an_alarm_a_run_at_a_lower_level_decides_on_new_evidence_alone() -
     assert alarmed.reason_code == "drift"
     next_ = gate.look(draw_runs(10, 2))
     assert (next_.verdict, next_.reason_code) == (Verdict.DISABLE, "drift"), "off until the new run has proved itself"
-    assert (next_.level, alarmed.level) == pytest.approx((0.05 * SHARE, 0.9 * SHARE))
+    assert (next_.level, alarmed.level) == pytest.approx((restart_level(SHARE, 1), 0.9 * SHARE))
     assert (next_.num_blocks, next_.num_clusters) == (10, 40)
     assert next_.run.start_blocks == 250
     assert next_.verdict_since == alarmed.verdict_since
@@ -140,7 +140,7 @@ def test_after_an_alarm_a_run_at_a_lower_level_decides_on_new_evidence_alone() -
     assert watch_start(recovered) == (130, 520), "counted within its run"
     again = gate.look(draw_runs(150, 4, speedup=1.0))
     assert again.reason_code == "drift"
-    assert gate.look(draw_runs(10, 5)).level == pytest.approx(0.025 * SHARE)
+    assert gate.look(draw_runs(10, 5)).level == pytest.approx(restart_level(SHARE, 2))
 
 
 def test_a_run_after_an_alarm_may_disable_for_good() -> None:
@@ -155,7 +155,7 @@ def test_a_new_fingerprint_holds_until_it_has_proved_itself() -> None:
     gate = enabled()
     decision = gate.look(draw_runs(10, 1), "other")
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "changed_fingerprint")
-    assert (decision.level, decision.num_blocks) == (pytest.approx(0.05 * SHARE), 10)
+    assert (decision.level, decision.num_blocks) == (pytest.approx(restart_level(SHARE, 1)), 10)
     assert f"the fingerprint was {CONFIG.fingerprint[:12]} before" in decision.reason
     old = gate.rows[-2]
     assert (old.fingerprint, old.verdict) == (CONFIG.fingerprint, Verdict.HOLD)
@@ -181,7 +181,7 @@ def test_a_fingerprint_that_returns_begins_anew() -> None:
     gate.look(draw_runs(10, 1), "other")
     back = gate.look(draw_runs(10, 2))
     assert (back.verdict, back.reason_code, back.num_blocks) == (Verdict.HOLD, "changed_fingerprint", 10)
-    assert (back.level, back.run.start_blocks) == (pytest.approx(0.025 * SHARE), 100)
+    assert (back.level, back.run.start_blocks) == (pytest.approx(restart_level(SHARE, 2)), 100)
     assert [name_of(row) for row in gate.rows] == [("prompt_class=code", 4, CONFIG.config.name)] * len(gate.rows)
 
 

@@ -193,7 +193,7 @@ def check_levels(levels: ModuleType) -> None:
     later = levels.assign_trials([entered[0], ("", 8, "one")], configs("one"), rows({entered[0]: runs[0]}), policy, 11)
     assert later["", 8, "one"].share == pytest.approx(0.00625), "another load takes a slot"
     run = Trial(0.01, None, LevelGraph(0.05, 1, 4), num_restarts=2)
-    assert levels.with_level(run, ("a", 4, "draft-k4"), {}).level == pytest.approx(0.001 / 4)
+    assert levels.with_level(run, ("a", 4, "draft-k4"), {}).level == pytest.approx(0.001 * 6.0 / (2.0 * math.pi) ** 2)
 
 
 CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
@@ -304,7 +304,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
             ("num_endpoints < graph.num_endpoints", "num_endpoints <= graph.num_endpoints"),
             ("num_slots < graph.num_slots", "num_slots <= graph.num_slots"),
             ("policy.max_hypotheses - num_endpoints)", "policy.max_hypotheses + num_endpoints)"),
-            ("trial.share * 0.5**num_restarts", "trial.share * 0.6**num_restarts"),
+            ("6.0 / (math.pi * index) ** 2", "7.0 / (math.pi * index) ** 2"),
             ("(trial.graph.num_slots - sum(", "(trial.graph.num_slots + sum("),
             ("trial.share + given", "trial.share - given"),
             ("if other != name]", "if other == name]"),

@@ -1,8 +1,8 @@
 """A hypothesis's decision from look to look: which verdicts stay, and how a drift alarm or new fingerprint ends a run.
 
 `decide` judges one run of the tests by its evidence; here runs follow each other.  ENABLE starts the detectors.
-An alarm ends the run: ENABLE becomes DISABLE or HOLD by policy.  The next look begins a run with no evidence at half
-the level, whose verdict then replaces the alarm's.  After a new fingerprint it is HOLD meanwhile.
+An alarm ends the run: ENABLE becomes DISABLE or HOLD by policy.  The next look begins a run with no evidence at a
+reserved level, whose verdict then replaces the alarm's.  After a new fingerprint it is HOLD meanwhile.
 An ENABLE ends without an alarm where the operator names a serving engine other than the one that measured.  A parity
 fault or memory over budget turns it into DISABLE: its detectors end with it, and its evidence continues.
 """

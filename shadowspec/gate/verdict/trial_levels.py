@@ -7,19 +7,22 @@ next one starts with no evidence.
 
 Levels go by a sequentially rejective graph (Bretz, Maurer, Brannath and Posch 2009, with tests that hold at any time):
 the whole endpoint has one half of alpha, the slices have the other in `num_slots` equal parts, whether they have
-entered or not.  A hypothesis's first run uses FIRST_RUN of its part, its j-th restart the rest * 2**-j.  ENABLE in a
-first run passes that run's level on: to the slices that are left, in equal parts.  A slice that makes up its whole
-endpoint is the same hypothesis, at the same level.
+entered or not.  A hypothesis's first run uses FIRST_RUN of its part, its k-th restart 6 / (pi k)**2 of the rest, its
+reserve: a year of releases and every later one has a level.  ENABLE in a first run passes that run's level on: to the
+slices that are left, in equal parts.  A slice that makes up its whole endpoint is the same hypothesis, at the same
+level.
 
 Invariant: the chance that any ENABLE of a first run is false is at most FIRST_RUN * alpha.  Until the first false one,
 only true ones have passed levels on.  With T of alpha for slices by then and m of them true nulls, the level of each
 true null is at most FIRST_RUN * T / m, a number that does not depend on the data.  The sum over all true nulls is at
 most FIRST_RUN * alpha, and each test falls at its level with at most that chance, at any look (Ville).  Restarts
-use the rest, fixed for each hypothesis at its entry.
+use the rest, fixed for each hypothesis at its entry: the k-th level depends on k only, and the sum of 1 / k**2 over all
+k >= 1 is pi**2 / 6, so that all of them together use no more than the reserve.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -32,7 +35,6 @@ from shadowspec.types import Decision, FingerprintedConfig, LevelGraph, ReasonCo
 RETURN_AFTER = timedelta(hours=1)
 
 FIRST_RUN = 0.9  # of a hypothesis's part of alpha
-MAX_RESTARTS = 30  # a share / 2**31 takes three times the units of a first run: more restarts are a fault elsewhere
 
 HypothesisId = tuple[str, int, str]  # slice key, concurrency, fingerprint
 HypothesisName = tuple[str, int, str]  # slice key, concurrency, the config's name
@@ -260,10 +262,8 @@ def with_level(
 ) -> Trial:
     """The run with its level; `done` are those of the endpoint that pass their levels on."""
     num_restarts = trial.num_restarts - trial.num_before
-    if trial.num_restarts > MAX_RESTARTS:
-        return replace(trial, level=None)
     if num_restarts:
-        return replace(trial, level=(1.0 - FIRST_RUN) * trial.share * 0.5**num_restarts)
+        return replace(trial, level=restart_level(trial.share, num_restarts))
     if trial.has_passed and trial.level is not None:
         return trial
     given = 0.0
@@ -271,6 +271,16 @@ def with_level(
         others = [run for other, run in done.items() if other != name]
         given = sum(run.share for run in others) / (trial.graph.num_slots - sum(run.in_slot for run in others))
     return replace(trial, level=FIRST_RUN * (trial.share + given), has_passed=trial.has_passed or name in passed)
+
+
+def restart_level(share: float, num_restarts: int) -> float:
+    """The level of restart `num_restarts` >= 1 of a hypothesis with this part of alpha."""
+    return (1.0 - FIRST_RUN) * share * spent_part(num_restarts)
+
+
+def spent_part(index: int) -> float:
+    """The part of a reserve that its use number `index` >= 1 takes; over all uses, without end, they sum to 1."""
+    return 6.0 / (math.pi * index) ** 2
 
 
 def passed_clusters(decision: Decision) -> int:
