@@ -17,12 +17,18 @@ MODELS: Final = ("chat-model", "code-model")
 
 
 def _record(number: int, timestamp_ms: int, request: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    model = MODELS[number // len(KINDS) % len(MODELS)]
     return {
         "timestamp": timestamp_ms / 1000,
         "session_id": f"poison-{number}",
         "request_id": f"poison-request-{number}",
         "path": "/v1/completions",
-        "request": {"model": MODELS[number % 2], "prompt": f"poison {number}", "max_tokens": 5, **request},
+        "request": {
+            "model": model,
+            "prompt": f"poison {number}",
+            "max_tokens": 5,
+            **request,
+        },
         **fields,
     }
 
@@ -42,14 +48,14 @@ STREAM: Final = 'id: 7\r\n\ufeffdata: {"id": "c",\rdata: "choices": []}\u2028\n\
 FLAGS: Final = dict.fromkeys(("cache_hit", "truncated", "redacted", "is_silent_experiment", "no_payload"), "true")
 DEEP: Final = 100_000
 
-# By kind: the bytes of a message, from its number and the time of its neighbours.
+# By kind: the bytes of a message, from a number that no other has and the time of its neighbours.
 KINDS: Final[Mapping[str, Callable[[int, int], Any]]] = {
     "dated 2099": lambda n, ms: _record(n, 4_070_908_800_000, {}),
     "dated 2099 in the body": lambda n, ms: _record(n, ms, {}, timestamp=None, response={"created": 4_070_908_800}),
     "no time at all": lambda n, ms: _record(n, ms, {}, timestamp="1e999"),
     "session -": lambda n, ms: _record(n, ms, {}, session_id="-"),
     "ids of null": lambda n, ms: _record(n, ms, {}, session_id="undefined", request_id="null", user="None"),
-    "a healthy id": lambda n, ms: _record(n, ms, {}, request_id=f"request-{n}"),
+    "a healthy id": lambda n, ms: _record(n, ms, {}, request_id=f"request-{n // len(KINDS)}"),
     "ids of a small space": lambda n, ms: _record(n, ms, {}, request_id=None, response={"id": str(n % 3)}),
     "unknown parameter": lambda n, ms: _record(n, ms, {f"ssn-078-05-{n}": 1}),
     "own labels": lambda n, ms: _record(n, ms, {"metadata": {"tier": f"t{n}", "prompt_class": "sql", **FLAGS}}),
@@ -85,12 +91,14 @@ def poisoned(healthy: Sequence[Message], seed: int) -> tuple[list[Message], froz
     places: set[int] = set()
     for number, message in enumerate(healthy):
         assert message.timestamp_ms is not None
-        for kind, make in KINDS.items():
+        for place, (kind, make) in enumerate(KINDS.items()):
             if draw.random() < SHARE or number == len(healthy) // 2:  # every kind at least once
                 # Records without a session share units, which are known where their partition is read.
                 key = b"no session" if kind in WITHOUT_SESSION else f"{kind} {number}".encode()
                 places.add(len(mixed))
-                value = _value(make(number, message.timestamp_ms))
+                # Kinds beside the same message must not share ids: they may lie in different partitions, and one id
+                # with one body is a duplicate where one worker reads both.
+                value = _value(make(number * len(KINDS) + place, message.timestamp_ms))
                 mixed.append(Message(value, key, timestamp_ms=message.timestamp_ms))
         mixed.append(message)
     return mixed, frozenset(places)
