@@ -306,6 +306,7 @@ version = 1
 # alpha = ~                     # chance of any false ENABLE at an endpoint, over all looks
 # max_hypotheses = ~            # loads x candidates x (slices + 1), at most; they share alpha (docs/estimators.md)
 # entry_clusters = ~            # closed sessions of a slice before its tests are read
+# entry_share = ~               # share of its endpoint's requests of the last week that a slice then needs
 # max_clusters = ~              # measured sessions after which an undecided hypothesis is undecidable
 # indifference = ~              # an interval this close to its limit is undecidable
 # max_missing = ~               # share of failed and shed requests above which the verdict is HOLD

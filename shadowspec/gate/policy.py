@@ -43,6 +43,7 @@ FROZEN_UNITS = (
     "time_block_s",
     "dominant_key_share",
     "entry_clusters",
+    "entry_share",
 )
 
 _ACCEPTANCE_METRICS = ("first_position_acceptance_rate", "draft_acceptance_rate")
@@ -75,6 +76,7 @@ class GatePolicy:
     alpha: float = 0.05  # family-wise error of the endpoint
     max_hypotheses: int = 8  # loads x candidates x (slices + 1): the whole endpoint gets half of alpha, slices the rest
     entry_clusters: int = 20  # closed clusters of its slice at which a hypothesis enters
+    entry_share: float = 0.02  # share of its endpoint's requests of the last week that its slice must then have
     max_clusters: int = 20_000  # measured clusters after which an open question is called undecidable
     indifference: float = 0.01  # an interval this close about the threshold is undecidable
     max_missing: float = 0.05  # share of failed and shed requests above which the verdict is HOLD
@@ -283,7 +285,7 @@ _RANGES: dict[str, _Range] = {
     **dict.fromkeys(
         ("alpha", "floor", "tail_share", "max_fault_share", "parity_margin", "z_clip", "z_bound", "min_rate"), _FRACTION
     ),
-    **dict.fromkeys(("max_missing", "max_prompt_mismatch", "dominant_key_share"), _SHARE),
+    **dict.fromkeys(("max_missing", "max_prompt_mismatch", "dominant_key_share", "entry_share"), _SHARE),
     **dict.fromkeys(
         ("log_speedup_clip", "cluster_idle_s", "cluster_max_age_s", "time_block_s", "mix_window_s"), _POSITIVE
     ),

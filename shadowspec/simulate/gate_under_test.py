@@ -20,7 +20,7 @@ from shadowspec.gate.evidence.betting_tests import betting_tests
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.totals import RunTotals
-from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit
+from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.run.folding import LOST, Completed
 from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGateRun, FoldPart, run_endpoint_gate
@@ -248,8 +248,9 @@ def _measure(
     By each look `lost_at` records of the slice were lost, [looks].
     """
     looks = moments.looks
-    closed_us = _clusters_us(whole.entered[clustering_id(policy)], slice_key, moments)
-    entry = int(np.searchsorted(np.searchsorted(closed_us, looks, "right"), policy.entry_clusters))
+    clustering = clustering_id(policy)
+    entering = whole.entered[clustering][whole.state.clusterings[clustering].entries[slice_key].position]
+    entry = int(np.searchsorted(looks, moments.cluster_us[cluster_id(entering)]))
     ends = [*begins[1:], len(looks)]
     measured = []
     for config, begin, end in zip(configs, begins, ends, strict=True):
@@ -286,11 +287,6 @@ def _first_look(units: Units | None, moments: LookMoments) -> int:
         return len(moments.looks)
     first = min(measured.run.key.offset for unit in units.blocks for measured in unit.runs)
     return int(np.searchsorted(moments.looks, moments.finished_us[first]))
-
-
-def _clusters_us(clusters: Sequence[Cluster], slice_key: str, moments: LookMoments) -> Ints:
-    rows = [moments.cluster_us[cluster_id(cluster)] for cluster in clusters if slice_key in ("", cluster.slice_key)]
-    return np.array(rows, dtype=np.int64)
 
 
 def _course(

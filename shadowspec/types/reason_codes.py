@@ -92,6 +92,13 @@ class ReasonCode(StrEnum):
         SEND_TRAFFIC,
         "A session closes when it is full, idle for `cluster_idle_s`, or at the end of a file.",
     )
+    SMALL_SLICE = (
+        "small_slice",
+        "HOLD",
+        "The slice has less than `entry_share` of its endpoint's requests of the last week, so that it takes no level.",
+        "nothing needs to be done: the endpoint's verdict covers the slice",
+        "Lower `entry_share` if such a slice must have a verdict of its own.",
+    )
     TOO_FEW_UNITS = (
         "too_few_units",
         "HOLD",

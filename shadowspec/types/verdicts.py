@@ -164,7 +164,8 @@ class SliceCounts:
     came too late for their cluster; `num_left_out` of them belonged to it and came out of order.  `num_dominant_keys`
     are cut for dominating.  `num_arrived` are all usable requests; `num_beyond` of these come later in their session
     than any request that is timed.  Production's server counted `num_compared_prompts` of the measured prompts that
-    were rendered here, and found another length of `num_other_prompts`.
+    were rendered here, and found another length of `num_other_prompts`.  `recent_share` is the slice's share of its
+    endpoint's requests of the last week, by which it enters (None: unknown).
     """
 
     num_closed_clusters: int = 0
@@ -177,6 +178,7 @@ class SliceCounts:
     num_beyond: int = 0
     num_compared_prompts: int = 0
     num_other_prompts: int = 0
+    recent_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

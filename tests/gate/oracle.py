@@ -10,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from statistics import fmean, stdev
 
 import numpy as np
@@ -18,13 +18,13 @@ import numpy as np
 from shadowspec.errors import InputError
 from shadowspec.gate.evidence.betting_tests import score_units
 from shadowspec.gate.evidence.clusters import in_event_order
+from shadowspec.gate.evidence.entry import Entry
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states, watch_detectors, watch_start
 from shadowspec.gate.evidence.series import NUM_DISABLING, BettingTest
 from shadowspec.gate.evidence.units import (
     BlockUnit,
     Cluster,
     ClusterUnit,
-    Entry,
     MeasuredRun,
     block_units,
     cluster_key,
@@ -419,6 +419,7 @@ def _slice_counts(
         num_beyond=sum((record.session_position or 0) > policy.timed_positions for record in arrived),
         num_compared_prompts=len(compared),
         num_other_prompts=sum(record.num_served_tokens != record.num_prompt_tokens for record in compared),
+        recent_share=recent_share(folding.clusters, slice_key) if folding.clusters else None,
     )
     return HypothesisEvidence(counts=counts, newest_event=evidence.watermark)
 
@@ -491,7 +492,7 @@ def _fold(
         if closed_by is not None and not _is_closed(cluster, closed_by):
             break
         entered.append(cluster)
-    entries = _entries(entered, policy.entry_clusters)
+    entries = _entries(entered, policy)
     return Folding(tuple(entered), len(opened) - len(entered), num_late, {}, entries)
 
 
@@ -499,7 +500,7 @@ def _is_closed(cluster: Cluster, closed_by: datetime) -> bool:
     return cluster.closes_at < closed_by or (cluster.is_full and cluster.closes_at == closed_by)
 
 
-def _entries(entered: Sequence[Cluster], entry_clusters: int) -> dict[str, Entry]:
+def _entries(entered: Sequence[Cluster], policy: GatePolicy) -> dict[str, Entry]:
     counts: Counter[str] = Counter()
     entries: dict[str, Entry] = {}
     at: datetime | None = None
@@ -507,9 +508,19 @@ def _entries(entered: Sequence[Cluster], entry_clusters: int) -> dict[str, Entry
         at = cluster.closes_at if at is None else max(at, cluster.closes_at)
         for slice_key in ("", cluster.slice_key):
             counts[slice_key] += 1
-            if counts[slice_key] == entry_clusters:
+            if slice_key in entries or counts[slice_key] < policy.entry_clusters:
+                continue
+            if recent_share(entered[: position + 1], slice_key) >= policy.entry_share:
                 entries[slice_key] = Entry(position, at)
     return entries
+
+
+def recent_share(entered: Sequence[Cluster], slice_key: str) -> float:
+    """A slice's share of the requests of the clusters that began on the last seven UTC days."""
+    newest = max(cluster.first_event.date() for cluster in entered)
+    recent = [cluster for cluster in entered if cluster.first_event.date() > newest - timedelta(days=7)]
+    own = [cluster for cluster in recent if slice_key in ("", cluster.slice_key)]
+    return sum(len(cluster.members) for cluster in own) / sum(len(cluster.members) for cluster in recent)
 
 
 def cluster_units(

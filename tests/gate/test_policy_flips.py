@@ -232,6 +232,7 @@ CASES = {
     "alpha": Case(1e-6, stored(World(60, make_run=noisy_run()).evidence())),
     "max_hypotheses": Case(3, stored(World(160, slices=SLICES, make_run=noisy_run()).evidence())),
     "entry_clusters": Case(10, stored(World(4).evidence())),
+    "entry_share": Case(0.6, stored(World(60, slices=SLICES, make_run=noisy_run()).evidence())),
     "max_clusters": Case(40, seen(draw_runs(40, speedup=1.08))),
     "indifference": Case(1.0, seen(draw_runs(40, speedup=1.08))),
     "max_missing": Case(0.5, seen(FAST, num_lost=40)),

@@ -11,6 +11,7 @@ from typing import Final
 
 from shadowspec.app.try_out.sample import Sample
 from shadowspec.errors import NoDataError
+from shadowspec.gate.evidence.entry import may_enter
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.metrics import ratio
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY, EndpointRule
@@ -113,7 +114,8 @@ class Survey:
         counted = {slice_by: self._count(slice_by) for slice_by in SLICES}
         for slice_by, sessions in counted.items():
             if sum(number >= SLICE_SESSIONS for number in sessions.values()) > 1:
-                judged = sum(number >= GatePolicy().entry_clusters for number in sessions.values())
+                total = sum(sessions.values())
+                judged = sum(may_enter(number, number / total, GatePolicy()) for number in sessions.values())
                 return Slicing(slice_by, judged)
         undivided = next((slice_by for slice_by, sessions in counted.items() if len(sessions) == 1), NO_SLICES)
         return Slicing(undivided, 1)

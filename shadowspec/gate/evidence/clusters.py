@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from shadowspec.errors import InputError
-from shadowspec.gate.evidence.units import Cluster, Entry, cluster_key, clusters_of_key, dominant_keys, own_key
+from shadowspec.gate.evidence.entry import Entry, RecentRequests, may_enter
+from shadowspec.gate.evidence.units import Cluster, cluster_key, clusters_of_key, dominant_keys, own_key
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.types import ARRIVING, Arrival, FunnelCounter, OpenKey, SliceKey, StoredRecord
 
@@ -55,6 +56,7 @@ class ClusterProgress:
     num_members: Mapping[str, int] = field(default_factory=dict)  # by slice: records of the clusters in evidence
     num_late: Mapping[str, int] = field(default_factory=dict)  # by slice
     num_left_out: Mapping[str, int] = field(default_factory=dict)  # by slice: the late that an entered cluster missed
+    recent: RecentRequests = field(default_factory=RecentRequests)  # of the clusters in evidence
     entries: Mapping[str, Entry] = field(default_factory=dict)  # by slice; "" is the whole endpoint
     dominant: frozenset[SliceKey] = frozenset()
 
@@ -201,6 +203,7 @@ def _enter(
     entries, newest = dict(progress.entries), progress.newest_close
     num_closed, num_late = Counter(progress.num_closed), Counter(progress.num_late)
     num_members, num_all = Counter(progress.num_members), num_closed.total()
+    recent = progress.recent.counting()
     new_dominant: frozenset[SliceKey] = frozenset()
     while queue and not new_dominant and waiting[queue[0]].is_closed(closed_by):
         open_key = waiting[heapq.heappop(queue)]
@@ -208,6 +211,7 @@ def _enter(
         rest, num_dropped = _after(open_key, cluster, policy, closed_by)
         num_late[cluster.slice_key] += num_dropped
         num_members[cluster.slice_key] += len(cluster.members)
+        recent.add(cluster.slice_key, cluster.first_event, len(cluster.members))
         opened[open_key.slice_key, open_key.key] = rest
         if rest.first_event is not None:
             place = (rest.first_event, rest.key, rest.slice_key)
@@ -219,7 +223,7 @@ def _enter(
         position = progress.num_entered + len(entered)
         entered.append(cluster)
         for name, number in (("", num_all), (cluster.slice_key, num_closed[cluster.slice_key])):
-            if number >= policy.entry_clusters and name not in entries:
+            if name not in entries and may_enter(number, recent.share_of(name), policy):
                 entries[name] = Entry(position, newest)
                 if name:
                     new_dominant = dominant_keys(name, key_counts(name, newest), policy)
@@ -229,6 +233,7 @@ def _enter(
         newest_close=newest,
         num_closed=dict(num_closed),
         num_members=dict(num_members),
+        recent=recent.result(),
         num_late=dict(+num_late),  # without zeros: a fold in parts gives the same result as one fold
         entries=entries,
         dominant=progress.dominant | new_dominant,

@@ -42,14 +42,6 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """When a hypothesis enters: `position` of the cluster that lets it in folding order, and event time."""
-
-    position: int
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredRun:
     """A run with two facts of its record: the sampling regime, which picks the parity test, and `is_thinned`."""
 

@@ -219,6 +219,7 @@ def with_counts(
         num_beyond=state.beyond_in(key[0]),
         num_compared_prompts=num_compared,
         num_other_prompts=num_other,
+        recent_share=progress.recent.share_of(key[0]),
     )
     return replace(evidence, counts=counts, newest_event=known_until)
 

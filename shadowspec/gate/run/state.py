@@ -10,15 +10,16 @@ from typing import Any
 
 from shadowspec.gate.evidence.betting_tests import score_units
 from shadowspec.gate.evidence.clusters import ClusterProgress, sum_in_slice
+from shadowspec.gate.evidence.entry import Entry
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
-from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit, Entry
+from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.traffic_counts import TrafficCounts
 from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, passed_clusters
 from shadowspec.types import Decision, SliceKey, StoredEvidence
 from shadowspec.types.codec import from_document, pack, packed_version, to_document, unpack
 
-VERSION = 1
+VERSION = 2
 EVIDENCE_VERSION = 4  # of a hypothesis's evidence
 FOLD_VERSION = 1  # of a fold's content
 FOLD_AGAIN = "run `shadowspec gate`, which folds it again"  # the remedy for evidence of another version

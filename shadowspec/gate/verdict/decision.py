@@ -32,7 +32,7 @@ from shadowspec.gate.verdict.hold_reasons import (
 from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
-from shadowspec.text import plural
+from shadowspec.text import percent, plural
 from shadowspec.types import (
     Decision,
     EvidenceSummary,
@@ -110,8 +110,7 @@ def decide(
     elif other_engine is not None and (not has_entered or level is None):
         outcome = _hold(ReasonCode.OTHER_ENGINE, other_engine)
     elif not has_entered:
-        missing = policy.entry_clusters - evidence.counts.num_closed_clusters
-        outcome = _hold(ReasonCode.TOO_FEW_CLUSTERS, f"testing starts after {plural(missing, 'more session')}")
+        outcome = _waits_for_entry(evidence, policy)
     elif level is None:
         outcome = _hold(
             ReasonCode.NO_LEVEL_LEFT,
@@ -159,6 +158,18 @@ def decide(
         ),
         verdict_since=verdict_start(outcome.verdict, previous, now),
         recording_only=policy.recording_only,
+    )
+
+
+def _waits_for_entry(evidence: HypothesisEvidence, policy: GatePolicy) -> _Outcome:
+    missing = policy.entry_clusters - evidence.counts.num_closed_clusters
+    if missing > 0:
+        return _hold(ReasonCode.TOO_FEW_CLUSTERS, f"testing starts after {plural(missing, 'more session')}")
+    share = percent(evidence.counts.recent_share or 0.0)
+    return _hold(
+        ReasonCode.SMALL_SLICE,
+        f"the slice has {share} of its endpoint's requests of the last week; testing starts at "
+        f"{percent(policy.entry_share)} (entry_share)",
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec.gate.evidence.clusters import ClusterProgress
-from shadowspec.gate.evidence.units import Entry
+from shadowspec.gate.evidence.entry import Entry, RecentRequests
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.audit_difference import FRACTIONS, AuditState
 from shadowspec.gate.run.state import Beginning, EndpointState, decode_state, encode_state, new_progress, new_state
@@ -28,7 +28,10 @@ TIMES = st.datetimes(timezones=st.just(UTC))
 BY_NAME = st.dictionaries(TEXTS, COUNTS, max_size=3)
 ENTRIES = st.dictionaries(TEXTS, st.builds(Entry, COUNTS, TIMES), max_size=3)
 DOMINANT = st.frozensets(st.tuples(TEXTS, TEXTS), max_size=3)
-PROGRESS = st.builds(ClusterProgress, COUNTS, st.none() | TIMES, BY_NAME, BY_NAME, BY_NAME, BY_NAME, ENTRIES, DOMINANT)
+RECENT = st.builds(RecentRequests, st.dictionaries(COUNTS, BY_NAME, max_size=3))
+PROGRESS = st.builds(
+    ClusterProgress, COUNTS, st.none() | TIMES, BY_NAME, BY_NAME, BY_NAME, BY_NAME, RECENT, ENTRIES, DOMINANT
+)
 BUCKETS = st.dictionaries(
     COUNTS,
     st.dictionaries(
