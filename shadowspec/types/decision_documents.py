@@ -181,6 +181,7 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
             "num_blocks": decision.watch.num_blocks,
             "num_clusters": decision.watch.num_clusters,
             "promises": {name: [promise.promise, promise.best] for name, promise in decision.watch.promises.items()},
+            "proven": {name: [bounds.lower, bounds.upper] for name, bounds in decision.watch.proven.items()},
         }
     if decision.drift is not None:
         figures |= {ADVICE: decision.drift.advice, "drift_threshold_log10": decision.drift.threshold_log10}

@@ -121,6 +121,13 @@ class ReasonCode(StrEnum):
         f"send traffic, or undo the change of model or engine, {GATE_AGAIN}",
         "The evidence of the old fingerprint does not count for the new one.",
     )
+    POLICY_CHANGED = (
+        "policy_changed",
+        "HOLD",
+        "The policy now asks for more than the bounds of this ENABLE prove.",
+        f"send traffic, or restore the limit in the policy, {GATE_AGAIN}",
+        "The bounds hold for all limits at once: ENABLE returns, at no cost, once they meet the policy.",
+    )
     LOW_ACCEPTANCE = (
         "low_acceptance",
         "HOLD",

@@ -213,12 +213,26 @@ class WatchedMean:
 
 
 @dataclass(frozen=True, slots=True)
+class ProvenBounds:
+    """A required test's bounds as shown at the look that gave ENABLE (None: not found); they hold for all limits."""
+
+    lower: float | None
+    upper: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
-    """The fixed parameters of an ENABLE: the promises by detector, and the run's blocks and clusters before it."""
+    """What an ENABLE rests on: the promises by detector, and the run's blocks and clusters before they are watched.
+
+    `proven` has the bounds of each required test at that look, `reason` its sentence.  They stay where the policy
+    changes; the promises are those of the limits under which ENABLE was last in force.
+    """
 
     num_blocks: int
     num_clusters: int
     promises: Mapping[str, WatchedMean]
+    proven: Mapping[str, ProvenBounds] = field(default_factory=dict)
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

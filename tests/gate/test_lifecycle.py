@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_detect
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.lifecycle import decide_in_run, next_evidence
 from shadowspec.gate.verdict.trial_levels import name_of, restart_level
-from shadowspec.types import Parity, Run, SliceCounts, Verdict
+from shadowspec.types import Decision, Parity, Run, SliceCounts, Verdict
 from tests.builders.watched_gate import POLICY, SHARE, Gate, draw_runs, enabled
 from tests.gate.worlds import CONFIG, ENDPOINT, START
 
@@ -195,3 +197,97 @@ def test_without_a_level_there_is_no_run() -> None:
     assert next_evidence(HypothesisEvidence(counts=SliceCounts(num_late=3)), decision) == HypothesisEvidence(
         counts=SliceCounts(num_late=3)
     )
+
+
+def with_policy(gate: Gate, seed: int, **limits: Any) -> Decision:
+    """The decision after ten more blocks of the same world, under the policy with these limits."""
+    gate.policy = replace(POLICY, **limits)
+    return gate.look(draw_runs(10, seed))
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("speedup", {"margin": 0.5}),
+        ("acceptance", {"floor": 0.9}),
+        ("tail", {"tail_share": 0.001}),
+        ("parity_near_ties", {"parity_margin": 0.001}),
+        ("parity_faults", {"max_fault_share": 0.001}),
+        ("p95", {"p95_margin": 0.0}),
+        ("ttft", {"ttft_margin": 0.0}),
+    ],
+)
+def test_an_enable_whose_bound_no_longer_meets_the_policy_holds_until_it_does(
+    name: str, limits: dict[str, object]
+) -> None:
+    gate = enabled()
+    before = gate.rows[-1]
+    held = with_policy(gate, 1, **limits)
+    assert (held.verdict, held.reason_code) == (Verdict.HOLD, "policy_changed")
+    limit = next(test.threshold for test in held.tests if test.name == name)
+    assert f"the limit is {limit:.3g} now" in held.reason
+    assert (held.watch, held.level, held.ends_run) == (before.watch, before.level, False)
+    again = with_policy(gate, 2)
+    assert (again.verdict, again.reason, again.level) == (Verdict.ENABLE, before.reason, before.level)
+    assert again.verdict_since == again.decided_at
+    assert again.drift is not None
+    assert again.drift.detectors["speedup"].num_units == 20, "they watched while the policy held it"
+
+
+def test_a_loosened_look_leaves_no_enable_behind() -> None:
+    """Truth 1.03x: proven against a margin of 0, and shown as HOLD once the margin of 5% is back."""
+    gate = Gate(replace(POLICY, margin=0.0))
+    seed = 0
+    while (decision := gate.look(draw_runs(40, seed, speedup=1.03))).verdict is not Verdict.ENABLE:
+        seed += 1
+    gate.policy = POLICY
+    decision = gate.look(draw_runs(10, seed + 1, speedup=1.03))
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "policy_changed")
+    gate.policy = replace(POLICY, margin=0.0)
+    assert gate.look(draw_runs(10, seed + 2, speedup=1.03)).verdict is Verdict.ENABLE
+
+
+def test_a_capital_that_has_fallen_since_enable_changes_nothing_while_the_limits_stay() -> None:
+    gate = enabled(replace(POLICY, drift_run_length=10**40))
+    decision = gate.look(draw_runs(300, 1, speedup=0.98))
+    speedup = decision.find_test("speedup")
+    assert decision.verdict is Verdict.ENABLE
+    assert speedup is not None
+    assert speedup.outcome != "pass", "its capital is below what ENABLE needs"
+    gate.policy = replace(gate.policy, margin=0.06)
+    assert gate.look(draw_runs(1, 2)).verdict is Verdict.ENABLE, "the bound at ENABLE proves it still"
+
+
+def test_a_test_that_the_policy_newly_asks_for_must_pass_now() -> None:
+    gate = enabled()
+    assert with_policy(gate, 1, objective="both").verdict is Verdict.ENABLE
+    held = with_policy(gate, 2, ttft_margin=0.5)
+    assert "ttft 1 [0.811, 1.23] (not required at ENABLE): the limit is 0.667 now" in held.reason
+
+
+def test_the_detectors_follow_the_limits_under_which_enable_is_in_force() -> None:
+    gate = enabled()
+    moved = with_policy(gate, 1, margin=0.02)
+    assert moved.verdict is Verdict.ENABLE
+    assert moved.watch is not None
+    assert moved.watch.promises["drift_speedup"].promise == math.log1p(0.02)
+    assert watch_start(moved) == (110, 440)
+    assert set(gate.evidence[CONFIG.fingerprint].detectors.values()) == set(watch_detectors(moved).values())
+    later = with_policy(gate, 2, margin=0.02)
+    assert later.drift is not None
+    assert (later.watch, later.drift.detectors["speedup"].num_units) == (moved.watch, 10)
+
+
+def test_a_detector_fires_while_the_policy_holds_an_enable() -> None:
+    gate = enabled()
+    gate.policy = replace(POLICY, margin=0.5)
+    assert gate.look(draw_runs(10, 1)).reason_code == "policy_changed"
+    alarmed = gate.look(draw_runs(150, 2, speedup=1.0))
+    assert (alarmed.reason_code, alarmed.ends_run) == ("drift", True)
+
+
+def test_a_longer_span_holds_an_enable_that_covers_less() -> None:
+    gate = enabled()
+    held = with_policy(gate, 1, min_span_s=7 * 86_400.0)
+    assert (held.verdict, held.reason_code) == (Verdict.HOLD, "policy_changed")
+    assert "7 needed" in held.reason

@@ -4,6 +4,10 @@ ENABLE needs every required test to pass at this look, from current capitals; DI
 to cross, a parity fault, or memory over budget.  Empty data never passes.  ENABLE and DISABLE stay: later
 looks show new figures and do not undo them.  A fault or memory over budget still revokes ENABLE.
 
+ENABLE follows the policy in force.  Where a limit has moved beyond a test's bounds, those at ENABLE and those of this
+look, it is HOLD (`policy_changed`) until they meet the policy again.  That costs no level: bounds hold for all limits
+at once.  A capital that has fallen since ENABLE changes nothing: decay is the detectors' question.
+
 Where the serving engine is not the one that measured, no test of latency decides, and no verdict from latency is
 current: HOLD (`GatePolicy.other_engine`).
 """
@@ -29,7 +33,13 @@ from shadowspec.gate.verdict.hold_reasons import (
     slowest_of,
     staleness,
 )
-from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
+from shadowspec.gate.verdict.required_tests import (
+    after_dependence,
+    betting_results,
+    fault_result,
+    meets_limits,
+    memory_result,
+)
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
 from shadowspec.text import percent, plural
@@ -37,12 +47,16 @@ from shadowspec.types import (
     Decision,
     EvidenceSummary,
     FingerprintedConfig,
+    ProvenBounds,
     ReasonCode,
     TestResult,
     TestState,
     Trial,
     Verdict,
+    Watch,
 )
+
+MIX_BOUND = "mix_bound"  # in what an ENABLE has proven: the bound of its slices, where the policy requires it
 
 DISABLE_CODES = {
     "speedup": ReasonCode.SLOWDOWN,
@@ -54,6 +68,9 @@ HOLD_CODES = {
     "parity_near_ties": ReasonCode.NEAR_TIES,
     "total_time": ReasonCode.COSTLIER,
 }
+
+
+_NOTHING = ProvenBounds(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +106,9 @@ def decide(
     """The decision on one hypothesis.
 
     `trial` is its run (None: not entered, or no level is left for it); `previous` the latest decision in that run,
-    whose ENABLE (but for `_at_once`) or DISABLE stays, unless one of both policies is a trial policy.  Without a level
-    the tests are shown at the level that they would have.  Tests that the decision restarts say so in its results
-    (`restarted_states`): the evidence must then restart with them.
+    whose ENABLE (but for `_at_once` and `_enabled_before`) or DISABLE stays, unless one of both policies is a trial
+    policy.  Without a level the tests are shown at the level that they would have.  Tests that the decision restarts
+    say so in its results (`restarted_states`): the evidence must then restart with them.
     """
     level = None if trial is None else trial.level
     results = test_results(hypothesis, evidence, policy, shown_level(level, policy))
@@ -99,14 +116,14 @@ def decide(
     other_engine = policy.other_engine(hypothesis.config.engine)
     if previous is not None and previous.recording_only != policy.recording_only:
         previous = None  # a trial and production do not inherit each other's verdicts
-    if previous is not None and is_valid_for_engine(previous.verdict, previous.reason_code, other_engine):
-        revoked = None
-        if previous.verdict is Verdict.ENABLE:
-            revoked = _at_once(hypothesis, results, evidence, policy)
-        if revoked is None:
-            outcome = _Outcome(previous.verdict, previous.reason_code, previous.reason)
-        else:
+    if previous is not None and rests_on_enable(previous) and other_engine is None:
+        revoked = _at_once(hypothesis, results, evidence, policy)
+        if revoked is not None:
             outcome = _named(replace(revoked, reason=f"{revoked.reason}; ENABLE is revoked"), hypothesis)
+        else:
+            outcome = _enabled_before(previous, results, evidence, policy)
+    elif previous is not None and is_valid_for_engine(previous.verdict, previous.reason_code, other_engine):
+        outcome = _Outcome(previous.verdict, previous.reason_code, previous.reason)
     elif other_engine is not None and (not has_entered or level is None):
         outcome = _hold(ReasonCode.OTHER_ENGINE, other_engine)
     elif not has_entered:
@@ -171,6 +188,17 @@ def _waits_for_entry(evidence: HypothesisEvidence, policy: GatePolicy) -> _Outco
         f"the slice has {share} of its endpoint's requests of the last week; testing starts at "
         f"{percent(policy.entry_share)} (entry_share)",
     )
+
+
+def rests_on_enable(decision: Decision) -> bool:
+    """Whether its run has reached ENABLE: in force, or held because the policy has changed."""
+    return decision.verdict is Verdict.ENABLE or decision.reason_code == ReasonCode.POLICY_CHANGED
+
+
+def proven_bounds(decision: Decision, mix_lower: float | None) -> dict[str, ProvenBounds]:
+    """The bounds on which an ENABLE rests, by required test; `mix_lower` is that of its slices (None: not required)."""
+    proven = {test.name: ProvenBounds(test.lower, test.upper) for test in decision.tests if test.is_required}
+    return proven if mix_lower is None else {**proven, MIX_BOUND: ProvenBounds(mix_lower, None)}
 
 
 def test_results(
@@ -300,6 +328,46 @@ def _judge(
             )
     needed = clusters_needed(ReasonCode.TOO_FEW_UNITS, results, evidence, policy)
     return _hold(ReasonCode.TOO_FEW_UNITS, outlook(slowest_of(undecided), needed))
+
+
+def _enabled_before(
+    previous: Decision, results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy
+) -> _Outcome:
+    """ENABLE as it was given, or HOLD where the policy in force asks for more than the bounds prove."""
+    watch = previous.watch
+    if watch is None or not watch.proven:  # nothing to compare with
+        return _Outcome(previous.verdict, previous.reason_code, previous.reason)
+    beyond = [
+        result
+        for result in results
+        if result.is_required
+        and result.name != "memory"  # judged at once
+        and not meets_limits(result, watch.proven.get(result.name, _NOTHING), policy)
+    ]
+    met = [result for result in beyond if result.outcome == "pass"]
+    waiting, restarts = _dependence(met)
+    unmet = [result for result in beyond if result not in met or result.name in waiting or result.name in restarts]
+    parts = [_shortfall(result, watch) for result in unmet]
+    if (too_short := short_span(evidence, policy)) is not None and not policy.recording_only:
+        parts.append(too_short)
+    lower, limit = _best(evidence.mix_lower, watch.proven.get(MIX_BOUND, _NOTHING).lower), 1.0 + policy.margin
+    if policy.require_mix_bound and not previous.slice_key and (lower is None or lower <= limit):
+        parts.append(f"the slices' bounds prove a speedup of {number(lower)}, and the limit is {number(limit)}")
+    if parts:
+        reason = f"the policy now asks for more than ENABLE has proven: {'; '.join(parts)}"
+        return _Outcome(Verdict.HOLD, ReasonCode.POLICY_CHANGED, reason, restarts)
+    return _Outcome(Verdict.ENABLE, ReasonCode.ALL_TESTS_PASS, watch.reason)
+
+
+def _shortfall(result: TestResult, watch: Watch) -> str:
+    """A test whose limit has moved: its bounds at ENABLE and now, and the limit."""
+    at_enable = watch.proven.get(result.name)
+    then = "not required" if at_enable is None else f"[{number(at_enable.lower)}, {number(at_enable.upper)}]"
+    return f"{figures(result)} ({then} at ENABLE): the limit is {number(result.threshold)} now"
+
+
+def _best(*bounds: float | None) -> float | None:
+    return max((bound for bound in bounds if bound is not None), default=None)
 
 
 def _at_once(

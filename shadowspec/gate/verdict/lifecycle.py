@@ -18,12 +18,13 @@ from datetime import datetime
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_detectors
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
-from shadowspec.gate.verdict.decision import Hypothesis, decide, verdict_start
+from shadowspec.gate.verdict.decision import Hypothesis, decide, proven_bounds, rests_on_enable, verdict_start
 from shadowspec.gate.verdict.trial_levels import HypothesisId, passed_clusters
 from shadowspec.types import (
     Decision,
     DetectorFigures,
     DriftFigures,
+    ProvenBounds,
     ReasonCode,
     Trial,
     Verdict,
@@ -90,11 +91,12 @@ def decide_in_run(
     decision = decide(hypothesis, evidence, policy, trial=trial, has_entered=has_entered, previous=in_force, now=now)
     if trial is None:
         return decision
-    if decision.verdict is Verdict.ENABLE:
-        was_enabled = in_force is not None and in_force.verdict is Verdict.ENABLE
-        watch = in_force.watch if in_force and was_enabled else _watch(decision, policy)
-        decision = replace(decision, watch=watch, drift=_drift_figures(evidence.detectors, policy))
-        decision = _after_detectors(decision, evidence.detectors, policy)
+    if rests_on_enable(decision):
+        before = in_force.watch if in_force is not None and rests_on_enable(in_force) else None
+        watch = _watch(decision, evidence, policy) if before is None else _follow(before, decision, policy)
+        detectors = evidence.detectors if before is None or watch.promises == before.promises else {}
+        decision = replace(decision, watch=watch, drift=_drift_figures(detectors, policy))
+        decision = _after_detectors(decision, detectors, policy)
     elif decision.verdict is Verdict.HOLD and trial.num_restarts and decision.reason_code != ReasonCode.OTHER_ENGINE:
         decision = _meanwhile(decision, trial, policy)
     return replace(decision, verdict_since=verdict_start(decision.verdict, previous, now))
@@ -103,25 +105,44 @@ def decide_in_run(
 def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> HypothesisEvidence:
     """A run's evidence to store after `decision`: all, with its detectors started, or nothing if the run ended.
 
-    Detectors watch only while ENABLE is in force.
+    Detectors watch while ENABLE is in force or held by the policy; a promise that the policy moves starts them again.
 
     The counts of the slice are always retained: the next look replaces them.
     """
     if decision.ends_run:
         return HypothesisEvidence(counts=evidence.counts, newest_event=evidence.newest_event)
-    detectors = (evidence.detectors or watch_detectors(decision)) if decision.verdict is Verdict.ENABLE else {}
-    return evidence if detectors == evidence.detectors else replace(evidence, detectors=detectors)
+    started = watch_detectors(decision)
+    is_watched = {name: (each.promise, each.best) for name, each in evidence.detectors.items()} == {
+        name: (each.promise, each.best) for name, each in started.items()
+    }
+    return evidence if is_watched else replace(evidence, detectors=started)
 
 
-def _watch(decision: Decision, policy: GatePolicy) -> Watch:
-    """The detectors' fixed parameters at ENABLE: the watched promises, and the first unit of each."""
-    by_name = {result.name: result for result in decision.tests}
-    speedup, acceptance = by_name["speedup"].lower, by_name["acceptance"].lower
-    bounds = {} if speedup is None else {"speedup": math.log(speedup)}
-    bounds |= {} if acceptance is None else {"acceptance": acceptance}
-    started = drift.start_detectors(policy, bounds, has_z="parity_sampled" in by_name)
-    promises = {name: WatchedMean(detector.promise, detector.best) for name, detector in started.items()}
-    return Watch(decision.num_blocks, passed_clusters(decision), promises)
+def _watch(decision: Decision, evidence: HypothesisEvidence, policy: GatePolicy) -> Watch:
+    """What an ENABLE rests on: its bounds, the watched promises, and the first unit of each."""
+    proven = proven_bounds(decision, evidence.mix_lower)
+    promises = _promises(proven, policy, has_z="parity_sampled" in proven)
+    return Watch(decision.num_blocks, passed_clusters(decision), promises, proven, decision.reason)
+
+
+def _follow(watch: Watch, decision: Decision, policy: GatePolicy) -> Watch:
+    """The watch of an ENABLE at a later look: its promises are those of the limits under which ENABLE is in force."""
+    if decision.verdict is not Verdict.ENABLE:
+        return watch
+    promises = _promises(watch.proven, policy, has_z="drift_z_low" in watch.promises)
+    if promises == watch.promises or not watch.proven:
+        return watch
+    return replace(watch, num_blocks=decision.num_blocks, num_clusters=passed_clusters(decision), promises=promises)
+
+
+def _promises(proven: Mapping[str, ProvenBounds], policy: GatePolicy, *, has_z: bool) -> dict[str, WatchedMean]:
+    """The promises under this policy's limits, by detector."""
+    bounds = {}
+    for name in ("speedup", "acceptance"):
+        if name in proven and (lower := proven[name].lower) is not None:
+            bounds[name] = math.log(lower) if name == "speedup" else lower
+    started = drift.start_detectors(policy, bounds, has_z=has_z)
+    return {name: WatchedMean(detector.promise, detector.best) for name, detector in started.items()}
 
 
 def _drift_figures(detectors: Mapping[str, drift.Detector], policy: GatePolicy) -> DriftFigures:

@@ -22,7 +22,7 @@ from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.betting import Floats, Side
 from shadowspec.gate.stats.capital import CapitalTable
 from shadowspec.metrics import ratio
-from shadowspec.types import BettingFigures, Dependence, TestResult, TestState
+from shadowspec.types import BettingFigures, Dependence, ProvenBounds, TestResult, TestState
 
 RESTART_AUTOCORRELATION = 0.2  # above it, once r1 is well known, the units are too small to be independent
 RESTART_UNITS = 100
@@ -30,6 +30,7 @@ Z_95 = 1.645  # one-sided
 # Upper 95% limit of r1 below which units pass as independent.  With batches beside it .45 lets no more AR(1) units
 # pass than .35 did without them, and independent units wait less (docs/research/simulation.md).
 WAIT_AUTOCORRELATION = 0.45
+_ROUNDING = 1e-9  # limits and bounds are exponentiated for people
 MERGES = {1: 4, 4: 8}  # units merged into one at the first and at the second restart
 
 Bools = NDArray[np.bool_]
@@ -152,6 +153,20 @@ def _bounds_at(
 ) -> tuple[float, float]:
     lowest, highest = lower.find_bound(lower_level), upper.find_bound(upper_level)
     return (test.series.lowest if lowest is None else lowest, test.series.highest if highest is None else highest)
+
+
+def meets_limits(result: TestResult, bounds: ProvenBounds, policy: GatePolicy) -> bool:
+    """Whether bounds of a required test, of this or an earlier look, prove its limits under the policy."""
+    test = next((test for test in defined_tests(policy) if test.name == result.name), None)
+    if test is None:  # faults and quantiles are at most their threshold
+        return _is_at_most(bounds.upper, result.threshold)
+    above, below = (None if limit is None else test.to_readable(limit) for limit in (test.above, test.below))
+    is_above = above is None or (bounds.lower is not None and bounds.lower >= above - _ROUNDING)
+    return is_above and (below is None or _is_at_most(bounds.upper, below))
+
+
+def _is_at_most(upper: float | None, limit: float | None) -> bool:
+    return upper is not None and limit is not None and upper <= limit + _ROUNDING
 
 
 def min_fault_requests(policy: GatePolicy, level: float) -> int:

@@ -15,7 +15,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.run.traffic_counts import TrafficCounts
-from shadowspec.gate.verdict.trial_levels import current_configs
+from shadowspec.gate.verdict.trial_levels import current_configs, restart_level
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.types import Block, BlockResult, Decision, FingerprintedConfig, FunnelCounter, Run, Verdict, codec
@@ -93,7 +93,7 @@ def test_a_slowdown_after_enable_is_found_over_rows_and_a_new_run_begins() -> No
         20,
         80,
     )
-    assert fresh.level == pytest.approx(0.1 * 0.025 / 2), "the endpoint's reserve"
+    assert fresh.level == pytest.approx(restart_level(0.025, 1)), "the endpoint's reserve"
     recovered = gate.decision_at(900)
     assert (recovered.verdict, recovered.num_blocks) == (Verdict.ENABLE, 380)
 
@@ -143,7 +143,7 @@ def test_a_new_fingerprint_supersedes_the_old_verdict_within_the_same_share() ->
         assert (old.supersession.verdict, old.supersession.by) == ("ENABLE", OTHER.fingerprint)
         assert (fresh.verdict, fresh.reason_code) == (Verdict.HOLD, "changed_fingerprint")
         share = 0.0125 if name else 0.025
-        assert fresh.level == pytest.approx(0.1 * share / 2), "max_hypotheses is 3: there is no other share"
+        assert fresh.level == pytest.approx(restart_level(share, 1)), "max_hypotheses is 3: there is no other share"
     third = gate.look(300)
     assert set(third) == {(name, OTHER.fingerprint) for name in ("", *SLICES)}, "a superseded row is written once"
     assert third["", OTHER.fingerprint].verdict is Verdict.ENABLE
@@ -160,7 +160,7 @@ def test_a_rollback_is_a_run_of_its_own() -> None:
     back = gate.look(150)["", CONFIG.fingerprint]
     assert (back.verdict, back.reason_code, back.num_blocks) == (Verdict.HOLD, "changed_fingerprint", 10)
     assert back.run.start_blocks == 120
-    assert back.level == pytest.approx(0.1 * 0.025 / 4)
+    assert back.level == pytest.approx(restart_level(0.025, 2))
     assert gate.look(240)["", CONFIG.fingerprint].verdict is Verdict.ENABLE
 
 
