@@ -1,6 +1,7 @@
 """Measuring a block: the baseline arm and each candidate's arm on the same prompts, then parity.
 
-The order of the arms is drawn by hash; warm-up, parity and audits run outside the timed arms.  A request that does not
+The order of the arms is drawn by hash, and stored with each run.  In every tenth block the baseline runs twice, which
+shows the noise of pairs (`ArmOrder`).  Warm-up, parity and audits run outside the timed arms.  A request that does not
 fit into memory by itself (`arms`) fails its runs, which are stored and counted, never dropped.
 """
 
@@ -25,6 +26,8 @@ from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
 from shadowspec.types import (
+    Arm,
+    ArmOrder,
     AuditedRun,
     Block,
     BlockMemory,
@@ -38,6 +41,7 @@ from shadowspec.types import (
     SamplingParameters,
     ShadowPrompt,
     Validity,
+    add_order,
 )
 from shadowspec.types.settings import EngineSettings
 
@@ -78,6 +82,7 @@ class Engine:
         self._outputs = OutputsByEndpoint()
         self._answers = Answers(target.tokenizer, target.end_token_ids)
         self._arms = ArmRunner(target, candidates)
+        self._last_arm: Arm | None = None  # that the device ran
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
@@ -96,18 +101,28 @@ class Engine:
         self.warm_up(slots, is_queue=len(requests) > slots)
         started_at = datetime.now(UTC)
         arms: dict[int | None, MeasuredArm] = {}
-        for place in block.arm_order(len(self.candidates)):
+        repeated: MeasuredArm | None = None
+        order, before = block.arm_order(len(self.candidates)), self._last_arm
+        for place in order:
+            if place in arms:
+                repeated = self._arms.run(requests, None, slots)
+                continue
             candidate = None if place is None else self.candidates[place]
             remembers = candidate is not None and candidate.config.config.remembers
             recent = self._outputs.before(block, candidate.config) if candidate is not None and remembers else None
             arms[place] = self._arms.run(requests, candidate, slots, recent)
+        self._last_arm = Arm.BASELINE if order[-1] is None else Arm.SPECULATIVE
         baseline = arms[None]
         runs: list[Run] = []
         memory: dict[str, BlockMemory] = {}
         audits: list[AuditedRun] = []
         for place, candidate in enumerate(self.candidates):
             arm = arms[place]
-            runs += self._runs(block, requests, candidate, baseline, arm)
+            runs += add_order(
+                self._runs(block, requests, candidate, baseline, arm),
+                ArmOrder.of(order, place, before),
+                None if repeated is None else [_end_to_end_ms(decoded) for decoded in repeated.decoded],
+            )
             memory[candidate.config.fingerprint] = self._memory(requests, candidate, baseline, arm)
             if candidate.config.config.remembers:
                 self._outputs.after(
@@ -117,7 +132,7 @@ class Engine:
                 )
             if self._auditor is not None:
                 audits += self._auditor.audit(candidate.config.fingerprint, block.requests, arm.decoded)
-        num_halved = sum(arm.num_halved for arm in arms.values())
+        num_halved = sum(arm.num_halved for arm in (*arms.values(), *([] if repeated is None else [repeated])))
         return BlockResult(block, started_at, tuple(runs), memory, num_halved, tuple(audits))
 
     def _request(self, prompt: ShadowPrompt) -> Request:
@@ -143,6 +158,7 @@ class Engine:
             for _ in range(self._settings.warmup_blocks):
                 for candidate in (None, *self.candidates):
                     self._arms.run(requests, candidate, slots)
+                    self._last_arm = Arm.BASELINE if candidate is None else Arm.SPECULATIVE
         num_batches = len(WARM_UP_TEMPERATURES) * self._settings.warmup_blocks * (1 + len(self.candidates))
         return WARM_UP_TOKENS * num_batches
 
@@ -215,6 +231,10 @@ class Engine:
             source=self._arms.memory_source,
             kv_tokens_per_request=ratio(sum(lengths), len(lengths)),
         )
+
+
+def _end_to_end_ms(decoded: Decoded | None) -> float | None:
+    return None if decoded is None else decoded.timing.end_to_end_ms
 
 
 class Answers:

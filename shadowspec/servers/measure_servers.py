@@ -1,6 +1,7 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
-The order of the arms is drawn by hash; the second begins when the first has ended.  With the prefix cache on, a block's
+The order of the arms is drawn by hash; each begins when the one before it has ended, and the baseline runs twice in
+every tenth block (`ArmOrder`).  With the prefix cache on, a block's
 places are whole conversations, cold in both arms.  Connections, warm-up, parity, audits and the pass that counts for
 answers without counts are outside the timed arms.  Facts that a server does not report stay unknown.  The KV caches'
 capacity is read before each block.
@@ -39,6 +40,7 @@ from shadowspec.servers.step_counts import COUNTERS, Accepted, CountsSource, Oth
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import (
     Arm,
+    ArmOrder,
     AuditedRun,
     Block,
     BlockResult,
@@ -53,6 +55,7 @@ from shadowspec.types import (
     ShadowPrompt,
     SpeculationConfig,
     Validity,
+    add_order,
 )
 from shadowspec.types.settings import EngineSettings
 
@@ -106,6 +109,7 @@ class ServerEngine:
         self._context = trust(settings.ca_file)
         self._enforcement = Enforcement()
         self._warm: set[tuple[int, int]] = set()  # slots, conversations
+        self._last_arm: Arm | None = None  # that the servers ran, which may share a device
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
@@ -157,19 +161,27 @@ class ServerEngine:
                         return self._unmeasured(block, f"{arm}_{UNCONSTRAINED_ANSWER}")
             await self._warm_up(clients, conversations, slots)
             started_at = datetime.now(UTC)
-            outcomes = {}
-            for place in block.arm_order(1):
-                arm = Arm.BASELINE if place is None else Arm.SPECULATIVE
-                outcomes[arm] = await self._run_arm(clients[arm], conversations, slots)
+            outcomes: dict[Arm, tuple[Outcome, ...]] = {}
+            repeated: tuple[Outcome, ...] | None = None
+            order, before = block.arm_order(1), self._last_arm
+            for place in order:
+                arm = self._last_arm = Arm.BASELINE if place is None else Arm.SPECULATIVE
+                answers = await self._run_arm(clients[arm], conversations, slots)
+                if arm in outcomes:
+                    repeated = answers
+                else:
+                    outcomes[arm] = answers
             arms = _Arms(outcomes[Arm.BASELINE], outcomes[Arm.SPECULATIVE])
             indices = range(len(block.requests))
             accepted = {i: await self._count_accepted(clients[Arm.SPECULATIVE], requests[i], arms, i) for i in indices}
             parities = {i: await self._parity(clients[Arm.BASELINE], requests[i], arms, i) for i in indices}
             for arm, client in clients.items():
-                if (failure := await self._change_of(arm, client, outcomes[arm])) is not None:
+                answers = (*outcomes[arm], *(repeated or ())) if arm is Arm.BASELINE else outcomes[arm]
+                if (failure := await self._change_of(arm, client, answers)) is not None:
                     log.warning("block %s: %s: its server changed meanwhile", block.block_id, failure)
                     return self._unmeasured(block, failure)
-        runs = self._runs(block, arms, accepted, parities)
+        measured = self._runs(block, arms, accepted, parities)
+        runs = tuple(add_order(measured, ArmOrder.of(order, 0, before), None if repeated is None else _times(repeated)))
         failed = sorted({run.failure for run in runs if run.failure is not None})
         if failed:
             log.warning("block %s: requests failed: %s", block.block_id, ", ".join(failed))
@@ -287,8 +299,9 @@ class ServerEngine:
         self._warm.add((slots, len(conversations)))
         short = [[_shortened(request) for request in turns] for turns in conversations]
         for _ in range(self._measuring.warmup_blocks):
-            for client in clients.values():
+            for arm, client in clients.items():
                 await self._run_arm(client, short, slots)
+                self._last_arm = arm
 
     async def _count_accepted(
         self, client: ServerClient, request: ServerRequest, arms: _Arms, index: int
@@ -409,6 +422,15 @@ def _failure(base: Outcome, spec: Outcome, known: Accepted | str) -> str | None:
         return f"{Arm.BASELINE}_{base.code}"
     word = spec.code if isinstance(spec, ServerError) else known
     return f"{Arm.SPECULATIVE}_{word}" if isinstance(word, str) else None
+
+
+def _times(outcomes: Sequence[Outcome]) -> list[float | None]:
+    """End-to-end times of answers, milliseconds; None where there is no answer."""
+    loads = concurrencies(outcomes)
+    return [
+        timing(answer, load).end_to_end_ms if isinstance(answer, Completion) else None
+        for answer, load in zip(outcomes, loads, strict=True)
+    ]
 
 
 def _flags(prompt: ShadowPrompt, base: Completion, spec: Completion, known: Accepted) -> RunFlags:

@@ -13,6 +13,7 @@ from sqlalchemy import RowMapping
 from shadowspec.store.column_types import RECORD_KEY
 from shadowspec.types import (
     Arm,
+    ArmOrder,
     ArmTiming,
     BlockMemory,
     BlockResult,
@@ -46,6 +47,7 @@ PARITY = _names(Parity)
 FLAGS = _names(RunFlags)
 SERVED = _names(ServedRun)
 TIMING = _names(ArmTiming)
+ORDER = _names(ArmOrder)
 MEMORY = _names(Memory)
 SERVED_MEMORY = _names(ServedMemory, "source")
 RECORD = tuple(name for name in StoredRecord.__struct_fields__ if name != "key")
@@ -61,14 +63,17 @@ TIMINGS = {arm: tuple(f"{arm}_{name}" for name in TIMING) for arm in Arm}
 RUN_NAMES = (
     *(*RECORD_KEY, *RUN, *OF_BLOCK, "event_time", "sampling_rate"),
     *(*COUNTS, *TIMINGS[Arm.BASELINE], *TIMINGS[Arm.SPECULATIVE], "has_parity", *PARITY, "scores", *FLAGS, *SERVED),
+    *ORDER,
 )
 DECISION = tuple(name for name in DECISION_FIELDS if name not in ("config", "tests", "decision_id"))
 
 
-_no_counts, _no_parity, _no_timing, _no_served = ((None,) * len(names) for names in (COUNTS, PARITY, TIMING, SERVED))
+_no_counts, _no_parity, _no_timing, _no_served, _no_order = (
+    (None,) * len(names) for names in (COUNTS, PARITY, TIMING, SERVED, ORDER)
+)
 _record, _run, _of_block = attrgetter(*RECORD), attrgetter(*RUN), attrgetter(*OF_BLOCK)
 _flags, _served = attrgetter(*FLAGS), attrgetter(*SERVED)
-_counts, _parity, _timing = attrgetter(*COUNTS), attrgetter(*PARITY), attrgetter(*TIMING)
+_counts, _parity, _timing, _order = (attrgetter(*names) for names in (COUNTS, PARITY, TIMING, ORDER))
 _block = attrgetter(*(name for name in BLOCK if name != "started_at"))
 
 
@@ -137,6 +142,7 @@ def run_tuple(run: Run, result: BlockResult, record: StoredRecord) -> tuple[Any,
         _scores(run),
         *_flags(run.flags),
         *(_no_served if run.served is None else _served(run.served)),
+        *(_no_order if run.order is None else _order(run.order)),
     )
 
 

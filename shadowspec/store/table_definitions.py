@@ -177,6 +177,9 @@ runs = Table(  # one row per request and config, both arms in it; repeats column
     *integers("baseline_cached_tokens", "speculative_cached_tokens", "num_retries", nullable=True),
     *reals("z_error", nullable=True),  # NULL where z_sum is exact or not known
     *reals("baseline_longest_gap_ms", "speculative_longest_gap_ms", nullable=True),
+    Column("baseline_ran_after", Text),  # `Arm`, as the next; NULL where it is not known
+    Column("speculative_ran_after", Text),
+    *reals("baseline_repeat_ms", nullable=True),  # NULL where the baseline ran once, or failed the second time
     Index(None, "endpoint", "event_time"),
 )
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from shadowspec.tap.conversations import Conversation, Conversations, Place
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.types import Arm, Block, PartitionId, ShadowPrompt, format_slice_key
+from shadowspec.types import REPEAT_EVERY, Arm, Block, PartitionId, ShadowPrompt, format_slice_key
 
 REMEMBERED_PROMPTS = 64  # timed prompts kept per slice to fill short blocks from; at least the usual loads
 _NO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
@@ -184,9 +184,10 @@ def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
         concurrency=waiting.concurrency,
         requests=requests,
         fillers=tuple(chain.from_iterable(pool[index % len(pool)] for index in range(missing))),
-        first_arm=Arm.BASELINE if _is_even(f"first_arm\0{block_id}") else Arm.SPECULATIVE,
+        first_arm=Arm.BASELINE if _draw(f"first_arm\0{block_id}", 2) == 0 else Arm.SPECULATIVE,
         requests_per_slot=blocks.rule.requests_per_slot,
         max_turns=blocks.rule.max_turns,
+        repeats_baseline=_draw(f"repeats_baseline\0{block_id}", REPEAT_EVERY) == 0,
     )
     blocks.next_sequence += 1
     timed.extend(waiting.conversations)
@@ -203,5 +204,6 @@ def _block_id(endpoint: str, slice_key: str, concurrency: int, requests: tuple[S
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _is_even(text: str) -> bool:
-    return hashlib.sha256(text.encode()).digest()[0] % 2 == 0
+def _draw(text: str, number: int) -> int:
+    """One of `number` equally likely places, by hash."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest(), "little") % number

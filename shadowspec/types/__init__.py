@@ -62,7 +62,9 @@ from shadowspec.types.live_windows import (
     Pool,
 )
 from shadowspec.types.measurement import (
+    REPEAT_EVERY,
     Arm,
+    ArmOrder,
     ArmTiming,
     Block,
     BlockResult,
@@ -72,6 +74,7 @@ from shadowspec.types.measurement import (
     Run,
     ServedRun,
     SpeculationCounts,
+    add_order,
 )
 from shadowspec.types.progress import (
     Advance,
@@ -181,6 +184,7 @@ __all__ = [
     "PER_TOKEN",
     "PREFIX_CACHE",
     "QUEUE",
+    "REPEAT_EVERY",
     "SERVED_BACKEND",
     "SLICE_HEADER",
     "SUFFIX_OPTIONS",
@@ -189,6 +193,7 @@ __all__ = [
     "AcceptanceSums",
     "Advance",
     "Arm",
+    "ArmOrder",
     "ArmTiming",
     "Arrival",
     "ArrivedRequest",
@@ -300,6 +305,7 @@ __all__ = [
     "WeightedBounds",
     "WriteBatch",
     "WriteOutcome",
+    "add_order",
     "fingerprint_config",
     "format_slice_key",
     "parse_slice_key",

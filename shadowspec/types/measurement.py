@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
@@ -21,6 +22,9 @@ class Arm(StrEnum):
 
     BASELINE = "baseline"
     SPECULATIVE = "speculative"
+
+
+REPEAT_EVERY: Final = 10  # one block in so many runs its baseline twice: 1 / 10 of the baseline's device time
 
 
 class Block(Struct, frozen=True):
@@ -38,6 +42,7 @@ class Block(Struct, frozen=True):
     first_arm: Arm  # of the baseline and the first candidate, the one that runs before the other
     requests_per_slot: int = 1  # 1: one batch; above, a queue that refills slots as requests finish
     max_turns: int = 1  # turns that a conversation may have; 1: every request is measured by itself
+    repeats_baseline: bool = False  # the baseline arm runs twice: one of `REPEAT_EVERY` blocks, drawn by hash
 
     @property
     def num_places(self) -> int:
@@ -69,12 +74,14 @@ class Block(Struct, frozen=True):
         """The order in which all arms run, each possible one as often: places of candidates, None the baseline.
 
         `first_arm` is a fair draw of the order of two; each further candidate takes any place with equal chance, drawn
-        by hash.
+        by hash.  Where the baseline repeats, its second run follows its first at once.
         """
         order: list[int | None] = [None, 0] if self.first_arm is Arm.BASELINE else [0, None]
         for candidate in range(1, num_candidates):
             digest = hashlib.sha256(f"arm_order\0{candidate}\0{self.block_id}".encode()).digest()
             order.insert(int.from_bytes(digest) % (len(order) + 1), candidate)
+        if self.repeats_baseline:
+            order.insert(order.index(None), None)
         return order
 
 
@@ -133,6 +140,25 @@ class ArmTiming:
     def end_to_end_ms(self) -> float:
         """Prefill and decode of this arm; verdicts judge this time."""
         return self.prefill_ms + self.decode_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ArmOrder:
+    """What the device ran right before each arm of a run, and the baseline's second time.
+
+    None: not known, as of the first block after a start.  The times are of one request, end to end, milliseconds;
+    `baseline_repeat_ms` is None where the block does not repeat its baseline, or the second run failed.
+    """
+
+    baseline_ran_after: Arm | None = None
+    speculative_ran_after: Arm | None = None
+    baseline_repeat_ms: float | None = None
+
+    @classmethod
+    def of(cls, order: Sequence[int | None], candidate: int, before: Arm | None) -> ArmOrder:
+        """That of the candidate at this place, in a block whose arms ran in this `order`, after the arm `before`."""
+        arms = [before, *(Arm.BASELINE if place is None else Arm.SPECULATIVE for place in order)]
+        return cls(arms[order.index(None)], arms[order.index(candidate)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +251,17 @@ class Run:
     scores: Mapping[str, PairedScore | None] = field(default_factory=dict)
     flags: RunFlags = NO_FLAGS
     served: ServedRun | None = None  # None: measured by the in-process engine
+    order: ArmOrder | None = None  # None: measured before it was stored
+
+
+def add_order(runs: Sequence[Run], order: ArmOrder, repeats_ms: Sequence[float | None] | None) -> list[Run]:
+    """The runs of a block with one config, in the order of its requests, with the order of their arms.
+
+    Args:
+        repeats_ms: by request, the baseline's second time (None: that run failed); None where it ran once.
+    """
+    times = [None] * len(runs) if repeats_ms is None else repeats_ms[: len(runs)]
+    return [replace(run, order=replace(order, baseline_repeat_ms=time)) for run, time in zip(runs, times, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

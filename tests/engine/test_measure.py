@@ -156,6 +156,26 @@ def test_arms_run_in_the_order_drawn_and_nothing_but_times_depends_on_it(
     assert all(each == found[0] for each in found)
 
 
+def test_a_run_knows_what_its_arms_ran_after_and_the_baselines_second_time(engine: Engine) -> None:
+    shape = structs.replace(block([prompt(5), prompt(6, 0.9)], [prompt(7)]), repeats_baseline=True)
+    plain = engine.measure(structs.replace(shape, repeats_baseline=False, first_arm=Arm.BASELINE))
+    assert {run.order and run.order.baseline_repeat_ms for run in plain.runs} == {None}
+    for number in range(6):
+        drawn = structs.replace(shape, block_id=f"block-{number}", first_arm=list(Arm)[number % 2])
+        before, order = engine._last_arm, drawn.arm_order(2)
+        result = engine.measure(drawn)
+        assert engine._last_arm is (Arm.BASELINE if order[-1] is None else Arm.SPECULATIVE)
+        for candidate, measured in enumerate(engine.candidates):
+            runs = [run for run in result.runs if run.fingerprint == measured.config.fingerprint]
+            arms = [before, *(Arm.BASELINE if place is None else Arm.SPECULATIVE for place in order)]
+            for run in runs:
+                assert run.order is not None
+                assert run.order.baseline_ran_after is arms[order.index(None)]
+                assert run.order.speculative_ran_after is arms[order.index(candidate)]
+                assert (run.order.baseline_repeat_ms or 0.0) > 0.0
+        assert [run.counts for run in result.runs] == [run.counts for run in plain.runs]
+
+
 def test_a_fault_in_the_speculative_arm_is_seen(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy verification that accepts everything emits the draft's own tokens: the arms part far from a tie."""
     honest = verify.verify_matching

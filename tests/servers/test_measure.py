@@ -17,6 +17,7 @@ from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.servers.server_settings import Waits
 from shadowspec.types import (
     Arm,
+    ArmOrder,
     Parity,
     ServedMemory,
 )
@@ -90,6 +91,19 @@ def test_arms_run_one_after_the_other_in_the_order_drawn(
     engine.measure(block(4, first=first))
     second = Arm.SPECULATIVE if first is Arm.BASELINE else Arm.BASELINE
     assert order == [first, "end", second, "end"]
+
+
+def test_the_baseline_of_a_tenth_of_the_blocks_answers_twice(servers: tuple[FakeServer, FakeServer]) -> None:
+    engine = connected(servers)
+    first = engine.measure(structs.replace(block(3), repeats_baseline=True))
+    second = engine.measure(block(3, first=Arm.SPECULATIVE))
+    assert [len(server.bodies) for server in servers] == [9, 6]
+    for run in first.runs:
+        assert run.order is not None
+        assert (run.order.baseline_ran_after, run.order.speculative_ran_after) == (None, Arm.BASELINE)
+        assert (run.order.baseline_repeat_ms or 0.0) > 0.0
+    for run in second.runs:
+        assert run.order == ArmOrder(Arm.SPECULATIVE, Arm.SPECULATIVE)
 
 
 def test_blocks_of_a_new_size_are_warmed_up_once(servers: tuple[FakeServer, FakeServer]) -> None:

@@ -1,4 +1,4 @@
-"""A second revision, in a folder for this test: what a later version's migrations would be."""
+"""A further revision, in a folder for this test: what a later version's migrations would be."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _MODULE = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 
 
 def upgrade() -> None:
@@ -28,9 +28,9 @@ def downgrade() -> None:
 
 
 def add_revision(monkeypatch: pytest.MonkeyPatch, folder: Path, upgrade: str, downgrade: str = "pass") -> None:
-    """Have the store find revision 0002 after its first one, with these statements, until the patch is undone."""
+    """Have the store find revision 0003 after its last one, with these statements, until the patch is undone."""
     migrations = folder / "migrations"
     shutil.copytree(schema.migrations_folder(), migrations)
     module = _MODULE.format(upgrade=indent(upgrade, "    "), downgrade=indent(downgrade, "    "))
-    (migrations / "versions" / "0002_later.py").write_text(module, encoding="utf-8")
+    (migrations / "versions" / "0003_later.py").write_text(module, encoding="utf-8")
     monkeypatch.setattr(schema, "migrations_folder", lambda: migrations)

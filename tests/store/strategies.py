@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shadowspec.types import (
     Arm,
+    ArmOrder,
     ArmTiming,
     BettingFigures,
     Block,
@@ -182,6 +183,12 @@ FLAGS = st.builds(
     speculative_validity=optional(st.sampled_from(Validity)),
     intervention=optional(st.sampled_from(Intervention)),
 )
+ORDERS = st.builds(
+    ArmOrder,
+    baseline_ran_after=optional(st.sampled_from(Arm)),
+    speculative_ran_after=optional(st.sampled_from(Arm)),
+    baseline_repeat_ms=optional(RATES),
+).map(lambda order: None if order == ArmOrder() else order)
 SCORES = st.builds(PairedScore, baseline=st.none() | RATES, speculative=st.none() | RATES)
 
 
@@ -212,6 +219,7 @@ def measured_blocks(draw: st.DrawFn) -> tuple[list[FingerprintedConfig], list[St
             parity=draw(optional(PARITY)),
             is_repetition_loop=draw(st.booleans()),
             finish_reason=draw(optional(TEXT)),
+            order=draw(ORDERS),
             scores=draw(st.dictionaries(TEXT, optional(SCORES), max_size=2)),
             flags=draw(FLAGS),
             served=draw(optional(SERVED)),

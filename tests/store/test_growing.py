@@ -187,7 +187,7 @@ def test_a_migration_and_a_worker_wait_for_each_other_in_one_order(
                 worker.execute(text(f"LOCK TABLE {name} IN ROW EXCLUSIVE MODE"))
         migration.join()
         assert errors == []
-        assert current(url) == head() == "0002"
+        assert current(url) == head() == "0003"
 
 
 def test_the_order_of_the_locks_is_that_of_a_batch(new_database: Callable[[str], str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from shadowspec.errors import ServiceUnavailableError, StoreError, UsageError
 from shadowspec.store import Store, check, current, head, session, upgrade
 from shadowspec.store.admin import schema
 from shadowspec.store.table_definitions import metadata
-from shadowspec.types import StoredAudit
+from shadowspec.types import Arm, ArmOrder, StoredAudit
 from tests.store import examples
 from tests.store.later_revision import add_revision
 from tests.store.saving import save_block
@@ -66,6 +67,21 @@ def test_every_revision_goes_down_and_up_with_data(blank_url: str) -> None:
         assert store.funnel() == {}
 
 
+def test_runs_from_before_their_order_was_stored_are_read_without_it(database_url: str) -> None:
+    """Down to revision 0001 and up again: the columns leave and come back empty, and nothing else changes."""
+    ordered = examples.block("b", range(1, 2))
+    runs = tuple(replace(run, order=ArmOrder(Arm.SPECULATIVE, Arm.BASELINE, 61.5)) for run in ordered.runs)
+    with Store.open(database_url) as store:
+        store.save_fingerprints([examples.config()])
+        save_block(store, replace(ordered, runs=runs), [examples.record(1)])
+        assert store.runs("chat") == list(runs)
+    schema.migrate(database_url, "0001")
+    upgrade(database_url)
+    assert check(database_url) == []
+    with Store.open(database_url) as store:
+        assert store.runs("chat") == list(ordered.runs)
+
+
 MERGE_REASONS = """
 op.add_column("records", sa.Column("end", sa.Text))
 op.execute("UPDATE records SET \\"end\\" = counter || coalesce(':' || reason, '')")
@@ -77,14 +93,14 @@ with op.batch_alter_table("records") as batch:
 def test_a_later_revision_goes_up_and_down_with_data(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It computes a required column from stored rows; what the first revision knows stays, on the way back too."""
+    """It computes a required column from stored rows; what the revision before it knows stays, on the way back too."""
     _fill(database_url)
     first = head()
     with monkeypatch.context() as patch:
         add_revision(patch, tmp_path, MERGE_REASONS, 'op.drop_column("records", "end")')
-        with pytest.raises(StoreError, match=f"revision {first}, behind this version's 0002: run `shadowspec db upg"):
+        with pytest.raises(StoreError, match=f"revision {first}, behind this version's 0003: run `shadowspec db upg"):
             Store.open(database_url)
-        assert upgrade(database_url) == current(database_url) == "0002"
+        assert upgrade(database_url) == current(database_url) == "0003"
         assert _execute(database_url, 'SELECT "end" FROM records') == [("measured",)]
         schema.migrate(database_url, first)
     assert (current(database_url), check(database_url)) == (first, [])

@@ -11,10 +11,11 @@ from datetime import timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from scipy import stats
 
 from shadowspec.tap.blocks import REMEMBERED_PROMPTS, BlockFormer
-from shadowspec.types import Arm, Block, RecordKey, ShadowPrompt, format_slice_key
+from shadowspec.types import REPEAT_EVERY, Arm, Block, RecordKey, ShadowPrompt, format_slice_key
 from tests.builders.block_prompts import NOON, prompt
 from tests.fakes import endpoint_rule
 
@@ -92,7 +93,8 @@ def test_the_first_arm_is_a_fair_coin() -> None:
 
 @pytest.mark.parametrize("num_candidates", [1, 2, 3])
 def test_every_order_of_the_arms_is_as_likely(num_candidates: int) -> None:
-    blocks = formed([(prompt(line), 1) for line in range(4_000)])
+    formed_blocks = formed([(prompt(line), 1) for line in range(4_000)])
+    blocks = [structs.replace(block, repeats_baseline=False) for block in formed_blocks]
     orders = Counter(tuple(block.arm_order(num_candidates)) for block in blocks)
     permutations = set(itertools.permutations([None, *range(num_candidates)]))
     assert orders.keys() == permutations
@@ -102,6 +104,18 @@ def test_every_order_of_the_arms_is_as_likely(num_candidates: int) -> None:
         assert [each for each in block.arm_order(4) if each is None or each < num_candidates] == block.arm_order(
             num_candidates
         )
+
+
+def test_one_block_in_ten_repeats_its_baseline_at_once_whichever_arm_is_first() -> None:
+    blocks = formed([(prompt(line), 1) for line in range(4_000)])
+    for arm in Arm:
+        drawn = [block.repeats_baseline for block in blocks if block.first_arm is arm]
+        assert stats.binomtest(sum(drawn), len(drawn), 1.0 / REPEAT_EVERY).pvalue > 1e-3
+    for block in blocks[:200]:
+        plain = structs.replace(block, repeats_baseline=False).arm_order(3)
+        place = plain.index(None)
+        repeated = [*plain[:place], None, *plain[place:]]
+        assert block.arm_order(3) == (repeated if block.repeats_baseline else plain)
 
 
 @settings(max_examples=100, deadline=None)

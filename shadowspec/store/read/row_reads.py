@@ -21,6 +21,7 @@ from shadowspec.store.bulk import distinct_keys
 from shadowspec.store.column_types import RECORD_KEY
 from shadowspec.types import (
     Arm,
+    ArmOrder,
     ArmTiming,
     BlockMemory,
     Contract,
@@ -42,6 +43,7 @@ from shadowspec.types import (
 _NEVER = datetime.min.replace(tzinfo=UTC)  # a record without an event time sorts first
 
 _records, _runs = tables.records.c, tables.runs.c
+_ARMS: dict[str | None, Arm | None] = {None: None, **{arm.value: arm for arm in Arm}}
 _COUNTERS = {counter.value: counter for counter in FunnelCounter}
 
 # In this order the columns make the values, field by field.
@@ -53,7 +55,7 @@ _RUN_NAMES = (
         *row_values.TIMINGS[Arm.BASELINE],
         *row_values.TIMINGS[Arm.SPECULATIVE],
     ),
-    *("has_parity", *row_values.PARITY, "scores", *row_values.FLAGS, *row_values.SERVED),
+    *("has_parity", *row_values.PARITY, "scores", *row_values.FLAGS, *row_values.SERVED, *row_values.ORDER),
 )
 
 
@@ -166,6 +168,7 @@ def _record(row: Sequence[Any], same: dict[Any, Any]) -> StoredRecord:
 
 def _run(row: Sequence[Any], same: dict[Any, Any]) -> Run:
     source, partition, offset, timestamp_ms, part, fingerprint, block_id, failure, is_loop, finish_reason, *rest = row
+    *rest, baseline_after, speculative_after, repeat_ms = rest
     kept = same.setdefault
     counts, baseline = rest[:_COUNTS], rest[_COUNTS : _COUNTS + _TIMING]
     speculative = rest[_COUNTS + _TIMING :][:_TIMING]
@@ -184,7 +187,20 @@ def _run(row: Sequence[Any], same: dict[Any, Any]) -> Run:
         {} if scores is None else _scores(scores),
         _flags(*rest[-_FLAGS - _SERVED : -_SERVED]),
         None if rest[-_SERVED] is None else ServedRun(*rest[-_SERVED:]),
+        _order(baseline_after, speculative_after, repeat_ms),
     )
+
+
+def _order(baseline_after: str | None, speculative_after: str | None, repeat_ms: float | None) -> ArmOrder | None:
+    if repeat_ms is None:
+        return _order_of(baseline_after, speculative_after)
+    return ArmOrder(_ARMS[baseline_after], _ARMS[speculative_after], repeat_ms)
+
+
+@lru_cache(maxsize=16)
+def _order_of(baseline_after: str | None, speculative_after: str | None) -> ArmOrder | None:
+    after = _ARMS[baseline_after], _ARMS[speculative_after]
+    return None if after == (None, None) else ArmOrder(*after)
 
 
 def _counts(values: list[Any]) -> SpeculationCounts:
