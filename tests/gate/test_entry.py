@@ -67,7 +67,9 @@ def test_a_slice_that_has_entered_stays_when_its_share_falls() -> None:
     st.lists(st.tuples(st.integers(0, 30), st.sampled_from("xyz"), st.integers(1, 8)), max_size=40),
     st.integers(0, 40),
 )
-def test_recent_requests_are_those_of_seven_days_however_they_are_counted(clusters, cut: int) -> None:
+def test_recent_requests_are_those_of_seven_days_however_they_are_counted(
+    clusters: list[tuple[int, str, int]], cut: int
+) -> None:
     in_parts = RecentRequests()
     clusters.sort()
     for part in (clusters[:cut], clusters[cut:]):

@@ -77,6 +77,6 @@ class RequestCounting:
         return RecentRequests({day: dict(counts) for day, counts in sorted(self._by_day.items())})
 
 
-def may_enter(num_clusters: int, share: float | None, policy: GatePolicy) -> bool:
+def may_enter(num_clusters: float, share: float | None, policy: GatePolicy) -> bool:
     """Whether a slice with so many closed clusters, and this share of its endpoint's recent requests, enters."""
     return num_clusters >= policy.entry_clusters and share is not None and share >= policy.entry_share
