@@ -235,6 +235,7 @@ def connect_servers(
         config.engine,
         requests_per_slot=endpoint.rule.requests_per_slot,
         default_sampling=endpoint.rule.default_sampling,
+        prompt_rules=endpoint.rule.prompt_rules,
         max_turns=endpoint.rule.max_turns,
         scorer=scorer,
         new_auditor=new_auditor,

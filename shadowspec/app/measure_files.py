@@ -109,17 +109,23 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
     engines: dict[str, Engine | ServerEngine] = {}
     shared: dict[tuple[object, ...], Engine] = {}
     for name, endpoint in config.endpoints.items():
-        requests_per_slot, sampling = endpoint.rule.requests_per_slot, endpoint.rule.default_sampling
+        rule = endpoint.rule
         if endpoint.servers is not None:
             audits = endpoint.servers.audit_share > 0.0
             new_auditor = partial(_new_auditor, config, name, models) if audits else None
             engines[name] = connect_servers(config, endpoint, scorers[name], new_auditor)
             continue
-        key = (endpoint.target, requests_per_slot, frozenset(sampling.items()), *endpoint.candidates)
+        sampling, prompts = frozenset(rule.default_sampling.items()), rule.prompt_rules.identity
+        key = (endpoint.target, rule.requests_per_slot, sampling, prompts, *endpoint.candidates)
         if key not in shared:
             with with_endpoint_context(config, name):
                 target, candidates = models.candidates(
-                    endpoint.target, endpoint.candidates, log.warning, requests_per_slot, sampling
+                    endpoint.target,
+                    endpoint.candidates,
+                    log.warning,
+                    rule.requests_per_slot,
+                    rule.default_sampling,
+                    rule.prompt_rules,
                 )
             auditor = Auditor(target, candidates, config.engine)
             shared[key] = Engine(target, candidates, config.engine, scorers=scorers, auditor=auditor)

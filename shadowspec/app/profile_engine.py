@@ -118,6 +118,7 @@ def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, Loa
             log.warning,
             rule.requests_per_slot,
             rule.default_sampling,
+            rule.prompt_rules,
         )
         for candidate in candidates:
             yield name, target, candidate

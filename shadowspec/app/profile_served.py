@@ -101,6 +101,7 @@ def _profile(
         requests_per_slot=endpoint.rule.requests_per_slot,
         max_turns=endpoint.rule.max_turns,
         default_sampling=endpoint.rule.default_sampling,
+        prompt_rules=endpoint.rule.prompt_rules,
         on_run=on_run,
     )
     key = CostKey.of(measured.config, is_greedy=grid.is_greedy)

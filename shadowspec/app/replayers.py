@@ -164,6 +164,7 @@ def _fingerprints(
                 drafting.draft,
                 rule.requests_per_slot,
                 rule.default_sampling,
+                rule.prompt_rules,
             )
             for depth in depths
         ]

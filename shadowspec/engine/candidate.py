@@ -38,6 +38,7 @@ from shadowspec.types import (
     VerifyRule,
     fingerprint_config,
 )
+from shadowspec.types.prompt_rules import UNNAMED, PromptRules
 from shadowspec.types.settings import EngineSettings
 
 BACKEND = "torch"  # without kernels
@@ -199,10 +200,12 @@ class Models:
         warn: Callable[[str], None],
         requests_per_slot: int,
         default_sampling: Mapping[str, float],
+        prompt_rules: PromptRules = UNNAMED,
     ) -> tuple[LoadedModel, tuple[Candidate, ...]]:
         """The target and its candidates, each pair checked before anything runs.
 
-        `requests_per_slot` and `default_sampling` are those of the endpoint, a part of its fingerprints.
+        `requests_per_slot`, `default_sampling` and `prompt_rules` are those of the endpoint, a part of its
+        fingerprints.
 
         Raises:
             ModelError: a model cannot be used or a pair does not fit.
@@ -218,7 +221,7 @@ class Models:
                     warn(warning)
             is_shorter = isinstance(draft, LoadedModel) and draft.context_length < target.context_length
             limit = draft.context_length if isinstance(draft, LoadedModel) and is_shorter else None
-            identity = fingerprint_candidate(config, target, draft, requests_per_slot, default_sampling)
+            identity = fingerprint_candidate(config, target, draft, requests_per_slot, default_sampling, prompt_rules)
             ready.append(Candidate(identity, draft, context_limit=limit))
         return target, tuple(ready)
 
@@ -238,12 +241,14 @@ def fingerprint_candidate(
     draft: LoadedModel | LoadedHeads | None,
     requests_per_slot: int,
     default_sampling: Mapping[str, float],
+    prompt_rules: PromptRules = UNNAMED,
 ) -> FingerprintedConfig:
     """The config with everything its figures depend on.
 
     Names and paths are left out: the same weights under another path are the same config.  Latencies in a queue that
     refills slots (`requests_per_slot` above 1) are not those of a batch.  The backend is that of the target's kernels.
-    `default_sampling` is how the endpoint's requests are sampled where they say nothing.
+    `default_sampling` is how the endpoint's requests are sampled where they say nothing, `prompt_rules` how their
+    prompts are rendered.
     """
     config = replace(config, backend=_backend(target))
     details = {
@@ -277,6 +282,7 @@ def fingerprint_candidate(
         details=details,
         frozen_options=FIRST_OPTIONS.union(FIRST_SUFFIX_OPTIONS if config.proposer == "suffix" else ()),
         default_sampling=default_sampling,
+        prompt_rules=prompt_rules,
     )
 
 

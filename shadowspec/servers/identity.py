@@ -25,6 +25,7 @@ from shadowspec.types import (
     SpeculationConfig,
     fingerprint_config,
 )
+from shadowspec.types.prompt_rules import UNNAMED, PromptRules
 from shadowspec.types.serving_engines import parse_engines
 
 # Servers' fingerprints held every option that there was before options at their defaults were left out.
@@ -81,12 +82,13 @@ def fingerprint_server_config(
     requests_per_slot: int,
     default_sampling: Mapping[str, float],
     max_turns: int = 1,
+    prompt_rules: PromptRules = UNNAMED,
 ) -> FingerprintedConfig:
     """The config with everything known of the servers that its figures depend on; their address is no part of it.
 
     A server's weights have no known digest: their source replaces it, and the draft's name in the configuration for the
-    draft's.  Prompts are rendered by the tokenizer of the target's folder.  `max_turns` are those of a conversation,
-    where conversations are measured.
+    draft's.  Prompts are rendered by the tokenizer of the target's folder, and by `prompt_rules`.  `max_turns` are
+    those of a conversation, where conversations are measured.
     """
     identity, other = identities[Arm.BASELINE], identities[Arm.SPECULATIVE]
     details = {
@@ -110,4 +112,5 @@ def fingerprint_server_config(
         details=details,
         frozen_options=FROZEN_OPTIONS,
         default_sampling=default_sampling,
+        prompt_rules=prompt_rules,
     )

@@ -57,6 +57,7 @@ from shadowspec.types import (
     Validity,
     add_order,
 )
+from shadowspec.types.prompt_rules import UNNAMED, PromptRules
 from shadowspec.types.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -380,12 +381,14 @@ def connect(
     requests_per_slot: int,
     default_sampling: Mapping[str, float],
     max_turns: int = 1,
+    prompt_rules: PromptRules = UNNAMED,
     scorer: Scorer | None = None,
     new_auditor: Callable[[FingerprintedConfig], OutputAuditor] | None = None,
 ) -> ServerEngine:
     """An engine on two servers that were probed and fit the config.
 
-    `requests_per_slot`, `default_sampling` and `max_turns` are those of the endpoint, a part of its fingerprint.
+    `requests_per_slot`, `default_sampling`, `max_turns` and `prompt_rules` are those of the endpoint, a part of its
+    fingerprint.
     `new_auditor` makes the auditor of the config, once its servers are known.
 
     Raises:
@@ -399,7 +402,7 @@ def connect(
         log.warning("candidate %r: %s", config.name, remark)
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
     known = fingerprint_server_config(
-        config, settings, identities, source, requests_per_slot, default_sampling, max_turns
+        config, settings, identities, source, requests_per_slot, default_sampling, max_turns, prompt_rules
     )
     if new_auditor is not None and source == COUNTERS:
         raise ModelError(

@@ -45,6 +45,7 @@ from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.step_counts import COUNTERS, CountsSource, UncountableError
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import BASELINE, Arm, FingerprintedConfig, SamplingParameters, SpeculationConfig, StepCost
+from shadowspec.types.prompt_rules import UNNAMED, PromptRules
 
 log = logging.getLogger(__name__)
 
@@ -145,13 +146,14 @@ def profile_servers(
     requests_per_slot: int,
     default_sampling: Mapping[str, float],
     max_turns: int = 1,
+    prompt_rules: PromptRules = UNNAMED,
     on_run: Callable[[], None] = lambda: None,
 ) -> ServerProfile:
     """The costs at every place of the grid.
 
     Args:
         vocab_size: of the target; prompts are random tokens below it.
-        requests_per_slot, default_sampling, max_turns: the endpoint's, which are in the config's fingerprint.
+        requests_per_slot, default_sampling, max_turns, prompt_rules: the endpoint's, in the config's fingerprint.
         on_run: called after each of `grid.num_runs` runs.
 
     Raises:
@@ -175,7 +177,7 @@ def profile_servers(
     for remark in remarks(baseline, speculative, config):
         log.warning("candidate %r: %s", config.name, remark)
     known = fingerprint_server_config(
-        config, settings, identities, source, requests_per_slot, default_sampling, max_turns
+        config, settings, identities, source, requests_per_slot, default_sampling, max_turns, prompt_rules
     )
     reading = _Reading(source, settings.model, baseline.reports_queue and speculative.reports_queue)
     return run_async(_profile(settings, known, identities, reading, grid, vocab_size, on_run))

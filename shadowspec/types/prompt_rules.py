@@ -8,8 +8,9 @@ In: nothing.  Out: values.  Imports: nothing.
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
@@ -76,6 +77,25 @@ class PromptRules:
     ends_on_user: bool = False
     hides_refused_tools: bool = False
     tool_fields: tuple[tuple[str, Any], ...] | None = None
+
+    @property
+    def identity(self) -> str:
+        """The rules that differ from the defaults, as a fingerprint has them; "" where none does.
+
+        Whether a role is refused changes no prompt that is rendered.
+        """
+        defaults = PromptRules()
+        differing = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "refuses_unknown_roles" and getattr(self, field.name) != getattr(defaults, field.name)
+        }
+        return ", ".join(f"{name}={json.dumps(value, default=_omitted)}" for name, value in sorted(differing.items()))
+
+
+def _omitted(value: object) -> str:
+    assert value is OMITTED
+    return "omitted"
 
 
 UNNAMED: Final = PromptRules(refuses_unknown_roles=True)  # of an engine that is not named

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from shadowspec.types.prompt_rules import UNNAMED, PromptRules
 from shadowspec.types.requests import SamplingParameters
 from shadowspec.types.served_methods import drafts_in_every_step
 
@@ -244,6 +245,7 @@ def fingerprint_config(
     details: Mapping[str, str],
     frozen_options: Collection[str],
     default_sampling: Mapping[str, float],
+    prompt_rules: PromptRules = UNNAMED,
 ) -> FingerprintedConfig:
     """The config with its fingerprint: the one rule for every measuring engine.
 
@@ -253,9 +255,10 @@ def fingerprint_config(
 
     Args:
         default_sampling: defaults for parameters that a request leaves open; values without effect are no part of it.
+        prompt_rules: by which the serving engine's prompts are rendered; the default rules are no part of it.
     """
-    sampling = sampling_defaults(default_sampling)
-    details = dict(details) | ({"default_sampling": sampling} if sampling else {})
+    endings = {"default_sampling": sampling_defaults(default_sampling), "prompt_rules": prompt_rules.identity}
+    details = dict(details) | {name: value for name, value in endings.items() if value}
     options = {
         field.name: getattr(config, field.name)
         for field in fields(config)

@@ -24,7 +24,7 @@ from shadowspec.gate.run.recompute import explain
 from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.servers import identity as served
-from shadowspec.servers.engines import ServerIdentity
+from shadowspec.servers.engines import ENGINES, ServerIdentity, prompt_rules_of
 from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.servers.engines.sglang import Sglang
 from shadowspec.servers.engines.vllm import Vllm
@@ -41,6 +41,7 @@ from shadowspec.types import (
     VerifyRule,
     speculation,
 )
+from shadowspec.types.prompt_rules import UNNAMED, BrokenArguments, PromptRules
 from tests.builders.changing_configs import changing, with_fingerprint
 from tests.gate.feeding import Feed
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
@@ -74,7 +75,10 @@ def config_of(case: Mapping[str, Any], kind: type[SpeculationConfig] = Speculati
 
 
 def fingerprinted(
-    case: Mapping[str, Any], config: SpeculationConfig, default_sampling: Mapping[str, float] = MappingProxyType({})
+    case: Mapping[str, Any],
+    config: SpeculationConfig,
+    default_sampling: Mapping[str, float] = MappingProxyType({}),
+    prompt_rules: PromptRules = UNNAMED,
 ) -> FingerprintedConfig:
     """The config of a case through its engine's own function."""
     if case["engine"] == "servers":
@@ -82,7 +86,7 @@ def fingerprinted(
         slots = case["requests_per_slot"]
         source = SOURCES[case["source"]]
         return served.fingerprint_server_config(
-            config, settings, IDENTITIES[case["servers"]], source, slots, default_sampling
+            config, settings, IDENTITIES[case["servers"]], source, slots, default_sampling, prompt_rules=prompt_rules
         )
     model = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
     target = loaded(model, "target", case["target"])
@@ -90,7 +94,9 @@ def fingerprinted(
     if case["draft"] is not None:
         is_model = case["draft"]["kind"] == "model"
         draft = loaded(model, "draft", case["draft"]) if is_model else heads(case["draft"]["kind"])
-    return candidate.fingerprint_candidate(config, target, draft, case["requests_per_slot"], default_sampling)
+    return candidate.fingerprint_candidate(
+        config, target, draft, case["requests_per_slot"], default_sampling, prompt_rules
+    )
 
 
 def loaded(model: object, name: str, options: Mapping[str, Any]) -> LoadedModel:
@@ -154,6 +160,32 @@ def test_a_new_option_changes_no_fingerprint_until_it_is_set(
     assert unset == case["fingerprint"]
     is_used = not is_for_suffix or config.proposer == "suffix"
     assert (changed == case["fingerprint"]) == (value == default or not is_used)
+
+
+@pytest.mark.parametrize("case", STORED, ids=name_of)
+def test_the_rules_by_which_prompts_are_rendered_are_part_of_the_fingerprint(case: Mapping[str, Any]) -> None:
+    by_engine = {
+        engine: fingerprinted(case, config_of(case), prompt_rules=prompt_rules_of(engine))
+        for engine in (None, *ENGINES)
+    }
+    rules = {engine: prompt_rules_of(engine).identity for engine in by_engine}
+    assert rules[None] == ""
+    assert by_engine[None].fingerprint == case["fingerprint"], "an engine without rules of its own changes nothing"
+    assert len({each.fingerprint for each in by_engine.values()}) == len(set(rules.values())) > 3
+    assert rules["vllm"] == (
+        'tool_fields=[["name", null], ["description", null], ["parameters", null], ["strict", "omitted"]]'
+    )
+    assert by_engine["vllm"].details["prompt_rules"] == rules["vllm"]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(PromptRules)])
+def test_every_rule_of_a_prompt_is_in_its_identity_but_what_is_refused(name: str) -> None:
+    default = getattr(PromptRules(), name)
+    others: dict[type, object] = {bool: not default, str: "; ", tuple: ("thoughts",), type(None): (("name", None),)}
+    value = BrokenArguments.KEPT if name == "broken_arguments" else others[type(default)]
+    changes: dict[str, Any] = {name: value}
+    identity = replace(PromptRules(), **changes).identity
+    assert identity.startswith(f"{name}=") == (name != "refuses_unknown_roles")
 
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1, "presence_penalty": 0}
