@@ -355,8 +355,8 @@ version = 1
 # Units of evidence
 # max_requests_per_cluster = ~  # requests of a session that count
 # cluster_idle_s = ~            # a session closes when it is idle for this long
-# cluster_max_age_s = ~         # a session closes at this age
-# cluster_reopen_after_s = ~        # this long after its closing, the same key starts a new session
+# cluster_max_age_s = ~         # a session or user is a new one, with a new draw, in each such span
+# cluster_reopen_after_s = ~        # within its span a closed session starts again after this long
 # time_block_s = ~              # requests without session and user are grouped by this much time
 # dominant_key_share = ~        # a key with more than this share of its slice is cut by time_block_s
 # timed_positions = ~           # a session is timed at one request, drawn from its first N (prefix_cache: at each)

@@ -169,13 +169,13 @@ class GatePolicy:
             raise ConfigError(f"policy key {clash.limit!r} must be {clash.wanted}, or nothing could prove it")
 
     def rule_parts(self) -> dict[str, Any]:
-        """The policy's part of an `EndpointRule`; a cluster that it forgets would by then be a new one."""
+        """The policy's part of an `EndpointRule`."""
         return {
             "min_rate": self.min_rate,
             "timed_positions": self.timed_positions,
             "block_max_wait": timedelta(seconds=self.block_max_wait_s),
             "time_block": timedelta(seconds=self.time_block_s),
-            "forget_unit_after": timedelta(seconds=self.cluster_max_age_s + self.cluster_reopen_after_s),
+            "unit_span": timedelta(seconds=self.cluster_max_age_s),
         }
 
     def clashes(self) -> tuple[Clash, ...]:

@@ -4,7 +4,8 @@ Every record leaves `Admission.decide` in exactly one funnel counter.  The decis
 on the secret, never on outcomes, the clock or a generator.  A second pass over the same input therefore gives the same
 fates, and whether a request is measured is settled before anything is known of its result.
 
-A session is timed once per endpoint, at its J-th usable request.  Requests without a session count for their user, and
+A session is timed once per endpoint and day (`unit_span`), at its J-th usable request of that day: one that stays in
+use is a new unit each day, with its own draw, position and load.  Requests without a session count for their user, and
 those without either for the ten minutes in which they came.  Where an endpoint measures conversations, all of a
 session's first requests are measured, unless they come when its conversation is over (`blocks`); its slice and load are
 those of its first request.  One draw per session decides which of its slices are sampled: those whose rate, at the
@@ -48,14 +49,14 @@ SliceRate = Callable[[EndpointRule, str], float]
 
 @dataclass(slots=True)
 class AdmissionUnit:
-    """A session, or its substitute: how many usable requests it has had, and when the last one came.
+    """A session's day, or its substitute: how many usable requests it has had, and when the first one came.
 
     `rates` holds how it was drawn in each of its slices, fixed at the slice's first record; `partition`
     is where its last record came from.
     """
 
     position: int
-    last_seen: datetime
+    first_seen: datetime
     partition: PartitionId
     rates: dict[str, SessionRate] = field(default_factory=dict)
 
@@ -71,14 +72,14 @@ class EndpointMemory:
     def __init__(self, forget_unit_after: timedelta) -> None:
         self.newest: datetime = EPOCH
         self._forget_unit_after = forget_unit_after
-        self._units: OrderedDict[str, AdmissionUnit] = OrderedDict()  # least recently seen first
+        self._units: OrderedDict[str, AdmissionUnit] = OrderedDict()  # longest known first
         self._requests: OrderedDict[str, PartitionId] = OrderedDict()  # oldest first
 
     def advance(self, event_time: datetime) -> None:
-        """Move the watermark, and drop the units that would by now start again."""
+        """Move the watermark, and drop the units that are over."""
         if event_time > self.newest:
             self.newest = event_time
-        while self._units and self.newest - next(iter(self._units.values())).last_seen > self._forget_unit_after:
+        while self._units and self.newest - next(iter(self._units.values())).first_seen > self._forget_unit_after:
             self._units.popitem(last=False)
 
     def count(self, unit_key: str, partition: PartitionId) -> AdmissionUnit:
@@ -88,8 +89,7 @@ class EndpointMemory:
             unit = self._units[unit_key] = AdmissionUnit(1, self.newest, partition)
             return unit
         unit.position += 1
-        unit.last_seen, unit.partition = self.newest, partition
-        self._units.move_to_end(unit_key)
+        unit.partition = partition
         return unit
 
     def is_duplicate(self, identity: str | None, partition: PartitionId) -> bool:
@@ -111,8 +111,8 @@ class EndpointMemory:
 
     def restore(self, partition: PartitionId, units: Mapping[str, UnitMemory], request_ids: Iterable[str]) -> None:
         """Add the memory in the rows of a partition."""
-        for key, memory in sorted(units.items(), key=lambda entry: (entry[1].last_seen, entry[0])):
-            self._units[key] = AdmissionUnit(memory.position, memory.last_seen, partition, dict(memory.rates))
+        for key, memory in sorted(units.items(), key=lambda entry: (entry[1].first_seen, entry[0])):
+            self._units[key] = AdmissionUnit(memory.position, memory.first_seen, partition, dict(memory.rates))
             self._units.move_to_end(key)
             self.newest = max(self.newest, memory.last_seen)
         self._requests.update(dict.fromkeys(request_ids, partition))
@@ -226,7 +226,7 @@ class Admission:
             reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
             _contract(rule, reading.labels["prompt_class"], reading.request),
             intervention_of(reading.record, reading.logged), reading.request.asked.constraint,
-            response_text(response_of(reading.record)),
+            response_text(response_of(reading.record)), unit_key,
         )  # fmt: skip
         return Admitted(
             prompt, _make_row(reading, FunnelCounter.MEASURED, None, *place), self._concurrency(rule, unit_key)

@@ -70,19 +70,19 @@ class BlockFormer:
         blocks = self._endpoints[prompt.endpoint]
         if slice_key is None:
             slice_key = format_slice_key(prompt.labels, blocks.rule.slice_by)
-        place, session_hash = (slice_key, concurrency), prompt.session_hash
-        if blocks.conversations is None or session_hash is None:
+        place, conversation_key = (slice_key, concurrency), prompt.conversation_key
+        if blocks.conversations is None or conversation_key is None:
             return started + _place(blocks, place, (prompt,))
-        over = blocks.conversations.add(session_hash, place, blocks.watermark, prompt)
+        over = blocks.conversations.add(conversation_key, place, blocks.watermark, prompt)
         return started + _place_all(blocks, over)
 
     def shed(self, prompt: ShadowPrompt, concurrency: int, slice_key: str) -> list[Block]:
         """An admitted prompt was shed: so are the turns after it; the blocks that this completes."""
         blocks = self._endpoints[prompt.endpoint]
-        if blocks.conversations is None or prompt.session_hash is None:
+        place, conversation_key = (slice_key, concurrency), prompt.conversation_key
+        if blocks.conversations is None or conversation_key is None:
             return []
-        place = (slice_key, concurrency)
-        return _place_all(blocks, blocks.conversations.add(prompt.session_hash, place, blocks.watermark, None))
+        return _place_all(blocks, blocks.conversations.add(conversation_key, place, blocks.watermark, None))
 
     def is_over(self, prompt: ShadowPrompt, position: int | None) -> bool:
         """Whether the prompt is a later turn of a conversation that no longer waits for it: it belongs to no block.
@@ -90,17 +90,15 @@ class BlockFormer:
         Args:
             position: its place in its session, from 1.
         """
-        conversations, session_hash = self._endpoints[prompt.endpoint].conversations, prompt.session_hash
-        if conversations is None or session_hash is None:
+        conversations, conversation_key = self._endpoints[prompt.endpoint].conversations, prompt.conversation_key
+        if conversations is None or conversation_key is None:
             return False
-        return (position or 1) > 1 and not conversations.is_open(session_hash)
+        return (position or 1) > 1 and not conversations.is_open(conversation_key)
 
     def is_shed(self, prompt: ShadowPrompt) -> bool:
         """Whether the prompt's conversation has lost a turn to shedding."""
-        conversations = self._endpoints[prompt.endpoint].conversations
-        return (
-            conversations is not None and prompt.session_hash is not None and conversations.is_shed(prompt.session_hash)
-        )
+        conversations, conversation_key = self._endpoints[prompt.endpoint].conversations, prompt.conversation_key
+        return conversations is not None and conversation_key is not None and conversations.is_shed(conversation_key)
 
     def advance(self, endpoint: str, event_time: datetime) -> list[Block]:
         """Move the endpoint's watermark; the short blocks whose wait is over, oldest first.

@@ -46,52 +46,52 @@ class Conversations:
 
     def __init__(self, rule: EndpointRule) -> None:
         self._max_turns, self._max_idle = rule.max_turns, rule.block_max_wait
-        self._held: OrderedDict[str, _Held] = OrderedDict()  # by session, the one without a turn for longest first
+        self._held: OrderedDict[str, _Held] = OrderedDict()  # the one without a turn for longest first
         self._num_tokens = 0
 
-    def is_open(self, session_hash: str) -> bool:
+    def is_open(self, key: str) -> bool:
         """Whether a further turn of the session would be measured with those before it."""
-        return session_hash in self._held
+        return key in self._held
 
-    def is_shed(self, session_hash: str) -> bool:
+    def is_shed(self, key: str) -> bool:
         """Whether a turn of the session was shed: the turns after it are shed too."""
-        held = self._held.get(session_hash)
+        held = self._held.get(key)
         return held is not None and held.is_shed
 
     def add(
-        self, session_hash: str, place: Place, watermark: datetime, turn: ShadowPrompt | None
+        self, key: str, place: Place, watermark: datetime, turn: ShadowPrompt | None
     ) -> list[tuple[Place, Conversation]]:
         """Take a session's next turn in; the conversations that are over with it.
 
         Args:
             turn: None where it was shed.
         """
-        held = self._held.setdefault(session_hash, _Held(place, watermark))
+        held = self._held.setdefault(key, _Held(place, watermark))
         held.num_turns += 1
         held.last_seen = watermark
-        self._held.move_to_end(session_hash)
+        self._held.move_to_end(key)
         if turn is None:
             held.is_shed = True
         else:
             held.turns.append(turn)
             self._num_tokens += len(turn.prompt_token_ids)
-        over = [session_hash] if held.num_turns >= self._max_turns else []
-        num_left = self._num_tokens - sum(self._held[ended_hash].num_tokens for ended_hash in over)
-        for other_hash, other in self._held.items():
+        over = [key] if held.num_turns >= self._max_turns else []
+        num_left = self._num_tokens - sum(self._held[ended].num_tokens for ended in over)
+        for other_key, other in self._held.items():
             if num_left <= MAX_HELD_TOKENS:
                 break
-            if other_hash not in over:
-                over.append(other_hash)
+            if other_key not in over:
+                over.append(other_key)
                 num_left -= other.num_tokens
         return self._end(over)
 
     def advance(self, watermark: datetime) -> list[tuple[Place, Conversation]]:
         """Those of which no turn has come for too long."""
         over = []
-        for session_hash, held in self._held.items():
+        for key, held in self._held.items():
             if watermark - held.last_seen < self._max_idle:
                 break
-            over.append(session_hash)
+            over.append(key)
         return self._end(over)
 
     def drain(self) -> list[tuple[Place, Conversation]]:
@@ -101,20 +101,20 @@ class Conversations:
     def forget(self, partition: PartitionId) -> list[ShadowPrompt]:
         """Take the turns of a partition out; those turns."""
         dropped: list[ShadowPrompt] = []
-        for session_hash, held in list(self._held.items()):
+        for key, held in list(self._held.items()):
             lost = [turn for turn in held.turns if PartitionId(turn.key.source, turn.key.partition) == partition]
             dropped += lost
             held.turns = [turn for turn in held.turns if turn not in lost]
             if lost and not held.turns:
-                del self._held[session_hash]
+                del self._held[key]
         self._num_tokens -= sum(len(turn.prompt_token_ids) for turn in dropped)
         return dropped
 
     def _end(self, sessions: Iterable[str]) -> list[tuple[Place, Conversation]]:
         """Remove these; one of which every turn was shed leaves nothing."""
         conversations = []
-        for session_hash in sessions:
-            held = self._held.pop(session_hash)
+        for key in sessions:
+            held = self._held.pop(key)
             self._num_tokens -= held.num_tokens
             if held.turns:
                 conversations.append((held.place, tuple(held.turns)))

@@ -48,16 +48,16 @@ class EndpointRule:
     slices drop.  `timed_positions` is the number of places in a session from which the timed one is drawn.  `max_age`
     is the age against the newest event time beyond which a record is expired (None: never).  `block_max_wait` is how
     long, in event time, a block waits to be full.  `time_block` is the unit of requests without session and user.
-    `forget_unit_after` is how long a session must have been idle to count from its first request again: as long as a
-    cluster may be open and then closed, so that it is a new one by then.  `labels` are the metadata keys that become
-    slice labels, with the values that they may have.  `client_labels`: the request's metadata, which its client writes,
-    make labels too.  `default_sampling` has the server's defaults for parameters that a request leaves out (names of
-    SamplingParameters), and `unseeded` the seeds by which a request asks it for none.  `max_new_tokens` caps the
-    generated tokens (None: the request's value).  `contracts` are the contracts of outputs by prompt class ("": every
-    class), for any request.  `takes_constraints`: the measuring engine can restrict outputs to a grammar, as servers
-    do.  `tool_call_format` is how its target writes tool calls (None: not known, so that strict tools are refused).
-    `measures_conversations`: all of a session's first `timed_positions` requests are measured, in their order, in one
-    place of one block, instead of a drawn one of them.  `prompt_rules` are those of the engine that serves it.
+    `unit_span` is the event time after which a session or user is a new unit.  `labels` are the metadata keys that
+    become slice labels, with the values that they may have.  `client_labels`: the request's metadata, which its client
+    writes, make labels too.  `default_sampling` has the server's defaults for parameters that a request leaves out
+    (names of SamplingParameters), and `unseeded` the seeds by which a request asks it for none.  `max_new_tokens` caps
+    the generated tokens (None: the request's value).  `contracts` are the contracts of outputs by prompt class ("":
+    every class), for any request.  `takes_constraints`: the measuring engine can restrict outputs to a grammar, as
+    servers do.  `tool_call_format` is how its target writes tool calls (None: not known, so that strict tools are
+    refused).  `measures_conversations`: all of a session's first `timed_positions` requests are measured, in their
+    order, in one place of one block, instead of a drawn one of them.  `prompt_rules` are those of the engine that
+    serves it.
     """
 
     name: str
@@ -73,7 +73,7 @@ class EndpointRule:
     requests_per_slot: int = 1  # 1: a block is one batch; above, a queue that refills slots as requests finish
     block_max_wait: timedelta = field(kw_only=True)
     time_block: timedelta = field(kw_only=True)
-    forget_unit_after: timedelta = field(kw_only=True)
+    unit_span: timedelta = field(kw_only=True)
     max_age: timedelta | None = None
     max_new_tokens: int | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
@@ -99,9 +99,17 @@ class EndpointRule:
         concurrencies = [load.concurrency for load in self.loads]
         require(len(set(concurrencies)) == len(concurrencies), "loads must differ in concurrency")
         require(self.requests_per_slot >= 1, "requests_per_slot must be at least 1")
-        require(min(self.time_block, self.forget_unit_after) > timedelta(0), "a span of time must be above 0")
+        require(min(self.time_block, self.unit_span) > timedelta(0), "a span of time must be above 0")
         require(self.block_max_wait >= timedelta(0), "block_max_wait must not be negative")
         require(self.max_new_tokens is None or self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
+
+    @property
+    def forget_unit_after(self) -> timedelta:
+        """Event time since a unit's first request after which nothing of it is remembered.
+
+        Its span is over by then, and records of it may have come late by as much again.
+        """
+        return 2 * self.unit_span
 
     @property
     def max_turns(self) -> int:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Collection
 from struct import Struct
 
+UNIT_NUMBER = "#"  # between the key of a unit, "session:HASH", and its number
 MIN_SECRET_BYTES = 16  # 128 bits: below this a list of likely ids could be tried against the stored hashes
 _UINT64 = 2**64
 _LENGTH = Struct(">Q").pack
@@ -78,8 +79,8 @@ class RotatedHash(KeyedHash):
         return before if before in self._known else super().identifier(purpose, value)
 
     def hash_parts(self, begin: tuple[str, ...], last: str) -> hashlib._Hash:
-        # Of a draw `last` is a unit, "session:HASH": it is drawn under the secret of its hash.
-        is_known = last.partition(":")[2] in self._known
+        # Of a draw `last` is a unit, "session:HASH#NUMBER": it is drawn under the secret of its hash.
+        is_known = last.partition(":")[2].partition(UNIT_NUMBER)[0] in self._known
         return self._previous.hash_parts(begin, last) if is_known else super().hash_parts(begin, last)
 
 

@@ -9,9 +9,10 @@ with everything known of it by then.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -23,12 +24,12 @@ from shadowspec.tap.chat_messages import served_messages, served_tools
 from shadowspec.tap.context_buckets import context_bucket
 from shadowspec.tap.endpoints import EndpointRule, match_endpoint
 from shadowspec.tap.formats import Opened
-from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.hashing import UNIT_NUMBER, KeyedHash
 from shadowspec.tap.language import LANGUAGE, language
 from shadowspec.tap.openai import ParsedRequest
 from shadowspec.tap.parameters import unsupported_error
 from shadowspec.tap.prompt_class import prompt_class
-from shadowspec.tap.records import EPOCH, MirroredRecord
+from shadowspec.tap.records import MirroredRecord
 from shadowspec.tap.routing import Hints
 from shadowspec.types import (
     OUTPUT_CONSTRAINT,
@@ -123,15 +124,16 @@ class Reader:
         # endpoint.
         self._labelled: dict[tuple[str, SamplingRegime, str, str, str, str], tuple[Mapping[str, str], str]] = {}
 
-    def presample(self, hints: Hints) -> FunnelKey | None:
+    def presample(self, key: RecordKey, hints: Hints) -> FunnelKey | None:
         """Where a record ends whose key or headers already say that its session is not sampled, else None."""
         endpoint, session = hints
-        if endpoint is None or session is None:
+        if endpoint is None or session is None or key.timestamp_ms <= 0:
             return None
         rule = self._match(endpoint, None, None)
         if rule is None or rule.sample_rate >= 1.0:
             return None  # the body may still say more
-        unit_key = _session_unit(self._hash.identifier("session", session))
+        session_key = _session_key(self._hash.identifier("session", session))
+        unit_key = _numbered(session_key, key.timestamp_ms / 1000, rule.unit_span)
         is_sampled = self.draw(rule, unit_key) < rule.sample_rate
         return None if is_sampled else (rule.name, FunnelCounter.SAMPLED_OUT, "not_sampled")
 
@@ -154,7 +156,7 @@ class Reader:
         return readings
 
     def draw(self, rule: EndpointRule, unit_key: str) -> float:
-        """The number in [0, 1) by which a session is sampled, the same for all of its slices."""
+        """The number in [0, 1) by which a unit is sampled, the same for all of its slices."""
         return self._hash.uniform("sample", rule.name, unit_key)
 
     def _place(self, reading: Reading, record: MirroredRecord, hints: Hints) -> None:
@@ -163,21 +165,24 @@ class Reader:
         reading.record = record
         reading.event_time = event_time = record.event_time(reading.key.timestamp_ms)
         # Step 2
-        endpoint, session = hints
+        endpoint, hinted_session = hints
         rule = self._match(record.endpoint if endpoint is None else endpoint, record.model, record.request_path)
         if rule is None:
             raise unsupported_error("no_endpoint")
         reading.rule, reading.is_placed = rule, True
         # Step 3
         identifier = self._hash.identifier
-        if session is not None or (session := record.session()) is not None:
+        session = record.session() if hinted_session is None else hinted_session
+        if session is not None:
             reading.session_hash = identifier("session", session)
         if (user := record.user_id()) is not None:
             reading.user_hash = identifier("user", user)
         # Step 4
         record.check_served()
-        # Step 5: one hash of the session, the same at every record of it, the first included.
-        reading.unit_key = _unit_key(reading.session_hash, reading.user_hash, event_time, rule)
+        # Step 5: one hash of the unit, the same at every record of it, the first included.
+        is_hinted = hinted_session is not None and reading.key.timestamp_ms > 0  # as in `presample`
+        at_s = reading.key.timestamp_ms / 1000 if is_hinted else event_time.timestamp()
+        reading.unit_key = _unit_key(reading.session_hash, reading.user_hash, at_s, rule)
         if rule.sample_rate < 1.0:
             reading.draw = self.draw(rule, reading.unit_key)
             if reading.draw >= rule.sample_rate:
@@ -307,16 +312,30 @@ def _bound_length(
     return replace(sampling, max_tokens=max_tokens, min_tokens=min_tokens)
 
 
-def _unit_key(session_hash: str | None, user_hash: str | None, event_time: datetime, rule: EndpointRule) -> str:
+def _unit_key(session_hash: str | None, user_hash: str | None, at_s: float, rule: EndpointRule) -> str:
+    """The unit of a request at `at_s`, seconds since the epoch: its session, else its user, with a number; else a time.
+
+    A session or user that stays in use is a new unit in every `unit_span`, with its own draw, position and load.  The
+    number depends on nothing but key and time, so no memory of a key is needed, and partitions may come in any order.
+    """
     if session_hash is not None:
-        return _session_unit(session_hash)
+        return _numbered(_session_key(session_hash), at_s, rule.unit_span)
     if user_hash is not None:
-        return f"user:{user_hash}"
-    return f"time:{(event_time - EPOCH) // rule.time_block}"
+        return _numbered(f"user:{user_hash}", at_s, rule.unit_span)
+    return f"time:{int(at_s // rule.time_block.total_seconds())}"
 
 
-def _session_unit(session_hash: str) -> str:
+def _session_key(session_hash: str) -> str:
     return f"session:{session_hash}"
+
+
+def _numbered(key: str, at_s: float, span: timedelta) -> str:
+    """The key with the number of its span.
+
+    Spans of different keys begin at different times: else every user would be timed in the first hours of each day.
+    """
+    span_s = span.total_seconds()
+    return f"{key}{UNIT_NUMBER}{int((at_s + zlib.crc32(key.encode()) / 2**32 * span_s) // span_s)}"
 
 
 def _prompt_class(record: MirroredRecord, request: ParsedRequest, rule: EndpointRule) -> str:

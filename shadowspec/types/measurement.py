@@ -35,9 +35,7 @@ class Block(Struct, frozen=True):
     endpoint: str
     slice_key: str
     concurrency: int  # the load b
-    requests: tuple[
-        ShadowPrompt, ...
-    ]  # 1..n_max; turns of one session follow each other, all others are sessions apart
+    requests: tuple[ShadowPrompt, ...]  # 1..n_max; turns of one session follow each other, all others are units apart
     fillers: tuple[ShadowPrompt, ...]
     first_arm: Arm  # of the baseline and the first candidate, the one that runs before the other
     requests_per_slot: int = 1  # 1: one batch; above, a queue that refills slots as requests finish
@@ -87,7 +85,7 @@ class Block(Struct, frozen=True):
 
 def _continues(prompt: ShadowPrompt, turns: list[ShadowPrompt]) -> bool:
     """Whether the prompt is a further turn of the session that these are of."""
-    return prompt.session_hash == turns[-1].session_hash and all(prompt.key != turn.key for turn in turns)
+    return prompt.conversation_key == turns[-1].conversation_key and all(prompt.key != turn.key for turn in turns)
 
 
 @dataclass(frozen=True, slots=True)

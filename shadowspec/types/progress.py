@@ -93,9 +93,10 @@ class SessionRate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnitMemory:
-    """The stored rows' memory of one session, or of its substitute."""
+    """The stored rows' memory of one unit: a session's day, or its substitute."""
 
     position: int  # usable requests so far
+    first_seen: datetime
     last_seen: datetime
     rates: Mapping[str, SessionRate] = field(default_factory=dict)  # by slice
 

@@ -165,6 +165,12 @@ class ShadowPrompt(Struct, frozen=True):
     intervention: Intervention | None = None  # production's action on its output
     constraint: OutputConstraint | None = None  # for a server to enforce; the in-process engine cannot
     reference: str | None = None  # production's answer as text, for scores; None: the record has none
+    unit_key: str | None = None  # of its session's day, or of its substitute; None: its session has one
+
+    @property
+    def conversation_key(self) -> str | None:
+        """Of the turns that are measured together; None: it belongs to no session."""
+        return None if self.session_hash is None else self.unit_key or self.session_hash
 
     def __repr__(self) -> str:  # without its text
         return f"ShadowPrompt({self.key!r}, endpoint={self.endpoint!r}, {self.sampling!r})"

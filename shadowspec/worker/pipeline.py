@@ -166,7 +166,7 @@ class Pipeline:
             hints, early = NO_HINTS, None
             if self._routing is not None:
                 hints = self._routing.hints(raw, topic_of(raw.key.source))
-                early = None if self._may_be_half(raw) else self._reader.presample(hints)
+                early = None if self._may_be_half(raw) else self._reader.presample(raw.key, hints)
             taken.append((raw, hints, early))
             if early is None:
                 size += len(raw.value or b"")

@@ -18,7 +18,8 @@ def test_draws_of_known_sessions_stay() -> None:
     assert (rotated.identifier("session", "a"), rotated.identifier("user", "u")) == (session, user)
     assert rotated.identifier("session", "b") == new.identifier("session", "b")
     assert rotated.identifier("user", "a") == new.identifier("user", "a")
-    for unit, like in ((f"session:{session}", old), (f"user:{user}", old), ("session:b", new), ("time:3", new)):
+    numbered = (f"session:{session}#7", old), (f"user:{user}#9", old), ("session:b#7", new)
+    for unit, like in (*numbered, (f"session:{session}", old), ("session:b", new), ("time:3", new)):
         assert rotated.uniform("sample", "chat", unit) == like.uniform("sample", "chat", unit)
         assert rotated.choice("timed_position", 9, "chat", unit) == like.choice("timed_position", 9, "chat", unit)
 

@@ -179,7 +179,7 @@ def test_the_values_reach_the_inner_layers(tmp_path: Path) -> None:
     assert (rule.timed_positions, rule.loads) == (2, (Load(4, 3.0), Load(1, 1.0)))
     assert rule.default_sampling == {"temperature": 0.6, "top_k": 20}
     assert (rule.block_max_wait, rule.max_age) == (timedelta(minutes=1), timedelta(minutes=1))
-    assert (rule.time_block, rule.forget_unit_after) == (timedelta(minutes=10), timedelta(hours=3))
+    assert (rule.time_block, rule.unit_span) == (timedelta(minutes=10), timedelta(hours=1))
     assert rule.max_new_tokens == 9
     ngram, draft, suffix = endpoint.candidates
     assert (ngram.draft, ngram.ngram_min, ngram.verify_rule) == (None, 3, VerifyRule.GREEDY_DRAFT)

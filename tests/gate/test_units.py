@@ -66,6 +66,17 @@ def test_a_key_reopens_as_a_new_cluster_only_after_the_pause() -> None:
     assert [cluster.members for cluster in folding.clusters] == [(key_of(0),), (key_of(2),)]
 
 
+def test_a_cluster_is_of_one_unit_as_the_tap_numbered_it() -> None:
+    """A user who comes back the next day is another unit, although less than the pause has passed."""
+    records = [
+        structs.replace(record_of(index, at_s=at_s, session=None, user="u"), unit_key=f"user:u#{number}")
+        for index, (at_s, number) in enumerate([(0.0, 7), (90.0, 7), (95.0, 8), (150.0, 8), (300.0, 8)])
+    ]
+    folding = fold_clusters(records, POLICY, input_ended=True)
+    assert [(cluster.key, len(cluster.members)) for cluster in folding.clusters] == [("user:u#7", 2), ("user:u#8", 2)]
+    assert folding.num_late["prompt_class=code"] == 1, "idle, and of a unit that has its cluster"
+
+
 def test_the_end_of_a_finite_input_closes_every_cluster() -> None:
     records = [record_of(0, at_s=0.0, session="a")]
     assert keys(records) == []

@@ -50,13 +50,15 @@ def test_units_are_remembered(store: Store) -> None:
     )
     store.save_batch(WriteBatch(records, (), ()), "group")
     since = examples.NOON - timedelta(hours=1)
-    at = examples.NOON + timedelta(minutes=2)
+    at, late = (examples.NOON + timedelta(minutes=minutes) for minutes in (2, 3))
     assert store.unit_memories("chat", since) == {
-        "session:a": UnitMemory(3, at, {"code": SessionRate(0.5), "chat": SessionRate(0.25, is_thinned=True)}),
-        "user:b": UnitMemory(7, at + timedelta(minutes=1), {"code": SessionRate(1.0)}),
+        "session:a": UnitMemory(
+            3, examples.NOON, at, {"code": SessionRate(0.5), "chat": SessionRate(0.25, is_thinned=True)}
+        ),
+        "user:b": UnitMemory(7, late, late, {"code": SessionRate(1.0)}),
     }
     below = store.unit_memories("chat", since, partition=PartitionId("topic", 1), before_offset=2)
-    assert below == {"session:a": UnitMemory(1, examples.NOON, {"code": SessionRate(0.5)})}
+    assert below == {"session:a": UnitMemory(1, examples.NOON, examples.NOON, {"code": SessionRate(0.5)})}
     assert store.unit_memories("chat", since, partition=PartitionId("topic", 0)) == {}
     assert store.recent_request_ids("chat", since) == {"request1", "request2", "request3", "request4"}
     assert store.recent_request_ids("chat", since, partition=PartitionId("topic", 1), before_offset=3) == {

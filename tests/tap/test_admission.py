@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.formats import MessageFormat, open_message
@@ -26,6 +27,8 @@ from tests.tap.mirror import RULE, START, ByteTokenizer, admission, admit, chat,
 
 # A chi-square this unlikely under the promise fails; seeds are fixed, so a pass stays a pass.
 LEVEL = 1e-3
+YEARS = timedelta(days=10_000)  # no unit of a test ends within it, but by a chance of one in a million
+DAY_S = 86_400
 TWO_SLICES = {"code": "def f(x):\n    return x\n", "chat": "Why is the sky blue?"}
 
 
@@ -50,7 +53,7 @@ def reasons(records: list[Any], *rules: EndpointRule) -> Counter[str | None]:
 
 
 def test_each_session_is_timed_once_at_a_uniform_position() -> None:
-    rule = replace(RULE, timed_positions=4)
+    rule = replace(RULE, timed_positions=4, unit_span=YEARS)
     records = stored(session_records(400, 5), rule)
     timed = [record for record in records if record.counter is FunnelCounter.MEASURED]
     assert len(timed) == len({record.session_hash for record in timed}) == 400
@@ -74,7 +77,7 @@ def test_positions_count_usable_requests_alone() -> None:
 
 
 def test_sampling_is_by_session_and_slice_at_the_rate() -> None:
-    rule = replace(RULE, sample_rate=0.3)
+    rule = replace(RULE, sample_rate=0.3, unit_span=YEARS)
     by_slice: dict[str, dict[str | None, bool]] = defaultdict(dict)
     for name, text in TWO_SLICES.items():
         messages = [{"role": "user", "content": text}]
@@ -211,7 +214,7 @@ def test_as_many_records_count_as_there_are_calls(calls: list[tuple[str | None, 
 
 
 def test_a_time_that_is_still_to_come_is_refused_and_makes_nothing_old() -> None:
-    aged = replace(first_only(RULE), max_age=timedelta(seconds=60), forget_unit_after=timedelta(seconds=120))
+    aged = replace(first_only(RULE), max_age=timedelta(seconds=60), unit_span=timedelta(days=1))
     records = [chat(timestamp=START, response_id=None), chat(timestamp="2099-01-01T00:00:00Z", session_id="s-9")]
     first, future, last = stored([*records, chat(timestamp=START + 60, response_id=None)], aged)
     assert (future.counter, future.reason, future.event_time) == (FunnelCounter.MALFORMED, "future:timestamp", None)
@@ -236,11 +239,83 @@ def test_old_records_expire_against_the_newest_event_time() -> None:
     assert reasons(records, first_only(RULE))[None] == 4
 
 
-def test_a_session_idle_for_long_enough_is_a_new_one() -> None:
-    rule = replace(first_only(RULE), forget_unit_after=timedelta(hours=48))
-    hours = [0, 1, 48.9, 97.5]
-    records = [chat(timestamp=START + 3_600 * hour, response_id=None) for hour in hours]
-    assert [record.session_position for record in stored(records, rule)] == [1, 2, 3, 1]
+def key_of(number: int, by: str) -> dict[str, Any]:
+    return {"session_id": f"device-{number}"} if by == "session" else {"session_id": None, "user": f"user-{number}"}
+
+
+def steady_traffic(num_keys: int, per_day: int, days: int, by: str) -> list[tuple[int, int, dict[str, Any]]]:
+    """(Day, key, record) of keys that stay in use, at times drawn over each day; in the order of time."""
+    draw = random.Random(0)
+    times = sorted(
+        (day * DAY_S + draw.randrange(DAY_S), key) for day in range(days) for key in range(num_keys)
+        for _ in range(per_day)
+    )  # fmt: skip
+    return [
+        (at // DAY_S, key, chat(timestamp=START + at, request_id=f"r{line}", response_id=None, **key_of(key, by)))
+        for line, (at, key) in enumerate(times)
+    ]
+
+
+@pytest.mark.parametrize("by", ["user", "session"])
+def test_a_key_that_stays_in_use_is_timed_once_a_day(by: str) -> None:
+    traffic = steady_traffic(50, 20, 7, by)
+    decided = stored([record for _, _, record in traffic], replace(RULE, **GatePolicy().rule_parts()))
+    timed = [
+        (day, key, record) for (day, key, _), record in zip(traffic, decided, strict=True)
+        if record.counter is FunnelCounter.MEASURED
+    ]  # fmt: skip
+    per_day, per_key = Counter(day for day, *_ in timed), Counter(key for _, key, _ in timed)
+    assert all(30 <= per_day[day] <= 70 for day in range(1, 7)), "not only on the first day"
+    assert all(6 <= number <= 8 for number in per_key.values())
+    assert len({record.unit_key for *_, record in timed}) == len(timed)
+    positions = Counter((record.unit_key, record.session_position) for record in decided)
+    assert set(positions.values()) == {1}, "a unit's requests are counted from 1"
+    hours = Counter(record.event_time.hour // 6 for *_, record in timed if record.event_time)
+    assert min(hours[quarter] for quarter in range(4)) > len(timed) / 10, "at every time of the day"
+
+
+def test_another_day_is_another_draw() -> None:
+    """Ten users at a rate of .1 give about ten draws in ten days under each secret; none stays out for ever."""
+    rule = replace(RULE, sample_rate=0.1)
+    records = [
+        chat(timestamp=START + day * DAY_S, request_id=f"r{day}-{key}", response_id=None, **key_of(key, "user"))
+        for day in range(10) for key in range(10)
+    ]  # fmt: skip
+    drawn, users = [], set()
+    for number in range(40):
+        decided = [fate.record for fate in fates(records, rule, secret=b"secret number %02d" % number)]
+        found = {record.user_hash for record in decided if record.reason != "not_sampled"}
+        drawn.append(sum(record.reason != "not_sampled" for record in decided))
+        users.add(len(found))
+    assert stats.binomtest(sum(drawn), 4_000, 0.1).pvalue > LEVEL
+    assert min(users) >= 2, "the same user every day would leave whole secrets without any"
+
+
+def test_loads_and_positions_are_drawn_again_each_day() -> None:
+    rule = replace(RULE, timed_positions=4, loads=(Load(1), Load(2)))
+    traffic = [record for _, _, record in steady_traffic(1, 20, 60, "user")]
+    admitted = [fate for fate in fates(traffic, rule) if isinstance(fate, Admitted)]
+    assert {fate.record.session_position for fate in admitted} == {1, 2, 3, 4}
+    assert {fate.concurrency for fate in admitted} == {1, 2}
+
+
+def test_a_unit_is_that_of_its_event_time_in_any_order_of_partitions() -> None:
+    records = [chat(timestamp=START + hour * 3_600, request_id=f"r{hour}") for hour in range(0, 96, 3)]
+    rule = first_only(RULE)
+    in_order = {record.event_time: record.unit_key for record in stored(records, rule)}
+    shuffled = random.Random(0).sample(records, len(records))
+    assert {record.event_time: record.unit_key for record in stored(shuffled, rule)} == in_order
+    assert len(set(in_order.values())) in (4, 5)
+
+
+def test_a_unit_is_remembered_until_its_late_records_have_come() -> None:
+    rule = replace(first_only(RULE), unit_span=timedelta(hours=24))
+    first = stored([chat(timestamp=START)], rule)[0].unit_key
+    hours = [0, *range(1, 24, 2), 47, 0.5, 49, 0.6]
+    decided = stored([chat(timestamp=START + 3_600 * hour, request_id=f"r{hour}") for hour in hours], rule)
+    of_first = [record.session_position for record in decided if record.unit_key == first]
+    assert of_first[-1] == 1, "two days after its first request nothing of it is left"
+    assert of_first[:-1] == list(range(1, len(of_first)))
 
 
 def test_ids_are_stored_only_as_hashes_under_the_secret() -> None:

@@ -173,6 +173,18 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tap.ends[-1] == (FunnelCounter.SAMPLED_OUT, "conversation_over")
 
 
+def test_a_session_that_is_a_new_unit_begins_a_new_conversation() -> None:
+    """Its turns go on, but its load, its slice and its positions are drawn again."""
+    tap = Tap(replace(TURNS, unit_span=timedelta(minutes=4), timed_positions=9))
+    for number in range(1, 9):
+        tap.take(turn("a", number, number - 1))
+    blocks = tap.drain()
+    units = [{prompt.unit_key for prompt in turns} for block in blocks for turns in block.conversations]
+    assert {len(of_conversation) for of_conversation in units} == {1}
+    assert len(set.union(*units)) in (2, 3)
+    assert sum(len(block.requests) for block in blocks) == 8
+
+
 def test_turns_of_a_partition_that_is_gone_are_forgotten() -> None:
     tap = Tap()
     tap.take(turn("a", 1))
@@ -183,7 +195,7 @@ def test_turns_of_a_partition_that_is_gone_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_session_is_in_two_blocks_whatever_comes_when(seed: int) -> None:
+def test_no_unit_is_in_two_blocks_whatever_comes_when(seed: int) -> None:
     draw, tap, minute = random.Random(seed), Tap(replace(TURNS, loads=(Load(3),))), 0.0
     numbers: Counter[str] = Counter()
     for _ in range(400):
@@ -196,9 +208,9 @@ def test_no_session_is_in_two_blocks_whatever_comes_when(seed: int) -> None:
         assert len(block.requests) <= block.n_max
         assert len(block.conversations) == 3
         for turns in block.conversations:
-            assert len({prompt.session_hash for prompt in turns}) == 1
+            assert len({(prompt.session_hash, prompt.unit_key) for prompt in turns}) == 1
             assert [prompt.key for prompt in turns] == sorted(prompt.key for prompt in turns)
         for prompt in block.requests:
-            blocks_of[prompt.session_hash].add(block.block_id)
+            blocks_of[prompt.unit_key].add(block.block_id)
     assert {len(found) for found in blocks_of.values()} == {1}
     assert any(reason == "conversation_over" for _, reason in tap.ends)

@@ -16,17 +16,24 @@ from shadowspec.tap.routing import NO_HINTS, Hints, Routing
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, PartitionId, RecordKey, SessionRate, UnitMemory
 from tests.builders.sampled_records import RULE, admission, record
-from tests.tap.mirror import SECRET, admit, raw
+from tests.tap.mirror import SECRET, START, admit, raw
 
 PARTITION = PartitionId("0" * 64, 0)
+
+
+def sent_at(message: RawRecord, at_s: int) -> RawRecord:
+    return message._replace(key=message.key._replace(timestamp_ms=1_000 * at_s))
 
 
 def test_key_and_headers_give_the_fate_that_the_body_gives() -> None:
     early, late = admission(), admission()
     dropped = 0
     for session in range(300):
-        before = early.reader.presample(Hints("chat", f"s{session}"))
-        fate = admit(late, raw(record(session), session + 1))
+        message = sent_at(raw(record(session), session + 1), START + 300 * session)
+        hints = Hints("chat", f"s{session}")
+        before = early.reader.presample(message.key, hints)
+        (opened,) = open_message(message, MessageFormat.OPENAI)
+        fate = late.admit(opened, hints)
         is_out = isinstance(fate, Rejected) and fate.record.reason == "not_sampled"
         assert (before is not None) == is_out
         if before is not None:
@@ -36,12 +43,15 @@ def test_key_and_headers_give_the_fate_that_the_body_gives() -> None:
 
 
 def test_nothing_is_dropped_early_where_the_body_may_say_otherwise() -> None:
+    key = RecordKey("t", 0, 1, START * 1_000)
     by_model = admission(replace(RULE, match=MatchRule(model="model-*")))
     for session in range(50):
-        assert by_model.reader.presample(Hints("chat", f"s{session}")) is None
-        assert admission().reader.presample(Hints(None, f"s{session}")) is None
-        assert admission().reader.presample(Hints("chat", None)) is None
-        assert admission(replace(RULE, sample_rate=1.0)).reader.presample(Hints("chat", f"s{session}")) is None
+        assert by_model.reader.presample(key, Hints("chat", f"s{session}")) is None
+        assert admission().reader.presample(key, Hints(None, f"s{session}")) is None
+        assert admission().reader.presample(key, Hints("chat", None)) is None
+        assert admission(replace(RULE, sample_rate=1.0)).reader.presample(key, Hints("chat", f"s{session}")) is None
+        timeless = key._replace(timestamp_ms=0)
+        assert admission().reader.presample(timeless, Hints("chat", f"s{session}")) is None
 
 
 def test_hints_are_believed_before_the_body() -> None:
@@ -105,7 +115,10 @@ def test_what_a_restart_restores_goes_on_as_if_there_had_been_none() -> None:
         assert stored.slice_key is not None
         assert stored.sampling_rate is not None
         units[stored.unit_key] = UnitMemory(
-            stored.session_position, stored.event_time, {stored.slice_key: SessionRate(stored.sampling_rate)}
+            stored.session_position,
+            stored.event_time,
+            stored.event_time,
+            {stored.slice_key: SessionRate(stored.sampling_rate)},
         )
     after.restore(PARTITION, "chat", units, [])
     assert [admit(after, each) for each in records[half:]] == expected[half:]

@@ -108,10 +108,13 @@ def is_greedy(record: StoredRecord) -> bool:
 
 
 def cluster_key(record: StoredRecord, at: datetime, policy: GatePolicy, *, is_dominant: bool) -> str:
-    """The key of the record's cluster; a dominant key has one cluster per time block."""
+    """The key of the record's cluster: its unit as the tap numbered it; a dominant key has one cluster per time block.
+
+    A unit that is not stored is its session, or its user.
+    """
     key = own_key(record)
     if key and not is_dominant:
-        return key
+        return record.unit_key or key
     return f"{key}@time:{int(at.timestamp() // policy.time_block_s)}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -36,12 +37,13 @@ def read_unit_memories(
     """Admission's memory of each unit, from the stored records since `since` (of one partition, below an offset)."""
     where = [*_match_recent(endpoint, since, partition, before_offset), _records.unit_key.is_not(None)]
     memories: dict[str, UnitMemory] = {}
-    statement = select(_records.unit_key, func.max(_records.session_position), func.max(_records.event_time))
-    for unit_key, position, last_seen in connection.execute(statement.where(*where).group_by(_records.unit_key)):
-        memories[unit_key] = UnitMemory(position or 0, last_seen, {})
+    at = _records.event_time
+    statement = select(_records.unit_key, func.max(_records.session_position), func.min(at), func.max(at))
+    for unit_key, position, *seen in connection.execute(statement.where(*where).group_by(_records.unit_key)):
+        memories[unit_key] = UnitMemory(position or 0, *seen)
     for unit_key, slice_key, *drawn in connection.execute(_select_first_rates(where)):
-        rates = dict(memories[unit_key].rates) | {slice_key: SessionRate(*drawn)}
-        memories[unit_key] = UnitMemory(memories[unit_key].position, memories[unit_key].last_seen, rates)
+        memory = memories[unit_key]
+        memories[unit_key] = replace(memory, rates={**memory.rates, slice_key: SessionRate(*drawn)})
     return memories
 
 
