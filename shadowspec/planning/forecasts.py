@@ -33,6 +33,7 @@ REQUESTS_PER_LOAD = 4  # requests in a full block's queue per request in flight
 FORESEEN_CODES = WAITING_CODES | {
     ReasonCode.CHANGED_FINGERPRINT,
     ReasonCode.DRIFT,
+    ReasonCode.REOPENED,
     ReasonCode.GUARDRAIL,
     *HOLD_CODES.values(),
 }

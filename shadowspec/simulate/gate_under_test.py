@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shadowspec.gate.evidence.betting_tests import betting_tests
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states, watch_detectors
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
@@ -28,12 +28,15 @@ from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.gate.run.state import Units, clustering_id
 from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.stats.drift import (
+    REOPENING_WATCHERS,
     WATCHERS,
+    Detector,
     alarm_threshold,
     log_mean,
     log_statistic_paths,
-    start_detectors,
 )
+from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES
+from shadowspec.gate.verdict.lifecycle import ALARM_CODES
 from shadowspec.gate.verdict.required_tests import memory_result, min_fault_requests
 from shadowspec.gate.verdict.trial_levels import HypothesisId, assign_trials, hypothesis_id, with_level
 from shadowspec.simulate.paths import SLACK, LookPath, TestOutcome, outcome_of, path_of, possible_looks
@@ -58,7 +61,8 @@ class HypothesisOutcome:
 
     A run begins with the hypothesis, with a new fingerprint, or after an alarm; `start_blocks` of the fingerprint's
     blocks came before it.  `num_blocks` and `num_clusters` are the run's at its verdict, or all it had.
-    `alarm_block` is the run's block at which a detector, a fault or memory ended its ENABLE, if one did.
+    `alarm_block` is the run's block at which a detector, a fault or memory ended its ENABLE, `reopened_block` that at
+    which a detector refuted its DISABLE, if one did.
     """
 
     slice_key: str
@@ -73,6 +77,7 @@ class HypothesisOutcome:
     was_dependent: bool
     tests: Mapping[str, TestOutcome]
     alarm_block: int | None = None
+    reopened_block: int | None = None
 
     @classmethod
     def of(
@@ -81,12 +86,13 @@ class HypothesisOutcome:
         trial: Trial,
         level: float,
         tests: Mapping[str, TestOutcome],
-        alarm_block: int | None = None,
+        ended_block: int | None = None,
         *,
         was_dependent: bool,
     ) -> HypothesisOutcome:
-        """The outcome of the run `trial` at this level, which came to `decision`."""
+        """The outcome of the run `trial` at this level, which came to `decision` and ended at its `ended_block`."""
         has_verdict = is_verdict(decision)
+        is_disabled = decision.verdict is Verdict.DISABLE
         return cls(
             slice_key=decision.slice_key,
             fingerprint=decision.fingerprint,
@@ -99,7 +105,8 @@ class HypothesisOutcome:
             num_clusters=decision.num_clusters,
             was_dependent=was_dependent,
             tests=tests,
-            alarm_block=alarm_block,
+            alarm_block=None if is_disabled else ended_block,
+            reopened_block=ended_block if is_disabled else None,
         )
 
 
@@ -156,7 +163,7 @@ def watch(
 
 def is_verdict(decision: Decision) -> bool:
     """Whether a run has reached ENABLE or DISABLE by its tests; an alarm's verdict does not count."""
-    return decision.verdict is not Verdict.HOLD and decision.reason_code != ReasonCode.DRIFT
+    return decision.verdict is not Verdict.HOLD and decision.reason_code not in ALARM_CODES
 
 
 def _fill_store(rows: SimulatedRows, configs: Sequence[FingerprintedConfig]) -> MemoryStore:
@@ -359,26 +366,30 @@ class _TestRun:
         if is_verdict(decision) and not candidates[look]:
             raise AcceleratorError(f"{self._key}: {decision.verdict} at look {look}")
 
-        # 2. From ENABLE on, until an alarm.
+        # 2. From the verdict on, until an alarm.
         alarm = None
-        if decision.verdict is Verdict.ENABLE and is_verdict(decision):
-            alarm = yield from self._alarm(look)
+        if is_verdict(decision) and decision.watch is not None:
+            alarm = yield from self._alarm(look, decision)
         ended = None if alarm is None else alarm[1]
         outcome = self._outcome(decision, ended, was_dependent=was_dependent)
         return outcome, alarm[0] if alarm is not None and alarm[1].ends_run else None
 
-    def _alarm(self, enabled_at: int) -> Generator[int, tuple[int, Decisions], tuple[int, Decision] | None]:
-        """The first look at which ENABLE ends, by a detector or at once, with the gate's decision there."""
-        alarm_looks = _alarm_looks(self._tests, self._policy, self._units, enabled_at)
+    def _alarm(
+        self, decided_at: int, decided: Decision
+    ) -> Generator[int, tuple[int, Decisions], tuple[int, Decision] | None]:
+        """The first look at which a verdict ends, by a detector or at once, with the gate's decision there."""
+        alarm_looks = _alarm_looks(self._tests, self._policy, self._units, decided_at, watch_detectors(decided))
         alarm_looks = np.union1d(alarm_looks, np.flatnonzero(self._faults[1]))
-        at = enabled_at + 1
+        at = decided_at + 1
         while True:
             ahead = alarm_looks[(alarm_looks >= at) & (alarm_looks < self._end)]
             if not len(ahead):
                 return None
             look, said = yield int(ahead[0])
             decision = said[self._key]
-            if decision.reason_code == ReasonCode.DRIFT or decision.verdict is Verdict.DISABLE:
+            if decided.verdict is Verdict.DISABLE and decision.reason_code in AT_ONCE_CODES:
+                return None  # nothing watches it any more
+            if decision.reason_code in ALARM_CODES or decision.verdict is not decided.verdict:
                 if look not in alarm_looks:
                     raise AcceleratorError(f"{self._key}: an alarm at look {look}")
                 return look, decision
@@ -426,8 +437,8 @@ class _TestRun:
             for test in self._tests
             if test.series.num_units
         }
-        alarm_block = None if alarm is None else alarm.num_blocks
-        return HypothesisOutcome.of(decision, trial, trial.level, tests, alarm_block, was_dependent=was_dependent)
+        ended_block = None if alarm is None else alarm.num_blocks
+        return HypothesisOutcome.of(decision, trial, trial.level, tests, ended_block, was_dependent=was_dependent)
 
 
 def _units_at(test: BettingTest, seen: _Seen) -> Ints:
@@ -476,18 +487,19 @@ def _is_long(units: _Seen, policy: GatePolicy) -> Bools:
     return is_long & (num_days[units.clusters_at] >= wanted)
 
 
-def _alarm_looks(tests: Sequence[BettingTest], policy: GatePolicy, units: _Seen, enabled_at: int) -> Ints:
-    """The looks after ENABLE, which came at the look `enabled_at`, at which a required detector may alarm."""
+def _alarm_looks(
+    tests: Sequence[BettingTest], policy: GatePolicy, units: _Seen, decided_at: int, detectors: Mapping[str, Detector]
+) -> Ints:
+    """The looks after a verdict, which came at the look `decided_at`, at which one of its `detectors` may alarm."""
     by_name = {test.name: test for test in tests}
-    detectors = start_detectors(policy, {}, has_z="parity_sampled" in by_name)
     looks = [np.zeros(0, dtype=np.int64)]
-    for watcher in WATCHERS:
+    for watcher in (*WATCHERS, *REOPENING_WATCHERS):
         if watcher.name not in detectors:
             continue
         seen, series = _units_at(by_name[watcher.test_name], units), by_name[watcher.test_name].series
-        after = watcher.sums(series.part(int(seen[enabled_at]), min(int(seen[-1]), series.num_units)))
+        after = watcher.sums(series.part(int(seen[decided_at]), min(int(seen[-1]), series.num_units)))
         if len(after.values):
             paths = log_statistic_paths(detectors[watcher.name], after.values, after.weights)
             alarms = np.flatnonzero(log_mean(paths) >= math.log(alarm_threshold(policy)) - SLACK)
-            looks.append(np.searchsorted(seen, int(seen[enabled_at]) + alarms + 1))
+            looks.append(np.searchsorted(seen, int(seen[decided_at]) + alarms + 1))
     return np.unique(np.concatenate(looks))

@@ -149,3 +149,5 @@ def _note(outcomes: dict[tuple[str, int], HypothesisOutcome], decision: Decision
         outcomes[key] = HypothesisOutcome.of(decision, trial, trial.level, {}, was_dependent=False)
     elif before.verdict is Verdict.ENABLE and decision.reason_code == ReasonCode.DRIFT and decision.ends_run:
         outcomes[key] = replace(before, alarm_block=decision.num_blocks)
+    elif before.verdict is Verdict.DISABLE and decision.reason_code == ReasonCode.REOPENED and decision.ends_run:
+        outcomes[key] = replace(before, reopened_block=decision.num_blocks)

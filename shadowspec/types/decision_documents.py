@@ -30,7 +30,12 @@ VERSION: Final = 1
 MEANS: Final = ("speedup", "acceptance")  # of an endpoint, made of those of its slices
 ADVICE: Final = "drift_advice"
 HAS_SHIFTED: Final = "mix_has_shifted"
-DETECTORS: Final = {name: f"drift_{name}" for name in (*MEANS, "tail", "z_low", "z_high")}
+REOPENING: Final = "reopen_"  # how the detectors of a DISABLE begin
+_WATCHED = (*MEANS, "tail", "z_low", "z_high")
+DETECTORS: Final = {
+    **{name: f"drift_{name}" for name in _WATCHED},
+    **{f"{REOPENING}{name}": f"{REOPENING}{name}" for name in _WATCHED if name != "acceptance"},
+}
 
 
 def _names_before(kind: type[Any], first: str) -> tuple[str, ...]:
@@ -169,6 +174,7 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
             "start_clusters": run.start_clusters,
             "start_lost": run.start_lost,
             "supersedes": run.supersedes,
+            "reopens": int(run.reopens),
             "graph": {
                 **asdict(run.graph),
                 "num_before": run.num_before,

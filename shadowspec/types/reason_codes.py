@@ -41,14 +41,14 @@ class ReasonCode(StrEnum):
         "slowdown",
         "DISABLE",
         "The upper bound of the speedup is below 1 + `margin`.",
-        "keep speculation off; to try again, configure another draft or fewer speculative tokens",
-        "A lower load can be a candidate too.",
+        "keep speculation off; to try now, configure another draft or fewer speculative tokens",
+        "Detectors reopen it when new evidence refutes it. A lower load can be a candidate too.",
     )
     TAIL_SLOWED = (
         "tail_slowed",
         "DISABLE",
         "More requests than `tail_share` became slower by `tail_margin`.",
-        "keep speculation off; to try again, configure another draft or fewer speculative tokens",
+        "keep speculation off; to try now, configure another draft or fewer speculative tokens",
         "Or find the slow requests in the dashboard's explorer, and give them a slice.",
     )
     PARITY_FAULT = (
@@ -77,6 +77,13 @@ class ReasonCode(StrEnum):
         "A detector fired after ENABLE: speedup, acceptance or parity no longer keeps its promise.",
         "keep speculation off, and look for the cause under Changes in the dashboard; the next run decides again",
         "Causes: mix of slices, a new model, a new load.",
+    )
+    REOPENED = (
+        "reopened",
+        "DISABLE",
+        "A detector fired after DISABLE: new evidence refutes it.  It stays in force until the next run decides.",
+        f"keep speculation off and send traffic, {GATE_AGAIN}",
+        "Look for what has changed since under Changes in the dashboard.",
     )
     OVERRIDE = (
         "override",

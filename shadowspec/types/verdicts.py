@@ -135,7 +135,8 @@ class Trial:
     `share` is the hypothesis's part of alpha at its entry, `level` the level of this run (None: the share is used up).
     Evidence counts from `start_blocks` blocks and `start_clusters` clusters of the fingerprint on, and from
     `start_lost` lost records of the slice.  `supersedes` is the fingerprint whose verdict ended with the run before
-    (None: the first run, or a restart after an alarm).
+    (None: the first run, or a restart after an alarm).  `reopens`: it follows a DISABLE that new evidence refuted, and
+    that stays in force until this run decides.
 
     `graph` is the whole of which the share is a part, from restart `num_before` on: a slice that had its endpoint's
     part gets a slot when another slice appears.  `in_slot`: it is a slice's part.  `has_passed`: the first run with
@@ -153,6 +154,7 @@ class Trial:
     num_before: int = 0
     in_slot: bool = False
     has_passed: bool = False
+    reopens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +224,10 @@ class ProvenBounds:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What an ENABLE rests on: the promises by detector, and the run's blocks and clusters before they are watched.
+    """What a verdict rests on: the promises by detector, and the run's blocks and clusters before they are watched.
 
-    `proven` has the bounds of each required test at that look, `reason` its sentence.  They stay where the policy
-    changes; the promises are those of the limits under which ENABLE was last in force.
+    The rest is of an ENABLE: `proven` has the bounds of each required test at that look, `reason` its sentence.  They
+    stay where the policy changes; the promises are those of the limits under which ENABLE was last in force.
     """
 
     num_blocks: int
@@ -360,9 +362,9 @@ class Decision:
     `engine` is the engine on which its latency was measured, by name and version ("unknown" where not stored),
     `serving_engine` the endpoint's (None where the configuration named none).  `recording_only`: a trial policy decided
     it, so that it speaks of its recording and promotes nothing.  `run` is None where the hypothesis has no level, and
-    `frozen_parameters` of the policy with it.  `watch` and `drift` are of an ENABLE and of the alarm that ends it;
-    `ends_run`: the next look begins a run.  `override` and `reservations` are never stored: they are of decisions with
-    the operator's overrides applied, and of those in a report.
+    `frozen_parameters` of the policy with it.  `watch` and `drift` are of a verdict that is watched, and of the alarm
+    that ends it; `ends_run`: the next look begins a run.  `override` and `reservations` are never stored: they are of
+    decisions with the operator's overrides applied, and of those in a report.
     """
 
     endpoint: str

@@ -10,7 +10,7 @@ import numpy as np
 
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
+from shadowspec.gate.stats.drift import ALL_WATCHERS
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.lifecycle import decide_in_run, next_evidence
 from shadowspec.gate.verdict.trial_levels import latest_by_name, next_trial, supersede, with_level
@@ -48,7 +48,7 @@ class Gate:
         previous = by_fingerprint.get(fingerprint)
         trial = with_level(next_trial(latest, previous, fingerprint, FIRST), name, {})
         before = self.evidence.get(fingerprint, HypothesisEvidence(counts=SliceCounts(num_closed_clusters=100)))
-        folded = before.fold(clusters, blocks, self.policy, watchers=(*WATCHERS, *ADVISORY_WATCHERS))
+        folded = before.fold(clusters, blocks, self.policy, watchers=ALL_WATCHERS)
         now = START + timedelta(minutes=len(self.rows))
         if latest is not None and latest.fingerprint != fingerprint:
             self.rows.append(supersede(latest, fingerprint, now))

@@ -80,6 +80,16 @@ def test_the_outcome_is_that_of_a_gate_that_is_run_at_every_look(name: str, num_
     at_every_look(world, draw(world, seed_of(world, 7, index)))
 
 
+def test_a_disable_that_new_evidence_refutes_is_that_of_a_gate_that_is_run_at_every_look() -> None:
+    """An incident of 30 blocks, and a gain from then on."""
+    world = shortened("decay", 1_200)
+    incident = replace(world.effects, log_speedup=math.log(0.8), change_block=30, log_speedup_later=math.log(1.3))
+    world = replace(world, name="incident", kind="null", effects=incident)
+    first, second = at_every_look(world, draw(world, seed_of(world, 7, 0)))
+    assert (first.verdict, second.verdict) == (Verdict.DISABLE, Verdict.ENABLE)
+    assert first.reopened_block is not None
+
+
 def at_every_look(world: World, drawn: Draw) -> list[HypothesisOutcome]:
     """What the quick way says, once it is what a gate says that is run at every look."""
     quick = watched(drawn, world)
@@ -100,7 +110,7 @@ def at_every_look(world: World, drawn: Draw) -> list[HypothesisOutcome]:
             if is_verdict(decision):
                 verdicts.setdefault(run, decision)
             is_revoked = decision.verdict is Verdict.DISABLE and verdicts.get(run, decision).verdict is Verdict.ENABLE
-            if is_revoked or (decision.ends_run and decision.reason_code == "drift"):
+            if is_revoked or decision.ends_run:
                 alarms.setdefault(run, decision.num_blocks)
 
     assert len(quick) >= 1
@@ -117,7 +127,7 @@ def at_every_look(world: World, drawn: Draw) -> list[HypothesisOutcome]:
             assert trial.level == outcome.level
         if not outcome.start_blocks:  # a run after an alarm gives that as its reason to hold, whatever else
             assert outcome.was_dependent == (run in was_dependent)
-        assert outcome.alarm_block == alarms.pop(run, None)
+        assert (outcome.alarm_block or outcome.reopened_block) == alarms.pop(run, None)
     assert (verdicts, alarms) == ({}, {}), "the quick way missed something"
     if world.kind == "effect" and world.effects.change_block is not None:
         assert quick[0].alarm_block is not None, "the world was to show an alarm"

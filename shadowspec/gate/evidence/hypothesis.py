@@ -23,7 +23,7 @@ from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.stats.autocorrelation import BatchSums, Moments
 from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable
-from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS, Detector
+from shadowspec.gate.stats.drift import ALL_WATCHERS, Detector
 from shadowspec.metrics import ratio
 from shadowspec.types import Decision, PairedScore, SliceCounts, TestState
 
@@ -304,7 +304,7 @@ def fold_in_run(
     in_run: Decision | None,
     recorders: Sequence[Watcher] = (),
 ) -> HypothesisEvidence:
-    """The evidence with these units: before the run's ENABLE without detectors, with them after it.
+    """The evidence with these units: before the run's verdict without detectors, with them after it.
 
     `recorders` see all of the units.
     """
@@ -321,7 +321,7 @@ def fold_in_run(
         num_passed = evidence.num_clusters + evidence.num_capped_clusters
         if evidence.runs.num_blocks >= num_blocks and num_passed >= num_clusters:
             evidence = replace(evidence, detectors=watched)
-    watchers = (*WATCHERS, *ADVISORY_WATCHERS) if evidence.detectors else ()
+    watchers = ALL_WATCHERS if evidence.detectors else ()
     return evidence.fold(clusters, blocks, policy, states=states, watchers=(*watchers, *recorders))
 
 
@@ -331,11 +331,11 @@ def restarted_states(decision: Decision) -> dict[str, TestState]:
 
 
 def watch_detectors(decision: Decision) -> dict[str, Detector]:
-    """The detectors as they were started at the ENABLE on which `decision` rests; empty without one."""
+    """The detectors as they were started at the verdict on which `decision` rests; empty without one."""
     promises = {} if decision.watch is None else decision.watch.promises
     return {name: Detector(promise.promise, promise.best) for name, promise in promises.items()}
 
 
 def watch_start(decision: Decision) -> tuple[int, int]:
-    """Blocks and clusters of the run that had come by at that ENABLE: the detectors fold those after them."""
+    """Blocks and clusters of the run that had come by at that verdict: the detectors fold those after them."""
     return (0, 0) if decision.watch is None else (decision.watch.num_blocks, decision.watch.num_clusters)

@@ -1,4 +1,4 @@
-"""Detectors of decay in an enabled hypothesis: e-SR statistics on the unit values that ENABLE promised to hold.
+"""Detectors of change after a verdict: e-SR statistics on the unit values that ENABLE or DISABLE promised to hold.
 
 The null is that the promise still holds: E[x | past] >= m0 at every unit, m0 the threshold that was proven
 (never an estimate).  A unit with sum u and weight g gives L = 1 + lambda * (m0 * g - u), which under the null
@@ -6,6 +6,10 @@ is nonnegative with mean at most 1 while 0 < lambda < 1 / (x_best - m0).  M = L 
 at most 1 a unit on average, so that the mean number of units until M reaches A is at least A, for any distribution; M
 covers every possible moment of change at once.  The detector uses the mean of the M over the betting fractions.  After
 Shin, Ramdas and Rinaldo, arXiv 2203.03532.
+
+DISABLE promises the opposite of one limit, such as a mean speedup of at most 1 + margin.  Its detector is the same
+statistic, and an alarm refutes the DISABLE: the next run decides again.  While the promise holds, which is while there
+is nothing to gain, such an alarm comes no sooner, on average, than after the run length.
 
 A promise "at most" has x_best below m0.  Lambda is then negative, and the statistic is the mirrored one.
 
@@ -24,6 +28,7 @@ import numpy as np
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import FRACTIONS, Floats, Side, Sums, UnitSeries
+from shadowspec.types import TestResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,13 @@ def log_mean(paths: Floats) -> Floats:
 class DriftWatcher:
     """Maintains one detector over the units of the test `test_name`; None until the detector is started.
 
-    A missing value is folded at its worst, as the bound of `side` has it: an arm that fails is a decay too.
+    A missing value is folded at its worst, as the bound of `side` has it: an arm that fails is a decay after ENABLE,
+    and no gain after DISABLE.
     """
 
     name: str
     test_name: str
-    side: Side = "lower"  # "upper" where the promise is a greatest value
+    side: Side = "lower"  # "upper" where a high value is the bad one
 
     def fold(self, detector: Detector | None, units: UnitSeries) -> Detector | None:
         """The detector after these units; its promise was fixed when it was started."""
@@ -109,6 +115,31 @@ WATCHERS = (
     DriftWatcher("drift_z_high", "parity_sampled", "upper"),
 )
 ADVISORY_WATCHERS = (DriftWatcher("advisory_speedup", "speedup"), DriftWatcher("advisory_acceptance", "acceptance"))
+
+
+REOPENING_WATCHERS = (
+    DriftWatcher("reopen_speedup", "speedup"),
+    DriftWatcher("reopen_tail", "tail", "upper"),
+    DriftWatcher("reopen_z_low", "parity_sampled"),
+    DriftWatcher("reopen_z_high", "parity_sampled", "upper"),
+)
+ALL_WATCHERS = (*WATCHERS, *ADVISORY_WATCHERS, *REOPENING_WATCHERS)
+
+
+def start_reopening(policy: GatePolicy, result: TestResult) -> dict[str, Detector]:
+    """The detector of a DISABLE at the look that gives it, by watcher; `result` is the test that failed.
+
+    Its promise is the limit beyond which the mean was proven to lie.
+    """
+    is_high = (result.estimate or 0.0) > 0.0
+    promise = {
+        "speedup": ("reopen_speedup", math.log1p(policy.margin), -policy.log_speedup_clip),
+        "tail": ("reopen_tail", policy.tail_share, 1.0),
+        "parity_sampled": ("reopen_z_high", policy.z_bound, policy.z_clip)
+        if is_high
+        else ("reopen_z_low", -policy.z_bound, -policy.z_clip),
+    }[result.name]
+    return {promise[0]: Detector(*promise[1:])}
 
 
 def start_detectors(
@@ -143,14 +174,14 @@ def alarm_threshold(policy: GatePolicy) -> float:
 
     The sum of N statistics grows by at most N per unit of each, so that the first of N alarms at run length
     times N comes no sooner, on average, than after the run length.  The declared number of hypotheses bounds N for any
-    set of enabled hypotheses.
+    set of hypotheses that are enabled or disabled: a DISABLE has one detector.
     """
     return policy.drift_run_length * float(len(WATCHERS) * policy.max_hypotheses)
 
 
 def alarms(detectors: Mapping[str, Detector], policy: GatePolicy) -> tuple[DriftWatcher, ...]:
     """The watchers whose promise no longer holds."""
-    return _select_alarmed(WATCHERS, detectors, policy)
+    return _select_alarmed((*WATCHERS, *REOPENING_WATCHERS), detectors, policy)
 
 
 def advice(detectors: Mapping[str, Detector], policy: GatePolicy) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from datetime import datetime
 from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.current_verdict import is_valid_for_engine
+from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES, is_valid_for_engine
 from shadowspec.gate.verdict.hold_reasons import (
     clusters_needed,
     figures,
@@ -124,6 +124,9 @@ def decide(
             outcome = _enabled_before(previous, results, evidence, policy)
     elif previous is not None and is_valid_for_engine(previous.verdict, previous.reason_code, other_engine):
         outcome = _Outcome(previous.verdict, previous.reason_code, previous.reason)
+        if previous.reason_code not in AT_ONCE_CODES:  # a DISABLE that may reopen, and does not where harm is certain
+            certain = _at_once(hypothesis, results, evidence, policy)
+            outcome = outcome if certain is None else _named(certain, hypothesis)
     elif other_engine is not None and (not has_entered or level is None):
         outcome = _hold(ReasonCode.OTHER_ENGINE, other_engine)
     elif not has_entered:

@@ -3,6 +3,9 @@
 `decide` judges one run of the tests by its evidence; here runs follow each other.  ENABLE starts the detectors.
 An alarm ends the run: ENABLE becomes DISABLE or HOLD by policy.  The next look begins a run with no evidence at a
 reserved level, whose verdict then replaces the alarm's.  After a new fingerprint it is HOLD meanwhile.
+DISABLE by a bound starts a detector too, of the promise that it proved: there is no gain.  Where new evidence refutes
+it, the run ends.  DISABLE stays in force, which is the safe side, until the next run reaches its verdict.  A DISABLE
+that one observation proves, by a parity fault or memory over budget, ends only with the fingerprint.
 An ENABLE ends without an alarm where the operator names a serving engine other than the one that measured.  A parity
 fault or memory over budget turns it into DISABLE: its detectors end with it, and its evidence continues.
 """
@@ -18,7 +21,14 @@ from datetime import datetime
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_detectors
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
-from shadowspec.gate.verdict.decision import Hypothesis, decide, proven_bounds, rests_on_enable, verdict_start
+from shadowspec.gate.verdict.decision import (
+    DISABLE_CODES,
+    Hypothesis,
+    decide,
+    proven_bounds,
+    rests_on_enable,
+    verdict_start,
+)
 from shadowspec.gate.verdict.trial_levels import HypothesisId, passed_clusters
 from shadowspec.types import (
     Decision,
@@ -33,6 +43,8 @@ from shadowspec.types import (
 )
 
 _LN10 = math.log(10.0)
+_TEST_OF_CODE = {code: name for name, code in DISABLE_CODES.items()}  # of a DISABLE that new evidence may refute
+ALARM_CODES = frozenset({ReasonCode.DRIFT, ReasonCode.REOPENED})  # an alarm ended a run, and the next one is undecided
 WAITING_CODES = frozenset(
     {ReasonCode.TOO_FEW_CLUSTERS, ReasonCode.TOO_FEW_UNITS, ReasonCode.MIN_SPAN}
 )  # HOLD only because evidence is missing
@@ -53,7 +65,7 @@ CurrentVerdicts = Mapping[HypothesisId, tuple[Verdict, str]]
 
 def is_open(verdict: Verdict, reason_code: str) -> bool:
     """Whether more evidence may still change the decision: a HOLD for evidence, or an alarm's verdict."""
-    return reason_code == ReasonCode.DRIFT or (verdict is Verdict.HOLD and reason_code not in FINAL_CODES)
+    return reason_code in ALARM_CODES or (verdict is Verdict.HOLD and reason_code not in FINAL_CODES)
 
 
 def decided_slices(verdicts: CurrentVerdicts, loads: Collection[int], fingerprints: Collection[str]) -> set[str]:
@@ -87,7 +99,7 @@ def decide_in_run(
     `evidence` is only that of the run; `previous` the latest decision with this fingerprint, of this run or not.
     """
     in_run = previous if previous is not None and trial is not None and not previous.ends_run else None
-    in_force = in_run if in_run is not None and in_run.reason_code != ReasonCode.DRIFT else None
+    in_force = in_run if in_run is not None and in_run.reason_code not in ALARM_CODES else None
     decision = decide(hypothesis, evidence, policy, trial=trial, has_entered=has_entered, previous=in_force, now=now)
     if trial is None:
         return decision
@@ -97,6 +109,12 @@ def decide_in_run(
         detectors = evidence.detectors if before is None or watch.promises == before.promises else {}
         decision = replace(decision, watch=watch, drift=_drift_figures(detectors, policy))
         decision = _after_detectors(decision, detectors, policy)
+    elif decision.verdict is Verdict.DISABLE and decision.reason_code in _TEST_OF_CODE:
+        before = in_force.watch if in_force is not None and in_force.verdict is Verdict.DISABLE else None
+        decision = replace(
+            decision, watch=before or _refutable(decision, policy), drift=_drift_figures(evidence.detectors, policy)
+        )
+        decision = _after_detectors(decision, evidence.detectors, policy)
     elif decision.verdict is Verdict.HOLD and trial.num_restarts and decision.reason_code != ReasonCode.OTHER_ENGINE:
         decision = _meanwhile(decision, trial, policy)
     return replace(decision, verdict_since=verdict_start(decision.verdict, previous, now))
@@ -105,7 +123,7 @@ def decide_in_run(
 def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> HypothesisEvidence:
     """A run's evidence to store after `decision`: all, with its detectors started, or nothing if the run ended.
 
-    Detectors watch while ENABLE is in force or held by the policy; a promise that the policy moves starts them again.
+    Detectors watch while a verdict is in force or held by the policy; promises that the policy moves start them again.
 
     The counts of the slice are always retained: the next look replaces them.
     """
@@ -123,6 +141,14 @@ def _watch(decision: Decision, evidence: HypothesisEvidence, policy: GatePolicy)
     proven = proven_bounds(decision, evidence.mix_lower)
     promises = _promises(proven, policy, has_z="parity_sampled" in proven)
     return Watch(decision.num_blocks, passed_clusters(decision), promises, proven, decision.reason)
+
+
+def _refutable(decision: Decision, policy: GatePolicy) -> Watch:
+    """What a DISABLE promises: the mean that its bound proved lies beyond the limit of that look."""
+    result = next(test for test in decision.tests if test.name == _TEST_OF_CODE[ReasonCode(decision.reason_code)])
+    started = drift.start_reopening(policy, result)
+    promises = {name: WatchedMean(detector.promise, detector.best) for name, detector in started.items()}
+    return Watch(decision.num_blocks, passed_clusters(decision), promises)
 
 
 def _follow(watch: Watch, decision: Decision, policy: GatePolicy) -> Watch:
@@ -148,7 +174,7 @@ def _promises(proven: Mapping[str, ProvenBounds], policy: GatePolicy, *, has_z: 
 def _drift_figures(detectors: Mapping[str, drift.Detector], policy: GatePolicy) -> DriftFigures:
     """How close each detector is to its alarm, on the scale of units seen."""
     figures = {}
-    for watcher in drift.WATCHERS:
+    for watcher in (*drift.WATCHERS, *drift.REOPENING_WATCHERS):
         if (detector := detectors.get(watcher.name)) is not None:
             log10 = detector.log_peak / _LN10 if detector.num_units else None
             figures[watcher.name.removeprefix("drift_")] = DetectorFigures(detector.num_units, log10)
@@ -161,16 +187,27 @@ def _after_detectors(decision: Decision, detectors: Mapping[str, drift.Detector]
     for watcher in drift.alarms(detectors, policy):
         detector = detectors[watcher.name]
         promise = math.exp(detector.promise) if watcher.test_name == "speedup" else detector.promise
-        verb = "holds" if watcher.side == "lower" else "stays within"
-        parts.append(f"{watcher.test_name} no longer {verb} {promise:.3g} ({detector.num_units} units since ENABLE)")
+        verb = "holds" if detector.best > detector.promise else "stays within"
+        parts.append(
+            f"{watcher.test_name} no longer {verb} {promise:.3g} ({detector.num_units} units since {decision.verdict})"
+        )
     if not parts:
         return decision
     reason = "; ".join(parts)
+    if decision.verdict is Verdict.DISABLE:
+        reason = f"DISABLE is refuted: {reason}; it stays in force until the next run decides"
+        return replace(decision, reason_code=ReasonCode.REOPENED, reason=reason, ends_run=True)
     return replace(decision, verdict=_alarm_verdict(policy), reason_code=ReasonCode.DRIFT, reason=reason, ends_run=True)
 
 
 def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy) -> Decision:
     """The decision of a run that follows another and is still undecided."""
+    if trial.reopens:
+        reason = (
+            f"new evidence refuted the DISABLE of run {trial.num_restarts}, which stays in force until the next one "
+            f"decides: {decision.reason}"
+        )
+        return replace(decision, verdict=Verdict.DISABLE, reason_code=ReasonCode.REOPENED, reason=reason)
     if trial.supersedes is None:
         reason = f"a drift alarm ended run {trial.num_restarts}; the next one: {decision.reason}"
         return replace(decision, verdict=_alarm_verdict(policy), reason_code=ReasonCode.DRIFT, reason=reason)

@@ -212,6 +212,7 @@ def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str,
     )
     if latest.fingerprint == fingerprint and not latest.ends_run:
         return trial
+    goes_on = latest.fingerprint == fingerprint
     folded = same.run if same is not None else None
     return replace(
         trial,
@@ -220,7 +221,8 @@ def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str,
         start_blocks=(folded.start_blocks + same.num_blocks) if folded and same else 0,
         start_clusters=(folded.start_clusters + passed_clusters(same)) if folded and same else 0,
         start_lost=trial.start_lost + latest.evidence.counts.num_lost,
-        supersedes=None if latest.fingerprint == fingerprint else latest.fingerprint,
+        supersedes=None if goes_on else latest.fingerprint,
+        reopens=goes_on and latest.reason_code == ReasonCode.REOPENED,
     )
 
 
@@ -241,7 +243,7 @@ def has_passed(decision: Decision) -> bool:
     run = decision.run
     if run is None:
         return False
-    is_enabled = decision.verdict is Verdict.ENABLE or decision.watch is not None
+    is_enabled = decision.verdict is Verdict.ENABLE or (decision.watch is not None and bool(decision.watch.proven))
     return run.has_passed or (run.num_restarts == run.num_before and is_enabled)
 
 

@@ -20,6 +20,7 @@ from shadowspec.types import (
     Reservations,
     Verdict,
 )
+from shadowspec.types.decision_documents import REOPENING
 
 _WATCHED = {"tail": "the slowed share", "z_low": "z, low side", "z_high": "z, high side"}  # detectors, for people
 
@@ -117,12 +118,18 @@ def detector_lines(decision: Decision) -> list[DetectorLine]:
     if decision.drift is not None:
         limit = decision.drift.threshold_log10
         lines += [
-            DetectorLine(f"Drift of {_WATCHED.get(name, name)}", detector.log10, limit, detector.num_units)
+            DetectorLine(_title_of(name), detector.log10, limit, detector.num_units)
             for name, detector in decision.drift.detectors.items()
         ]
     if (change := _mix_change(decision)) is not None:
         lines.append(DetectorLine("Shift of the prompt mix", change.log10_evidence, None, None))
     return lines
+
+
+def _title_of(name: str) -> str:
+    """A detector's, for people."""
+    watched = name.removeprefix(REOPENING)
+    return f"{'Drift of' if watched == name else 'Against DISABLE:'} {_WATCHED.get(watched, watched)}"
 
 
 def _with_forbidding(decision: Decision, decisions: Sequence[Decision]) -> Decision:

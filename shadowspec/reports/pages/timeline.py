@@ -47,6 +47,8 @@ def verdict_changes(recorded: Iterable[VerdictChange], configs: Mapping[str, Fin
         replaced = None if change.supersession is None else change.supersession.by
         if change.reason_code == ReasonCode.DRIFT:
             kind, what = ChangeKind.ALARM, f"{change.verdict}: a drift alarm"
+        elif change.reason_code == ReasonCode.REOPENED:
+            kind, what = ChangeKind.ALARM, f"{change.verdict}: new evidence refutes it"
         elif is_revoked(change.before, change.reason_code):
             kind, what = ChangeKind.ALARM, f"{change.verdict}: ENABLE is revoked"
         elif change.reason_code == ReasonCode.CHANGED_FINGERPRINT:

@@ -19,8 +19,8 @@ from shadowspec.types.decision_documents import read_evidence, read_mix_change, 
 
 _decisions, _before = tables.decisions.c, tables.decisions.alias("before_it").c
 _HYPOTHESIS = tuple(_decisions[name] for name in tables.HYPOTHESIS)
-# Reasons that say more than their verdict: a drift alarm, and a fingerprint that was replaced.
-_TELLING = (ReasonCode.DRIFT, ReasonCode.CHANGED_FINGERPRINT)
+# Reasons that say more than their verdict: an alarm, and a fingerprint that was replaced.
+_TELLING = (ReasonCode.DRIFT, ReasonCode.REOPENED, ReasonCode.CHANGED_FINGERPRINT)
 
 
 @dataclass(frozen=True, slots=True)
