@@ -311,6 +311,7 @@ version = 1
 # indifference = ~              # an interval this close to its limit is undecidable
 # max_missing = ~               # share of failed and shed requests above which the verdict is HOLD
 # max_prompt_mismatch = ~       # share of prompts whose logged length (usage) is another, above which it is HOLD
+# max_untimed_share = ~         # share of requests beyond timed_positions, above which ENABLE is HOLD
 # min_span_s = ~                # event time that ENABLE needs, and as many days with evidence; default: a week
 # recording_only = ~            # trial policy: verdicts speak of this recording only, need no span and are not promoted
 # max_evidence_age_s = ~        # HOLD if the newest evidence is older at the look; "none": any age

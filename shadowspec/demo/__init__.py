@@ -59,6 +59,8 @@ max_hypotheses = 1
 min_span_s = 0.0
 # Sessions have two to three requests; drawing the timed one from the first two leaves few without a pair.
 timed_positions = 2
+# At most 29% of an endpoint's requests come after them.
+max_untimed_share = 0.3
 """
 _CONFIG_ENDPOINT = """
 [endpoints.{name}]

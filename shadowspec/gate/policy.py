@@ -82,6 +82,8 @@ class GatePolicy:
     max_missing: float = 0.05  # share of failed and shed requests above which the verdict is HOLD
     # Share of prompts that production counts otherwise above which it is HOLD.  Simulated worlds log no prompts.
     max_prompt_mismatch: float = field(default=0.02, repr=False)
+    # Share of requests beyond `timed_positions` above which ENABLE is HOLD.  In simulated worlds there are none.
+    max_untimed_share: float = field(default=0.25, repr=False)
     min_span_s: float = 7 * DAY_S  # event time, and days with evidence, that ENABLE needs: a whole cycle of the traffic
     max_evidence_age_s: float | None = None  # HOLD if the newest evidence is older; None: files may be of any age
     # A trial: ENABLE needs no span, speaks of this recording only, and is never promoted.  Simulated worlds, whose
@@ -285,7 +287,9 @@ _RANGES: dict[str, _Range] = {
     **dict.fromkeys(
         ("alpha", "floor", "tail_share", "max_fault_share", "parity_margin", "z_clip", "z_bound", "min_rate"), _FRACTION
     ),
-    **dict.fromkeys(("max_missing", "max_prompt_mismatch", "dominant_key_share", "entry_share"), _SHARE),
+    **dict.fromkeys(
+        ("max_missing", "max_prompt_mismatch", "max_untimed_share", "dominant_key_share", "entry_share"), _SHARE
+    ),
     **dict.fromkeys(
         ("log_speedup_clip", "cluster_idle_s", "cluster_max_age_s", "time_block_s", "mix_window_s"), _POSITIVE
     ),

@@ -228,6 +228,15 @@ class ReasonCode(StrEnum):
         "Rename the candidate to begin evidence without those prompts. Where the server does not count whole prompts, "
         "raise the limit.",
     )
+    UNTIMED = (
+        "untimed",
+        "HOLD",
+        "More requests than `max_untimed_share` come later in their session than any request that is timed.",
+        "raise `timed_positions` to the length of the long sessions and restart the worker, "
+        f"then measure newer traffic, {GATE_AGAIN}",
+        "The share falls as newer requests come. A slowdown still ends in DISABLE. Raise the limit where late turns "
+        "are known to be like the others.",
+    )
     STALE_DATA = (
         "stale_data",
         "HOLD",

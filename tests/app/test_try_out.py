@@ -57,9 +57,16 @@ def test_a_long_file_is_sampled_and_counted(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("sizes", "positions", "num_timed"),
-    [([1, 1, 1, 5], 1, 4.0), ([2, 2, 1], 2, 2.5), ([9, 9], 4, 2.0), ([3], 3, 1.0)],
+    [
+        ([1, 1, 1, 2], 1, 4.0),
+        ([1, 1, 1, 5], 3, 2.0),
+        ([2, 2, 1], 2, 2.5),
+        ([5, 5], 4, 2.0),
+        ([9, 9], 7, 2.0),
+        ([3], 3, 1.0),
+    ],
 )
-def test_the_timed_position_is_drawn_from_as_many_as_the_median_session_has(
+def test_the_timed_position_is_drawn_from_as_many_as_the_median_session_has_or_most_requests_need(
     sizes: list[int], positions: int, num_timed: float
 ) -> None:
     found = survey(sizes, ["chat"] * len(sizes))

@@ -30,6 +30,8 @@ class Seen:
     num_left_out: int = 0
     num_compared_prompts: int = 0
     num_other_prompts: int = 0
+    num_arrived: int = 0
+    num_beyond: int = 0
 
     def folded(self, policy: GatePolicy, previous: Decision | None = None) -> HypothesisEvidence:
         counts = SliceCounts(
@@ -39,6 +41,8 @@ class Seen:
             num_left_out=self.num_left_out,
             num_compared_prompts=self.num_compared_prompts,
             num_other_prompts=self.num_other_prompts,
+            num_arrived=self.num_arrived,
+            num_beyond=self.num_beyond,
         )
         states = restarted_states(previous) if previous else {}
         return HypothesisEvidence(counts=counts).fold(self.clusters, self.blocks, policy, states=states)

@@ -78,7 +78,7 @@ def test_a_report_written_later_says_the_same_of_the_data(
         assert done.document["data_note"] == demo.DATA_NOTE
 
 
-def test_the_demo_departs_from_the_default_policy_in_three_values_only(tmp_path: Path) -> None:
+def test_the_demo_departs_from_the_default_policy_in_four_values_only(tmp_path: Path) -> None:
     from dataclasses import asdict
 
     from shadowspec.config import load_config
@@ -90,6 +90,6 @@ def test_the_demo_departs_from_the_default_policy_in_three_values_only(tmp_path:
     default = asdict(GatePolicy())
     for endpoint in config.endpoints.values():
         changed = {key for key, value in asdict(endpoint.policy).items() if value != default[key]}
-        assert changed == {"max_hypotheses", "min_span_s", "timed_positions", "serving_engine"}
+        assert changed == {"max_hypotheses", "max_untimed_share", "min_span_s", "timed_positions", "serving_engine"}
         assert endpoint.policy.serving_engine == "shadowspec-torch", "of the endpoint, and no value of the policy"
     assert set(config.endpoints) == set(demo.SERVED_MODELS)

@@ -254,6 +254,26 @@ def test_prompts_that_production_counts_otherwise_hold_beyond_their_share(num_ot
         assert "in 2.2% of 400 prompts (limit 2.0%)" in decision.reason
 
 
+@pytest.mark.parametrize(("num_beyond", "verdict"), [(0, "all_tests_pass"), (100, "all_tests_pass"), (101, "untimed")])
+def test_enable_does_not_speak_for_turns_that_are_never_timed(num_beyond: int, verdict: str) -> None:
+    seen = replace(evidence_of(draw_runs(380)), num_arrived=400, num_beyond=num_beyond)
+    decision = look(seen)
+    assert decision.reason_code == verdict
+    assert look(seen, replace(POLICY, max_untimed_share=0.3)).verdict is Verdict.ENABLE
+    if num_beyond > 100:
+        assert decision.reason == (
+            "25.2% of 400 requests come after the first 4 of their session and are never timed (limit 25.0%): "
+            "raise timed_positions"
+        )
+
+
+def test_late_turns_hold_before_the_tests_pass_and_do_not_keep_a_slowdown_enabled() -> None:
+    seen = replace(evidence_of(draw_runs(40)), num_arrived=400, num_beyond=300)
+    assert look(seen).reason_code == "untimed", "no further evidence of the first turns ends it"
+    slow = replace(evidence_of(draw_runs(400, speedup=0.7)), num_arrived=400, num_beyond=300)
+    assert look(slow).verdict is Verdict.DISABLE
+
+
 def test_enable_needs_the_traffic_of_a_whole_span() -> None:
     decision = look(evidence_of(draw_runs(400)), replace(POLICY, min_span_s=400.0))
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "min_span")

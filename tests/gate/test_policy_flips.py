@@ -237,6 +237,7 @@ CASES = {
     "indifference": Case(1.0, seen(draw_runs(40, speedup=1.08))),
     "max_missing": Case(0.5, seen(FAST, num_lost=40)),
     "max_prompt_mismatch": Case(0.5, seen(replace(evidence_of(FAST), num_compared_prompts=100, num_other_prompts=10))),
+    "max_untimed_share": Case(0.6, seen(replace(evidence_of(FAST), num_arrived=100, num_beyond=50))),
     "min_span_s": Case(1e6, seen(FAST)),
     "recording_only": Case(True, seen(FAST), {"min_span_s": 1e6}),
     "max_evidence_age_s": Case(3_600.0, lambda policy: word(look(evidence_of(FAST), policy, now=A_DAY_LATER))),

@@ -90,9 +90,15 @@ class Survey:
 
     @property
     def timed_positions(self) -> int:
-        """From how many of a session's first requests the timed one is drawn: as many as its median has."""
-        median = int(statistics.median(map(len, self.sessions)))
-        return min(max(median, 1), GatePolicy().timed_positions)
+        """From how many of a session's first requests the timed one is drawn: as many as its median has.
+
+        More where too many requests would come after them for a verdict (`max_untimed_share`).
+        """
+        policy, lengths = GatePolicy(), [len(session) for session in self.sessions]
+        positions = min(max(int(statistics.median(lengths)), 1), policy.timed_positions)
+        while sum(max(length - positions, 0) for length in lengths) > policy.max_untimed_share * sum(lengths):
+            positions += 1
+        return positions
 
     def num_timed(self, timed_positions: int) -> float:
         """Requests of the whole file that are measured, as expected: one position of each session is drawn."""

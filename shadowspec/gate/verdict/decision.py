@@ -283,7 +283,15 @@ def _judge(
     if other_engine is not None:
         return _hold(ReasonCode.OTHER_ENGINE, other_engine)
 
-    # 4. ENABLE: every required test passes at this look.
+    # 4. ENABLE: every required test passes at this look, and speaks of most of the traffic.
+    untimed = ratio(evidence.counts.num_beyond, evidence.counts.num_arrived) or 0.0
+    if untimed > policy.max_untimed_share:
+        return _hold(
+            ReasonCode.UNTIMED,
+            f"{untimed:.1%} of {plural(evidence.counts.num_arrived, 'request')} come after the first "
+            f"{policy.timed_positions} of their session and are never timed (limit {policy.max_untimed_share:.1%}): "
+            "raise timed_positions",
+        )
     for result in required:
         if result.betting is not None and result.betting.unprovable is not None:
             return _hold(ReasonCode.UNPROVABLE, result.betting.unprovable)
