@@ -217,10 +217,14 @@ def _command() -> Callable[..., Any]:
     return typer.main.get_command(app)
 
 
+def forbid_core_dumps() -> None:
+    """Leave no copy of memory on a disk after a crash: it would hold prompts and the secret.  Children inherit it."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def main() -> None:
     """Run the command line; every failure ends in one message on stderr and an exit code of the contract."""
-    # A crash leaves no copy of memory on a disk, which would hold prompts and the secret; child processes inherit it.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    forbid_core_dumps()
     try:
         code = _run(arrange(sys.argv[1:]))
     except BrokenPipeError:  # of a message

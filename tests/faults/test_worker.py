@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from sqlalchemy import make_url
 
 from shadowspec.store import Store
 from shadowspec.types import FunnelCounter
+from tests.cli_process import run_command
+from tests.faults import canaries
 from tests.faults.casts import FAKE_CONFIG, SECRET
 from tests.faults.traffic import START_MS, messages
 from tests.kafka_topics import Message, Topics, read_topic
@@ -27,6 +30,7 @@ from tests.services import PATIENCE_S, free_port, postgres_programs
 pytestmark = pytest.mark.integration
 KILLER, HOLDER = 7, 8  # bytes that no ordinary prompt holds
 CANARY = "cAnArY-7391-xyzzy"
+LABELLED = 'slice_by = ["prompt_class", "tier", "language"]\nlabels = { tier = ["pro"] }'
 
 
 class RunningWorker:
@@ -72,7 +76,7 @@ def start_worker(
     with ExitStack() as stack:
         topics = stack.enter_context(Topics(kafka_bootstrap))
 
-        def start(*options: str) -> tuple[RunningWorker, Store, str, str, Topics]:
+        def start(*options: str, chat: str = "") -> tuple[RunningWorker, Store, str, str, Topics]:
             database, port = new_database("postgres"), free_port()
             topic = topics.create(3, retention_ms=-1)
             letters = topics.create(1, retention_ms=-1)
@@ -82,7 +86,8 @@ def start_worker(
                 database=database, bootstrap=kafka_bootstrap, topic=topic, dead_letters=letters, port=port,
                 session_timeout_ms=10_000,
             )  # fmt: skip
-            config.write_text(text.replace('"storm"', f'"{topic}"'))
+            text = text.replace('"storm"', f'"{topic}"')
+            config.write_text(text.replace("sample_rate = 0.8", f"sample_rate = 0.8\n{chat}"))
             log = tmp_path / "worker.log"
             with log.open("ab") as stream:
                 process = subprocess.Popen(
@@ -131,7 +136,7 @@ def test_what_it_writes_contacts_and_says(
 ) -> None:
     worker, store, topic, letters, topics = start_worker("--verbose", "--kill", str(KILLER))
     worker.wait_ready()
-    traffic = list(canaries())
+    traffic = list(killing_canaries())
     names = topics.names()
     topics.write(topic, traffic)
     seen_remote: set[int] = set()
@@ -184,7 +189,54 @@ def test_what_it_writes_contacts_and_says(
     assert 'shadowspec_records_total{counter="measured",endpoint="chat"' in metrics
 
 
-def canaries() -> Iterator[Message]:
+@pytest.mark.all
+def test_a_clients_words_come_into_nothing_that_is_stored_said_or_shown(
+    start_worker: Callable[..., tuple[RunningWorker, Store, str, str, Topics]],
+    kafka_bootstrap: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    worker, store, topic, letters, topics = start_worker("--verbose", chat=LABELLED)
+    config = tmp_path / "worker.toml"
+    worker.wait_ready()
+    traffic = list(canaries.canaries())
+    topics.write(topic, traffic)
+    wait_for(lambda: finished(store, topic) == len(traffic), worker)
+    children = subprocess.run(["pgrep", "-P", str(worker.process.pid)], capture_output=True, text=True, check=True)
+    pids = (worker.process.pid, *children.stdout.split())
+    limits = {pid: Path(f"/proc/{pid}/limits").read_text() for pid in pids}
+    assert len(limits) > 1, "it has an engine"
+    assert all(re.search("^Max core file size +0 +0 ", text, re.MULTILINE) for text in limits.values())
+    shown = {path: worker.get(path) for path in ("/metrics", "/readyz", "/livez")}
+    assert worker.stop() == 0
+    shown["log"] = worker.log.read_text()
+
+    # It measured the ordinary ones, refused others, and has dead letters: every way out was taken.
+    funnel = store.funnel()
+    assert funnel["chat", FunnelCounter.MEASURED, None] >= 4, "of each session one in four requests is timed"
+    assert {counter for _, counter, _ in funnel} >= {FunnelCounter.UNSUPPORTED, FunnelCounter.MALFORMED}
+    dead = read_topic(kafka_bootstrap, letters, "%s")
+    assert canaries.leaks("\n".join(dead)), "dead letters hold what the client wrote, and nothing else does"
+
+    # What commands say of it, and all of the database.
+    monkeypatch.setenv("SHADOWSPEC_HASH_SECRET", SECRET)
+    for words in (
+        "gate", "gate --json", "plan --json", "check -e chat", "check -e chat --json", "report --out -",
+        "report --format json", "report --format md", "dead-letters list", "dead-letters list --json",
+    ):  # fmt: skip
+        done = run_command(monkeypatch, capsys, "--verbose", *words.split(), "--config", str(config))
+        assert done.out, (words, done.err)
+        shown[words] = done.out + done.err
+    address = store.engine.url.set(drivername="postgresql").render_as_string()
+    command = [postgres_programs() / "pg_dump", "--dbname", address]
+    shown["dump"] = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+    assert topic in shown["dump"]
+    assert "tier=other" in shown["dump"], "its labels have values, of which none is a client's"
+    assert {name: canaries.leaks(text) for name, text in shown.items()} == {name: [] for name in shown}
+
+
+def killing_canaries() -> Iterator[Message]:
     """Traffic with a canary in every place that could leak.
 
     All of it is in one partition: a worker reads several in any order, and the order says which requests share a block

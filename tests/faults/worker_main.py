@@ -14,6 +14,7 @@ from typing import Any
 
 from shadowspec.app.serve_worker import serving
 from shadowspec.cli.console import set_up_logging
+from shadowspec.cli.main import forbid_core_dumps
 from shadowspec.cli.worker import run_until_stopped
 from shadowspec.config import load_config
 from shadowspec.errors import ShadowSpecError
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--hold", type=int, help="token that holds the engine's interpreter")
     parser.add_argument("--hold-s", type=float, default=1.0)
     arguments = parser.parse_args()
+    forbid_core_dumps()
     set_up_logging(arguments.verbose)
     config = load_config(arguments.config)
     draw = random.Random(f"{arguments.seed} {os.getpid()}")
