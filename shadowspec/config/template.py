@@ -85,6 +85,7 @@ hash_secret_file = "shadowspec.secret"
 # share_prefixes = ~      # compute a prefix that prompts of a block share once, as a prefix cache does; in both arms
 # seed = ~                # of requests without a seed
 # warmup_blocks = ~       # blocks that run before the first one that counts
+# pause_s = ~             # seconds in which the device idles before each timed arm (docs/reading-a-hold.md: carry_over)
 # audit_share = ~         # share of the measured requests whose outputs are replayed, to compare the engine's counts
 
 # How `shadowspec worker` consumes the mirror and runs engines.
@@ -327,6 +328,7 @@ version = 1
 # tail_margin = ~               # a request is slowed if it took longer by more than this
 # tail_share = ~                # tolerated share of slowed requests
 # max_fault_share = ~           # share of faults in greedy outputs to exclude, with no fault seen
+# max_carry_over = ~            # what the order of the arms may add to the speedup; above it is HOLD
 # parity_margin = ~             # tolerated share of greedy outputs that differ by rounding, beyond the baseline's
 # near_tie_logit = ~            # top-2 logit gap that counts as rounding; "none": 0.001 in float32, 0.125 in bfloat16
 # parity_tokens = ~             # sampled tokens of a session that count in the z score

@@ -7,6 +7,7 @@ fit into memory by itself (`arms`) fails its runs, which are stored and counted,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -104,6 +105,7 @@ class Engine:
         repeated: MeasuredArm | None = None
         order, before = block.arm_order(len(self.candidates)), self._last_arm
         for place in order:
+            time.sleep(self._settings.pause_s)
             if place in arms:
                 repeated = self._arms.run(requests, None, slots)
                 continue

@@ -99,6 +99,7 @@ class GatePolicy:
     tail_margin: float = 0.20  # a request is slowed if its end-to-end time grew by more than this
     tail_share: float = 0.10  # share of slowed requests that is tolerated
     max_fault_share: float = 0.05  # share of greedy faults to be excluded, none having been seen
+    max_carry_over: float = 0.01  # what the order of the arms may add to the speedup
     parity_margin: float = 0.05  # share of greedy near-ties beyond the baseline's that is tolerated
     near_tie_logit: float | None = None  # None: by dtype, NEAR_TIE_LOGIT
     parity_tokens: int = 64  # a cluster's weight in the z score is capped at this number of tokens
@@ -300,6 +301,7 @@ _RANGES: dict[str, _Range] = {
             "margin",
             "tail_margin",
             "drift_tolerance",
+            "max_carry_over",
             "cluster_reopen_after_s",
             "block_max_wait_s",
         ),

@@ -167,6 +167,7 @@ class ServerEngine:
             order, before = block.arm_order(1), self._last_arm
             for place in order:
                 arm = self._last_arm = Arm.BASELINE if place is None else Arm.SPECULATIVE
+                await asyncio.sleep(self._measuring.pause_s)
                 answers = await self._run_arm(clients[arm], conversations, slots)
                 if arm in outcomes:
                     repeated = answers

@@ -8,12 +8,14 @@ timed requests, `acceptance` the first-position rate, `slowed` the share slowed 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from shadowspec.simulate.traffic import DAILY_SWING, SECOND, Bools, Floats, Ints, Requests, daily_phase
+from shadowspec.types import Arm, ArmOrder
 
 CLIP = math.log(2.0)  # the policy's default, at which every world is judged
 PARITY_TOKENS = 128  # emitted tokens of a request whose z is measured
@@ -37,7 +39,9 @@ class Effects:
 
     With `num_candidates` above 1 the requests are those of one of several candidates (its place is `candidate`) that
     run in each block beside the baseline, in the order that the engine takes too; whichever arm runs first is
-    `first_arm_log` slower.  With `is_retried` a slowed request lost its time to failed attempts.
+    `first_arm_log` slower, and the baseline is `carry_log` slower right after a speculative arm, that of the block
+    before included.  The noise is that of a pair of runs: where the baseline runs twice, its times differ by it.
+    With `is_retried` a slowed request lost its time to failed attempts.
     """
 
     log_speedup: float = math.log(1.3)
@@ -69,12 +73,13 @@ class Effects:
     num_candidates: int = 1
     candidate: int = 0
     first_arm_log: float = 0.0
+    carry_log: float = 0.0
     is_retried: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """One entry of each array to a request."""
+    """One entry of each array to a request; `orders` has one to a block."""
 
     log_speedup: Floats
     baseline_ms: Floats
@@ -86,6 +91,8 @@ class Outcomes:
     differs: Bools
     failed: Bools
     is_fault: Bools
+    orders: Sequence[ArmOrder]
+    repeat_log: Floats  # log(first / second time) of a baseline that runs twice
 
 
 def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator) -> Outcomes:
@@ -100,6 +107,9 @@ def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator
     if effects.block_sd:
         log_speedup += _block_effects(effects, rng, num_blocks)[block]
     log_speedup += _first_arm_effects(effects, requests)[block]
+    orders = _orders(effects, requests)
+    carried = effects.carry_log * np.array([order.baseline_ran_after is Arm.SPECULATIVE for order in orders])
+    log_speedup += carried[block]
     unslowed_log, log_speedup = log_speedup, np.where(is_slowed, effects.slowed_log, log_speedup)
 
     num_drafts = 1 + rng.poisson(effects.mean_drafts - 1.0, size=size)
@@ -117,6 +127,9 @@ def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator
         differs=rng.random(size) < effects.differing,
         failed=rng.random(size) < effects.failed,
         is_fault=(rng.random(size) < effects.faulty_later) & _is_later(effects, requests),
+        orders=orders,
+        repeat_log=_noise(effects, rng, size)
+        + (carried + np.maximum(_first_arm_effects(effects, requests), 0.0))[block],
     )
 
 
@@ -197,6 +210,16 @@ def _first_arm_effects(effects: Effects, requests: Requests) -> Floats:
     """By block: faster where the baseline ran first, slower where the candidate did, [blocks]."""
     first = [block.arm_order(effects.num_candidates)[0] for block in requests.blocks]
     return effects.first_arm_log * np.array([(arm is None) - float(arm == effects.candidate) for arm in first])
+
+
+def _orders(effects: Effects, requests: Requests) -> list[ArmOrder]:
+    """By block, on one device."""
+    orders, before = [], None
+    for block in requests.blocks:
+        arms = block.arm_order(effects.num_candidates)
+        orders.append(ArmOrder.of(arms, effects.candidate, before))
+        before = Arm.BASELINE if arms[-1] is None else Arm.SPECULATIVE
+    return orders
 
 
 def _acceptance_rates(effects: Effects, requests: Requests, rng: np.random.Generator, num_sessions: int) -> Floats:

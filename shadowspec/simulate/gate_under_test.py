@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shadowspec.gate.evidence.betting_tests import betting_tests
+from shadowspec.gate.evidence.carry_over import CarryOver, explains, order_totals
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states, watch_detectors
-from shadowspec.gate.evidence.series import BettingTest
+from shadowspec.gate.evidence.series import BettingTest, add_times
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import DAY_S, GatePolicy
@@ -345,8 +346,7 @@ class _TestRun:
             # Until the gate has found the run dependent, it is run where it may find so; and at once, for the level
             # that others have left the run by then.
             asks = candidates if was_dependent else candidates | waits
-            ahead = np.flatnonzero(asks[at : self._end]) if at > first else [0]
-            look, said = yield (at + int(ahead[0]) if len(ahead) else self._end - 1)
+            look, said = yield self._first_asked(candidates, asks, at) if at > first else at
             if look < first:
                 continue
             decision = said[self._key]
@@ -373,6 +373,19 @@ class _TestRun:
         ended = None if alarm is None else alarm[1]
         outcome = self._outcome(decision, ended, was_dependent=was_dependent)
         return outcome, alarm[0] if alarm is not None and alarm[1].ends_run else None
+
+    def _first_asked(self, candidates: Bools, asks: Bools, at: int) -> int:
+        """The first look from `at` on that must be asked: where the order of the arms holds ENABLE back, none."""
+        others, _ = possible_looks(self._tests, self._paths, self._faults, np.zeros_like(self._is_long))
+        for look in (at + np.flatnonzero(asks[at : self._end])).tolist():
+            if others[look] or not candidates[look] or not self._is_held(look):
+                return int(look)
+        return self._end - 1
+
+    def _is_held(self, look: int) -> bool:
+        blocks = add_times(self._units.blocks[: self._units.blocks_at[look]])
+        found = CarryOver.of(order_totals(blocks, self._policy.log_speedup_clip))
+        return explains(found, self._policy, SLACK)
 
     def _alarm(
         self, decided_at: int, decided: Decision

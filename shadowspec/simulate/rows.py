@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -90,6 +90,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         outcomes.num_accepted.tolist(),
         zip(outcomes.z_sum.tolist(), outcomes.z_tokens.tolist(), strict=True),
         compared,
+        outcomes.repeat_log.tolist(),
         strict=True,
     )
     slices = [slice_key_of(index) for index in range(int(requests.slice_index.max(initial=0)) + 1)]
@@ -109,12 +110,16 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         accepted,
         z,
         output,
+        repeat_log,
     ) in columns:
         counter, reason = (FunnelCounter.MEASURED, None) if timed else (FunnelCounter.SAMPLED_OUT, "not_timed")
         if shed:
             counter, reason = FunnelCounter.SHED, "queue_full"
         if timed:
-            block_id = requests.blocks[place].block_id
+            block, order = requests.blocks[place], outcomes.orders[place]
+            block_id = block.block_id
+            if block.repeats_baseline:
+                order = replace(order, baseline_repeat_ms=base * math.exp(-repeat_log))
             fingerprint = _config(place, change_block).fingerprint
             if failed:
                 counter, reason = FunnelCounter.FAILED, "time_out"
@@ -122,7 +127,8 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
             else:
                 scored = Parity(None, None, None, z[0], z[1], 0.0, z[1])
                 parity = output if regime == "greedy" else scored
-                runs.append(measured_run(key, fingerprint, block_id, log, base, drafts, accepted, parity, lost))
+                run = measured_run(key, fingerprint, block_id, log, base, drafts, accepted, parity, lost)
+                runs.append(replace(run, order=order))
         records.append(
             StoredRecord(
                 key,

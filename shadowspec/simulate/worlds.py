@@ -88,6 +88,16 @@ NULL_WORLDS = (
         wrong_to_enable=EVERYWHERE,
         reads="speedup",
     ),
+    *(
+        World(
+            f"carry_over_{percent}",
+            f"A/A, but the baseline is {percent}% slower where it runs right after speculation",
+            "null",
+            effects=Effects(log_speedup=0.0, carry_log=math.log1p(percent / 100.0)),
+            wrong_to_enable=EVERYWHERE,
+        )
+        for percent in (12, 20)
+    ),
     _boundary("heavy_tails", "log speedups with two degrees of freedom", replace(MARGIN, noise_sd=0.06, noise_df=2.0)),
     _boundary(
         "ar1_quarter",

@@ -169,6 +169,13 @@ class ReasonCode(StrEnum):
         f"send traffic of the slices with wide bounds, {GATE_AGAIN}",
         "Or decide by slice.",
     )
+    CARRY_OVER = (
+        "carry_over",
+        "HOLD",
+        "Every test passes, but the order of the arms adds more than `max_carry_over` to the speedup.",
+        "set `pause_s` under `[engine]`, or give each arm its own device, and rename the candidate, then send traffic",
+        "The baseline is slower right after speculation: heat, clocks or evicted caches.",
+    )
     DEPENDENT = (
         "dependent",
         "HOLD",

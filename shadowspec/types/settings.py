@@ -113,6 +113,7 @@ class EngineSettings:
     share_prefixes: bool = False  # compute a prefix that prompts of a block share once, in both arms
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     warmup_blocks: Annotated[int, Field(ge=0)] = 2  # blocks run and thrown away before the first that counts
+    pause_s: Annotated[float, Field(ge=0)] = 0.0  # before each timed arm, in which the device idles
     audit_share: Share = 0.05  # of the measured requests whose outputs are replayed after their block; 0: none
 
 

@@ -32,6 +32,7 @@ from tests.builders.sampled_records import record as sampled_record
 from tests.builders.watched_gate import Gate
 from tests.builders.watched_gate import draw_runs as drawn_blocks
 from tests.gate.oracle import EndpointEvidence
+from tests.gate.test_carry_over import ordered
 from tests.gate.worlds import START, World, noisy_run, record_of, run_of
 from tests.tap.mirror import admit, raw
 
@@ -252,6 +253,7 @@ CASES = {
     "tail_margin": Case(0.5, seen(of_tail(3))),
     "tail_share": Case(0.6, seen(of_tail(3))),
     "max_fault_share": Case(0.005, seen(FAST)),
+    "max_carry_over": Case(0.5, seen(Seen((*evidence_of(FAST).clusters,), tuple(ordered(100, noise=0.05))))),
     "parity_margin": Case(0.002, seen(FAST)),
     "near_tie_logit": Case(0.1, seen(one_fault())),
     "parity_tokens": Case(6_400, seen(sampled(0.01))),

@@ -65,6 +65,7 @@ def watched(drawn: Draw, world: World) -> list[HypothesisOutcome]:
         ("session_length", 240, 1),  # sessions that are timed late, or not at all
         ("fingerprint_change", 320, 0),
         ("failures", 240, 0),
+        ("carry_over_20", 320, 0),  # HOLD, where every test passes
         ("shedding", 400, 0),  # lost requests count at their worst
         ("decay", 640, 0),  # ENABLE, an alarm, and the run after it
         ("decay_of_tail", 560, 0),  # the same, by the detector of the slowed share

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shadowspec.gate.evidence.units import BlockUnit, MeasuredRun
 from shadowspec.gate.stats.betting import Floats, Side, Sums, UnitSeries
 from shadowspec.gate.stats.capital import geometric_grid, grid
-from shadowspec.types import Figure, Run
+from shadowspec.types import ArmOrder, Figure, Run
 
 Places = NDArray[np.intp]
 
@@ -118,6 +118,13 @@ class TimedBlocks:
     baseline_ms: Floats  # [n]
     speculative_ms: Floats  # [n]
     is_missing: NDArray[np.bool_]  # [n]
+    repeat_ms: Floats  # [n]: of the baseline's second run; NaN where there is none
+    orders: Sequence[ArmOrder | None]  # [blocks]
+
+    @property
+    def repeat_logs(self) -> Floats:
+        """log(first / second end-to-end time) of each run's baseline, [n]; NaN where it ran once or is missing."""
+        return np.log(self.baseline_ms) - np.log(self.repeat_ms)
 
     @property
     def log_speedups(self) -> Floats:
@@ -137,6 +144,7 @@ def add_times(blocks: Blocks) -> TimedBlocks:
     if isinstance(blocks, TimedBlocks):
         return blocks
     runs = [measured for unit in blocks for measured in unit.runs]
+    repeats = [None if m.run.order is None else m.run.order.baseline_repeat_ms for m in runs]
     times = np.array([_end_to_end_ms(measured.run) for measured in runs], dtype=np.float64).reshape(-1, 2)
     has_counts = np.fromiter((measured.run.counts is not None for measured in runs), dtype=np.bool_, count=len(runs))
     return TimedBlocks(
@@ -147,6 +155,8 @@ def add_times(blocks: Blocks) -> TimedBlocks:
         baseline_ms=times[:, 0],
         speculative_ms=times[:, 1],
         is_missing=np.isnan(times[:, 0]) | ~has_counts,
+        repeat_ms=np.array([time or math.nan for time in repeats], dtype=np.float64),
+        orders=[next((m.run.order for m in unit.runs if m.run.order is not None), None) for unit in blocks],
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from shadowspec.gate.evidence import carry_over
 from shadowspec.gate.evidence.series import BettingTest, Blocks, TimedBlocks, add_times, block_series
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import Sums, UnitSeries
@@ -38,11 +39,13 @@ def speedup_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
             "num_clipped": int((np.abs(logs) > clip).sum()),
             "num_timed": int((~np.isnan(logs)).sum()),
             **_cached_tokens(timed),
+            **carry_over.order_totals(timed, clip),
         },
         figures={"log_speedup_clip": clip},
         describe=lambda totals: {
             "clipped_share": ratio(totals["num_clipped"], totals["num_timed"]),
             **_cached_shares(totals),
+            **carry_over.describe(totals),
         },
     )
 

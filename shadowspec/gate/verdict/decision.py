@@ -14,10 +14,12 @@ current: HOLD (`GatePolicy.other_engine`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from shadowspec.gate.evidence.carry_over import CarryOver, explains
 from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
@@ -309,6 +311,8 @@ def _judge(
             return _dependent(waiting, restarts)
         if by_name["total_time"].outcome == "fail":
             return _hold(ReasonCode.COSTLIER, f"{figures(by_name['total_time'])}: proven costlier in total time")
+        if (carried := _carry_over(by_name["speedup"], policy)) is not None:
+            return _hold(ReasonCode.CARRY_OVER, carried)
         if (too_short := short_span(evidence, policy)) is not None and not policy.recording_only:
             return _hold(ReasonCode.MIN_SPAN, f"every required test passes in this recording: {too_short}")
         lower, limit = evidence.mix_lower, 1.0 + policy.margin
@@ -379,6 +383,18 @@ def _shortfall(result: TestResult, watch: Watch) -> str:
 
 def _best(*bounds: float | None) -> float | None:
     return max((bound for bound in bounds if bound is not None), default=None)
+
+
+def _carry_over(speedup: TestResult, policy: GatePolicy) -> str | None:
+    """Why the measured speedup may not be speculation's own; None where the order of the arms does not explain it."""
+    found = CarryOver.read(speedup.figures)
+    if found is None or not explains(found, policy):
+        return None
+    return (
+        f"the order of the arms adds {math.expm1(found.added):.1%} ± {found.error:.1%} to the speedup (limit "
+        f"{policy.max_carry_over:.1%}), as the baseline is slower right after speculation; without that it is "
+        f"{number(math.exp(found.without))}: set a pause between the arms (`pause_s`), or give each arm its own device"
+    )
 
 
 def _at_once(

@@ -316,6 +316,9 @@ def threshold_text(test: TestResult) -> str:
 _NOTES: dict[str, tuple[str, Format]] = {
     "metric": ("{}", figure),
     "clipped_share": ("{} of requests clipped", percent),
+    "carry_over": ("{} of it from the order of the arms", percent),
+    "carry_over_error": ("± {}", percent),
+    "without_carry_over": ("without that {}", times),
     "baseline_cached_share": ("prompt tokens cached: baseline {}", percent),
     "speculative_cached_share": ("speculative {}", percent),
     "num_slowed": ("{} requests slowed", figure),
