@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from shadowspec.gate.verdict.current_decision import Expectation, LatestDecision, is_stale
+from shadowspec.gate.verdict.slice_rules import keeps_off
 from shadowspec.text import plain_text, slice_title
 from shadowspec.types import (
     Decision,
@@ -152,8 +153,8 @@ def engine_mismatch(decision: Decision, reader: str | None) -> str | None:
 
 
 def is_disabled(served: ServedDecision) -> bool:
-    """Whether harm is proven or an operator has ordered it off, fresh or not."""
-    return served.off in (Off.DISABLED, Off.OVERRIDDEN)
+    """Whether harm is shown or an operator has ordered it off, fresh or not."""
+    return served.off in (Off.DISABLED, Off.OVERRIDDEN) or keeps_off(served.decision)
 
 
 def describe(served_decisions: Sequence[ServedDecision]) -> list[str]:

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
 from shadowspec.gate.verdict.current_verdict import has_labels
-from shadowspec.gate.verdict.slice_rules import bears_on_endpoint, named_candidates
+from shadowspec.gate.verdict.slice_rules import bears_on_endpoint, keeps_off, named_candidates
 from shadowspec.rollout.control import Control, ControlVerdict
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.text import slice_title, span_text
@@ -299,4 +299,4 @@ def _ordered_share(order: Override, look: StageLook) -> float | None:
 
 def _list_disabled(look: StageLook, fingerprint: str | None) -> list[str]:
     decisions = [d for d in look.decisions if d.fingerprint == fingerprint and d.slice_key != WHOLE_ENDPOINT]
-    return [d.slice_key for d in decisions if d.verdict is Verdict.DISABLE]
+    return [d.slice_key for d in decisions if keeps_off(d)]

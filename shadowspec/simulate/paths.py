@@ -16,7 +16,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.autocorrelation import autocorrelation_path, errors_path
 from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
-from shadowspec.gate.verdict.decision import DISABLE_CODES
+from shadowspec.gate.verdict.current_verdict import DISABLE_CODES
 from shadowspec.gate.verdict.required_tests import MERGES, betting_result, crossings, dependence, min_units
 from shadowspec.simulate.traffic import Bools, Ints
 from shadowspec.types import TestState

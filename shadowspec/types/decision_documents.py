@@ -179,6 +179,7 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
                 **asdict(run.graph),
                 "num_before": run.num_before,
                 "in_slot": run.in_slot,
+                "reuse": run.reuse,
                 "has_passed": run.has_passed,
             },
         }

@@ -110,12 +110,14 @@ class LevelGraph:
     """How an endpoint's alpha is shared, fixed when its first hypothesis enters.
 
     Half of it is for the whole endpoint, in equal parts for its `num_endpoints` pairs of load and candidate; half is
-    for slices, in `num_slots` equal parts.  Without slots all of it is for the whole endpoint.
+    for slices, in `num_slots` equal parts.  Without slots all of it is for the whole endpoint.  Of the slices' half the
+    part `reused` is for slices that take the places of others; slots have that much less for their restarts.
     """
 
     alpha: float
     num_endpoints: int
     num_slots: int
+    reused: float = 0.0
 
     @property
     def endpoint_share(self) -> float:
@@ -136,7 +138,8 @@ class Trial:
     Evidence counts from `start_blocks` blocks and `start_clusters` clusters of the fingerprint on, and from
     `start_lost` lost records of the slice.  `supersedes` is the fingerprint whose verdict ended with the run before
     (None: the first run, or a restart after an alarm).  `reopens`: it follows a DISABLE that new evidence refuted, and
-    that stays in force until this run decides.
+    that stays in force until this run decides.  `reuse` is of a slice in the place of another that left the traffic:
+    its part is the `reuse`-th that the graph has for such slices.
 
     `graph` is the whole of which the share is a part, from restart `num_before` on: a slice that had its endpoint's
     part gets a slot when another slice appears.  `in_slot`: it is a slice's part.  `has_passed`: the first run with
@@ -155,6 +158,7 @@ class Trial:
     in_slot: bool = False
     has_passed: bool = False
     reopens: bool = False
+    reuse: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,8 @@ def check_levels(rows: Iterable[Decision]) -> None:
         num_restarts, graph = run.num_restarts - run.num_before, run.graph
         node = nodes.get(name, ("endpoint", 0))  # a slice that makes up its whole endpoint
         weight = Graph(graph.num_endpoints, graph.num_slots).weights[node]
-        expected = 0.1 * 6.0 / (math.pi * max(num_restarts, 1)) ** 2 * float(weight)
+        reserve = 0.1 - (graph.reused if run.in_slot else 0.0)
+        expected = reserve * 6.0 / (math.pi * max(num_restarts, 1)) ** 2 * float(weight)
         if not num_restarts:
             levels = Graph(graph.num_endpoints, graph.num_slots)
             for other, each in latest.items():

@@ -144,6 +144,24 @@ def test_an_endpoint_never_enables_a_disabled_slice() -> None:
         assert covering_decision(disabled, endpoint) is disabled
 
 
+def shown_slower(slice_key: str, level: float | None, code: str = "dependent") -> Decision:
+    """A HOLD whose bound of speedup has crossed."""
+    held = decision(slice_key, Verdict.HOLD, speedup=(0.8, 0.9), level=level, code=code)
+    return replace(held, tests=tuple(replace(t, outcome="fail") if t.name == "speedup" else t for t in held.tests))
+
+
+def test_no_enable_covers_a_slice_that_its_own_bound_shows_to_be_slower() -> None:
+    endpoint, slow = decision(""), shown_slower("a", None)
+    assert covering_decision(slow, endpoint) is slow
+    elsewhere = shown_slower("a", None, code="other_engine")
+    assert covering_decision(elsewhere, endpoint) is endpoint, "of another engine's latency"
+    found = [in_traffic(shown_slower("a", level), 0.3) for level in (None, 0.01)]
+    for each in found:
+        assert forbidding_slices(endpoint, [endpoint, each]) == [each]
+    fallen = in_traffic(replace(found[1], verdict=Verdict.ENABLE), 0.3)
+    assert forbidding_slices(endpoint, [endpoint, fallen]) == [], "an ENABLE in force is its detectors' question"
+
+
 def test_small_slices_show_under_their_parent() -> None:
     endpoint, small = decision(""), decision("a", Verdict.HOLD, level=None, code="too_few_clusters")
     assert is_shown_under_parent(small)

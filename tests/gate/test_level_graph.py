@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.trial_levels import FIRST_RUN, HypothesisId, assign_trials, restart_level
+from shadowspec.gate.verdict.trial_levels import FIRST_RUN, HypothesisId, assign_trials, restart_level, spent_part
 from shadowspec.types import Decision, Trial, Verdict
 from tests.builders.decisions import configs, decision
 from tests.gate.bretz import Graph, Node
@@ -31,6 +31,7 @@ class Gate:
     def __init__(self, policy: GatePolicy, keys: Sequence[HypothesisId], num_slices: int | None = None) -> None:
         self.policy, self.keys, self.rows = policy, list(keys), dict[HypothesisId, Decision]()
         self.num_slices = num_slices or len({slice_key for slice_key, *_ in keys if slice_key})
+        self.in_traffic: set[str] | None = None  # None: every slice
 
     def look(self, *enabled: HypothesisId, ended: Iterable[HypothesisId] = ()) -> dict[HypothesisId, Trial | None]:
         """The runs at the next look, at which these come to ENABLE, one after the other, and those end."""
@@ -38,7 +39,9 @@ class Gate:
         for key in (None, *enabled):
             if key is not None:
                 passed.append((key[0], key[1], "draft-k4"))
-            trials = assign_trials(self.keys, CONFIGS, list(self.rows.values()), self.policy, self.num_slices, passed)
+            in_traffic = {key[0] for key in self.keys} if self.in_traffic is None else self.in_traffic
+            rows = list(self.rows.values())
+            trials = assign_trials(self.keys, CONFIGS, rows, self.policy, self.num_slices, passed, in_traffic)
         for key, trial in trials.items():
             was_enabled = key in self.rows and self.rows[key].verdict is Verdict.ENABLE and not self.rows[key].ends_run
             verdict = Verdict.ENABLE if was_enabled or key in enabled else Verdict.HOLD
@@ -159,10 +162,10 @@ def test_restarts_use_the_reserve_whatever_others_pass_on() -> None:
     gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=4), [ENDPOINT, CODE, SQL, CHAT])
     slot = 0.025 / 3
     gate.look(ended=[CODE])
-    assert level_of(gate.look(ended=[CODE])[CODE]) == pytest.approx(restart_level(slot, 1))
+    assert level_of(gate.look(ended=[CODE])[CODE]) == pytest.approx(restart_level(slot, 1, 0.05))
     trials = gate.look(ENDPOINT, SQL)
-    assert level_of(trials[CODE]) == pytest.approx(restart_level(slot, 2))
-    assert level_of(gate.look(CODE)[CODE]) == pytest.approx(restart_level(slot, 2))
+    assert level_of(trials[CODE]) == pytest.approx(restart_level(slot, 2, 0.05))
+    assert level_of(gate.look(CODE)[CODE]) == pytest.approx(restart_level(slot, 2, 0.05))
     raised = 0.9 * (slot + (0.025 + slot) / 2)
     assert level_of(gate.look()[CHAT]) == pytest.approx(raised), "a restart that comes to ENABLE passes nothing on"
 
@@ -246,3 +249,48 @@ def test_a_change_of_policy_does_not_change_the_graph() -> None:
     assert after[ENDPOINT] == before[ENDPOINT]
     assert level_of(after[SQL]) == pytest.approx(0.9 * 0.0125)
     assert after[CHAT] is None
+
+
+def test_slices_that_follow_each_other_without_end_all_have_levels() -> None:
+    """One is in the traffic at a time; the slots are two, and every later slice takes the place of one that left."""
+    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=3), [ENDPOINT], num_slices=2)
+    gate.look()
+    shares = []
+    for number in range(20):
+        key = f"s{number:02d}", 4, "one"
+        gate.keys, gate.in_traffic = [*gate.keys, key], {key[0]}
+        trial = gate.look()[key]
+        assert trial is not None
+        assert trial.level == pytest.approx(FIRST_RUN * trial.share)
+        assert trial.reuse == max(number - 1, 0)
+        shares.append(trial.share)
+    reserve = 0.05 * 0.025
+    assert shares == pytest.approx([0.0125, 0.0125, *(reserve * spent_part(index) for index in range(1, 19))])
+    gate.in_traffic = set(gate.in_traffic or ()) | {"s00", "s05"}
+    trials = gate.look()
+    assert [level_of(trials[f"s{number:02d}", 4, "one"]) for number in range(20)] == pytest.approx(
+        [FIRST_RUN * share for share in shares]
+    ), "who returns has the level that it had"
+
+
+def test_no_place_is_free_while_those_who_hold_them_have_traffic() -> None:
+    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE, SQL, CHAT])
+    assert gate.look()[CHAT] is None
+    gate.in_traffic = {"a", "b"}
+    assert gate.look()[CHAT] is None, "nor for a slice that has left the traffic itself"
+    gate.in_traffic = {"a", "c"}
+    trial = gate.look()[CHAT]
+    assert (level_of(trial), trial and trial.reuse) == (pytest.approx(0.9 * 0.05 * 0.025 * spent_part(1)), 1)
+    gate.keys, gate.in_traffic = [*gate.keys, ("d", 4, "one")], {"b", "c", "d"}
+    assert gate.look()["d", 4, "one"] is None, "both places are taken, by slices with traffic"
+
+
+def test_a_slice_in_the_place_of_another_restarts_within_its_part_and_passes_nothing_on() -> None:
+    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE, SQL, CHAT])
+    gate.look()
+    gate.in_traffic = {"a", "c"}
+    share = 0.05 * 0.025 * spent_part(1)
+    before = gate.look(CHAT)
+    after = gate.look(ended=[CHAT])
+    assert level_of(after[CODE]) == level_of(before[CODE])
+    assert level_of(gate.look()[CHAT]) == pytest.approx(restart_level(share, 1))

@@ -15,7 +15,7 @@ from shadowspec.gate.verdict.lifecycle import decide_in_run, next_evidence
 from shadowspec.gate.verdict.trial_levels import name_of, restart_level
 from shadowspec.types import Decision, Parity, Run, SliceCounts, Verdict
 from tests.builders.watched_gate import POLICY, SHARE, Gate, draw_runs, enabled
-from tests.gate.worlds import CONFIG, ENDPOINT, START
+from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit
 
 
 def with_z(runs: Sequence[Run], mean: float) -> list[Run]:
@@ -363,3 +363,21 @@ def test_a_new_fingerprint_ends_a_reopened_run_without_its_verdict() -> None:
     gate = disabled(speedup=0.9)
     gate.look(draw_runs(200, 1))
     assert gate.look(draw_runs(10, 2), "other").reason_code == "changed_fingerprint"
+
+
+def without_level(runs: Sequence[Run], before: Decision | None = None) -> Decision:
+    """The decision on a hypothesis for which no level is left, after these runs."""
+    blocks = [block_unit(at // 4, list(runs[at : at + 4])) for at in range(0, len(runs), 4)]
+    clusters = [cluster_unit(at, [run]) for at, run in enumerate(runs)]
+    evidence = HypothesisEvidence(counts=SliceCounts(num_closed_clusters=100)).fold(clusters, blocks, POLICY)
+    place = Hypothesis(ENDPOINT, "prompt_class=code", 4, CONFIG)
+    return decide_in_run(place, evidence, POLICY, trial=None, has_entered=True, previous=before, now=START)
+
+
+def test_levels_guard_enable_only() -> None:
+    slow = without_level(draw_runs(40, 0, speedup=0.87))
+    assert (slow.verdict, slow.reason_code, slow.level, slow.watch) == (Verdict.DISABLE, "slowdown", None, None)
+    fast = without_level(draw_runs(400, 0, speedup=1.5))
+    assert (fast.verdict, fast.reason_code) == (Verdict.HOLD, "no_level_left")
+    again = without_level(draw_runs(400, 0, speedup=1.5), before=slow)
+    assert again.reason_code == "no_level_left", "without a level DISABLE stands while its bound crosses"

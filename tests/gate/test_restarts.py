@@ -202,7 +202,8 @@ class History:
         latest = latest_by_name(self.rows.values())
         self.slices |= {slice_key for slice_key, _ in asked if slice_key}
         keys = [(slice_key, 4, fingerprint) for slice_key, fingerprint in asked]
-        trials = assign_trials(keys, configs(*FINGERPRINTS), list(self.rows.values()), policy, len(self.slices))
+        rows, in_traffic = list(self.rows.values()), {slice_key for slice_key, _ in asked}
+        trials = assign_trials(keys, configs(*FINGERPRINTS), rows, policy, len(self.slices), in_traffic=in_traffic)
         for (slice_key, _, fingerprint), run in trials.items():
             name: HypothesisName = (slice_key, 4, "draft-k4")
             old = latest.get(name)

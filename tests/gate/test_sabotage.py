@@ -303,7 +303,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
             ("FIRST_RUN = 0.9", "FIRST_RUN = 0.8"),
             ("num_endpoints < graph.num_endpoints", "num_endpoints <= graph.num_endpoints"),
             ("num_slots < graph.num_slots", "num_slots <= graph.num_slots"),
-            ("policy.max_hypotheses - num_endpoints)", "policy.max_hypotheses + num_endpoints)"),
+            ("policy.max_hypotheses - num_endpoints, REUSED", "policy.max_hypotheses + num_endpoints, REUSED"),
             ("6.0 / (math.pi * index) ** 2", "7.0 / (math.pi * index) ** 2"),
             ("(trial.graph.num_slots - sum(", "(trial.graph.num_slots + sum("),
             ("trial.share + given", "trial.share - given"),

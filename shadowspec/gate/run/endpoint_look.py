@@ -102,7 +102,8 @@ class EndpointLook:
         latest_rows, policy = list(self.rules.previous.values()), self.rules.policy
         current = current_configs(self.configs, self.state.seen)
         entered = self.entered(keys, latest_rows)
-        return assign_trials(entered, current, latest_rows, policy, len(self.state.slices), passed)
+        in_traffic = self.state.traffic.window(self.known_until, policy.mix_window_s).requests.keys()
+        return assign_trials(entered, current, latest_rows, policy, len(self.state.slices), passed, in_traffic)
 
     def entered(self, keys: Iterable[HypothesisId], latest_rows: Sequence[Decision]) -> list[HypothesisId]:
         """The hypotheses that have entered, in the order of entry; `latest_rows` are their latest decisions."""

@@ -159,6 +159,11 @@ def _covers(override: Override, slice_key: str, concurrency: int, now: datetime)
     return has_labels(slice_key, override)
 
 
+DISABLE_CODES: Final = {
+    "speedup": ReasonCode.SLOWDOWN,
+    "tail": ReasonCode.TAIL_SLOWED,
+    "parity_sampled": ReasonCode.PARITY_BIASED,
+}  # of DISABLE by a bound, by test
 AT_ONCE_CODES: Final = frozenset(
     {ReasonCode.PARITY_FAULT, ReasonCode.MEMORY_OVER_BUDGET}
 )  # of DISABLE: one observation proves it

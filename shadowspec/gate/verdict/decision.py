@@ -4,6 +4,10 @@ ENABLE needs every required test to pass at this look, from current capitals; DI
 to cross, a parity fault, or memory over budget.  Empty data never passes.  ENABLE and DISABLE stay: later
 looks show new figures and do not undo them.  A fault or memory over budget still revokes ENABLE.
 
+Levels guard ENABLE.  A hypothesis without one is never enabled, and may still be disabled: by bounds at the level at
+which its tests are shown, while they cross.  A bound that disables has a quarter of a level (`fail_level`), and there
+are four of them, so that a false DISABLE of a hypothesis has at most its level as its probability.
+
 ENABLE follows the policy in force.  Where a limit has moved beyond a test's bounds, those at ENABLE and those of this
 look, it is HOLD (`policy_changed`) until they meet the policy again.  That costs no level: bounds hold for all limits
 at once.  A capital that has fallen since ENABLE changes nothing: decay is the detectors' question.
@@ -23,7 +27,7 @@ from shadowspec.gate.evidence.carry_over import CarryOver, explains
 from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES, is_valid_for_engine
+from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES, DISABLE_CODES, is_valid_for_engine
 from shadowspec.gate.verdict.hold_reasons import (
     clusters_needed,
     figures,
@@ -60,11 +64,6 @@ from shadowspec.types import (
 
 MIX_BOUND = "mix_bound"  # in what an ENABLE has proven: the bound of its slices, where the policy requires it
 
-DISABLE_CODES = {
-    "speedup": ReasonCode.SLOWDOWN,
-    "tail": ReasonCode.TAIL_SLOWED,
-    "parity_sampled": ReasonCode.PARITY_BIASED,
-}
 HOLD_CODES = {
     "acceptance": ReasonCode.LOW_ACCEPTANCE,
     "parity_near_ties": ReasonCode.NEAR_TIES,
@@ -129,17 +128,17 @@ def decide(
         if previous.reason_code not in AT_ONCE_CODES:  # a DISABLE that may reopen, and does not where harm is certain
             certain = _at_once(hypothesis, results, evidence, policy)
             outcome = outcome if certain is None else _named(certain, hypothesis)
-    elif other_engine is not None and (not has_entered or level is None):
+    elif other_engine is not None and not has_entered:
         outcome = _hold(ReasonCode.OTHER_ENGINE, other_engine)
     elif not has_entered:
         outcome = _waits_for_entry(evidence, policy)
-    elif level is None:
-        outcome = _hold(
-            ReasonCode.NO_LEVEL_LEFT,
-            f"no level left: the {policy.max_hypotheses} declared hypotheses (max_hypotheses) have entered before it",
-        )
     else:
         outcome = _judge(hypothesis, results, evidence, policy, now, other_engine)
+        if level is None and outcome.verdict is not Verdict.DISABLE and other_engine is None:
+            held = f"the {policy.max_hypotheses} declared hypotheses (max_hypotheses) have entered before it"
+            outcome = _Outcome(
+                Verdict.HOLD, ReasonCode.NO_LEVEL_LEFT, f"no level left: {held}", restarts=outcome.restarts
+            )
         if outcome.verdict is not Verdict.HOLD:
             outcome = replace(outcome, reason=outcome.reason + period(evidence))
         if outcome.verdict is not Verdict.HOLD and policy.recording_only:

@@ -21,14 +21,8 @@ from datetime import datetime
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_detectors
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
-from shadowspec.gate.verdict.decision import (
-    DISABLE_CODES,
-    Hypothesis,
-    decide,
-    proven_bounds,
-    rests_on_enable,
-    verdict_start,
-)
+from shadowspec.gate.verdict.current_verdict import DISABLE_CODES
+from shadowspec.gate.verdict.decision import Hypothesis, decide, proven_bounds, rests_on_enable, verdict_start
 from shadowspec.gate.verdict.trial_levels import HypothesisId, passed_clusters
 from shadowspec.types import (
     Decision,
@@ -98,7 +92,8 @@ def decide_in_run(
 
     `evidence` is only that of the run; `previous` the latest decision with this fingerprint, of this run or not.
     """
-    in_run = previous if previous is not None and trial is not None and not previous.ends_run else None
+    has_level = trial is not None and trial.level is not None  # without one DISABLE stands while its bound crosses
+    in_run = previous if previous is not None and has_level and not previous.ends_run else None
     in_force = in_run if in_run is not None and in_run.reason_code not in ALARM_CODES else None
     decision = decide(hypothesis, evidence, policy, trial=trial, has_entered=has_entered, previous=in_force, now=now)
     if trial is None:
@@ -109,7 +104,7 @@ def decide_in_run(
         detectors = evidence.detectors if before is None or watch.promises == before.promises else {}
         decision = replace(decision, watch=watch, drift=_drift_figures(detectors, policy))
         decision = _after_detectors(decision, detectors, policy)
-    elif decision.verdict is Verdict.DISABLE and decision.reason_code in _TEST_OF_CODE:
+    elif decision.verdict is Verdict.DISABLE and decision.reason_code in _TEST_OF_CODE and has_level:
         before = in_force.watch if in_force is not None and in_force.verdict is Verdict.DISABLE else None
         decision = replace(
             decision, watch=before or _refutable(decision, policy), drift=_drift_figures(evidence.detectors, policy)

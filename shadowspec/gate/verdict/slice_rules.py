@@ -1,6 +1,6 @@
 """The effect of a slice's decision on its endpoint's: the named candidate, which decision covers it, which forbids.
 
-Invariant: an endpoint's verdict never enables a slice that is DISABLEd.
+Invariant: an endpoint's verdict never enables a slice that is DISABLEd, or that its own bounds show to be slower.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from shadowspec.types import Decision, Verdict
+from shadowspec.gate.verdict.current_verdict import DISABLE_CODES
+from shadowspec.types import Decision, ReasonCode, Verdict
 
 # The share of the traffic from which on a slice that is off keeps its whole endpoint from being enabled.
 MIN_SLICE_SHARE: Final = 0.05
@@ -36,13 +37,24 @@ def is_shown_under_parent(decision: Decision) -> bool:
 
 
 def covering_decision(decision: Decision | None, endpoint: Decision | None) -> Decision | None:
-    """The decision that covers a slice: the slice's if it has a level or is DISABLEd, else its endpoint's.
+    """The decision that covers a slice: the slice's if it has a level or `keeps_off`, else its endpoint's.
 
     None where neither exists.
     """
-    if decision is None or (is_shown_under_parent(decision) and decision.verdict is not Verdict.DISABLE):
+    if decision is None or (is_shown_under_parent(decision) and not keeps_off(decision)):
         return endpoint or decision
     return decision
+
+
+def keeps_off(decision: Decision) -> bool:
+    """Whether a slice is DISABLEd, or HOLD with a bound that shows harm: nobody's ENABLE may cover it.
+
+    Such a HOLD waits for its units to show independent, or for data that can be judged.  Another engine's latency shows
+    no harm.
+    """
+    if decision.verdict is Verdict.HOLD and decision.reason_code != ReasonCode.OTHER_ENGINE:
+        return any(test.outcome == "fail" and test.name in DISABLE_CODES for test in decision.tests)
+    return decision.verdict is Verdict.DISABLE
 
 
 def bears_on_endpoint(share: float | None, min_share: float = MIN_SLICE_SHARE) -> bool:
@@ -58,7 +70,7 @@ def bears_on_endpoint(share: float | None, min_share: float = MIN_SLICE_SHARE) -
 def forbidding_slices(
     whole: Decision, decisions: Iterable[Decision], min_share: float = MIN_SLICE_SHARE
 ) -> list[Decision]:
-    """Of the current `decisions`, the DISABLEd slices that bear on the endpoint's decision `whole`; by traffic.
+    """Of the current `decisions`, the slices that keep off and bear on the endpoint's decision `whole`; by traffic.
 
     They are those at its load and with its fingerprint, by the share stored with the decision.
     """
@@ -68,7 +80,7 @@ def forbidding_slices(
         if decision.slice_key
         and (decision.endpoint, decision.concurrency, decision.fingerprint)
         == (whole.endpoint, whole.concurrency, whole.fingerprint)
-        and decision.verdict is Verdict.DISABLE
+        and keeps_off(decision)
         and bears_on_endpoint(decision.traffic_share, min_share)
     ]
     return sorted(disabled, key=lambda decision: (-_known(decision.traffic_share), decision.slice_key))

@@ -12,12 +12,21 @@ reserve: a year of releases and every later one has a level.  ENABLE in a first 
 slices that are left, in equal parts.  A slice that makes up its whole endpoint is the same hypothesis, at the same
 level.
 
+A slice that finds all slots taken may take the place of one that left the traffic, with none for `mix_window_s`.  The
+slot's own hypothesis keeps its part, for it may return.  The k-th slice that does so, in the order of entry, gets
+6 / (pi k)**2 of REUSED of the slices' half; so slices may follow each other without end.
+
 Invariant: the chance that any ENABLE of a first run is false is at most FIRST_RUN * alpha.  Until the first false one,
 only true ones have passed levels on.  With T of alpha for slices by then and m of them true nulls, the level of each
 true null is at most FIRST_RUN * T / m, a number that does not depend on the data.  The sum over all true nulls is at
 most FIRST_RUN * alpha, and each test falls at its level with at most that chance, at any look (Ville).  Restarts
 use the rest, fixed for each hypothesis at its entry: the k-th level depends on k only, and the sum of 1 / k**2 over all
 k >= 1 is pi**2 / 6, so that all of them together use no more than the reserve.
+
+Slots use 1 - FIRST_RUN - REUSED of their parts for restarts.  Slices in the places of others have the difference, half
+of alpha * REUSED, and neither get levels from others nor pass any on.  Which slice is the k-th depends on keys and
+event times only, as entry and traffic do, and so does its part: it does not depend on outcomes.  Their parts sum to no
+more than what they share, by the sum over k.  So all levels ever given to true nulls sum to no more than alpha.
 """
 
 from __future__ import annotations
@@ -35,6 +44,7 @@ from shadowspec.types import Decision, FingerprintedConfig, LevelGraph, ReasonCo
 RETURN_AFTER = timedelta(hours=1)
 
 FIRST_RUN = 0.9  # of a hypothesis's part of alpha
+REUSED = 0.05  # of the slices' half of alpha, for slices that take the places of others
 
 HypothesisId = tuple[str, int, str]  # slice key, concurrency, fingerprint
 HypothesisName = tuple[str, int, str]  # slice key, concurrency, the config's name
@@ -129,16 +139,17 @@ def assign_trials(
     policy: GatePolicy,
     num_slices: int,
     passed: Collection[HypothesisName] = (),
+    in_traffic: Collection[str] = (),
 ) -> dict[HypothesisId, Trial | None]:
     """The run of each hypothesis of `entered`, in the order of entry; None where no level is left.
 
     `latest_rows` are the endpoint's latest decisions, `num_slices` the slices that it ever had; `passed` reached ENABLE
-    at this look.
+    at this look; the slices `in_traffic` have traffic within `mix_window_s`.
     """
     latest, by_id = latest_by_name(latest_rows), {hypothesis_id(row): row for row in latest_rows}
     names: dict[HypothesisId, HypothesisName] = {key: (key[0], key[1], configs[key[2]].config.name) for key in entered}
     in_order = list(dict.fromkeys(names.values()))
-    first = _assign_places(in_order, latest, policy, num_slices)
+    first = _assign_places(in_order, latest, policy, num_slices, in_traffic)
     trials: dict[HypothesisId, Trial | None] = {}
     for key, name in names.items():
         trial, before, same = first[name], latest.get(name), by_id.get(key)
@@ -153,24 +164,35 @@ def assign_trials(
 
 
 def _assign_places(
-    entered: Sequence[HypothesisName], latest: Mapping[HypothesisName, Decision], policy: GatePolicy, num_slices: int
+    entered: Sequence[HypothesisName],
+    latest: Mapping[HypothesisName, Decision],
+    policy: GatePolicy,
+    num_slices: int,
+    in_traffic: Collection[str],
 ) -> dict[HypothesisName, Trial | None]:
     """The first run of each hypothesis under the graph, with its part of alpha."""
     held = {name: row.run for name, row in latest.items() if row.run is not None}
     graph = next((run.graph for run in held.values()), None) or _new_graph(entered, policy)
     num_endpoints = sum(not name[0] and not run.in_slot for name, run in held.items())
     num_slots = sum(run.in_slot for run in held.values())
+    num_reused = max((run.reuse for run in held.values()), default=0)
+    # Places that are taken by what has traffic; a load or candidate in a slot counts as having it.
+    num_present = sum(not name[0] or name[0] in in_traffic for name, run in held.items() if run.in_slot or run.reuse)
     trials: dict[HypothesisName, Trial | None] = {}
     for name in entered:
         run, endpoint = held.get(name), trials.get(("", *name[1:]))
-        if run is None or (name[0] and not run.in_slot):
+        if run is None or (name[0] and not run.in_slot and not run.reuse):
             new = Trial(0.0, None, graph, num_before=0 if run is None else run.num_restarts)
             if not name[0] and num_endpoints < graph.num_endpoints:
                 num_endpoints, run = num_endpoints + 1, replace(new, share=graph.endpoint_share)
             elif name[0] and num_slices == 1 and endpoint is not None and not endpoint.in_slot:
                 run = replace(new, share=endpoint.share)  # the same hypothesis: its part is counted once
             elif num_slots < graph.num_slots:
-                num_slots, run = num_slots + 1, replace(new, share=graph.slot_share, in_slot=True)
+                num_slots, num_present = num_slots + 1, num_present + 1
+                run = replace(new, share=graph.slot_share, in_slot=True)
+            elif graph.reused and name[0] in in_traffic and num_present < graph.num_slots:
+                num_reused, num_present = num_reused + 1, num_present + 1
+                run = replace(new, share=reused_share(graph, num_reused), reuse=num_reused)
             else:
                 run = None
         trials[name] = run
@@ -183,7 +205,7 @@ def _new_graph(entered: Sequence[HypothesisName], policy: GatePolicy) -> LevelGr
 
 
 def _graph(policy: GatePolicy, num_endpoints: int) -> LevelGraph:
-    return LevelGraph(policy.alpha, num_endpoints, policy.max_hypotheses - num_endpoints)
+    return LevelGraph(policy.alpha, num_endpoints, policy.max_hypotheses - num_endpoints, REUSED)
 
 
 def first_level(policy: GatePolicy, num_endpoints: int) -> float:
@@ -208,7 +230,13 @@ def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str,
     if latest is None or latest.run is None:
         return first
     trial = replace(
-        latest.run, share=first.share, graph=first.graph, in_slot=first.in_slot, has_passed=has_passed(latest)
+        latest.run,
+        share=first.share,
+        graph=first.graph,
+        num_before=first.num_before,
+        in_slot=first.in_slot,
+        reuse=first.reuse,
+        has_passed=has_passed(latest),
     )
     if latest.fingerprint == fingerprint and not latest.ends_run:
         return trial
@@ -265,7 +293,8 @@ def with_level(
     """The run with its level; `done` are those of the endpoint that pass their levels on."""
     num_restarts = trial.num_restarts - trial.num_before
     if num_restarts:
-        return replace(trial, level=restart_level(trial.share, num_restarts))
+        reserve = 1.0 - FIRST_RUN - (trial.graph.reused if trial.in_slot else 0.0)
+        return replace(trial, level=restart_level(trial.share, num_restarts, reserve))
     if trial.has_passed and trial.level is not None:
         return trial
     given = 0.0
@@ -275,9 +304,14 @@ def with_level(
     return replace(trial, level=FIRST_RUN * (trial.share + given), has_passed=trial.has_passed or name in passed)
 
 
-def restart_level(share: float, num_restarts: int) -> float:
-    """The level of restart `num_restarts` >= 1 of a hypothesis with this part of alpha."""
-    return (1.0 - FIRST_RUN) * share * spent_part(num_restarts)
+def restart_level(share: float, num_restarts: int, reserve: float = 1.0 - FIRST_RUN) -> float:
+    """The level of restart `num_restarts` >= 1 of a hypothesis with this part of alpha, `reserve` of it for them."""
+    return reserve * share * spent_part(num_restarts)
+
+
+def reused_share(graph: LevelGraph, index: int) -> float:
+    """The part of alpha of slice number `index` >= 1 that takes the place of another."""
+    return 0.5 * graph.alpha * graph.reused * spent_part(index)
 
 
 def spent_part(index: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from shadowspec.gate.verdict.current_verdict import override_text
-from shadowspec.gate.verdict.slice_rules import forbidding_slices
+from shadowspec.gate.verdict.slice_rules import forbidding_slices, keeps_off
 from shadowspec.metrics import ratio
 from shadowspec.text import moment, percent, plural, slice_title, times
 from shadowspec.types import (
@@ -63,8 +63,8 @@ def decision_notes(decision: Decision) -> list[str]:
         notes.append("Another config has a better lower bound of speedup here and is the one named.")
     cover, bounds = composition.cover, composition.bounds.get("speedup")
     if cover is not None and cover.is_shown_under_parent and decision.reason_code != ReasonCode.OVERRIDE:
-        verdict = cover.covering_verdict
-        notes.append(f"It has no level, so that the verdict on the whole endpoint ({verdict}) covers it.")
+        whole = f"so that the verdict on the whole endpoint ({cover.covering_verdict}) covers it"
+        notes.append(f"It has no level, {'and its own bounds show harm' if keeps_off(decision) else whole}.")
     if bounds is not None and bounds.known_share > 0.0:
         notes.append(
             f"Under the current traffic, the slices' bounds give a speedup of [{times(bounds.lower)}, "

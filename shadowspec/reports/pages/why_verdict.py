@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shadowspec.gate.verdict.decision import DISABLE_CODES, HOLD_CODES
+from shadowspec.gate.verdict.current_verdict import DISABLE_CODES
+from shadowspec.gate.verdict.decision import HOLD_CODES
 from shadowspec.gate.verdict.hold_reasons import slowest_of
 from shadowspec.reports.content.definitions import bounds_text, shown_as, threshold_text, title_of
 from shadowspec.text import percent, plural, span_text, times

@@ -13,6 +13,7 @@ from typing import Annotated, Self
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, Expectation
+from shadowspec.gate.verdict.slice_rules import keeps_off
 from shadowspec.planning.demand import Demand, EndpointLoads, LoadsPart
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.rollout.served_decision import DEFAULT_MAX_AGE, Off, ServedDecision
@@ -28,7 +29,7 @@ class Role(StrEnum):
     """How a finding bears on the answer."""
 
     REQUIRED = "required"  # must be ENABLE
-    WATCHED = "watched"  # must not be DISABLE
+    WATCHED = "watched"  # must not be DISABLE, nor have a bound that shows harm
     ORDERED = "ordered"  # an operator's override: speculation is off there, regardless of decisions
     SHOWN = "shown"  # bears on nothing: too little traffic
 
@@ -104,7 +105,8 @@ class Finding:
         """Whether the answer is not ENABLE because of this."""
         if self.role is Role.REQUIRED:
             return self.outcome is not Outcome.ENABLE
-        return self.role is Role.ORDERED or (self.role is Role.WATCHED and self.outcome is Outcome.DISABLE)
+        is_harmed = self.outcome is Outcome.DISABLE or any(keeps_off(decision) for decision in self.decisions)
+        return self.role is Role.ORDERED or (self.role is Role.WATCHED and is_harmed)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
