@@ -281,7 +281,12 @@ def endpoint_looks(
     rows = [decision for decision in latest_decisions if decision.endpoint == evidence.endpoint]
     previous = {hypothesis_id(decision): decision for decision in rows}
     started = {block.block_id: block.started_at for block in evidence.blocks}
-    measured = [(run.fingerprint, started[run.block_id]) for run in evidence.runs if run.block_id in started]
+    times = {record.key: record.event_time for record in evidence.records}
+    measured = [
+        (run.fingerprint, Seen(started[run.block_id], started[run.block_id], times.get(run.key)))
+        for run in evidence.runs
+        if run.block_id in started
+    ]
     current = current_configs(configs, seen_fingerprints(measured))
     slices = sorted({r.slice_key for r in evidence.records if r.slice_key and r.event_time is not None})
     hypotheses = {
@@ -549,12 +554,11 @@ def newest_events(runs: Iterable[Run], records: Iterable[StoredRecord]) -> dict[
     return newest
 
 
-def seen_fingerprints(measured: Iterable[tuple[str, datetime]]) -> dict[str, Seen]:
-    """When each fingerprint was first and last measured, of (fingerprint, start of its block)."""
+def seen_fingerprints(measured: Iterable[tuple[str, Seen]]) -> dict[str, Seen]:
+    """When each fingerprint was first and last measured, of the times of each run."""
     seen: dict[str, Seen] = {}
-    for fingerprint, at in measured:
-        before = seen.get(fingerprint, Seen(at, at))
-        seen[fingerprint] = Seen(min(before.first, at), max(before.last, at))
+    for fingerprint, times in measured:
+        seen[fingerprint] = seen.get(fingerprint, times).join(times)
     return seen
 
 

@@ -189,6 +189,16 @@ def test_a_rollback_makes_the_old_one_current_again() -> None:
     assert current_fingerprint({"one": seen(0, limit + 1), "two": seen(40, 60)}) == "one"
 
 
+def test_neither_a_clock_that_is_ahead_nor_a_partition_that_is_behind_is_a_return() -> None:
+    def measured(until_min: float, event_min: float) -> Seen:
+        return replace(seen(0, until_min), last_event=START + timedelta(minutes=event_min))
+
+    newer = replace(seen(40, 60), last_event=START + timedelta(minutes=60))
+    for old in (measured(180, 60), measured(60, 180), measured(180, 120)):
+        assert current_fingerprint({"one": old, "two": newer}) == "two"
+    assert current_fingerprint({"one": measured(180, 121), "two": newer}) == "one"
+
+
 @dataclass
 class History:
     """An endpoint's gate reduced to its levels: what is given, to whom, look after look.  Nothing comes to ENABLE."""

@@ -254,15 +254,14 @@ class Folding:
                 arrived[record.slice_key] += 1
                 beyond[record.slice_key] += (record.session_position or 0) > self._rules.policy.timed_positions
         compared, differing = _prompts_after(state, records, runs)
-        started: dict[str, list[datetime]] = defaultdict(list)
+        events = {record.key: record.event_time for record in records}
         blocks = {(run.fingerprint, run.block_id): self._blocks[run.block_id][0] for run in runs}
-        for (fingerprint, _), block in blocks.items():
-            started[fingerprint].append(block.started_at)
         seen = dict(state.seen)
-        for fingerprint, times in started.items():
-            first, last = min(times), max(times)
-            earlier = seen.get(fingerprint, Seen(first, last))
-            seen[fingerprint] = Seen(min(earlier.first, first), max(earlier.last, last))
+        for run in runs:
+            at = self._blocks[run.block_id][0].started_at
+            times = Seen(at, at, events[run.key])
+            earlier = seen.get(run.fingerprint)
+            seen[run.fingerprint] = times if earlier is None else earlier.join(times)
         return replace(
             state,
             slices=dict(slices),

@@ -186,8 +186,8 @@ def current_fingerprints(
         looks[decision.fingerprint] = max(looks.get(decision.fingerprint, look), look)
     seen: dict[str, Seen] = {}
     for row in measured:
-        known = seen.get(row.fingerprint, Seen(row.first_hour, row.newest_hour))
-        seen[row.fingerprint] = Seen(min(known.first, row.first_hour), max(known.last, row.newest_hour))
+        hours_of_row, known = Seen(row.first_hour, row.newest_hour), seen.get(row.fingerprint)
+        seen[row.fingerprint] = hours_of_row if known is None else known.join(hours_of_row)
         if row.fingerprint in configs and row.fingerprint not in looks:
             by_name[configs[row.fingerprint].config.name].add(row.fingerprint)
     current = {}

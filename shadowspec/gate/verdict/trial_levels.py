@@ -52,10 +52,24 @@ HypothesisName = tuple[str, int, str]  # slice key, concurrency, the config's na
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """When a fingerprint was first and last measured."""
+    """When a fingerprint was first and last measured, and the event time up to which."""
 
     first: datetime
     last: datetime
+    last_event: datetime | None = None  # None: `last` is an event time
+
+    def join(self, other: Seen) -> Seen:
+        """Both measured times."""
+        events = [event for event in (self.last_event, other.last_event) if event is not None]
+        return Seen(min(self.first, other.first), max(self.last, other.last), max(events, default=None))
+
+    def is_long_after(self, other: Seen) -> bool:
+        """Whether it was measured for RETURN_AFTER after the other was: by the workers' clocks and by event time.
+
+        One worker's clock may be ahead of another's, and one partition's traffic behind another's; neither is a return.
+        """
+        later = self.last - other.last, (self.last_event or self.last) - (other.last_event or other.last)
+        return min(later) > RETURN_AFTER
 
 
 def hypothesis_id(decision: Decision) -> HypothesisId:
@@ -87,16 +101,16 @@ def latest_by_name(decisions: Iterable[Decision]) -> dict[HypothesisName, Decisi
 def current_fingerprint(seen: Mapping[str, Seen]) -> str | None:
     """The current fingerprint of a config's name: the one that appeared last.
 
-    An older one is current again when the newer has not been measured for RETURN_AFTER of its measuring.  The result
-    depends on the times of measurements, not on earlier results, so every gate gives the same; of several that
+    An older one is current again when the newer has not been measured for RETURN_AFTER (`Seen.is_long_after`).  The
+    result depends on the times of measurements, not on earlier results, so every gate gives the same; of several that
     appeared at the same time it is the last of `seen`.  None if `seen` is empty.
     """
     if not seen:
         return None
     place = {fingerprint: at for at, fingerprint in enumerate(seen)}
     newest = max(seen, key=lambda fingerprint: (seen[fingerprint].first, place[fingerprint]))
-    latest = max(seen, key=lambda fingerprint: (seen[fingerprint].last, fingerprint == newest, place[fingerprint]))
-    return latest if seen[latest].last - seen[newest].last > RETURN_AFTER else newest
+    returned = [fingerprint for fingerprint, times in seen.items() if times.is_long_after(seen[newest])]
+    return max(returned, key=lambda fingerprint: (seen[fingerprint].last, place[fingerprint]), default=newest)
 
 
 def current_configs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.run.traffic_counts import TrafficCounts
-from shadowspec.gate.verdict.trial_levels import current_configs, restart_level
+from shadowspec.gate.verdict.trial_levels import Seen, current_configs, restart_level
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.types import Block, BlockResult, Decision, FingerprintedConfig, FunnelCounter, Run, Verdict, codec
@@ -31,10 +32,17 @@ SLICES = ("prompt_class=code", "prompt_class=sql")
 
 
 def after_a_pause(rows: EndpointEvidence, sequence: int) -> EndpointEvidence:
-    """The rows with two hours before this block."""
+    """The rows with two hours before this block, by the worker's clock and by event time."""
     pause = timedelta(hours=2)
     late = [replace(b, started_at=b.started_at + pause) if b.sequence >= sequence else b for b in rows.blocks]
-    return replace(rows, blocks=late)
+    names = {block.block_id for block in late if block.sequence >= sequence}
+    first = min(run.key.offset for run in rows.runs if run.block_id in names)
+    places = {r.key: r.key.offset if r.key.partition == 0 else r.key.offset // 10 + 1 for r in rows.records}
+    records = [
+        structs.replace(r, event_time=r.event_time + pause) if r.event_time and places[r.key] >= first else r
+        for r in rows.records
+    ]
+    return replace(rows, blocks=late, records=records)
 
 
 class Gate:
@@ -319,12 +327,13 @@ def test_a_name_stands_for_the_fingerprint_measured_last() -> None:
     configs = {CONFIG.fingerprint: CONFIG, OTHER.fingerprint: OTHER}
     seen = seen_fingerprints(
         [
-            (CONFIG.fingerprint, START),
-            (OTHER.fingerprint, START + timedelta(minutes=9)),
-            (CONFIG.fingerprint, START + timedelta(minutes=10)),
-            (OTHER.fingerprint, START + timedelta(minutes=2)),
+            (fingerprint, Seen(at, at))
+            for fingerprint, minutes in (
+                (CONFIG.fingerprint, 0), (OTHER.fingerprint, 9), (CONFIG.fingerprint, 10), (OTHER.fingerprint, 2)
+            )
+            for at in [START + timedelta(minutes=minutes)]
         ]
-    )
+    )  # fmt: skip
     assert seen[OTHER.fingerprint].first == START + timedelta(minutes=2)
     assert seen[OTHER.fingerprint].last == START + timedelta(minutes=9)
     assert current_configs(configs, seen) == {OTHER.fingerprint: OTHER}
@@ -346,6 +355,26 @@ def test_traffic_in_pieces_is_the_traffic_of_all_and_old_traffic_is_not_kept() -
     assert pieces == at_once
     assert len(pieces.buckets) == 33
     assert sum(pieces.window(None, span_s).requests.values()) == sum(at_once.window(None, span_s).measured.values()) > 0
+
+
+@pytest.mark.representative("sqlite")
+def test_a_worker_whose_clock_is_ahead_restarts_nothing(store: Store) -> None:
+    """Two workers measure side by side, one with a clock two hours ahead; of each the traffic pauses by turns."""
+    new = with_fingerprint(noisy_run(), OTHER.fingerprint)
+    turns = [(20 + 10 * number, new if number % 2 else noisy_run()) for number in range(9)]
+    rows = World(100, make_run=changing(*turns)).evidence()
+    is_ahead = {block.block_id: (block.sequence - 10) // 10 % 2 == 0 for block in rows.blocks}
+    skewed = [
+        replace(b, started_at=b.started_at + timedelta(hours=2)) if is_ahead[b.block_id] else b for b in rows.blocks
+    ]
+    feed = Feed(store, replace(rows, blocks=skewed), (CONFIG, OTHER))
+    found = []
+    for start in range(0, 100, 10):
+        feed.write_blocks(start, start + 10)
+        decisions = run_endpoint_gate(store, ENDPOINT, POLICY, input_ended=True).decisions
+        found.append({d.fingerprint for d in decisions if d.slice_key == "" and d.supersession is None})
+    changes = [after for before, after in itertools.pairwise(found) if before != after]
+    assert changes == [{OTHER.fingerprint}], "the new one is current once, and stays"
 
 
 @pytest.mark.representative("sqlite")
