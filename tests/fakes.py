@@ -167,7 +167,7 @@ def endpoint_rule(
     name: str, served_models: tuple[str, ...], match: MatchRule | None = None, **given: Any
 ) -> EndpointRule:
     """A rule that has what it is not given of the default policy."""
-    return EndpointRule(name, served_models, match or MatchRule(), **GatePolicy().rule_parts() | given)
+    return EndpointRule(name, served_models, match or MatchRule(), **GatePolicy(window_s=0.0).rule_parts() | given)
 
 
 def fake_config(name: str = "fake", num_speculative_tokens: int = 4) -> FingerprintedConfig:

@@ -57,6 +57,7 @@ stale_after_s = 1e10
 max_hypotheses = 1
 # The trace lasts one hour, so no whole week of traffic can be asked for.
 min_span_s = 0.0
+window_s = 0.0
 # Sessions have two to three requests; drawing the timed one from the first two leaves few without a pair.
 timed_positions = 2
 # At most 29% of an endpoint's requests come after them.

@@ -84,6 +84,10 @@ class GatePolicy:
     max_prompt_mismatch: float = field(default=0.02, repr=False)
     # Share of requests beyond `timed_positions` above which ENABLE is HOLD.  In simulated worlds there are none.
     max_untimed_share: float = field(default=0.25, repr=False)
+    # Event time of a unit in production; recordings have blocks as units, and 0 stands for them.
+    window_s: float = field(default=3_600.0, repr=False)
+    # Measured of each slice, load and worker process in a window, on average.
+    blocks_per_window: int = field(default=1, repr=False)
     min_span_s: float = 7 * DAY_S  # event time, and days with evidence, that ENABLE needs: a whole cycle of the traffic
     max_evidence_age_s: float | None = None  # HOLD if the newest evidence is older; None: files may be of any age
     # A trial: ENABLE needs no span, speaks of this recording only, and is never promoted.  Simulated worlds, whose
@@ -171,6 +175,11 @@ class GatePolicy:
         for clash in self.clashes():
             raise ConfigError(f"policy key {clash.limit!r} must be {clash.wanted}, or nothing could prove it")
 
+    @property
+    def unit_window(self) -> timedelta | None:
+        """The event time of a unit; None where blocks are the units."""
+        return None if self.recording_only or not self.window_s else timedelta(seconds=self.window_s)
+
     def rule_parts(self) -> dict[str, Any]:
         """The policy's part of an `EndpointRule`."""
         return {
@@ -179,6 +188,8 @@ class GatePolicy:
             "block_max_wait": timedelta(seconds=self.block_max_wait_s),
             "time_block": timedelta(seconds=self.time_block_s),
             "unit_span": timedelta(seconds=self.cluster_max_age_s),
+            "window": self.unit_window,
+            "blocks_per_window": self.blocks_per_window,
         }
 
     def clashes(self) -> tuple[Clash, ...]:
@@ -282,6 +293,7 @@ _WHOLE_NUMBERS = (
     "parity_tokens",
     "max_requests_per_cluster",
     "timed_positions",
+    "blocks_per_window",
 )
 _RANGES: dict[str, _Range] = {
     **dict.fromkeys(_WHOLE_NUMBERS, _COUNT),
@@ -298,6 +310,7 @@ _RANGES: dict[str, _Range] = {
         (
             "indifference",
             "min_span_s",
+            "window_s",
             "margin",
             "tail_margin",
             "drift_tolerance",

@@ -162,9 +162,8 @@ def _fill_blocks(
     at_us: Ints, slices: Ints, is_timed: Bools, regime: str, concurrency: int
 ) -> tuple[tuple[Block, ...], Ints, Ints]:
     """Blocks in start order, each request's block, and when each block started."""
-    rule = EndpointRule(
-        ENDPOINT, ("target",), slice_by=("prompt_class",), loads=(Load(concurrency),), **GatePolicy().rule_parts()
-    )
+    parts = GatePolicy(window_s=0.0).rule_parts()  # worlds measure all that their traffic fills
+    rule = EndpointRule(ENDPOINT, ("target",), slice_by=("prompt_class",), loads=(Load(concurrency),), **parts)
     former = BlockFormer([rule])
     sampling = SamplingParameters(temperature=0.0 if regime == "greedy" else 1.0)
     labels = [

@@ -10,7 +10,7 @@ from shadowspec.simulate.effects import Effects
 from shadowspec.simulate.traffic import Arrivals
 
 # One hypothesis with all of alpha, most of which its first run uses: the level at which a fault shows soonest.
-ALONE = GatePolicy(max_hypotheses=1, min_span_s=0.0)
+ALONE = GatePolicy(max_hypotheses=1, min_span_s=0.0, window_s=0.0)
 BOUNDARY = math.log1p(ALONE.margin)
 
 EVERYWHERE = None

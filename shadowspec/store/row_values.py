@@ -111,9 +111,8 @@ def block_tuple(result: BlockResult, num_runs: int) -> tuple[Any, ...]:
 
 
 def block_value(row: RowMapping, memory: Mapping[str, BlockMemory]) -> StoredBlock:
-    return StoredBlock(
-        memory=memory, **(_pick(row, BLOCK) | {"first_arm": Arm(row["first_arm"]), "max_turns": row["max_turns"] or 1})
-    )
+    defaults = {"max_turns": row["max_turns"] or 1, "stands_for": row["stands_for"] or 1.0}
+    return StoredBlock(memory=memory, **(_pick(row, BLOCK) | {"first_arm": Arm(row["first_arm"])} | defaults))
 
 
 def memory_tuple(block_id: str, fingerprint: str, memory: BlockMemory) -> tuple[Any, ...]:

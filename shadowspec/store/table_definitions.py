@@ -113,6 +113,7 @@ blocks = Table(
     *integers("num_out_of_memory"),
     *integers("num_runs"),  # the block is complete once this many are known
     Column("max_turns", BigInteger),  # of its conversations; NULL: 1
+    Column("stands_for", Real),  # blocks of the traffic that it represents; NULL: 1
     Index(None, "endpoint", "sequence"),
 )
 

@@ -6,6 +6,13 @@ endpoint measures conversations, each of these places takes a whole one, once it
 that is not full after `block_max_wait` of event time, or at the end of the input, runs short: untimed copies of prompts
 that were already timed fill its queue, so that the load is the true one.  No block is dissolved, because the measured
 requests would then depend on how busy the hour was.  Which requests share a block depends only on the input.
+
+Production's evidence is spread over time (`window`): of the traffic of each slice and load only `blocks_per_window`
+blocks are measured in a window, on average.  While no block is open, each request begins one with a chance that the
+traffic so far sets, drawn by hash of its place.  The block then takes the requests that follow.  Each request of the
+traffic has thus the same chance, and a block represents as many blocks as were passed over for it (`stands_for`).  The
+traffic so far is that of this window or the one before, whichever is more: a process that starts measures more at
+first.  Such a block waits as long as a window to be full.
 """
 
 from __future__ import annotations
@@ -14,13 +21,14 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain
+from statistics import fmean
 from typing import Final
 
 from shadowspec.tap.conversations import Conversation, Conversations, Place
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.types import REPEAT_EVERY, Arm, Block, PartitionId, ShadowPrompt, format_slice_key
+from shadowspec.types import REPEAT_EVERY, Arm, Block, PartitionId, ShadowPrompt, format_slice_key, window_of
 
 REMEMBERED_PROMPTS = 64  # timed prompts kept per slice to fill short blocks from; at least the usual loads
 _NO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
@@ -34,6 +42,25 @@ class _OpenBlock:
     concurrency: int
     opened: datetime
     conversations: list[Conversation] = field(default_factory=list)
+    begun: float = 1.0  # blocks of the traffic that each of its requests represents
+    stands_for: list[float] = field(default_factory=list)  # the same of each conversation
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Requests, or conversations, of one place that could be measured: in this window and in the one before."""
+
+    window: int
+    num_now: int = 0
+    num_before: int = 0
+
+    def count(self, window: int) -> int:
+        """Those of the traffic so far, with one more."""
+        if window != self.window:
+            self.num_before = self.num_now if window == self.window + 1 else 0
+            self.window, self.num_now = window, 0
+        self.num_now += 1
+        return max(self.num_now, self.num_before)
 
 
 @dataclass(slots=True)
@@ -45,6 +72,16 @@ class _EndpointBlocks:
     watermark: datetime = _NO_TIME
     next_sequence: int = 0
     open: dict[Place, _OpenBlock] = field(default_factory=dict)
+    paces: dict[Place, _Pace] = field(default_factory=dict)
+    # Of blocks that are about to begin, by place; and of conversations that are not over, by session.
+    begins: dict[Place, float] = field(default_factory=dict)
+    stands_for: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def max_wait(self) -> timedelta:
+        """How long a block waits to be full."""
+        return max(self.rule.block_max_wait, self.rule.window or timedelta(0))
+
     timed: dict[str, deque[Conversation]] = field(default_factory=dict)  # by slice, newest last
 
 
@@ -75,6 +112,34 @@ class BlockFormer:
             return started + _place(blocks, place, (prompt,))
         over = blocks.conversations.add(conversation_key, place, blocks.watermark, prompt)
         return started + _place_all(blocks, over)
+
+    def passes_over(self, prompt: ShadowPrompt, concurrency: int, slice_key: str) -> bool:
+        """Whether an admitted prompt is not measured, because its window's blocks are others.
+
+        Asked once of each prompt that `add` or `shed` would take, and before it; it counts the prompt as traffic.
+        """
+        blocks = self._endpoints[prompt.endpoint]
+        rule, place, key = blocks.rule, (slice_key, concurrency), prompt.conversation_key
+        is_turn = blocks.conversations is not None and key is not None
+        if rule.window is None or (is_turn and key in blocks.stands_for):
+            return False
+        pace = blocks.paces.setdefault(place, _Pace(0))
+        num_requests = pace.count(window_of(prompt.event_time, rule.window))
+        stands_for = max(num_requests / (rule.places(concurrency) * rule.blocks_per_window), 1.0)
+        if is_turn:
+            assert key is not None, "a turn is of a conversation"
+            if not _is_drawn(f"begin\0{prompt.key}", 1.0 / stands_for):
+                return True
+            blocks.stands_for[key] = stands_for
+            return False
+        waiting = blocks.open.get(place)
+        if waiting is not None and not _is_overdue(blocks, waiting, prompt.event_time):
+            return False
+        # Of a chain of requests without a block, then the places of one, the latter are 1 / `stands_for`.
+        if not _is_drawn(f"begin\0{prompt.key}", 1.0 / (1.0 + (stands_for - 1.0) * rule.places(concurrency))):
+            return True
+        blocks.begins[place] = stands_for
+        return False
 
     def shed(self, prompt: ShadowPrompt, concurrency: int, slice_key: str) -> list[Block]:
         """An admitted prompt was shed: so are the turns after it; the blocks that this completes."""
@@ -110,11 +175,10 @@ class BlockFormer:
             blocks.watermark = event_time
         over = [] if blocks.conversations is None else blocks.conversations.advance(blocks.watermark)
         started = _place_all(blocks, over) if over else []
-        limit = blocks.rule.block_max_wait
         oldest = next(iter(blocks.open.values()), None)
-        if oldest is None or blocks.watermark - oldest.opened < limit:
+        if oldest is None or not _is_overdue(blocks, oldest, blocks.watermark):
             return started
-        overdue = [place for place, block in blocks.open.items() if blocks.watermark - block.opened >= limit]
+        overdue = [place for place, block in blocks.open.items() if _is_overdue(blocks, block, blocks.watermark)]
         return started + [_start(blocks, blocks.open.pop(place)) for place in overdue]
 
     def advance_all(self, event_time: datetime) -> list[Block]:
@@ -132,13 +196,14 @@ class BlockFormer:
             if blocks.conversations is not None:
                 dropped += blocks.conversations.forget(partition)
             for place, block in list(blocks.open.items()):
-                kept = []
-                for turns in block.conversations:
+                kept, stands_for = [], []
+                for turns, represented in zip(block.conversations, block.stands_for, strict=True):
                     lost = [p for p in turns if PartitionId(p.key.source, p.key.partition) == partition]
                     dropped += lost
                     if left := tuple(prompt for prompt in turns if prompt not in lost):
                         kept.append(left)
-                block.conversations = kept
+                        stands_for.append(represented)
+                block.conversations, block.stands_for = kept, stands_for
                 if not kept:
                     del blocks.open[place]
         return dropped
@@ -161,8 +226,10 @@ def _place_all(blocks: _EndpointBlocks, over: Iterable[tuple[Place, Conversation
 def _place(blocks: _EndpointBlocks, place: Place, turns: Conversation) -> list[Block]:
     """Put a conversation into the open block of its slice and load; the block if that is full with it."""
     if (waiting := blocks.open.get(place)) is None:
-        waiting = blocks.open[place] = _OpenBlock(*place, blocks.watermark)
+        waiting = blocks.open[place] = _OpenBlock(*place, blocks.watermark, begun=blocks.begins.pop(place, 1.0))
     waiting.conversations.append(turns)
+    is_held = blocks.conversations is not None and turns[0].conversation_key is not None
+    waiting.stands_for.append(blocks.stands_for.pop(turns[0].conversation_key or "", 1.0) if is_held else waiting.begun)
     is_full = len(waiting.conversations) == blocks.rule.places(waiting.concurrency)
     return [_start(blocks, blocks.open.pop(place))] if is_full else []
 
@@ -186,6 +253,7 @@ def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
         requests_per_slot=blocks.rule.requests_per_slot,
         max_turns=blocks.rule.max_turns,
         repeats_baseline=_draw(f"repeats_baseline\0{block_id}", REPEAT_EVERY) == 0,
+        stands_for=fmean(waiting.stands_for),
     )
     blocks.next_sequence += 1
     timed.extend(waiting.conversations)
@@ -202,6 +270,16 @@ def _block_id(endpoint: str, slice_key: str, concurrency: int, requests: tuple[S
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+def _is_overdue(blocks: _EndpointBlocks, waiting: _OpenBlock, watermark: datetime) -> bool:
+    """Whether an open block has waited for as long as it may."""
+    return watermark - waiting.opened >= blocks.max_wait
+
+
 def _draw(text: str, number: int) -> int:
     """One of `number` equally likely places, by hash."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest(), "little") % number
+
+
+def _is_drawn(text: str, chance: float) -> bool:
+    """Whether an event of this chance happens, by hash."""
+    return _draw(text, 2**53) < chance * 2**53

@@ -56,8 +56,9 @@ class EndpointRule:
     every class), for any request.  `takes_constraints`: the measuring engine can restrict outputs to a grammar, as
     servers do.  `tool_call_format` is how its target writes tool calls (None: not known, so that strict tools are
     refused).  `measures_conversations`: all of a session's first `timed_positions` requests are measured, in their
-    order, in one place of one block, instead of a drawn one of them.  `prompt_rules` are those of the engine that
-    serves it.
+    order, in one place of one block, instead of a drawn one of them.  `window` is the event time in which
+    `blocks_per_window` blocks of each slice and load are measured, on average (None: all that the traffic fills).
+    `prompt_rules` are those of the engine that serves it.
     """
 
     name: str
@@ -74,6 +75,8 @@ class EndpointRule:
     block_max_wait: timedelta = field(kw_only=True)
     time_block: timedelta = field(kw_only=True)
     unit_span: timedelta = field(kw_only=True)
+    window: timedelta | None = field(default=None, kw_only=True)
+    blocks_per_window: int = field(default=1, kw_only=True)
     max_age: timedelta | None = None
     max_new_tokens: int | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
@@ -101,6 +104,8 @@ class EndpointRule:
         require(self.requests_per_slot >= 1, "requests_per_slot must be at least 1")
         require(min(self.time_block, self.unit_span) > timedelta(0), "a span of time must be above 0")
         require(self.block_max_wait >= timedelta(0), "block_max_wait must not be negative")
+        require(self.window is None or self.window > timedelta(0), "window must be above 0")
+        require(self.blocks_per_window >= 1, "blocks_per_window must be at least 1")
         require(self.max_new_tokens is None or self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
 
     @property

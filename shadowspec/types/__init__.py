@@ -27,6 +27,7 @@ from shadowspec.types.consumed_records import (
     FunnelCounter,
     StoredBlock,
     StoredRecord,
+    window_of,
 )
 from shadowspec.types.costs import BASELINE, BlockTime, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import (
@@ -311,4 +312,5 @@ __all__ = [
     "parse_slice_key",
     "sampling_defaults",
     "slice_tag",
+    "window_of",
 ]

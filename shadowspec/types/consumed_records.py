@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, NamedTuple, Self
 
@@ -30,7 +30,7 @@ class FunnelCounter(StrEnum):
 
     MEASURED = "measured", "Ran through both arms."
     FAILED = "failed", "Admitted, but an arm or the engine failed. It counts at the worst value of every test."
-    SAMPLED_OUT = "sampled_out", "Not drawn: `not_sampled`, `not_timed` or `conversation_over`."
+    SAMPLED_OUT = "sampled_out", "Not drawn: `not_sampled`, `not_timed`, `window_budget` or `conversation_over`."
     SHED = "shed", 'Dropped because the engine was behind (`overload = "shed"`).'
     UNSUPPORTED = "unsupported", "Cannot be measured exactly, or belongs to no endpoint. The reason names the cause."
     MALFORMED = "malformed", "Cannot be read. In Kafka it goes to the dead-letter topic."
@@ -84,6 +84,15 @@ class StoredBlock:
     started_at: datetime
     memory: Mapping[str, BlockMemory]  # by fingerprint
     max_turns: int = 1  # of a conversation; 1: every request was measured by itself
+    stands_for: float = 1.0  # blocks of the traffic that it represents: itself, and those that were not measured
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def window_of(at: datetime, window: timedelta) -> int:
+    """The number of the window of event time that holds `at`, counted from the epoch."""
+    return (at - _EPOCH) // window
 
 
 # Usable requests of sampled sessions: of these every one is kept with its event time.

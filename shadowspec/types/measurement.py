@@ -41,6 +41,7 @@ class Block(Struct, frozen=True):
     requests_per_slot: int = 1  # 1: one batch; above, a queue that refills slots as requests finish
     max_turns: int = 1  # turns that a conversation may have; 1: every request is measured by itself
     repeats_baseline: bool = False  # the baseline arm runs twice: one of `REPEAT_EVERY` blocks, drawn by hash
+    stands_for: float = 1.0  # blocks of the traffic that it represents: itself, and those that were not measured
 
     @property
     def num_places(self) -> int:

@@ -265,6 +265,9 @@ class Pipeline:
         if self._former.is_over(fate.prompt, fate.record.session_position):
             late = replace(fate.record, counter=FunnelCounter.SAMPLED_OUT, reason="conversation_over")
             self.outbox.end(late, row=late)
+        elif self._former.passes_over(fate.prompt, fate.concurrency, slice_key):
+            passed = replace(fate.record, counter=FunnelCounter.SAMPLED_OUT, reason="window_budget")
+            self.outbox.end(passed, row=passed)
         elif self.is_shedding or self._former.is_shed(fate.prompt):
             shed = replace(fate.record, counter=FunnelCounter.SHED, reason="queue_full")
             self.ready += self._former.shed(fate.prompt, fate.concurrency, slice_key)

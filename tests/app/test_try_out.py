@@ -79,7 +79,7 @@ def test_the_timed_position_is_drawn_from_as_many_as_the_median_session_has_or_m
     [(13, 4, 3.166), (100, 4, 4.0), (1, 4, 1.166), (13, 2, 2.0)],  # in an hour, of which a block waits ten minutes
 )
 def test_a_block_has_the_requests_that_come_while_it_waits(num_sessions: int, places: int, expected: float) -> None:
-    parts = GatePolicy(block_max_wait_s=600.0, timed_positions=1).rule_parts()
+    parts = GatePolicy(window_s=0.0, block_max_wait_s=600.0, timed_positions=1).rule_parts()
     rule = EndpointRule("e", ("m",), **parts)
     found = survey([1] * num_sessions, ["chat"] * num_sessions)
     assert found.timed_per_block(rule, places) == pytest.approx(expected, abs=1e-3)
@@ -112,7 +112,11 @@ def test_the_configuration_parses_and_shares_the_level_among_what_is_measured(
     endpoint = config.endpoints[name]
     assert (name, endpoint.rule.served_models) == ("my-model.v2", ("org/my model.v2",))
     assert endpoint.policy == replace(
-        GatePolicy(), recording_only=True, max_hypotheses=num_hypotheses, timed_positions=2, serving_engine="vllm 0.32"
+        GatePolicy(window_s=0.0),
+        recording_only=True,
+        max_hypotheses=num_hypotheses,
+        timed_positions=2,
+        serving_engine="vllm 0.32",
     )
     assert (endpoint.rule.max_new_tokens, endpoint.rule.slice_by) == (64, slicing.slice_by)
     assert [each.concurrency for each in endpoint.rule.loads] == [8]
@@ -121,7 +125,7 @@ def test_the_configuration_parses_and_shares_the_level_among_what_is_measured(
 
 
 def test_what_production_would_still_want_is_what_the_decision_lacks() -> None:
-    policy = GatePolicy(max_hypotheses=2, recording_only=True)
+    policy = GatePolicy(window_s=0.0, max_hypotheses=2, recording_only=True)
     enabled = look(evidence_of(draw_runs(400)), policy)
     span = "evidence from 1 day, 7 needed"
     assert needed_for_promotion(enabled, policy) == [span]
@@ -142,7 +146,7 @@ def test_what_production_would_still_want_is_what_the_decision_lacks() -> None:
 
 
 def test_the_smallest_number_of_sessions_counts_every_request_of_a_block() -> None:
-    policy = GatePolicy(max_hypotheses=2, recording_only=True)
+    policy = GatePolicy(window_s=0.0, max_hypotheses=2, recording_only=True)
     required = [test for test in look(evidence_of(draw_runs(24)), policy).tests if test.is_required]
     blocks = max(test.min_units for test in required if test.unit == "block")
     level = next(test.alpha for test in required if test.name == "speedup")

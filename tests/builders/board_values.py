@@ -74,7 +74,7 @@ def values(
         traffic={
             "chat": [Traffic(d.slice_key, d.fingerprint, d.concurrency, 1.0, d.start, d.start) for d in days or []]
         },
-        terms={"chat": EndpointTerms(GatePolicy(), {4: 1.0, 16: 3.0})},
+        terms={"chat": EndpointTerms(GatePolicy(window_s=0.0), {4: 1.0, 16: 3.0})},
     )
 
 

@@ -10,7 +10,7 @@ from shadowspec.store import Store
 from shadowspec.types import Decision
 from tests.gate.worlds import ENDPOINT, START
 
-POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0)
 
 
 def gate(store: Store, policy: GatePolicy = POLICY, *, hours: int = 0, ended: bool | None = None) -> list[Decision]:

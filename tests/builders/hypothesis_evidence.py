@@ -16,7 +16,7 @@ from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.types import Decision, Parity, Run, SliceCounts, TestResult, Trial
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, cluster_unit, noisy_run, run_of
 
-POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=2, min_span_s=0.0)
 HYPOTHESIS = Hypothesis(ENDPOINT, "prompt_class=code", 4, CONFIG)
 
 

@@ -11,7 +11,7 @@ from tests.builders.production_gate import gated
 from tests.gate.oracle import EndpointEvidence
 from tests.reports.worlds import NOW, MemorySource, add_slice
 
-POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=2, min_span_s=0.0)
 CODE = "prompt_class=code,sampling_regime=greedy"
 CHAT = "prompt_class=chat,sampling_regime=low"
 

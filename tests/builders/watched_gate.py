@@ -17,7 +17,7 @@ from shadowspec.gate.verdict.trial_levels import latest_by_name, next_trial, sup
 from shadowspec.types import Decision, LevelGraph, Run, SliceCounts, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run
 
-POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0, drift_run_length=1_000)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=1, min_span_s=0.0, drift_run_length=1_000)
 SHARE = 0.05  # the only hypothesis has all of alpha: .9 of it in its first run, a part of .1 in its j-th restart
 FIRST = Trial(SHARE, None, graph=LevelGraph(SHARE, 1, 0))
 

@@ -24,6 +24,7 @@ hash_secret_file = "secret"
 
 [gate]
 min_span_s = 0.0
+window_s = 0.0  # units are blocks
 timed_positions = 1
 entry_clusters = 2
 

@@ -253,7 +253,9 @@ def measured(store: Store, engine: FakeEngine, contract: OutputContract | None =
 
 
 def results_of(store: Store, margin: float) -> dict[str, TestResult]:
-    policy = GatePolicy(max_hypotheses=1, min_span_s=0.0, entry_clusters=2, validity_margin=margin, score_margin=0.5)
+    policy = GatePolicy(
+        window_s=0.0, max_hypotheses=1, min_span_s=0.0, entry_clusters=2, validity_margin=margin, score_margin=0.5
+    )
     decisions = run_endpoint_gate(store, "chat", policy, input_ended=True).decisions
     return {test.name: test for decision in decisions if not decision.slice_key for test in decision.tests}
 

@@ -39,7 +39,7 @@ def decisions(store: Store) -> list[Decision]:
 def judged(store: Store, decision: Decision, **changed: float) -> WhatIf:
     evidence = store.slice_evidence(decision.endpoint, decision.slice_key)
     config = store.fingerprints()[decision.fingerprint]
-    return what_if(decision, evidence, config, GatePolicy(max_hypotheses=24), changed)
+    return what_if(decision, evidence, config, GatePolicy(window_s=0.0, max_hypotheses=24), changed)
 
 
 def by_name(decision: Decision) -> dict[str, TestResult]:
@@ -91,6 +91,6 @@ def test_what_nothing_could_prove_is_refused(store: Store, decisions: list[Decis
     with pytest.raises(ConfigError, match="'margin' must be below"):
         judged(store, decision, margin=1.5)
     with pytest.raises(NoDataError, match="nothing is folded"):
-        what_if(decision, [], store.fingerprints()[decision.fingerprint], GatePolicy(), {})
+        what_if(decision, [], store.fingerprints()[decision.fingerprint], GatePolicy(window_s=0.0), {})
     with pytest.raises(NoDataError, match="evidence restarted"):  # as after an alarm
         judged(store, replace(decision, num_clusters=decision.num_clusters + 1))

@@ -87,7 +87,7 @@ def test_the_demo_departs_from_the_default_policy_in_four_values_only(tmp_path: 
     path = tmp_path / "demo.toml"
     path.write_text(demo.demo_config(tmp_path, 0), encoding="utf-8")
     config = load_config(path, environment={})
-    default = asdict(GatePolicy())
+    default = asdict(GatePolicy(window_s=0.0))
     for endpoint in config.endpoints.values():
         changed = {key for key, value in asdict(endpoint.policy).items() if value != default[key]}
         assert changed == {"max_hypotheses", "max_untimed_share", "min_span_s", "timed_positions", "serving_engine"}

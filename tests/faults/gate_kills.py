@@ -38,7 +38,7 @@ from tests.gate.worlds import ENDPOINT, START, World, noisy_run
 from tests.services import PATIENCE_S, postgres_server
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0, cluster_idle_s=120.0, cluster_reopen_after_s=600.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0, cluster_idle_s=120.0, cluster_reopen_after_s=600.0)
 SLICES = ("prompt_class=code", "prompt_class=sql")
 OFFSETS_AT_ONCE = 60  # so that a look takes several transactions
 BLOCKS_A_LOOK = 8

@@ -20,7 +20,7 @@ from shadowspec.types.codec import pack, unpack
 from tests.builders.hypothesis_evidence import draw_runs, evidence_of
 from tests.gate.oracle import naive_errors
 
-POLICY = GatePolicy()
+POLICY = GatePolicy(window_s=0.0)
 # (u / g, g) of a unit: on a coarse grid, so that some batches are all alike.
 UNITS = st.lists(st.tuples(st.integers(-4, 4).map(lambda x: x / 4), st.sampled_from([0.25, 0.5, 1.0])), max_size=330)
 CUTS = st.lists(st.integers(0, 330), max_size=6)

@@ -14,7 +14,7 @@ from shadowspec.gate.verdict.trial_levels import supersede
 from shadowspec.types import BettingFigures, Decision, EvidenceSummary, SliceCounts, TestResult, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START
 
-POLICY = GatePolicy(max_hypotheses=4, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=4, min_span_s=0.0)
 SHARES = {"code": SliceTraffic(60.0, 600.0), "chat": SliceTraffic(40.0, 400.0)}
 TRAFFIC = {CONFIG.fingerprint: SHARES, "two": SHARES}
 

@@ -17,7 +17,7 @@ from shadowspec.reports.content.definitions import test_notes as notes_of
 from shadowspec.types import Parity, ServedRun, SliceCounts, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, run_of
 
-POLICY = GatePolicy()
+POLICY = GatePolicy(window_s=0.0)
 TURNS = 4
 
 

@@ -179,7 +179,10 @@ overrides = st.builds(
     st.sampled_from([None, HOUR, -HOUR]),
 )
 policies = st.sampled_from(
-    [GatePolicy(), *(GatePolicy(serving_engine=name) for name in ("vllm", "sglang", "shadowspec-torch"))]
+    [
+        GatePolicy(window_s=0.0),
+        *(GatePolicy(window_s=0.0, serving_engine=name) for name in ("vllm", "sglang", "shadowspec-torch")),
+    ]
 )
 stages = st.builds(
     lambda load, of, cap, name, revision: Rollout(
@@ -246,14 +249,14 @@ KILLED = OverrideRecord(Override(1, "chat", "", None, Verdict.DISABLE, "incident
 
 
 @given(histories(), st.lists(overrides, max_size=2), policies, max_ages, by_load)
-@example(history_of(ENABLED), [], GatePolicy(serving_engine="sglang"), WEEK, [])
-@example(history_of(ENABLED), [], GatePolicy(), WEEK, [IN_SHADOW])
-@example(history_of(IN_PROCESS), [], GatePolicy(), WEEK, [])
-@example(history_of(DISABLED), [HELD], GatePolicy(), WEEK, [])
-@example(history_of(ENABLED, lag=timedelta(days=900)), [], GatePolicy(), WEEK, [])
-@example(history_of(REPLACED), [], GatePolicy(), WEEK, [])
-@example(history_of(LONG_AGO, days=30), [], GatePolicy(), YEARS, [])
-@example(history_of(BACK), [KILLED], GatePolicy(), WEEK, [])
+@example(history_of(ENABLED), [], GatePolicy(window_s=0.0, serving_engine="sglang"), WEEK, [])
+@example(history_of(ENABLED), [], GatePolicy(window_s=0.0), WEEK, [IN_SHADOW])
+@example(history_of(IN_PROCESS), [], GatePolicy(window_s=0.0), WEEK, [])
+@example(history_of(DISABLED), [HELD], GatePolicy(window_s=0.0), WEEK, [])
+@example(history_of(ENABLED, lag=timedelta(days=900)), [], GatePolicy(window_s=0.0), WEEK, [])
+@example(history_of(REPLACED), [], GatePolicy(window_s=0.0), WEEK, [])
+@example(history_of(LONG_AGO, days=30), [], GatePolicy(window_s=0.0), YEARS, [])
+@example(history_of(BACK), [KILLED], GatePolicy(window_s=0.0), WEEK, [])
 def test_all_surfaces_agree(
     history: History, records: list[OverrideRecord], policy: GatePolicy, max_age: timedelta, rollouts: list[Rollout]
 ) -> None:
@@ -416,7 +419,7 @@ def checked(
     """What `check` finds of one hypothesis, by the fingerprint that it found it on; nothing where it refuses."""
     slice_key, load, name = place
     question = Question("chat", parse_slice_key(slice_key), load, max_age)
-    terms = EndpointTerms(GatePolicy(), dict.fromkeys(LOADS, 0.5), [name])
+    terms = EndpointTerms(GatePolicy(window_s=0.0), dict.fromkeys(LOADS, 0.5), [name])
     check_input = CheckInput(found, CONFIGS, store.traffic("chat"), terms, store.rollouts("chat"))
     try:
         answer = judge(question, check_input, NOW)

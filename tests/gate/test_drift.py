@@ -31,7 +31,7 @@ from shadowspec.gate.stats.drift import (
 from shadowspec.types.codec import pack, unpack
 from tests.gate.coverage import log_mean_statistic
 
-POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=1, min_span_s=0.0)
 CLIP = POLICY.log_speedup_clip
 SPEEDUP = Detector(math.log(1.05), CLIP)
 ACCEPTANCE = Detector(0.40, 1.0)

@@ -38,7 +38,7 @@ from tests.builders.capital_oracle import log_capital
 from tests.gate.coverage import lag_one_autocorrelation
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, cluster_unit, run_of
 
-POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=2, min_span_s=0.0)
 HYPOTHESIS = Hypothesis(ENDPOINT, "prompt_class=code", 4, CONFIG)
 
 test_results.__test__ = False  # the gate's own name

@@ -58,11 +58,13 @@ def guardrail(name: str, runs: list[Run], n_max: int = 4, policy: GatePolicy = P
 
 
 def test_none_is_required_by_default_and_each_only_if_it_is_set() -> None:
-    assert guardrail_tests([], GatePolicy()) == []
+    assert guardrail_tests([], GatePolicy(window_s=0.0)) == []
     tests = guardrail_tests([], POLICY)
     assert [test.name for test in tests] == ["ttft", "tpot", "cost", "structured_validity", "score"]
     assert all(test.is_required and not test.disables for test in tests)
-    assert [test.name for test in guardrail_tests([], GatePolicy(ttft_margin=0.0))] == ["ttft"], "0 is a margin"
+    assert [test.name for test in guardrail_tests([], GatePolicy(window_s=0.0, ttft_margin=0.0))] == ["ttft"], (
+        "0 is a margin"
+    )
 
 
 def test_time_to_first_token_is_prefill_alone_and_may_grow_by_the_margin() -> None:
@@ -122,12 +124,12 @@ def test_a_document_of_a_task_set_is_a_unit_and_counts_once() -> None:
         "one",
     )
     assert found == [same, worse, missing, worse], "in the order of hashes within an evaluation"
-    (test,) = guardrail_tests([], GatePolicy(task_margin=0.02), found)
+    (test,) = guardrail_tests([], GatePolicy(window_s=0.0, task_margin=0.02), found)
     assert (test.name, test.unit, test.above, test.num_missing) == ("task_score", "document", -0.02, 1)
     assert test.series.lower.values.tolist() == [0.0, -1.0, -1.0, -1.0], "a missing score counts at its worst"
     assert test.series.upper.values.tolist() == [0.0, -1.0, 1.0, -1.0]
     assert test.series.lower.weights.tolist() == [1.0] * 4
-    assert guardrail_tests([], GatePolicy(), found) == []
+    assert guardrail_tests([], GatePolicy(window_s=0.0), found) == []
 
 
 def test_validity_weighs_only_where_structured_output_was_asked_for() -> None:
@@ -161,11 +163,11 @@ def test_what_is_missing_counts_as_the_worst_of_each_bound(name: str, worst: flo
 
 def test_a_cost_limit_needs_a_price() -> None:
     with pytest.raises(ConfigError, match="device_price_per_hour"):
-        GatePolicy(max_cost_per_million_tokens=1.0)
+        GatePolicy(window_s=0.0, max_cost_per_million_tokens=1.0)
     with pytest.raises(ConfigError, match="max_cost_per_million_tokens"):
-        GatePolicy(max_cost_per_million_tokens=0.0, device_price_per_hour=1.0)
+        GatePolicy(window_s=0.0, max_cost_per_million_tokens=0.0, device_price_per_hour=1.0)
     with pytest.raises(ConfigError, match="ttft_margin"):
-        GatePolicy(ttft_margin=-0.1)
+        GatePolicy(window_s=0.0, ttft_margin=-0.1)
 
 
 # In the decision.
@@ -304,7 +306,7 @@ def test_the_r1_of_times_is_the_larger_of_both_arms_and_unknown_of_evidence_with
 
 def test_a_cost_limit_may_be_set_after_entry_and_then_stands() -> None:
     """Its clip is measured in limits, so that another limit would be another estimand."""
-    entered = GatePolicy().frozen_parameters()
+    entered = GatePolicy(window_s=0.0).frozen_parameters()
     first = replace(OPEN, max_cost_per_million_tokens=2.0, device_price_per_hour=1.0).with_frozen_parameters(entered)
     assert first.max_cost_per_million_tokens == 2.0
     later = replace(OPEN, max_cost_per_million_tokens=3.0, device_price_per_hour=2.0)

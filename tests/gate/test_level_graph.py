@@ -54,7 +54,7 @@ def declared(num_endpoints: int, num_slots: int) -> tuple[GatePolicy, dict[Hypot
     """A policy of so many hypotheses, and the node of each of them."""
     endpoints = {("", 4 + number, "one"): ("endpoint", number) for number in range(num_endpoints)}
     slots = {(f"s{number}", 4, "one"): ("slot", number) for number in range(num_slots)}
-    return GatePolicy(alpha=ALPHA, max_hypotheses=num_endpoints + num_slots), endpoints | slots
+    return GatePolicy(window_s=0.0, alpha=ALPHA, max_hypotheses=num_endpoints + num_slots), endpoints | slots
 
 
 def orders(keys: Iterable[HypothesisId]) -> Iterator[tuple[HypothesisId, ...]]:
@@ -159,7 +159,7 @@ def level_of(trial: Trial | None) -> float:
 
 
 def test_restarts_use_the_reserve_whatever_others_pass_on() -> None:
-    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=4), [ENDPOINT, CODE, SQL, CHAT])
+    gate = Gate(GatePolicy(window_s=0.0, alpha=ALPHA, max_hypotheses=4), [ENDPOINT, CODE, SQL, CHAT])
     slot = 0.025 / 3
     gate.look(ended=[CODE])
     assert level_of(gate.look(ended=[CODE])[CODE]) == pytest.approx(restart_level(slot, 1, 0.05))
@@ -171,7 +171,7 @@ def test_restarts_use_the_reserve_whatever_others_pass_on() -> None:
 
 
 def test_what_a_first_run_has_passed_on_stays_passed_on_though_the_run_ends() -> None:
-    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE, SQL])
+    gate = Gate(GatePolicy(window_s=0.0, alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE, SQL])
     gate.look(ENDPOINT)
     raised = 0.9 * (0.0125 + 0.0125)
     assert level_of(gate.look(ended=[ENDPOINT])[CODE]) == pytest.approx(raised)
@@ -182,7 +182,7 @@ def test_what_a_first_run_has_passed_on_stays_passed_on_though_the_run_ends() ->
 
 
 def test_a_slice_that_is_the_whole_endpoint_has_its_level_and_is_counted_once() -> None:
-    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE])
+    gate = Gate(GatePolicy(window_s=0.0, alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE])
     trials = gate.look()
     assert [level_of(trials[key]) for key in (ENDPOINT, CODE)] == pytest.approx([0.9 * 0.025] * 2)
     assert trials[CODE] == trials[ENDPOINT], "the same run of the same hypothesis"
@@ -195,7 +195,7 @@ def test_a_slice_that_is_the_whole_endpoint_has_its_level_and_is_counted_once() 
 
 
 def test_a_slice_that_came_to_enable_as_the_whole_endpoint_stays_and_passes_its_slot_on() -> None:
-    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE])
+    gate = Gate(GatePolicy(window_s=0.0, alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE])
     gate.look(ENDPOINT, CODE)
     gate.keys, gate.num_slices = [ENDPOINT, CODE, SQL], 2
     trials = gate.look()
@@ -204,13 +204,13 @@ def test_a_slice_that_came_to_enable_as_the_whole_endpoint_stays_and_passes_its_
 
 
 def test_a_slice_that_came_to_enable_as_the_whole_endpoint_stays_where_no_slot_is_left() -> None:
-    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=1), [ENDPOINT, CODE])
+    gate = Gate(GatePolicy(window_s=0.0, alpha=ALPHA, max_hypotheses=1), [ENDPOINT, CODE])
     gate.look(ENDPOINT, CODE)
     gate.keys, gate.num_slices = [ENDPOINT, CODE, SQL], 2
     trials = gate.look()
     assert level_of(trials[CODE]) == pytest.approx(0.9 * ALPHA)
     assert trials[SQL] is None
-    undecided = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=1), [ENDPOINT, CODE])
+    undecided = Gate(GatePolicy(window_s=0.0, alpha=ALPHA, max_hypotheses=1), [ENDPOINT, CODE])
     undecided.look()
     undecided.keys, undecided.num_slices = [ENDPOINT, CODE, SQL], 2
     trial = undecided.look()[CODE]
@@ -219,7 +219,7 @@ def test_a_slice_that_came_to_enable_as_the_whole_endpoint_stays_where_no_slot_i
 
 
 def test_candidates_and_loads_that_come_after_the_first_look_take_slots() -> None:
-    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=4), [ENDPOINT], num_slices=2)
+    gate = Gate(GatePolicy(window_s=0.0, alpha=ALPHA, max_hypotheses=4), [ENDPOINT], num_slices=2)
     gate.look()
     other_load = ("", 8, "one")
     gate.keys = [ENDPOINT, other_load, CODE]
@@ -233,16 +233,16 @@ def test_candidates_and_loads_that_come_after_the_first_look_take_slots() -> Non
 
 def test_a_slice_that_is_the_whole_endpoint_passes_nothing_on_beside_it() -> None:
     other_load = ("", 8, "one")
-    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE])
+    gate = Gate(GatePolicy(window_s=0.0, alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE])
     gate.look()
     gate.keys = [ENDPOINT, CODE, other_load]
     assert level_of(gate.look(ENDPOINT, CODE)[other_load]) == pytest.approx(0.9 * (0.0125 + 0.025 / 2))
 
 
 def test_a_change_of_policy_does_not_change_the_graph() -> None:
-    gate = Gate(GatePolicy(alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE])
+    gate = Gate(GatePolicy(window_s=0.0, alpha=ALPHA, max_hypotheses=3), [ENDPOINT, CODE])
     before = gate.look()
-    gate.policy = GatePolicy(alpha=0.2, max_hypotheses=50)
+    gate.policy = GatePolicy(window_s=0.0, alpha=0.2, max_hypotheses=50)
     gate.num_slices = 2
     gate.keys = [ENDPOINT, CODE, SQL, CHAT]
     after = gate.look()

@@ -21,7 +21,7 @@ from shadowspec.types.codec import pack, unpack
 from tests.builders.hypothesis_evidence import draw_runs, evidence_of, look, result
 from tests.gate.worlds import block_unit, cluster_unit, run_of
 
-POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=1, min_span_s=0.0)
 
 
 def failed(index: int, block_id: str = "b") -> Run:

@@ -210,10 +210,10 @@ def test_an_alarm_and_the_naming_in_one_look_hold() -> None:
 def test_it_is_kept_with_the_decision_and_explained_to_the_last_figure(store: Store) -> None:
     """A policy changed between looks: each decision is recomputed under the one that it was made by."""
     policies = [
-        GatePolicy(max_hypotheses=3, min_span_s=0.0, serving_engine=None),
-        GatePolicy(max_hypotheses=3, min_span_s=0.0, serving_engine="vllm"),
-        GatePolicy(max_hypotheses=3, min_span_s=0.0, serving_engine="vllm", require_serving_engine=False),
-        GatePolicy(max_hypotheses=3, min_span_s=0.0, serving_engine="shadowspec-torch 0.1"),
+        GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0, serving_engine=None),
+        GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0, serving_engine="vllm"),
+        GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0, serving_engine="vllm", require_serving_engine=False),
+        GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0, serving_engine="shadowspec-torch 0.1"),
     ]
     feed = Feed(store, World(160, make_run=noisy_run(speedup=1.4)).evidence())
     decided = []

@@ -39,20 +39,22 @@ from shadowspec.gate.policy import GatePolicy
 )
 def test_a_value_out_of_range_is_an_error_that_names_the_key(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=key):
-        GatePolicy(**{key: value})  # type: ignore[arg-type]
+        GatePolicy(window_s=0.0, **{key: value})  # type: ignore[arg-type]
 
 
 def test_near_ties_depend_on_the_dtype() -> None:
-    assert GatePolicy().near_tie_logit_of("float32") == 1e-3
-    assert GatePolicy().near_tie_logit_of("torch.bfloat16") == 0.125
-    assert GatePolicy(near_tie_logit=0.5).near_tie_logit_of("float8") == 0.5
+    assert GatePolicy(window_s=0.0).near_tie_logit_of("float32") == 1e-3
+    assert GatePolicy(window_s=0.0).near_tie_logit_of("torch.bfloat16") == 0.125
+    assert GatePolicy(window_s=0.0, near_tie_logit=0.5).near_tie_logit_of("float8") == 0.5
     with pytest.raises(ConfigError, match="float8"):
-        GatePolicy().near_tie_logit_of("float8")
+        GatePolicy(window_s=0.0).near_tie_logit_of("float8")
 
 
 def test_frozen_parameters_outlive_a_change_of_policy_and_thresholds_do_not() -> None:
-    entered = GatePolicy(log_speedup_clip=0.5, margin=0.05)
-    later = GatePolicy(log_speedup_clip=0.7, margin=0.1).with_frozen_parameters(entered.frozen_parameters())
+    entered = GatePolicy(window_s=0.0, log_speedup_clip=0.5, margin=0.05)
+    later = GatePolicy(window_s=0.0, log_speedup_clip=0.7, margin=0.1).with_frozen_parameters(
+        entered.frozen_parameters()
+    )
     assert later.log_speedup_clip == 0.5
     assert later.margin == 0.1
     assert not later.clashes()
@@ -76,9 +78,9 @@ def test_frozen_parameters_outlive_a_change_of_policy_and_thresholds_do_not() ->
 def test_a_limit_that_clashes_with_what_was_fixed_at_entry_is_told_and_no_error(
     entered: dict[str, float], today: dict[str, float], test: str, says: str
 ) -> None:
-    stored = GatePolicy(**entered).frozen_parameters()  # type: ignore[arg-type]
-    policy = GatePolicy(log_speedup_clip=2.0, device_price_per_hour=1.0, **today)  # type: ignore[arg-type]
+    stored = GatePolicy(window_s=0.0, **entered).frozen_parameters()  # type: ignore[arg-type]
+    policy = GatePolicy(window_s=0.0, log_speedup_clip=2.0, device_price_per_hour=1.0, **today)  # type: ignore[arg-type]
     assert policy.unprovable(test) is None
     assert re.search(says, policy.with_frozen_parameters(stored).unprovable(test) or "")
     with pytest.raises(ConfigError, match=f"{next(iter(today))!r} must be"):
-        GatePolicy(**(entered | today))  # type: ignore[arg-type]
+        GatePolicy(window_s=0.0, **(entered | today))  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from tests.gate.test_carry_over import ordered
 from tests.gate.worlds import START, World, noisy_run, record_of, run_of
 from tests.tap.mirror import admit, raw
 
-BASE = GatePolicy(max_hypotheses=2, min_span_s=0.0)
+BASE = GatePolicy(window_s=0.0, max_hypotheses=2, min_span_s=0.0)
 SLICES = ("prompt_class=code", "prompt_class=sql")
 FAST = draw_runs(400)
 
@@ -217,6 +217,19 @@ def waited(policy: GatePolicy) -> object:
     return len(former.add(block_prompt(1, 11.0), 4))
 
 
+def budget(policy: GatePolicy) -> object:
+    """How many of an hour's requests are passed over."""
+    former = BlockFormer([replace(rule_of(policy), name="one", slice_by=("prompt_class",))])
+    prompts = [block_prompt(number, 0.3 * number) for number in range(200)]
+    passed = 0
+    for prompt in prompts:
+        if former.passes_over(prompt, 4, "prompt_class=code"):
+            passed += 1
+        else:
+            former.add(prompt, 4)
+    return passed
+
+
 def decided_rate(policy: GatePolicy) -> object:
     rates = SliceRates({"chat": (4,)})
     rates.measure_with({"chat": ("f",)})
@@ -239,6 +252,8 @@ CASES = {
     "max_missing": Case(0.5, seen(FAST, num_lost=40)),
     "max_prompt_mismatch": Case(0.5, seen(replace(evidence_of(FAST), num_compared_prompts=100, num_other_prompts=10))),
     "max_untimed_share": Case(0.6, seen(replace(evidence_of(FAST), num_arrived=100, num_beyond=50))),
+    "window_s": Case(3_600.0, stored(World(160, make_run=noisy_run()).evidence())),
+    "blocks_per_window": Case(2, budget, {"window_s": 3_600.0}),
     "min_span_s": Case(1e6, seen(FAST)),
     "recording_only": Case(True, seen(FAST), {"min_span_s": 1e6}),
     "max_evidence_age_s": Case(3_600.0, lambda policy: word(look(evidence_of(FAST), policy, now=A_DAY_LATER))),

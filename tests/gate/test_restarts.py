@@ -248,7 +248,7 @@ def test_all_levels_ever_given_sum_to_no_more_than_alpha(history: list[tuple[dic
     """Whatever enters, alarms, changes or rolls back, and whatever max_hypotheses says."""
     gate = History()
     for asked, alarmed, max_hypotheses in history:
-        gate.look(sorted(asked.items()), alarmed, GatePolicy(max_hypotheses=max_hypotheses))
+        gate.look(sorted(asked.items()), alarmed, GatePolicy(window_s=0.0, max_hypotheses=max_hypotheses))
     assert sum(gate.given.values()) <= 0.05 * (1 + 1e-9)
 
 
@@ -256,7 +256,7 @@ def test_restarts_without_end_come_near_the_share_and_never_above_it() -> None:
     gate = History()
     for index in range(100):
         asked = [("", FINGERPRINTS[index % 3])]
-        gate.look(asked, {""} if index % 2 else set(), GatePolicy(max_hypotheses=1))
+        gate.look(asked, {""} if index % 2 else set(), GatePolicy(window_s=0.0, max_hypotheses=1))
     assert 0.0499 < sum(gate.given.values()) <= 0.05
     assert max(restarts for _, restarts in gate.given) > 90, "each of them has a level"
 
@@ -264,7 +264,7 @@ def test_restarts_without_end_come_near_the_share_and_never_above_it() -> None:
 def test_each_hypothesis_gets_its_part_until_none_is_left() -> None:
     shares = [0.025, 0.0125, 0.0125]
     gate = History()
-    gate.look([(each, "one") for each in ("", *"abcd")], set(), GatePolicy(max_hypotheses=3))
+    gate.look([(each, "one") for each in ("", *"abcd")], set(), GatePolicy(window_s=0.0, max_hypotheses=3))
     runs = [row.run for row in gate.rows.values() if row.run is not None]
     assert [run.share for run in runs] == pytest.approx(shares)
     assert [run.level for run in runs] == pytest.approx([0.9 * share for share in shares])

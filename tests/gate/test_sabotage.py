@@ -175,7 +175,7 @@ def check_levels(levels: ModuleType) -> None:
             for key, run in trials.items()
         ]
 
-    shares, policy = [0.025] + [0.00625] * 4, GatePolicy(alpha=0.05, max_hypotheses=5)
+    shares, policy = [0.025] + [0.00625] * 4, GatePolicy(window_s=0.0, alpha=0.05, max_hypotheses=5)
     for numbers in (range(1, 13), (12,)):  # as they enter one by one, and at once
         held: list[Decision] = []
         for number in numbers:

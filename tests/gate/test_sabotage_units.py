@@ -16,7 +16,7 @@ from tests.gate.sabotage import assert_caught, assert_passes, cases
 from tests.gate.worlds import block_unit, cluster_unit, counts_of, run_of
 
 Check = Callable[[ModuleType], None]
-POLICY = GatePolicy(log_speedup_clip=0.5, margin=0.05, tail_margin=0.2, tail_share=0.1)
+POLICY = GatePolicy(window_s=0.0, log_speedup_clip=0.5, margin=0.05, tail_margin=0.2, tail_share=0.1)
 
 
 def timed(index: int, baseline_ms: float, speculative_ms: float, num_tokens: int = 11) -> Run:

@@ -17,7 +17,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.types import ArmTiming, Figure, Parity, Run
 from tests.gate.worlds import block_unit, cluster_unit, counts_of, run_of
 
-POLICY = GatePolicy()
+POLICY = GatePolicy(window_s=0.0)
 CLIP = math.log(2.0)
 
 
@@ -115,7 +115,9 @@ def test_acceptance_metrics_differ_in_their_denominator() -> None:
     )
     units = [cluster_unit(0, [replace(run_of(0, "b"), counts=counts)])]
     first = acceptance_test(units, POLICY).series.observed
-    drafted = acceptance_test(units, GatePolicy(acceptance_metric="draft_acceptance_rate")).series.observed
+    drafted = acceptance_test(
+        units, GatePolicy(window_s=0.0, acceptance_metric="draft_acceptance_rate")
+    ).series.observed
     assert first.values[0] / first.weights[0] == pytest.approx(0.8)
     assert drafted.values[0] / drafted.weights[0] == pytest.approx(0.5)
     assert drafted.weights[0] == pytest.approx(30 / 64)

@@ -24,7 +24,7 @@ from tests.builders.hypothesis_evidence import Seen, draw_runs, evidence_of, loo
 from tests.gate.feeding import Feed
 from tests.gate.worlds import START, World, noisy_run, record_of
 
-POLICY = GatePolicy(max_hypotheses=2)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=2)
 SLICES = ("prompt_class=code", "prompt_class=sql")
 SEEN = evidence_of(draw_runs(400))
 

@@ -39,7 +39,7 @@ from tests.tap.mirror import RULE, SECRET, ByteTokenizer, admit, chat, raw
 LEVELS = "shadowspec.gate.verdict.trial_levels"
 LEVEL = 0.05
 CLIP, MARGIN = math.log(2.0), math.log(1.05)
-POLICY = GatePolicy()
+POLICY = GatePolicy(window_s=0.0)
 # Three standard deviations above LEVEL in 200 runs; what the broken rules give is far beyond it.
 MOST = 0.1
 
@@ -276,7 +276,7 @@ def family_wise(module: ModuleType, num_slices: int) -> tuple[float, float]:
     rows: list[Decision] = []
     for number in range(num_slices):
         entered = [(f"s{each:02d}", 4, "one") for each in range(number + 1)]
-        trials = module.assign_trials(entered, configs("one"), rows, GatePolicy(), num_slices)
+        trials = module.assign_trials(entered, configs("one"), rows, GatePolicy(window_s=0.0), num_slices)
         rows = [decision("one", trial, slice_key=slice_key) for (slice_key, *_), trial in trials.items()]
     shares = [row.run.share for row in rows if row.run is not None]
     return sum(shares), 1.0 - math.prod(1.0 - share for share in shares)

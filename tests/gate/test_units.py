@@ -17,7 +17,9 @@ from shadowspec.types import Arm, FunnelCounter, RecordKey, Run, StoredBlock, St
 from tests.gate.oracle import cluster_units, fold_clusters
 from tests.gate.worlds import MeasuredRun, block_of, key_of, record_of, run_of
 
-POLICY = GatePolicy(cluster_idle_s=100.0, cluster_max_age_s=1_000.0, cluster_reopen_after_s=500.0, entry_clusters=2)
+POLICY = GatePolicy(
+    window_s=0.0, cluster_idle_s=100.0, cluster_max_age_s=1_000.0, cluster_reopen_after_s=500.0, entry_clusters=2
+)
 
 
 def keys(records: list[StoredRecord], policy: GatePolicy = POLICY, *, input_ended: bool = False) -> list[str]:

@@ -21,7 +21,7 @@ from shadowspec.planning import first_passage as planning
 from shadowspec.planning.capacity import ClusterDemand, course, starting_rates
 from shadowspec.planning.first_passage import MIN_UNITS, FirstPassages, first_passage_times, outlook
 
-POLICY = GatePolicy()
+POLICY = GatePolicy(window_s=0.0)
 LEVEL = 0.00625
 Draw = Callable[[np.random.Generator, int], Floats]
 

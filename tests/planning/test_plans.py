@@ -18,7 +18,7 @@ from tests.builders.production_gate import gated, looks_after
 from tests.gate.oracle import EndpointEvidence
 from tests.gate.worlds import CONFIG, GRAPH, START, World, noisy_run
 
-POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0)
 CONFIGS = {CONFIG.fingerprint: CONFIG}
 NAME = ("", 4, CONFIG.config.name)
 SLICES = ("prompt_class=code", "prompt_class=sql")

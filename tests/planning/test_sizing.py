@@ -26,7 +26,7 @@ COSTS = SessionCosts(
     {4: SessionCost(1.0, 18, CostSource.BLOCKS)},
     SessionCost(1.0, 18, CostSource.BLOCKS),
 )
-POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=2, min_span_s=0.0)
 
 
 def part(name: str, median: float | None, late: float | None, per_s: float = 0.0, span_s: float = 0.0) -> SlicePlan:

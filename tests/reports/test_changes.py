@@ -170,7 +170,7 @@ def test_quantiles_of_too_few_requests_are_not_said() -> None:
 
 
 def test_the_policy_in_force_with_what_was_changed() -> None:
-    gate_policy = GatePolicy(margin=0.1, entry_clusters=5)
+    gate_policy = GatePolicy(window_s=0.0, margin=0.1, entry_clusters=5)
     frozen = {"entry_clusters": 20, "z_clip": 0.2, "max_cost_per_million_tokens": None}
     decision = replace(examples.decision(), frozen_parameters=frozen)
     found = {each.name: each for each in policy.gate_parameters(gate_policy, [decision])}

@@ -75,7 +75,7 @@ def world() -> MemorySource:
 
 
 def report_of(source: MemorySource) -> Report:
-    return build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.")
+    return build_report(source, {"editor": GatePolicy(window_s=0.0)}, NOW, data_note="Made up.")
 
 
 def test_every_form_of_the_report_shows_them() -> None:

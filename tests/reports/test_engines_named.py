@@ -91,7 +91,7 @@ def test_acceptance_of_one_engine_predicts_every_server_that_runs_the_pair() -> 
     other = replace(paired, config=replace(paired.config, draft="another"))
     of_other = [ProfiledCosts(CostKey.of(other, is_greedy=kind), NOW, there.points) for kind in (True, False)]
     source = predicted_world(costs, there, *of_other)
-    (endpoint,) = build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.").endpoints
+    (endpoint,) = build_report(source, {"editor": GatePolicy(window_s=0.0)}, NOW, data_note="Made up.").endpoints
     here, served = (each for each in endpoint.predictions if each.cell.slice_key == CODE)
     assert (here.engine, served.engine, served.device) == (ENGINE, VLLM, "2x H100")
     assert here.speedup is not None
@@ -107,7 +107,7 @@ def test_acceptance_of_one_engine_predicts_every_server_that_runs_the_pair() -> 
 
 def test_a_prediction_for_another_engine_says_where_that_drafts_by_another_rule() -> None:
     source = predicted_world(profiled(), server_costs())
-    (endpoint,) = build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.").endpoints
+    (endpoint,) = build_report(source, {"editor": GatePolicy(window_s=0.0)}, NOW, data_note="Made up.").endpoints
     said = f"draft_sampling = request, while {VLLM}'s rule is temperature: acceptance does not carry over"
     assert prediction_summary(endpoint.predictions).count(said) == 1
     here = [each for each in endpoint.predictions if each.engine == ENGINE]
@@ -121,7 +121,9 @@ def test_a_prediction_is_held_against_what_was_timed_on_the_engine_that_it_speak
     source = predicted_world()
     cells = [
         each.cell
-        for each in build_report(source, {"editor": GatePolicy()}, NOW, data_note="").endpoints[0].predictions
+        for each in build_report(source, {"editor": GatePolicy(window_s=0.0)}, NOW, data_note="")
+        .endpoints[0]
+        .predictions
         if each.cell.slice_key == CODE
     ]
     (cell,) = cells
@@ -142,7 +144,7 @@ def test_a_prediction_is_held_against_what_was_timed_on_the_engine_that_it_speak
 
 def test_the_frontier_speaks_of_the_engine_profiled_last_and_names_it() -> None:
     ours, theirs = config(), on_server()
-    (endpoint,) = build_report(predicted_world(), {"editor": GatePolicy()}, NOW, data_note="").endpoints
+    (endpoint,) = build_report(predicted_world(), {"editor": GatePolicy(window_s=0.0)}, NOW, data_note="").endpoints
     cell = next(each.cell for each in endpoint.predictions if each.cell.slice_key == CODE)
     costs, there = profiled(), server_costs()
     later = replace(there, profiled_at=NOW.replace(year=NOW.year + 1))

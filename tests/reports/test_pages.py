@@ -196,7 +196,9 @@ def test_the_terminal_reads_no_markup_in_names() -> None:
 def test_policies_that_differ_are_told_apart() -> None:
     source = judged(world())
     shared = build_report(source, {"editor": POLICY, "quiet": POLICY}, NOW, data_note="x")
-    reported = build_report(source, {"editor": POLICY, "quiet": GatePolicy(floor=0.123)}, NOW, data_note="x")
+    reported = build_report(
+        source, {"editor": POLICY, "quiet": GatePolicy(window_s=0.0, floor=0.123)}, NOW, data_note="x"
+    )
     assert "editor, quiet" in Page(render_html(shared)).text
     assert "0.123" in Page(render_html(reported)).text
     assert "0.123" not in Page(render_html(shared)).text

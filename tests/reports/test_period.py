@@ -213,7 +213,7 @@ def test_the_json_names_of_changes_and_bounds_are_kept(history: Store) -> None:
 
 def test_a_report_on_nothing_says_so(new_database: Callable[[str], str]) -> None:
     with Store.open(new_database("sqlite")) as store:
-        period_settings = PeriodSettings(policies={"chat": GatePolicy()}, data_note=NOTE)
+        period_settings = PeriodSettings(policies={"chat": GatePolicy(window_s=0.0)}, data_note=NOTE)
         report = build_period_report(store, period_settings, NOON, NOON + HOUR, NOON, gate_outcome="chat: InputError")
     for render in (RENDERERS["html"], RENDERERS["md"]):
         text = render(report)
@@ -238,15 +238,17 @@ def test_names_from_traffic_are_text_and_never_markup(new_database: Callable[[st
 
 def test_the_simulated_rate_is_that_of_no_laxer_policy() -> None:
     results = read_results(Path("kernels/benchmarks/results/simulation.json"))
-    default = rate_of(GatePolicy(), results)
+    default = rate_of(GatePolicy(window_s=0.0), results)
     assert isinstance(default, SimulatedRate)
     assert 0 <= default.num_false <= default.num_repetitions
-    assert default.num_false / default.num_repetitions <= default.upper < default.alpha == GatePolicy().alpha
+    assert (
+        default.num_false / default.num_repetitions <= default.upper < default.alpha == GatePolicy(window_s=0.0).alpha
+    )
     alone = rate_of(ALONE, results)
     assert alone is not None
     assert alone.num_worlds < default.num_worlds, "worlds that wait for a week say nothing of a policy that does not"
     assert rate_of(replace(ALONE, margin=0.01), results) is None
-    assert rate_of(GatePolicy(), {}) is None
+    assert rate_of(GatePolicy(window_s=0.0), {}) is None
 
 
 def test_spans_by_name_are_whole_days_and_weeks_of_the_zone() -> None:

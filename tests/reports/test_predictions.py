@@ -35,7 +35,7 @@ from tests.reports.worlds import NOW, MemorySource, config
 
 
 def report_of(source: MemorySource) -> Report:
-    return build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.")
+    return build_report(source, {"editor": GatePolicy(window_s=0.0)}, NOW, data_note="Made up.")
 
 
 def test_a_cell_is_predicted_from_its_own_length_and_its_pairs_costs() -> None:
@@ -294,7 +294,7 @@ def test_a_lookup_that_never_drafted_is_not_predicted() -> None:
 def test_device_time_and_cost_stand_beside_what_was_measured() -> None:
     source = world(profiled())
     (endpoint,) = build_report(
-        source, {"editor": GatePolicy(device_price_per_hour=7.2)}, NOW, data_note="Made up."
+        source, {"editor": GatePolicy(window_s=0.0, device_price_per_hour=7.2)}, NOW, data_note="Made up."
     ).endpoints
     code = next(each for each in endpoint.predictions if each.reason is None)
     runs = [run for run in source.measured_runs["editor"] if f"-{CODE}-" in run.block_id]
@@ -324,7 +324,9 @@ def test_device_time_and_cost_stand_beside_what_was_measured() -> None:
         sum(metrics.target_passes_saved(each) for each in counts) / len(counts)
     )
 
-    report = build_report(source, {"editor": GatePolicy(device_price_per_hour=7.2)}, NOW, data_note="Made up.")
+    report = build_report(
+        source, {"editor": GatePolicy(window_s=0.0, device_price_per_hour=7.2)}, NOW, data_note="Made up."
+    )
     document = json.loads(render_json(report))["endpoints"][0]
     rows = next(each for each in document["predictions"] if each["why_not"] is None)
     assert rows["price_per_hour"] == 7.2
@@ -381,7 +383,7 @@ def test_the_stores_cells_are_those_of_the_runs() -> None:
 
 
 def test_the_operators_price_goes_before_the_policys() -> None:
-    policies = {"editor": GatePolicy(device_price_per_hour=7.2)}
+    policies = {"editor": GatePolicy(window_s=0.0, device_price_per_hour=7.2)}
     reports = [
         build_report(world(profiled()), policies, NOW, data_note="Made up.", price_per_hour=price)
         for price in (None, 3.6)

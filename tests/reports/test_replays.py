@@ -92,7 +92,7 @@ def test_audits_that_alarm_come_first(source: MemorySource) -> None:
 
 
 def test_every_format_shows_them(source: MemorySource) -> None:
-    report = build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.")
+    report = build_report(source, {"editor": GatePolicy(window_s=0.0)}, NOW, data_note="Made up.")
     for text in (render_html(report), render_markdown(report)):
         for word in (
             "Replay beside the engine",
@@ -111,7 +111,7 @@ def test_every_format_shows_them(source: MemorySource) -> None:
 
 def test_without_replays_nothing_is_said(source: MemorySource) -> None:
     source.replayed, source.audits = {}, {}
-    report = build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.")
+    report = build_report(source, {"editor": GatePolicy(window_s=0.0)}, NOW, data_note="Made up.")
     for text in (render_html(report), render_markdown(report)):
         assert "Replay beside the engine" not in text
         assert "Audit of the engine" not in text

@@ -181,7 +181,7 @@ def test_an_endpoint_whose_gate_fails_holds_up_neither_the_others_nor_the_report
 
     monkeypatch.setattr(app_gate, "run_endpoint_gate", gate)
     names = ("bad", "chat", "unseen")
-    policies = GatePolicies(dict.fromkeys(names, GatePolicy()), dict.fromkeys(names, RolloutPolicy()))
+    policies = GatePolicies(dict.fromkeys(names, GatePolicy(window_s=0.0)), dict.fromkeys(names, RolloutPolicy()))
     with Store.open(url) as store:
         monkeypatch.setattr(store, "endpoints", lambda: ["bad", "chat"])
         assert run_measured_gates(store, policies) == "bad: InputError"

@@ -21,7 +21,7 @@ from tests.services import PATIENCE_S, free_port
 from tests.store import examples
 
 APART = ("verdict", "bound", "stage", "outcome")
-TERMS = EndpointTerms(GatePolicy())
+TERMS = EndpointTerms(GatePolicy(window_s=0.0))
 Samples = dict[tuple[str, str], float]
 
 

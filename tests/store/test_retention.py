@@ -161,10 +161,10 @@ def test_what_is_folded_needs_its_rows_no_more(store: Store) -> None:
         for i, r in enumerate(records)
     )
     store.save_batch(replace(batch, blocks=((result, usable),)), "group")
-    run_endpoint_gate(store, "chat", GatePolicy(), input_ended=False, now=NOW)
+    run_endpoint_gate(store, "chat", GatePolicy(window_s=0.0), input_ended=False, now=NOW)
     with pytest.raises(UsageError, match="run `shadowspec gate` first"):
         store.retain(KEEP, now=NOW)  # their cluster is open
-    run_endpoint_gate(store, "chat", GatePolicy(), input_ended=True, now=NOW)
+    run_endpoint_gate(store, "chat", GatePolicy(window_s=0.0), input_ended=True, now=NOW)
     block_id, keys = result.block.block_id, tuple(run.key for run in result.runs)
     with store.evidence_session("chat") as session:
         session.save_open_blocks({block_id: OpenBlock(keys, OLD)}, ())
@@ -174,13 +174,13 @@ def test_what_is_folded_needs_its_rows_no_more(store: Store) -> None:
         session.save_open_blocks({}, [block_id])
     [before] = [
         d
-        for d in run_endpoint_gate(store, "chat", GatePolicy(), input_ended=True, now=NOW).decisions
+        for d in run_endpoint_gate(store, "chat", GatePolicy(window_s=0.0), input_ended=True, now=NOW).decisions
         if not d.slice_key
     ]
     assert store.retain(KEEP, now=NOW).num_runs == 2
     [after] = [
         d
-        for d in run_endpoint_gate(store, "chat", GatePolicy(), input_ended=True, now=NOW).decisions
+        for d in run_endpoint_gate(store, "chat", GatePolicy(window_s=0.0), input_ended=True, now=NOW).decisions
         if not d.slice_key
     ]
     assert (after.tests, after.num_clusters) == (before.tests, before.num_clusters)

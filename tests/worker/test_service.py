@@ -350,5 +350,5 @@ def test_a_partition_that_was_only_taken_up_begins_where_its_group_does(store: S
 
 def decisions(store: Store) -> list[Decision]:
     """What a gate says of the whole endpoint."""
-    found = run_endpoint_gate(store, "chat", GatePolicy(min_span_s=0.0)).decisions
+    found = run_endpoint_gate(store, "chat", GatePolicy(window_s=0.0, min_span_s=0.0)).decisions
     return [decision for decision in found if not decision.slice_key]

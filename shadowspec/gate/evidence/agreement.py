@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from shadowspec.gate.evidence.series import (
     sums_of,
     unit_series,
 )
-from shadowspec.gate.evidence.units import ClusterUnit
+from shadowspec.gate.evidence.units import MeasuredRun
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
 from shadowspec.metrics import ratio
@@ -29,7 +30,14 @@ JUDGED_WORDS = {
 }
 
 
-def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
+class RunGroup(Protocol):
+    """Runs that are scored together: those of a cluster, or one run where windows are the units."""
+
+    @property
+    def runs(self) -> Sequence[MeasuredRun]: ...
+
+
+def acceptance_test(clusters: Sequence[RunGroup], policy: GatePolicy) -> BettingTest:
     """Acceptance rate of the policy's metric; clusters, weight min(D, S) / S."""
     cap = policy.max_scored_steps
     sums = np.array([_accepted_in(unit, policy) for unit in clusters], dtype=np.float64).reshape(-1, 3)
@@ -52,15 +60,16 @@ def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> Bett
     )
 
 
-def near_tie_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
+def near_tie_test(blocks: Blocks, policy: GatePolicy, *, by_request: bool = False) -> BettingTest:
     """Greedy requests whose output differs, less those whose baseline differs from itself; one request a unit.
 
     The baseline is rerun only where the arms differ; elsewhere the difference is 0, on the safe side.  Turns of one
-    session depend on each other: in blocks of conversations the unit is the block, its sum over its full size.
+    session depend on each other: in blocks of conversations the unit is the block, its sum over its full size, unless
+    `by_request` asks for requests.
     """
     timed, values, places, num_differing = add_times(blocks), [], [], 0
-    rows = zip(timed.runs, timed.is_missing.tolist(), timed.places.tolist(), strict=True)
-    for measured, is_without, place in rows:
+    columns_of = zip(timed.runs, timed.is_missing.tolist(), timed.places.tolist(), strict=True)
+    for measured, is_without, place in columns_of:
         if not measured.is_greedy:
             continue
         places.append(place)
@@ -76,9 +85,9 @@ def near_tie_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
     is_known, every = ~np.isnan(scores), np.ones_like(scores)
     num_missing = int((~is_known).sum())
     low, high = np.where(is_known, scores, 0.0), np.where(is_known, scores, 1.0)
-    columns = [low, high, every, is_known.astype(np.float64)]
-    if any(unit.block.max_turns > 1 for unit in timed.units):
-        columns = [_over_blocks(column, places, timed) for column in columns]
+    columns, rows = [low, high, every, is_known.astype(np.float64)], np.array(places, dtype=np.intp)
+    if not by_request and any(unit.block.max_turns > 1 for unit in timed.units):
+        columns, rows = [_over_blocks(column, places, timed) for column in columns], np.unique(rows)
     low, high, every, known = columns
     series = UnitSeries(
         lower=Sums(low, every), upper=Sums(high, every), observed=Sums(low, known), lowest=0.0, highest=1.0
@@ -93,6 +102,7 @@ def near_tie_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
         num_missing=num_missing,
         totals={"num_differing": num_differing},
         describe=dict,
+        rows=rows,
     )
 
 
@@ -102,7 +112,7 @@ def _over_blocks(values: Floats, places: Sequence[int], blocks: TimedBlocks) -> 
     return sums[np.unique(places)].astype(np.float64)
 
 
-def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
+def z_test(clusters: Sequence[RunGroup], policy: GatePolicy) -> BettingTest:
     """Mean teacher-forced z = 1[y = argmax] - target(argmax) of sampled requests; clusters, weight by tokens.
 
     A cluster of T tokens weighs min(T, parity_tokens) / parity_tokens, and its value is its mean z times that, clipped
@@ -113,15 +123,16 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
     So y = value - theta * weight is least at -z_clip (weight 0) or -z_clip - theta (weight 1).  A request without any
     z counts as the worse of these for the null in question.
     """
-    units, baseline, num_missing = [], [], 0
+    units, baseline, rows, num_missing = [], [], [], 0
     # Against any theta of the range the worst value there is: see `worst_values`.
     worst = (1.5 * policy.z_clip, 0.5)
     unclipped: list[tuple[float, float]] = []
-    for unit in clusters:
+    for row, unit in enumerate(clusters):
         sampled = [measured.run for measured in unit.runs if not measured.is_greedy]
         if not sampled:
             continue
         known = [run.parity for run in sampled if not is_missing(run) and run.parity and run.parity.z_sum is not None]
+        rows.append(row)
         is_known = len(known) == len(sampled)
         num_missing += len(sampled) - len(known)
         z_sum, num_tokens = sum(p.z_sum or 0.0 for p in known), sum(p.z_tokens or 0 for p in known)
@@ -160,6 +171,7 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
         totals=totals,
         describe=_z_figures,
         unclipped="z_unclipped",
+        rows=np.array(rows, dtype=np.intp),
     )
 
 
@@ -172,7 +184,7 @@ def _z_figures(totals: Mapping[str, float]) -> Mapping[str, Figure]:
     }
 
 
-def _accepted_in(unit: ClusterUnit, policy: GatePolicy) -> tuple[int, int, int]:
+def _accepted_in(unit: RunGroup, policy: GatePolicy) -> tuple[int, int, int]:
     """Accepted and scored of a cluster's runs, and of how many of them nothing is known."""
     accepted = scored = missing = 0
     for measured in unit.runs:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
+
 from shadowspec.gate.evidence.quantiles import PROBABILITIES, LatencyHistogram, QuantileBounds, quantile_ranks
 from shadowspec.gate.evidence.series import BettingTest, UnitValues, is_missing, unit_series
 from shadowspec.gate.evidence.units import BlockUnit
@@ -213,13 +215,14 @@ def _grouped_test(
     is_log: bool = False,
 ) -> BettingTest:
     """A test whose units are the scores of each group over the size of a full one."""
-    units, num_missing = [], 0
-    for scores, n_max in groups:
+    units, rows, num_missing = [], [], 0
+    for row, (scores, n_max) in enumerate(groups):
         known = [pair for pair in scores if pair is not None]
         missing = len(scores) - len(known)
         value, weight = sum(value for value, _ in known), sum(weight for _, weight in known)
         num_missing += missing
         if weight + missing > 0.0:
+            rows.append(row)
             units.append(
                 UnitValues(
                     lower=((value + missing * lowest) / n_max, (weight + missing) / n_max),
@@ -236,6 +239,7 @@ def _grouped_test(
         below=below,
         is_log=is_log,
         num_missing=num_missing,
+        rows=np.array(rows, dtype=np.intp),
     )
 
 

@@ -19,6 +19,7 @@ from shadowspec.gate.evidence.quantiles import LatencyHistogram
 from shadowspec.gate.evidence.series import BettingTest, add_times
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
+from shadowspec.gate.evidence.windows import WINDOW, WindowMemory
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.stats.autocorrelation import BatchSums, Moments
 from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
@@ -186,6 +187,7 @@ class HypothesisEvidence:
     num_capped_clusters: int = 0  # passed by at `max_clusters`: in no test, and in no later run either
     mix_lower: float | None = None
     newest_event: datetime | None = None  # up to which the endpoint's records are known
+    windows: WindowMemory = field(default_factory=WindowMemory)
 
     def fold(
         self,
@@ -202,13 +204,15 @@ class HypothesisEvidence:
 
         `states` are those from which tests count that have no evidence yet.
         """
-        num_given, own_blocks = len(clusters), add_times(blocks)
+        num_given, own_blocks, memory, windows = len(clusters), add_times(blocks), self.windows, None
+        if policy.unit_window is not None:
+            windows = memory.take(own_blocks, policy.unit_window)
+            memory = windows.memory
         if not self.detectors:
             clusters = clusters[: max(policy.max_clusters - self.num_clusters, 0)]
         tests, kept = dict(self.tests), dict(self.detectors)
-        for test in score_units(
-            clusters, own_blocks, policy, {name: evidence.totals for name, evidence in tests.items()}
-        ):
+        past = {name: evidence.totals for name, evidence in tests.items()}
+        for test in score_units(clusters, own_blocks, policy, past, windows=windows):
             before = tests.get(test.name)
             if before is None and not test.series.num_units and not any(test.totals.values()):
                 continue
@@ -238,6 +242,7 @@ class HypothesisEvidence:
             last_event=max(ends, default=None),
             num_days=num_days,
             newest_day=newest_day,
+            windows=memory,
         )
 
     def restart(self, states: Mapping[str, TestState]) -> HypothesisEvidence:
@@ -270,7 +275,7 @@ class HypothesisEvidence:
             return 0.0
         return (
             self.counts.num_lost / max(self.runs.max_block_requests, 1)
-            if unit == "block"
+            if unit in ("block", WINDOW)
             else float(self.counts.num_lost)
         )
 

@@ -50,6 +50,7 @@ class BettingTest:
     figures: Mapping[str, Figure] = field(default_factory=dict)  # only shown, and independent of the units
     describe: Callable[[Mapping[str, float]], Mapping[str, Figure]] = lambda _: {}  # further figures, of the totals
     unclipped: str | None = None  # the figure that must lie on the passing side too: the mean that was not clipped
+    rows: Places | None = None  # of which of the given blocks or groups each unit is; None: each of them is one
 
     @property
     def sides(self) -> tuple[tuple[Side, float], ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from shadowspec.gate.evidence import carry_over
 from shadowspec.gate.evidence.series import BettingTest, Blocks, TimedBlocks, add_times, block_series
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.stats.betting import Sums, UnitSeries
+from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
 from shadowspec.metrics import ratio
 from shadowspec.types import Figure
 
@@ -50,19 +50,25 @@ def speedup_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
     )
 
 
-def total_time_test(blocks: Blocks, policy: GatePolicy, before: Mapping[str, float] | None = None) -> BettingTest:
+def total_time_test(
+    blocks: Blocks,
+    policy: GatePolicy,
+    before: Mapping[str, float] | None = None,
+    by_unit: Callable[[Floats], Floats] = lambda by_block: by_block,
+) -> BettingTest:
     """Ratio of total times, baseline over speculative: the device time that an operator pays for.
 
     Times are capped at TIME_CAP_FACTOR times the mean baseline time of the first TIME_CAP_BLOCKS blocks, in both arms
     alike: otherwise a long block of two equal arms would look as if speculation had saved time.  In units of the cap
     either time lies from 0 to 1, so that at the lower side base - theta * spec is no less than -theta, and at the upper
     side theta * spec - base no less than -1.
-    `before` are the totals of the hypothesis's earlier blocks.
+    `before` are the totals of the hypothesis's earlier blocks.  Where units are windows, `by_unit` sums over their
+    blocks, weighted by the traffic that each represents.
     """
     timed, past = add_times(blocks), before or {}
-    base = timed.sum_by_block(np.where(timed.is_missing, 0.0, timed.baseline_ms))
-    spec = timed.sum_by_block(np.where(timed.is_missing, 0.0, timed.speculative_ms))
-    num_missing = timed.sum_by_block(timed.is_missing)
+    base = by_unit(timed.sum_by_block(np.where(timed.is_missing, 0.0, timed.baseline_ms)))
+    spec = by_unit(timed.sum_by_block(np.where(timed.is_missing, 0.0, timed.speculative_ms)))
+    num_missing = by_unit(timed.sum_by_block(timed.is_missing))
     num_cap_blocks = min(len(base), TIME_CAP_BLOCKS - int(past.get("num_cap_blocks", 0)))
     cap_times = base[:num_cap_blocks][num_missing[:num_cap_blocks] == 0.0]
     totals: dict[str, float] = {

@@ -43,11 +43,12 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """A run with two facts of its record: the sampling regime, which picks the parity test, and `is_thinned`."""
+    """A run with facts of its record: the sampling regime, which picks the parity test, and how it was drawn."""
 
     run: Run
     is_greedy: bool
-    is_thinned: bool = False  # left out of the whole endpoint's evidence
+    is_thinned: bool = False  # left out of the whole endpoint's evidence where its units are blocks
+    sampling_rate: float = 1.0  # the inclusion probability of its session
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,14 @@ class ClusterUnit:
 
 @dataclass(frozen=True, slots=True)
 class BlockUnit:
-    """A block with its measured requests' runs for one hypothesis, at least one, in the order of their keys."""
+    """A block with its measured requests' runs for one hypothesis, at least one, in the order of their keys.
+
+    `newest` is the event time of its newest measured request.
+    """
 
     block: StoredBlock
     runs: tuple[MeasuredRun, ...]
+    newest: datetime = _NEVER
 
 
 def block_units(
@@ -93,7 +98,7 @@ def block_units(
                 f"block {block.block_id} of endpoint {block.endpoint} holds {len(block_runs)} runs, n_max {block.n_max}"
             )
         if block_runs:
-            units.append(BlockUnit(block, tuple(block_runs)))
+            units.append(BlockUnit(block, tuple(block_runs), times.get(block.block_id, _NEVER)))
     return tuple(units)
 
 

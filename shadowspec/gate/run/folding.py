@@ -21,6 +21,7 @@ from shadowspec.gate.evidence.units import (
     take_blocks,
     unthinned,
 )
+from shadowspec.gate.evidence.windows import window_start
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.fold_spans import membership
 from shadowspec.gate.run.gate_store import OpenUnits, Rows, SourcePartition
@@ -87,7 +88,8 @@ class Folding:
     def __init__(self, endpoint: str, rows: Rows, units: OpenUnits, rules: FoldRules) -> None:
         self._endpoint, self._rows, self._units, self._rules = endpoint, rows, units, rules
         self._measured: dict[RecordKey, list[MeasuredRun]] = {}
-        self._labels: dict[RecordKey, tuple[bool, bool]] = {}  # whether greedy, and whether thinned
+        # Whether greedy, whether thinned, and the sampling rate.
+        self._labels: dict[RecordKey, tuple[bool, bool, float]] = {}
         self._blocks: dict[str, tuple[StoredBlock, int]] = {}
         self._clusterings: dict[HypothesisId, str] = {}
 
@@ -173,8 +175,12 @@ class Folding:
         return self._clusterings[key]
 
     def _runs_for(self, key: HypothesisId, runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
-        """Those of a unit's runs that count for a hypothesis."""
-        return tuple(runs) if key[0] else unthinned(runs)
+        """Those of a unit's runs that count for a hypothesis.
+
+        Windows weigh each by its sampling rate.  Blocks do not, so that those of the whole endpoint are thinned.
+        """
+        has_weights = self._rules.of(key).unit_window is not None
+        return tuple(runs) if key[0] or has_weights else unthinned(runs)
 
     def _key_counts(self, slice_key: str, until: datetime, cursors: Sequence[Span]) -> Counter[str]:
         rows, is_folded = self._rows.key_columns(slice_key, until, ARRIVING), membership(cursors)
@@ -218,6 +224,10 @@ class Folding:
         before = self._units.open_blocks()
         self._read_blocks(name for name, block in before.items() if is_known(block.newest, closed_by))
         new = [measured_run.run for measured_run in measured]
+        # A window's blocks enter together, once no other can come.
+        window = self._rules.policy.unit_window
+        if closed_by is not None and window is not None:
+            closed_by = window_start(closed_by, window)
         result = take_blocks(before, new, event_times, lambda name: self._blocks[name][1], closed_by)
         ended = result.entered.keys() & before.keys()
         earlier = self._earlier({key for block_id in ended for key in before[block_id].runs})
@@ -235,7 +245,7 @@ class Folding:
                 for slice_key in {"", unit.block.slice_key}:
                     key = slice_key, unit.block.concurrency, fingerprint
                     if counted := self._runs_for(key, unit.runs):
-                        units[key].append(BlockUnit(unit.block, counted))
+                        units[key].append(replace(unit, runs=counted))
         return units, result.begun, ended
 
     def _state_after(
@@ -322,9 +332,9 @@ def _known_until(
     return min(known) if known else None
 
 
-def _labels(records: Iterable[StoredRecord]) -> dict[RecordKey, tuple[bool, bool]]:
+def _labels(records: Iterable[StoredRecord]) -> dict[RecordKey, tuple[bool, bool, float]]:
     return {
-        record.key: (is_greedy(record), bool(record.is_thinned))
+        record.key: (is_greedy(record), bool(record.is_thinned), record.sampling_rate or 1.0)
         for record in records
         if "sampling_regime" in record.labels
     }

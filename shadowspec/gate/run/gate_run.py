@@ -240,6 +240,8 @@ def _find_refold_reason(
     if not rules.clusterings.keys() <= state.clusterings.keys():
         return "the policy makes other clusters"
     for key, run_evidence in evidence.items():
+        if run_evidence.has_other_units(rules.of(key)):
+            return "recordings and production have other units"
         if not has_entered(rules.previous.get(key)) and run_evidence.parameters != evidence_parameters(rules.of(key)):
             return "the policy of hypotheses that have not entered was changed"
     return None

@@ -76,6 +76,12 @@ class RunEvidence:
     parameters: str
     skip_clusters: int = 0
     skip_blocks: int = 0
+    has_windows: bool = False
+
+    def has_other_units(self, policy: GatePolicy) -> bool:
+        """Whether it has units, and the policy makes others of the same requests."""
+        has_units = self.evidence.runs.num_blocks > 0
+        return has_units and self.has_windows != (policy.unit_window is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,9 @@ def has_entered(previous: Decision | None) -> bool:
 def new_evidence(policy: GatePolicy, previous: Decision | None) -> RunEvidence:
     """The evidence of no units; units of runs that have ended do not count again."""
     trial = previous.run if previous is not None else None
-    evidence = RunEvidence(HypothesisEvidence(), evidence_parameters(policy))
+    evidence = RunEvidence(
+        HypothesisEvidence(), evidence_parameters(policy), has_windows=policy.unit_window is not None
+    )
     if trial is None or previous is None:
         return evidence
     return replace(
@@ -196,7 +204,8 @@ def fold_units(
         min(before.skip_blocks, len(units.blocks)),
     )
     clusters, blocks = units.clusters[num_clusters:], units.blocks[num_blocks:]
-    in_run = previous if previous is not None and not previous.ends_run else None
+    is_in_run = previous is not None and not previous.ends_run and previous.recording_only == policy.recording_only
+    in_run = previous if is_in_run else None
     return replace(
         before,
         evidence=fold_in_run(before.evidence, clusters, blocks, policy, in_run),

@@ -23,7 +23,7 @@ from tests.gate.feeding import Feed
 from tests.gate.oracle import endpoint_sequences
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run, record_of, run_of
 
-POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0, drift_run_length=1_000)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0, drift_run_length=1_000)
 SLICES = ("prompt_class=code", "prompt_class=sql")
 WHOLE = ("", 4, CONFIG.fingerprint)
 

@@ -31,7 +31,7 @@ from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run,
 from tests.store.failing import lose_locks
 from tests.store.saving import save_block, save_records
 
-POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0)
 CONFIGS = {CONFIG.fingerprint: CONFIG}
 SLICES = ("prompt_class=code", "prompt_class=sql")
 

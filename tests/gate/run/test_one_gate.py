@@ -46,7 +46,7 @@ from tests.scheduler.worlds import make_due, scheduler_of
 DECIDE = ("shadowspec.gate.verdict.lifecycle.decide",)
 COMPLETE = ("shadowspec.gate.run.folding.Folding.complete",)
 
-POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0)
 NOW = START + timedelta(hours=2)
 
 

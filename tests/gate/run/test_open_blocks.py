@@ -28,7 +28,7 @@ from shadowspec.types import (
 from tests.gate.oracle import EndpointEvidence, decide_endpoint
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, block_of, record_of, run_of
 
-POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=2, min_span_s=0.0)
 
 
 def at(seconds: float) -> datetime:

@@ -22,7 +22,7 @@ from tests.gate.feeding import Feed, assert_same_decisions
 from tests.gate.oracle import endpoint_looks
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 
-POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0)
 SLICES = ("prompt_class=code", "prompt_class=sql")
 
 

@@ -116,7 +116,7 @@ def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monke
     measured.append_decisions([replace(examples.decision(Verdict.ENABLE), decided_at=datetime.now(UTC))])
     measured.append_rollouts([examples.rollout()])
     monkeypatch.setattr(EndpointGateRun, "step", decide_nothing)
-    policies = app_gate.GatePolicies({"chat": GatePolicy()}, {"chat": RolloutPolicy()})
+    policies = app_gate.GatePolicies({"chat": GatePolicy(window_s=0.0)}, {"chat": RolloutPolicy()})
     assert jobs.run_measured_gates(measured, policies) == GATE_DONE
     assert [record.override.author for record in measured.overrides()] == [AUDITOR]
     (rollout,) = measured.rollouts("chat")
@@ -130,7 +130,7 @@ def test_a_rehearsed_gate_audits_and_keeps_nothing(measured: Store, monkeypatch:
     save(measured, 0, 60, 2.0, "")
     monkeypatch.setattr(EndpointGateRun, "step", decide_nothing)
     with measured.rehearsal("chat") as undone:
-        run = app_gate.run_endpoint(undone, "chat", GatePolicy(), RolloutPolicy(), now=examples.NOON)
+        run = app_gate.run_endpoint(undone, "chat", GatePolicy(window_s=0.0), RolloutPolicy(), now=examples.NOON)
         assert [record.override.author for record in undone.overrides()] == [AUDITOR]
     assert any(audit.state.has_alarmed for audit in run.audits)
     assert (measured.overrides(), measured.audit_states(["chat"])["chat"]) == ([], [])

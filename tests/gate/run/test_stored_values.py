@@ -71,7 +71,7 @@ def test_a_beginning_is_read_as_it_was(
 ) -> None:
     begins = json.loads(json.dumps(new_progress(entries, dominant)))
     names = {*entries, *dominant}
-    state = new_state(begins, dict.fromkeys(names, GatePolicy()))
+    state = new_state(begins, dict.fromkeys(names, GatePolicy(window_s=0.0)))
     read = Beginning(
         {name: state.clusterings[name].entries for name in entries},
         {name: state.clusterings[name].dominant for name in dominant},

@@ -27,7 +27,7 @@ from tests.gate.oracle import EndpointEvidence, current_traffic, decide_endpoint
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run
 from tests.store.saving import save_block, save_records
 
-POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0, drift_run_length=1_000)
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=3, min_span_s=0.0, drift_run_length=1_000)
 SLICES = ("prompt_class=code", "prompt_class=sql")
 
 

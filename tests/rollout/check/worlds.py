@@ -87,7 +87,7 @@ def check_input(
         configs = {each.fingerprint: each for name in ("draft", "other") for each in (config(name), config(name, "b"))}
     found = endpoint_decisions(decisions, None, orders, NOW, measured=rows, configs=configs)
     terms = EndpointTerms(
-        GatePolicy(),
+        GatePolicy(window_s=0.0),
         changes.pop("load_shares", {}),
         changes.pop("candidates", ()),
     )
