@@ -16,7 +16,7 @@ from tests.builders.production_gate import gated
 from tests.gate.oracle import decide_endpoint
 from tests.gate.worlds import CONFIG, START, World, noisy_run
 
-POLICY = GatePolicy(max_hypotheses=4, min_span_s=0.0)  # the whole endpoint and three slices
+POLICY = GatePolicy(window_s=0.0, max_hypotheses=4, min_span_s=0.0)  # the whole endpoint and three slices
 CHAT, CODE, SQL = (f"prompt_class={name}" for name in ("chat", "code", "sql"))
 ODD = tuple(f"prompt_class={name}" for name in ("creative", "maths", "translation"))
 BLOCKS_PER_DAY = 108

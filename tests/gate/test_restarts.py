@@ -140,7 +140,7 @@ def test_every_restart_has_a_level_and_all_of_them_stay_within_the_reserve() -> 
 
 def median_blocks(level: float) -> float:
     """Blocks of four requests until speedup and tail pass at `level`: truth 1.3x, .1 of noise, 2% slowed."""
-    rng, policy = np.random.default_rng(5), GatePolicy()
+    rng, policy = np.random.default_rng(5), GatePolicy(window_s=0.0)
     counts = []
     for _ in range(150):
         logs = rng.normal(math.log(1.3), 0.1, (700, 4))

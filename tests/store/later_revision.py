@@ -10,12 +10,14 @@ import pytest
 
 from shadowspec.store.admin import schema
 
+LATER = f"{int(schema.head()) + 1:04d}"
+
 _MODULE = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "{later}"
+down_revision = "{head}"
 
 
 def upgrade() -> None:
@@ -28,9 +30,11 @@ def downgrade() -> None:
 
 
 def add_revision(monkeypatch: pytest.MonkeyPatch, folder: Path, upgrade: str, downgrade: str = "pass") -> None:
-    """Have the store find revision 0003 after its last one, with these statements, until the patch is undone."""
+    """Have the store find revision `LATER` after its last one, with these statements, until the patch is undone."""
     migrations = folder / "migrations"
     shutil.copytree(schema.migrations_folder(), migrations)
-    module = _MODULE.format(upgrade=indent(upgrade, "    "), downgrade=indent(downgrade, "    "))
-    (migrations / "versions" / "0003_later.py").write_text(module, encoding="utf-8")
+    module = _MODULE.format(
+        later=LATER, head=f"{int(LATER) - 1:04d}", upgrade=indent(upgrade, "    "), downgrade=indent(downgrade, "    ")
+    )
+    (migrations / "versions" / f"{LATER}_later.py").write_text(module, encoding="utf-8")
     monkeypatch.setattr(schema, "migrations_folder", lambda: migrations)

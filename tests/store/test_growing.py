@@ -22,7 +22,7 @@ from shadowspec.types import Advance, FunnelCounter, PartitionId, RunFlags, Writ
 from tests.builders.databases import temporary_database
 from tests.services import PATIENCE_S
 from tests.store import examples
-from tests.store.later_revision import add_revision
+from tests.store.later_revision import LATER, add_revision
 from tests.store.volume import fill
 
 NUM_ROWS = 20_000
@@ -187,7 +187,7 @@ def test_a_migration_and_a_worker_wait_for_each_other_in_one_order(
                 worker.execute(text(f"LOCK TABLE {name} IN ROW EXCLUSIVE MODE"))
         migration.join()
         assert errors == []
-        assert current(url) == head() == "0003"
+        assert current(url) == head() == LATER
 
 
 def test_the_order_of_the_locks_is_that_of_a_batch(new_database: Callable[[str], str]) -> None:

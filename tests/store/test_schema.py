@@ -19,7 +19,7 @@ from shadowspec.store.admin import schema
 from shadowspec.store.table_definitions import metadata
 from shadowspec.types import Arm, ArmOrder, StoredAudit
 from tests.store import examples
-from tests.store.later_revision import add_revision
+from tests.store.later_revision import LATER, add_revision
 from tests.store.saving import save_block
 
 
@@ -98,9 +98,9 @@ def test_a_later_revision_goes_up_and_down_with_data(
     first = head()
     with monkeypatch.context() as patch:
         add_revision(patch, tmp_path, MERGE_REASONS, 'op.drop_column("records", "end")')
-        with pytest.raises(StoreError, match=f"revision {first}, behind this version's 0003: run `shadowspec db upg"):
+        with pytest.raises(StoreError, match=f"revision {first}, behind this version's {LATER}: run `shadowspec db"):
             Store.open(database_url)
-        assert upgrade(database_url) == current(database_url) == "0003"
+        assert upgrade(database_url) == current(database_url) == LATER
         assert _execute(database_url, 'SELECT "end" FROM records') == [("measured",)]
         schema.migrate(database_url, first)
     assert (current(database_url), check(database_url)) == (first, [])

@@ -99,17 +99,17 @@ def test_a_second_pass_from_an_unfinished_block_measures_it_again() -> None:
 def test_conversations_are_drawn_whole() -> None:
     rule = replace(RULE, measures_conversations=True, timed_positions=2)
     former, blocks, turns = BlockFormer([rule]), [], Counter[str]()
-    for place in range(4_000):
+    for place in range(40_000):
         session = f"s{place // 2}"
-        request = structs.replace(prompt(place, 0.1 * place), session_hash=session)
+        request = structs.replace(prompt(place, 0.1 * place), session_hash=session, unit_key=session)
         if not former.is_over(request, 1 + place % 2) and not former.passes_over(request, 4, SLICE):
             turns[session] += 1
             blocks += former.add(request, 4, SLICE)
     blocks += former.drain()
     assert set(turns.values()) == {2}
-    assert len(turns) < 500
+    assert len(turns) < 1_000
     represented = sum(block.stands_for * len({r.session_hash for r in block.requests}) for block in blocks)
-    assert represented == pytest.approx(2_000, rel=0.3)
+    assert represented == pytest.approx(20_000, rel=0.2)
 
 
 def test_without_a_window_everything_is_measured() -> None:

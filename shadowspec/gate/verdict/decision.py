@@ -202,7 +202,8 @@ def rests_on_enable(decision: Decision) -> bool:
 def proven_bounds(decision: Decision, mix_lower: float | None) -> dict[str, ProvenBounds]:
     """The bounds on which an ENABLE rests, by required test; `mix_lower` is that of its slices (None: not required)."""
     proven = {test.name: ProvenBounds(test.lower, test.upper) for test in decision.tests if test.is_required}
-    return proven if mix_lower is None else {**proven, MIX_BOUND: ProvenBounds(mix_lower, None)}
+    is_own = mix_lower is None or math.isinf(mix_lower)  # of one slice, the speedup test proves it
+    return proven if is_own else {**proven, MIX_BOUND: ProvenBounds(mix_lower, None)}
 
 
 def test_results(
