@@ -241,13 +241,12 @@ class Reader:
     def _match(self, endpoint: str | None, model: str | None, path: str | None) -> EndpointRule | None:
         """The rule for a record's fields; recent results are cached."""
         asked = (endpoint, model, path)
-        try:
+        if asked in self._matched:
             return self._matched[asked]
-        except KeyError:
-            pass
+        rule = match_endpoint(self._rules, endpoint=endpoint, model=model, path=path)
         if len(self._matched) >= MAX_REMEMBERED_MATCHES:
             self._matched.clear()
-        rule = self._matched[asked] = match_endpoint(self._rules, endpoint=endpoint, model=model, path=path)
+        self._matched[asked] = rule
         return rule
 
 
