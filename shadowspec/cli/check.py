@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -86,19 +86,18 @@ def check(
         accepts_schedule=accept_schedule,
     )
     now = datetime.now(UTC)
-    unwatched: Mapping[str, str] = {}
     try:
         config = load_config(find_config(config_path))
         answer = judge(question, load_check_input(config, question, now), now)
         if answer.outcome is Outcome.ENABLE:
-            unwatched = read_unwatched(config, endpoint)
+            answer = replace(answer, unwatched=read_unwatched(config, endpoint))
     except ShadowSpecError as error:  # readers of the reports must see that there is no answer
         with despite_closed_output():
             _write_reports(refusal(question, str(error), now), on_hold, junit, summary, as_json=as_json)
         raise
     with despite_closed_output():
         _print(answer, on_hold, is_github=github, as_json=as_json)
-        for replica, why in unwatched.items():
+        for replica, why in answer.unwatched.items():
             notes.print(f"warning: {replica}: {UNWATCHED}: {why}", markup=False, highlight=False, soft_wrap=True)
     with despite_closed_output():
         _write_reports(answer, on_hold, junit, summary, as_json=as_json)

@@ -15,7 +15,9 @@ from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxRequestsOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import NoDataError
+from shadowspec.metrics import ratio
 from shadowspec.tap.parameters import REMEDIES
+from shadowspec.text import percent, plural
 from shadowspec.types import FunnelCounter, FunnelKey
 from shadowspec.types.public_documents import PublicDocument, PublicValue
 
@@ -42,6 +44,8 @@ class RunDocument(PublicDocument, frozen=True, kw_only=True):
     blocks_measured: int
     requests_found: int
     requests_measured: int
+    num_compared_prompts: int
+    num_other_prompts: int
     funnel: Sequence[FunnelCount]
 
 
@@ -88,6 +92,8 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
         blocks_measured=sum(progress.blocks_measured for progress in done.progress),
         requests_found=sum(progress.requests_found for progress in done.progress),
         requests_measured=sum(progress.requests_measured for progress in done.progress),
+        num_compared_prompts=sum(progress.num_compared_prompts for progress in done.progress),
+        num_other_prompts=sum(progress.num_other_prompts for progress in done.progress),
         funnel=funnel_counts(done.funnel),
     )
     if as_json:
@@ -100,6 +106,9 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
             highlight=False,
         )
         print_funnel(done.funnel, {})
+        if (share := ratio(totals.num_other_prompts, totals.num_compared_prompts)) is not None:
+            counted = plural(totals.num_compared_prompts, "prompt")
+            results.print(f"the server counts another length of {percent(share)} of {counted}", highlight=False)
     if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals.requests_found:
         malformed = any(counter is FunnelCounter.MALFORMED for _, counter, _ in done.funnel)
         unmatched = any(reason == "no_endpoint" for _, _, reason in done.funnel)

@@ -60,6 +60,8 @@ class Progress:
     blocks_measured: int
     requests_found: int  # measured by an earlier run
     requests_measured: int
+    num_compared_prompts: int = 0  # that production's server counted
+    num_other_prompts: int = 0  # of these, those that have another length here
 
 
 class FileRun:
@@ -135,7 +137,14 @@ class FileRun:
             self._pipeline.outbox.settle()
 
     def _progress(self) -> Progress:
-        return Progress(self._records_read, self._blocks_measured, self._pipeline.num_found, self._requests_measured)
+        return Progress(
+            self._records_read,
+            self._blocks_measured,
+            self._pipeline.num_found,
+            self._requests_measured,
+            self._pipeline.num_compared_prompts,
+            self._pipeline.num_other_prompts,
+        )
 
     def _report(self) -> None:
         self._on_progress(self._progress())

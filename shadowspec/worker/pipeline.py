@@ -105,6 +105,8 @@ class Pipeline:
         self._next_tick = EPOCH + TICK
         self.num_admitted = 0
         self.num_found = 0  # admitted requests whose rows were stored already
+        self.num_compared_prompts = 0  # prompts that production's server counted
+        self.num_other_prompts = 0  # of these, those that have another length here
 
     # partitions
 
@@ -250,6 +252,9 @@ class Pipeline:
 
     def _end(self, fate: Admitted | Rejected, raw: RawRecord) -> None:
         """A record ends here, or waits for its block."""
+        if fate.record.num_served_tokens is not None:
+            self.num_compared_prompts += 1
+            self.num_other_prompts += fate.record.num_served_tokens != fate.record.num_prompt_tokens
         if isinstance(fate, Rejected):
             self._reject(fate, raw)
             return

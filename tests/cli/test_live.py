@@ -235,11 +235,15 @@ def test_a_page_that_does_not_show_the_acceptance_is_said_everywhere(shell: Shel
     assert "its page lacks counters" in read(shell)["replicas"][0]["unwatched"]
     checked = shell("check", "-e", "chat")
     assert (checked.code, said in checked.err) == (0, True)
+    (cause,) = shell("check", "-e", "chat", "--json").document["unwatched"].items()
+    assert said.startswith(f"{cause[0]}: ")
+    assert "its page lacks counters" in cause[1]
     found = [each for each in shell("doctor", "--json").document["checks"] if each["check"] == "live chat"]
     assert [(each["ok"], "is not watched" in each["found"]) for each in found] == [(False, True)]
     production.answer = None
     assert read(shell)["replicas"][0]["unwatched"] is None
     assert "not watched" not in shell("check", "-e", "chat").err
+    assert shell("check", "-e", "chat", "--json").document["unwatched"] == {}
     (entry,) = [each for each in shell("doctor", "--json").document["checks"] if each["check"] == "live chat"]
     assert entry["ok"]
 

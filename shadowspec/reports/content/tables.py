@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shadowspec.metrics import ratio
 from shadowspec.reports.content.chart_values import Shares
 from shadowspec.reports.content.content_blocks import Cell, Column, Table, table
 from shadowspec.reports.content.definitions import (
@@ -19,7 +18,7 @@ from shadowspec.reports.content.definitions import (
 )
 from shadowspec.reports.figures.by_turn import TURN_HEAD, TurnRow
 from shadowspec.reports.figures.failure_rows import FailureRow
-from shadowspec.reports.figures.funnel import UNMATCHED, Funnel
+from shadowspec.reports.figures.funnel import UNMATCHED, Funnel, PromptRow
 from shadowspec.reports.figures.predictions import PREDICTION_HEAD, Prediction, prediction_cells
 from shadowspec.reports.figures.replay_rows import AuditRow, ReplayRow
 from shadowspec.reports.figures.tally import ContextRow
@@ -36,7 +35,7 @@ from shadowspec.text import (
     slice_title,
     times,
 )
-from shadowspec.types import Arm, Decision, FingerprintedConfig, TestResult
+from shadowspec.types import Arm, FingerprintedConfig, TestResult
 
 TESTS: Final = (
     Column("Test", meaning="The test, and below it the figures that help to weigh it."),
@@ -343,26 +342,13 @@ def reasons_table(funnels: Iterable[Funnel]) -> Table:
     )
 
 
-def prompts_table(decisions: Iterable[Decision]) -> Table:
+def prompts_table(prompts: Iterable[PromptRow]) -> Table:
     """How many measured prompts production's server counts otherwise, by endpoint and config."""
     columns = (Column("Endpoint"), Column("Config"), Column("Prompts counted", True), Column("Of another length", True))
-    rows = {
-        (decision.endpoint, decision.config.name): decision.evidence.counts
-        for decision in decisions
-        if not decision.slice_key and decision.evidence.counts.num_compared_prompts
-    }
     return table(
         "Prompts that production's server counts",
         columns,
-        (
-            [
-                endpoint,
-                name,
-                f"{counts.num_compared_prompts:,}",
-                percent(ratio(counts.num_other_prompts, counts.num_compared_prompts)),
-            ]
-            for (endpoint, name), counts in sorted(rows.items())
-        ),
+        ([row.endpoint, row.config_name, f"{row.num_compared:,}", percent(row.share)] for row in prompts),
         empty="Production's answers count no prompt.",
     )
 

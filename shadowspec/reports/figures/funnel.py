@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shadowspec.types import FunnelCounter
+from shadowspec.metrics import ratio
+from shadowspec.types import Decision, FunnelCounter
 
 UNMATCHED = "unmatched"  # records that belong to no endpoint
 FunnelCounts = Mapping[tuple[str | None, FunnelCounter, str | None], int]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """Measured prompts of a config at an endpoint that production's server counted; `num_other` have another length."""
+
+    endpoint: str
+    config_name: str
+    num_compared: int
+    num_other: int
+
+    @property
+    def share(self) -> float | None:
+        """Of those of another length."""
+        return ratio(self.num_other, self.num_compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +49,19 @@ class Funnel:
     endpoint: str | None  # None: of records that match no endpoint
     num_records: int
     rows: tuple[FunnelRow, ...]
+
+
+def prompt_rows(decisions: Iterable[Decision]) -> tuple[PromptRow, ...]:
+    """The prompts of each endpoint and config, of the decisions on whole endpoints; without those that count none."""
+    counts = {
+        (decision.endpoint, decision.config.name): decision.evidence.counts
+        for decision in decisions
+        if not decision.slice_key and decision.evidence.counts.num_compared_prompts
+    }
+    return tuple(
+        PromptRow(*place, found.num_compared_prompts, found.num_other_prompts)
+        for place, found in sorted(counts.items())
+    )
 
 
 def funnel_of(endpoint: str | None, counts: FunnelCounts, names: set[str | None]) -> Funnel:

@@ -234,8 +234,7 @@ def _funnel(report: Report) -> Iterator[Section]:
     reasons = tables.reasons_table(report.funnels)
     if reasons.rows:
         blocks += [Heading("Reasons"), reasons]
-    decided = (shown.decision for endpoint in report.endpoints for shown in endpoint.hypotheses)
-    prompts = tables.prompts_table(decision for decision in decided if decision is not None)
+    prompts = tables.prompts_table(report.prompts)
     if prompts.rows:
         blocks += [Heading("Prompts"), prompts]
     yield Section("Funnel", tuple(blocks), "funnel", "funnel")

@@ -144,6 +144,16 @@ class EndpointFunnel(FunnelPart, frozen=True, kw_only=True):
     endpoint: str | None
 
 
+class PromptPart(PublicValue, frozen=True, kw_only=True):
+    """Measured prompts that production's server counted, and those of which it counts another length."""
+
+    endpoint: str
+    config: Annotated[str, "config_name"]
+    num_compared_prompts: Annotated[int, "num_compared"]
+    num_other_prompts: Annotated[int, "num_other"]
+    share: float | None
+
+
 class ReportDocument(PublicDocument, frozen=True, kw_only=True):
     """The whole report: of the values inside ShadowSpec what readers need, without what draws its pages."""
 
@@ -155,6 +165,7 @@ class ReportDocument(PublicDocument, frozen=True, kw_only=True):
     endpoints: Sequence[EndpointPart]
     funnel: Annotated[FunnelPart, "total_funnel"]
     funnel_by_endpoint: Annotated[Sequence[EndpointFunnel], "funnels"]
+    prompts: Sequence[PromptPart]
     speculation_configs: Annotated[Sequence[FingerprintedConfig], "configs"]
 
 

@@ -120,7 +120,8 @@ class Answer:
 
     `engines` measured, `serving_engine` serves (None: none is named).  `others` are the candidates that it was chosen
     from, with their outcomes; `remarks` are further facts for the deployer, which change no outcome.  `loads` is what
-    the endpoint's verdicts say of its loads.  A refusal has a `problem` and neither config nor findings.
+    the endpoint's verdicts say of its loads.  `unwatched` are the replicas that do not show whether
+    the promise of ENABLE holds, with the cause.  A refusal has a `problem` and neither config nor findings.
     """
 
     question: Question
@@ -134,6 +135,7 @@ class Answer:
     remarks: tuple[str, ...] = ()
     problem: str | None = None
     loads: EndpointLoads | None = None
+    unwatched: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def outcome(self) -> Outcome:
@@ -308,6 +310,7 @@ class CheckDocument(PublicDocument, frozen=True, kw_only=True):
     served_share: float
     loads: LoadsPart | None
     findings: list[FindingDocument]
+    unwatched: Mapping[str, str]  # replica and reason
     checked_at: datetime
 
 
