@@ -50,7 +50,7 @@ def test_a_hold_that_more_traffic_will_not_decide_asks_the_plan() -> None:
     [
         ({"verdict": Verdict.ENABLE}, "`shadowspec check --endpoint chat` shows the missing conditions of draft-k4"),
         ({"verdict": Verdict.ENABLE, "recording_only": True}, "valid for the recording only"),
-        ({"verdict": Verdict.DISABLE, "reason_code": "slowdown"}, "keep speculation off; to try again"),
+        ({"verdict": Verdict.DISABLE, "reason_code": "slowdown"}, "keep speculation off; to try now"),
         ({"verdict": Verdict.DISABLE, "reason_code": "parity_fault"}, "report the difference"),
         ({"override": OverriddenVerdict(7, None, Verdict.ENABLE, "fast")}, "`shadowspec override clear 7` ends it"),
     ],
