@@ -69,7 +69,8 @@ def _tallies(board: Board) -> str:
         f'<div class="ss-tally"><b>{len(board.endpoints)}</b>'
         f"<span>{noun}, {plural(len(board.rows), 'row')}</span></div>"
     )
-    return f'<div class="ss-tallies" role="group" aria-label="Endpoints by verdict">{total}{cells}</div>'
+    sure = f'<p class="ss-fleet">{escape(board.fleet.text)}</p>' if board.fleet.num_endpoints else ""
+    return f'<div class="ss-tallies" role="group" aria-label="Endpoints by verdict">{total}{cells}</div>{sure}'
 
 
 def _partial(board: Board) -> None:

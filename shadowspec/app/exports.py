@@ -25,7 +25,7 @@ from shadowspec.rollout.export.load_schedule import (
     with_share,
 )
 from shadowspec.rollout.export.routes import Pools, choose_routes
-from shadowspec.rollout.served_decision import Off, ServedDecision, judge_decisions
+from shadowspec.rollout.served_decision import Off, ServedDecision, judge_decisions, read_fleet
 from shadowspec.servers.engines import ENGINES
 from shadowspec.servers.engines.export_parts import Export
 from shadowspec.store import Store
@@ -145,7 +145,7 @@ def _load_served(store: Store, policies: Mapping[str, GatePolicy], wanted: Wante
         NoDataError: nothing has been decided on any of them, or by a trial policy on one.
     """
     now = datetime.now(UTC)
-    configs = store.fingerprints()
+    configs, fleet = store.fingerprints(), read_fleet(store, policies.values())
     served: list[ServedDecision] = []
     orders: list[Override] = []
     for name, policy in policies.items():
@@ -161,6 +161,8 @@ def _load_served(store: Store, policies: Mapping[str, GatePolicy], wanted: Wante
             rollouts=store.rollouts(name),
             reader=reader_of(wanted.form),
             accepts_any_engine=wanted.accepts_other_engine,
+            fleet=fleet,
+            policy=policy,
         )
     if not served:
         raise no_decision(store, policies)

@@ -319,6 +319,7 @@ version = 1
 
 # Required proof
 # margin = ~                    # the speedup must exceed 1 + this
+# fleet_fdr = ~                 # share of all endpoints' ENABLEs that may be false; beyond it they are not served
 # require_mix_bound = ~         # the slices' bounds under the current mix must prove the endpoint's speedup too
 # log_speedup_clip = ~                   # limit of a request's log speedup, up and down; default: ln 2
 # objective = ~                 # "both": a lower total time must be proven too

@@ -130,6 +130,8 @@ class GatePolicy:
     drift_run_length: int = 10_000  # units between false alarms of an endpoint's detectors, on average, at least
     drift_tolerance: float = 0.02  # advisory detectors hold to the lower bound at ENABLE less this (log speedup, rate)
     on_alarm: str = "disable"  # or "hold": the verdict after ENABLE when a detector fires
+    # ENABLE is served only where e-BH over all endpoints admits it at this false discovery rate.  Worlds have one.
+    fleet_fdr: float | None = field(default=None, repr=False)
     require_mix_bound: bool = False  # ENABLE of the endpoint also needs the speedup that its slices prove by their mix
     mix_window_s: float = 7 * DAY_S  # event time that counts as the current traffic: a whole cycle
 
@@ -162,6 +164,8 @@ class GatePolicy:
             )
         if self.on_alarm not in _ON_ALARM:
             raise ConfigError(f"policy key 'on_alarm' must be one of {_ON_ALARM}, not {self.on_alarm!r}")
+        if self.fleet_fdr is not None and not _FRACTION[0](self.fleet_fdr):
+            raise ConfigError(f"policy key 'fleet_fdr' must be {_FRACTION[1]}, not {self.fleet_fdr!r}")
         for name in _OPTIONAL:
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -270,6 +274,7 @@ _NOT_NEGATIVE: _Range = (lambda value: 0.0 <= value < math.inf, "0 or more")
 _COUNT: _Range = (lambda value: value >= 1, "1 or more")
 
 _OPTIONAL = (
+    "fleet_fdr",
     "max_evidence_age_s",
     "near_tie_logit",
     "memory_budget_share",

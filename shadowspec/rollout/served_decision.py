@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import Expectation, LatestDecision, is_stale
+from shadowspec.gate.verdict.fleet import Fleet, fleet_of
 from shadowspec.gate.verdict.slice_rules import keeps_off
-from shadowspec.text import plain_text, slice_title
+from shadowspec.text import plain_text, plural, slice_title
 from shadowspec.types import (
     Decision,
     FingerprintedConfig,
@@ -44,6 +46,7 @@ class Off(StrEnum):
     NOT_FOR_SERVING = "not_for_serving"  # a verdict for another engine than the one that serves, or for none that does
     SUPERSEDED = "superseded"  # its candidate has another fingerprint now
     NOT_ROLLED_OUT = "not_rolled_out"  # the endpoint's stage is shadow, or another config is rolled out
+    FLEET = "fleet"  # e-BH over all endpoints does not admit it at the policy's false discovery rate
     TOO_DEEP = "too_deep"  # the rollout serves a smaller depth, at which this decision proves nothing
 
 
@@ -56,8 +59,15 @@ OFF_TEXT: Final = {
     Off.NOT_FOR_SERVING: "not for the engine that serves",
     Off.SUPERSEDED: "its candidate was changed or measured again",
     Off.NOT_ROLLED_OUT: "not rolled out yet",
+    Off.FLEET: "not admitted at the fleet's false discovery rate",
     Off.TOO_DEEP: "the rollout is at fewer tokens",
 }
+
+
+class FleetSource(Protocol):
+    """A store of decisions on every endpoint."""
+
+    def latest_decisions(self) -> Iterable[Decision]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +114,16 @@ def judge_decisions(
     rollouts: Iterable[Rollout] = (),
     reader: str | None = None,
     accepts_any_engine: bool = False,
+    fleet: Fleet | None = None,
+    policy: GatePolicy | None = None,
 ) -> list[ServedDecision]:
     """Every latest decision of one endpoint as production acts on it.
 
     A decision that is not `expected` is off; `configs` are every measured one by fingerprint.  Where the endpoint has a
     rollout at a load, the rollout decides what is served there; without a rollout, stages are not used.  `reader` is
     the engine that will serve (None: whichever the verdict is for, if it serves clients); `accepts_any_engine` waives
-    it.
+    it.  With `fleet_fdr` in the `policy` an endpoint that the `fleet` does not admit at that rate is off, and so are
+    its slices.
     """
     configs = configs or {}
     latest = list(latest)
@@ -129,13 +142,34 @@ def judge_decisions(
             off = Off.OTHER_ENGINE
         if off is None and not latest_decision.is_current:
             off = Off.SUPERSEDED
+        detail = ""
+        if off is None and (refused := _refused(decision.endpoint, fleet, policy)) is not None:
+            off, detail = Off.FLEET, refused
         expires_at = now if evidence_at is None else evidence_at + max_age
-        served = _rolled_out(ServedDecision(decision, expires_at, off), stages, drafts)
+        served = _rolled_out(ServedDecision(decision, expires_at, off, detail=detail), stages, drafts)
         mismatch = engine_mismatch(decision, reader)
         if served.is_on and mismatch is not None and not accepts_any_engine:
             served = replace(served, off=Off.NOT_FOR_SERVING, detail=mismatch)
         served_decisions.append(served)
     return served_decisions
+
+
+def read_fleet(store: FleetSource, policies: Iterable[GatePolicy]) -> Fleet | None:
+    """The fleet of the stored decisions; None where no policy asks for a rate."""
+    return fleet_of(store.latest_decisions()) if any(policy.fleet_fdr is not None for policy in policies) else None
+
+
+def _refused(endpoint: str, fleet: Fleet | None, policy: GatePolicy | None) -> str | None:
+    """Why the fleet does not admit an ENABLE; None where it does, or no rate is set."""
+    if fleet is None or policy is None or policy.fleet_fdr is None:
+        return None
+    rate = fleet.rate_of(endpoint)
+    if rate <= policy.fleet_fdr:
+        return None
+    return (
+        f"e-BH over {plural(fleet.num_endpoints, 'endpoint')} admits it at a false discovery rate of {rate:.3g}, and "
+        f"the limit is {policy.fleet_fdr:.3g} (fleet_fdr): more evidence of it or of other ENABLEs ends this"
+    )
 
 
 def engine_mismatch(decision: Decision, reader: str | None) -> str | None:

@@ -25,6 +25,7 @@ OFF_STEPS: Final = {
     Off.SUPERSEDED: "run `shadowspec gate`: the candidate was measured again, with another fingerprint",
     Off.NOT_ROLLED_OUT: "wait for the rollout, which serves 0% yet. Continue to measure and run `shadowspec gate`, "
     "which prints the conditions of the next stage",
+    Off.FLEET: f"{SEND_TRAFFIC}: the fleet's false discovery rate (fleet_fdr) asks for more evidence",
     Off.TOO_DEEP: "serve the smaller depth that the rollout is at; `shadowspec gate` moves it deeper",
 }
 STEPS: Final = {code.value: code.step for code in ReasonCode}

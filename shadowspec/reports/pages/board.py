@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions, is_stale
 from shadowspec.gate.verdict.current_verdict import CurrentVerdict, current_verdict
+from shadowspec.gate.verdict.fleet import Fleet, fleet_of
 from shadowspec.gate.verdict.hold_reasons import StillNeeded, still_needed
 from shadowspec.planning.demand import EndpointLoads, endpoint_loads, governing_shares
 from shadowspec.reports.content.definitions import find_test
@@ -139,9 +140,10 @@ class BoardEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Every endpoint, by name."""
+    """Every endpoint, by name, and how sure their ENABLEs are together."""
 
     endpoints: tuple[BoardEndpoint, ...]
+    fleet: Fleet
 
     @property
     def rows(self) -> tuple[BoardRow, ...]:
@@ -167,7 +169,7 @@ def build_board(values: BoardValues, overrides: Sequence[Override], now: datetim
     decisions: dict[Key, LatestDecision] = {}
     loads: dict[str, EndpointLoads | None] = {}
     inputs: dict[str, CheckInput] = {}
-    fingerprints = set()
+    fingerprints, fleet = set(), fleet_of(values.decisions)
     for name in {*by_endpoint, *(key[0] for key in days)}:
         terms, measured = values.terms.get(name), values.traffic.get(name, ())
         policy = None if terms is None else terms.policy
@@ -181,6 +183,7 @@ def build_board(values: BoardValues, overrides: Sequence[Override], now: datetim
             terms=terms or EndpointTerms(GatePolicy()),
             rollouts=[rollout for rollout in values.rollouts if rollout.endpoint == name],
             demand=values.demands.get(name),
+            fleet=fleet,
         )
         decisions |= {_key(latest.decision): latest for latest in decided.latest if latest.is_current}
         loads[name] = endpoint_loads(decided.current, values.demands.get(name))
@@ -200,7 +203,8 @@ def build_board(values: BoardValues, overrides: Sequence[Override], now: datetim
         tuple(
             _endpoint(name, rows[name], values.terms[name].load_shares if name in values.terms else {}, loads.get(name))
             for name in sorted(rows)
-        )
+        ),
+        fleet,
     )
 
 

@@ -22,7 +22,7 @@ from shadowspec.planning.demand import endpoint_loads, governing_shares, read_de
 from shadowspec.rollout.check.answer import Answer, CheckInput, EndpointTerms, Finding, Question, Role
 from shadowspec.rollout.check.load_weights import Place, find
 from shadowspec.rollout.check.outcome import Outcome
-from shadowspec.rollout.served_decision import ServedDecision, judge_decisions
+from shadowspec.rollout.served_decision import ServedDecision, judge_decisions, read_fleet
 from shadowspec.servers.engines import rule_differences
 from shadowspec.store import Store
 from shadowspec.text import plain_text, plural, slice_title
@@ -41,6 +41,7 @@ def read_check_input(store: Store, endpoint: str, terms: EndpointTerms, now: dat
         terms=terms,
         rollouts=store.rollouts(endpoint),
         demand=read_demand(store, endpoint, now, terms.policy.mix_window_s),
+        fleet=read_fleet(store, [terms.policy]),
     )
 
 
@@ -73,6 +74,8 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
         configs=inputs.configs,
         rollouts=inputs.rollouts,
         accepts_any_engine=question.is_for_in_process,
+        fleet=inputs.fleet,
+        policy=inputs.terms.policy,
     )
     served = {
         (one.decision.slice_key, one.decision.concurrency, one.decision.fingerprint): one for one in served_decisions

@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec.errors import NoDataError, UsageError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.fleet import Fleet
 from shadowspec.gate.verdict.trial_levels import supersede
 from shadowspec.planning.demand import Demand
-from shadowspec.rollout.check.answer import Answer, CheckInput, Question, Role, answer_document
+from shadowspec.rollout.check.answer import Answer, CheckInput, EndpointTerms, Question, Role, answer_document
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
 from shadowspec.rollout.check.plain_text import answer_lines
-from shadowspec.rollout.served_decision import DEFAULT_MAX_AGE
+from shadowspec.rollout.served_decision import DEFAULT_MAX_AGE, Off
 from shadowspec.servers.engines import with_engine_rules
 from shadowspec.store import Traffic
 from shadowspec.text import parse_duration, parse_labels
@@ -590,3 +592,15 @@ def test_an_answer_says_where_the_candidate_drafts_by_another_rule_than_what_ser
 
 def with_shares(inputs: CheckInput, shares: dict[int, float]) -> CheckInput:
     return replace(inputs, terms=replace(inputs.terms, load_shares=shares))
+
+
+def test_an_enable_that_the_fleet_does_not_admit_is_hold() -> None:
+    strict, decisions = EndpointTerms(GatePolicy(fleet_fdr=0.05)), [decision(), decision(slice_key=CODE)]
+    for rate, outcome in ((0.06, Outcome.HOLD), (0.05, Outcome.ENABLE)):
+        fleet = Fleet({"chat": rate}, 20, 1.0)
+        assert answer(check_input(decisions, fleet=fleet, terms=strict)).outcome is outcome
+        assert answer(check_input(decisions, fleet=fleet)).outcome is Outcome.ENABLE, "the policy asks for no rate"
+    held = answer(check_input(decisions, fleet=Fleet({}, 20, 1.0), terms=strict))
+    assert {load.off_because for finding in held.findings for load in finding.loads} == {Off.FLEET}
+    wanted = "20 endpoints admits it at a false discovery rate of 1, and the limit is 0.05 (fleet_fdr)"
+    assert all(wanted in finding.reason for finding in held.findings)
