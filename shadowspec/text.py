@@ -85,10 +85,11 @@ def distinct_slices(
 ) -> list[Row]:
     """One endpoint's rows to show: an only slice is the same evidence as the whole endpoint ("") and left out.
 
-    A row of it that `differs` all the same, as under an override, is shown.
+    A row of it that `differs` all the same, as under an override, is shown, and so is a slice without its endpoint.
     """
     rows = list(rows)
-    is_only = len({slice_key_of(row) for row in rows} - {""}) == 1
+    keys = {slice_key_of(row) for row in rows}
+    is_only = "" in keys and len(keys) == 2
     return [row for row in rows if not is_only or not slice_key_of(row) or differs(row)]
 
 

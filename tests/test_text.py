@@ -20,6 +20,7 @@ def test_an_only_slice_is_shown_where_it_differs_and_nowhere_else() -> None:
         ("a", True),
         ("b", False),
     ]
+    assert distinct_slices(["a"], str) == ["a"]  # alone it repeats nothing
 
 
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:

@@ -62,7 +62,11 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
     explanation = explained.document["explanation"]
     assert {**explanation["decision"], "current_verdict": decisions[0]["verdict"]} == decisions[0]
     assert (explanation["num_runs"], explanation["differences"]) == (9, [])
-    assert "figures are the same" in workspace.run("gate", "--explain", "1").out
+    for decision in decisions:  # of the endpoint and of its slice
+        shown = workspace.run("gate", "--explain", str(decision["decision_id"])).out
+        assert "figures are the same" in shown
+        assert "Speedup" in shown
+        assert decision["reason"] in " ".join(shown.split())
     assert workspace.run("gate", "--explain", "999").code == 2
     assert workspace.run("report").code == 0
     page = (workspace.folder / "report.html").read_text(encoding="utf-8")
