@@ -17,6 +17,7 @@ import numpy as np
 from shadowspec.gate.evidence.betting_tests import applies, defined_tests
 from shadowspec.gate.evidence.guardrails import DOCUMENT
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.windows import TIMED_UNITS
 from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.verdict.decision import HOLD_CODES, Hypothesis
@@ -164,7 +165,7 @@ def _clusters_per_unit(hypothesis: Hypothesis, evidence: HypothesisEvidence, nam
         return evidence.num_clusters / tested.num_seen * tested.state.merged_units
     sessions = evidence.runs.max_block_requests // evidence.runs.max_turns
     requests = sessions or REQUESTS_PER_LOAD * hypothesis.concurrency
-    return float(requests) if unit == "block" else 1.0
+    return float(requests) if unit in TIMED_UNITS else 1.0
 
 
 def _forecast(name: str, unit: str, num_units: int, units: Floats, is_required: bool, is_assumed: bool) -> TestForecast:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -13,9 +13,13 @@ from shadowspec.simulate.effects import Outcomes, draw_outcomes
 from shadowspec.simulate.fleet import draw_fleet, watch_fleet
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, watch
 from shadowspec.simulate.rows import CHANGED, CONFIG, SimulatedRows, rows_of
+from shadowspec.simulate.spread import draw_traffic, watch_spread
 from shadowspec.simulate.steered import watch_steered
 from shadowspec.simulate.traffic import Requests, draw_requests
-from shadowspec.simulate.world import FleetWorld, SteeredWorld, World
+from shadowspec.simulate.world import FleetWorld, SpreadWorld, SteeredWorld, World
+from shadowspec.types import Verdict
+
+BLOCK_UNITS = "block_units"  # the gate with blocks as units, which measures all of the traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,16 @@ def repeat(world: World, seed: np.random.SeedSequence) -> Repetition:
     """Draw the world and ask every gate."""
     if isinstance(world, SteeredWorld):  # its requests come as the gate decides: no naive gate sees the same ones
         return Repetition(tuple(watch_steered(world, seed)), {})
+    if isinstance(world, SpreadWorld):
+        traffic_seed, *measured_seeds = seed.spawn(3)
+        traffic = draw_traffic(world, np.random.default_rng(traffic_seed))
+        by_window, by_block = (
+            watch_spread(world, traffic, policy, np.random.default_rng(measured_seed))
+            for policy, measured_seed in zip(
+                (world.policy, replace(world.policy, window_s=0.0)), measured_seeds, strict=True
+            )
+        )
+        return Repetition(tuple(by_window), {BLOCK_UNITS: any(o.verdict is Verdict.ENABLE for o in by_block)})
     if isinstance(world, FleetWorld):
         fleet = draw_fleet(world, seed)
         hypotheses = watch_fleet(world, fleet)

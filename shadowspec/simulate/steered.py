@@ -53,7 +53,7 @@ def watch_steered(world: SteeredWorld, seed: np.random.SeedSequence) -> list[Hyp
         run = run_endpoint_gate(traffic.store, ENDPOINT, world.policy, now=event_time(traffic.at_us))
         for decision in run.decisions:
             verdicts[hypothesis_id(decision)] = decision.verdict, decision.reason_code
-            _note(outcomes, decision)
+            note_outcome(outcomes, decision)
             if not decision.slice_key and phases and decision.reason_code == phases[0].begins_at:
                 traffic.slices_log = phases.pop(0).slices_log
         traffic.decided = decided_slices(verdicts, (CONCURRENCY,), (CONFIG.fingerprint,))
@@ -138,7 +138,7 @@ class _Traffic:
         )
 
 
-def _note(outcomes: dict[tuple[str, int], HypothesisOutcome], decision: Decision) -> None:
+def note_outcome(outcomes: dict[tuple[str, int], HypothesisOutcome], decision: Decision) -> None:
     """Record a run's outcome: its first verdict, and the alarm after it."""
     trial = decision.run
     if trial is None or trial.level is None:

@@ -14,6 +14,7 @@ ALONE = GatePolicy(max_hypotheses=1, min_span_s=0.0, window_s=0.0)
 BOUNDARY = math.log1p(ALONE.margin)
 
 EVERYWHERE = None
+SLOT_S = 300.0  # of the weather of worlds whose evidence is spread over time
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,42 @@ class FleetWorld(World):
     """A world that goes through a real store, written to by several devices as each of them finishes."""
 
     fleet: Fleet = field(default_factory=Fleet)
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What requests that come together share, by slots of SLOT_S of event time.
+
+    A share `clump_share` of the time is in clumps of `clump_slots` slots on average, in which every request is slowed.
+    The log speedup has a slow component of standard deviation `slow_sd`: `kind` "ar" is autoregressive with `phi` from
+    slot to slot, "fractional" is fractional noise with Hurst exponent `phi`, "walk" a random walk reflected at twice
+    `slow_sd` with steps of `phi` * `slow_sd`, and "batches" a level that is drawn anew every `phi` slots.
+    """
+
+    clump_share: float = 0.0
+    clump_slots: float = 1.0
+    slow_sd: float = 0.0
+    kind: str = "ar"
+    phi: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadWorld(World):
+    """A world of production's length, whose evidence is spread over `days` by the tap's budget of blocks.
+
+    `per_hour` requests of sessions of one come in an hour, on average; the gate looks every `look_every_h` hours.
+    `is_beyond`: its requests share more than the windows cover, so that its rate is stated and no promise.
+    """
+
+    weather: Weather = field(default_factory=Weather)
+    days: float = 10.0
+    per_hour: float = 24.0
+    look_every_h: float = 6.0
+    is_beyond: bool = False
+
+    @property
+    def part(self) -> float:
+        return 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,17 @@ from dataclasses import replace
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.simulate.effects import SLOWED_LOG, Effects
 from shadowspec.simulate.traffic import Arrivals
-from shadowspec.simulate.world import ALONE, BOUNDARY, EVERYWHERE, FleetWorld, Phase, SteeredWorld, World
+from shadowspec.simulate.world import (
+    ALONE,
+    BOUNDARY,
+    EVERYWHERE,
+    FleetWorld,
+    Phase,
+    SpreadWorld,
+    SteeredWorld,
+    Weather,
+    World,
+)
 
 FASTER = math.log(1.3)
 _FIRST_ARM = math.log(1.15)  # by how much the first arm of a block is slower, where it is
@@ -387,7 +397,56 @@ STEERED_WORLDS = (
     ),
 )
 
+# Production: one block of each hour, over a week and more.
+PRODUCTION = GatePolicy(max_hypotheses=1)
+_WEATHER_SD = 0.05  # of the slow component: a fifth of the variance of the mean of a block's four requests of sd .1
+
+
+def _spread(name: str, title: str, effects: Effects, weather: Weather, **changes: object) -> SpreadWorld:
+    world = SpreadWorld(
+        name,
+        title,
+        "null",
+        effects=effects,
+        weather=weather,
+        policy=PRODUCTION,
+        wrong_to_enable=EVERYWHERE,
+        wrong_to_disable=EVERYWHERE,
+    )
+    return replace(world, **changes)  # type: ignore[arg-type]
+
+
+_CLUMPED = Effects(log_speedup=math.log(1.25))
+SPREAD_WORLDS: tuple[SpreadWorld, ...] = (
+    _spread("spread_margin", "independent requests, speedup exactly at the margin", MARGIN, Weather()),
+    *(
+        _spread(
+            f"clumps_{slots}",
+            f"a tenth of the time all is slowed, for {minutes} on average",
+            _CLUMPED,
+            Weather(clump_share=0.1, clump_slots=slots),
+            **changes,
+        )
+        for slots, minutes, changes in (
+            (2, "10 minutes", {}),
+            (5, "25 minutes", {}),
+            (40, "3.3 hours", {"is_beyond": True}),
+            (108, "9 hours", {"is_beyond": True}),
+        )
+    ),
+    _spread("slow_995", "a slow component, AR(1) .995 from five minutes to five minutes", MARGIN,
+            Weather(slow_sd=_WEATHER_SD, kind="ar", phi=0.995), is_beyond=True),
+    _spread("fractional_90", "fractional noise, H .9", MARGIN,
+            Weather(slow_sd=_WEATHER_SD, kind="fractional", phi=0.9), is_beyond=True),
+    _spread("reflected_walk", "a random walk, reflected at 10% up and down", MARGIN,
+            Weather(slow_sd=_WEATHER_SD, kind="walk", phi=0.1), is_beyond=True),
+    _spread("batch_drift", "a new level every 6.7 hours, sd .035", MARGIN,
+            Weather(slow_sd=0.035, kind="batches", phi=80.0), is_beyond=True),
+    _spread("spread_daily", "busy days and quiet nights, faster at night", replace(MARGIN, daily_log=0.1), Weather(),
+            arrivals=Arrivals(has_days=True)),
+)  # fmt: skip
+
 WORLDS: dict[str, World] = {
-    world.name: world for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS, *STEERED_WORLDS)
+    world.name: world for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS, *STEERED_WORLDS, *SPREAD_WORLDS)
 }
 QUICK_WORLDS = ("margin", "session_correlation", "low_traffic", "slowed_blocks", "session_length", "minimum_effect")

@@ -19,7 +19,7 @@ from shadowspec.gate.evidence.quantiles import LatencyHistogram
 from shadowspec.gate.evidence.series import BettingTest, add_times
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
-from shadowspec.gate.evidence.windows import WINDOW, WindowMemory
+from shadowspec.gate.evidence.windows import TIMED_UNITS, WindowMemory
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.stats.autocorrelation import BatchSums, Moments
 from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
@@ -275,7 +275,7 @@ class HypothesisEvidence:
             return 0.0
         return (
             self.counts.num_lost / max(self.runs.max_block_requests, 1)
-            if unit in ("block", WINDOW)
+            if unit in TIMED_UNITS
             else float(self.counts.num_lost)
         )
 

@@ -33,6 +33,7 @@ REMEMBERED = timedelta(days=7)  # event time of earlier windows that it is taken
 DAY = timedelta(days=1)
 MIN_FIRST_WINDOWS = 8
 WINDOW = "window"  # the unit's name
+TIMED_UNITS = ("block", WINDOW)  # of which a full one has the requests of a block
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Places = NDArray[np.intp]

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from shadowspec.gate.evidence.guardrails import DOCUMENT
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.windows import TIMED_UNITS
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.metrics import ratio
@@ -65,7 +66,7 @@ def clusters_needed(
             if result.units_needed is None:
                 return None
             merged = (result.state or TestState()).merged_units
-            needed.append(result.units_needed * merged * (per_block if result.unit == "block" else 1))
+            needed.append(result.units_needed * merged * (per_block if result.unit in TIMED_UNITS else 1))
     return max(needed, default=None)
 
 

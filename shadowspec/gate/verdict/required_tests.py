@@ -17,6 +17,7 @@ from shadowspec.gate.evidence.guardrails import DOCUMENT
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.totals import RunTotals
+from shadowspec.gate.evidence.windows import TIMED_UNITS, WINDOW
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.betting import Floats, Side
@@ -40,7 +41,7 @@ def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: flo
     """The betting tests of a hypothesis at one look, parity for the sampling regimes that its requests have."""
     runs, results = evidence.runs, []
     for test in defined_tests(policy):
-        if test.name == "parity_near_ties" and runs.max_turns > 1:
+        if test.name == "parity_near_ties" and runs.max_turns > 1 and test.unit != WINDOW:
             test = replace(test, unit="block")
         if applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
             folded = evidence.tests.get(test.name) or TestEvidence.empty(test)
@@ -179,7 +180,7 @@ def min_clusters(
 ) -> int:
     """Clusters below which not all required tests can pass, where a full block has `per_block` of them."""
     units = {
-        test.name: min_units(test, policy, level) * (per_block if test.unit == "block" else 1)
+        test.name: min_units(test, policy, level) * (per_block if test.unit in TIMED_UNITS else 1)
         for test in defined_tests(policy)
         if test.is_required and test.unit != DOCUMENT and applies(test, has_greedy=has_greedy, has_sampled=has_sampled)
     }
