@@ -48,7 +48,8 @@ def naive_table(results: Mapping[str, WorldResult]) -> WorldTable:
     nulls = [summary for summary in map(summarise, results.values()) if summary.world.kind == "null" and summary.naive]
     rows = []
     for gate in NAIVE_GATES:
-        worlds = [summary for summary in nulls if summary.world.reads in ("", gate.reads)]
+        asked = [summary for summary in nulls if gate.name in summary.naive]
+        worlds = [summary for summary in asked if summary.world.reads in ("", gate.reads)]
         rates = [rate.value for summary in worlds if (rate := summary.naive[gate.name]).value is not None]
         high = sum(rate > OFTEN for rate in rates)
         span = f"{min(rates):.0%} to {max(rates):.0%}" if rates else DASH

@@ -62,7 +62,7 @@ def draw_traffic(world: SpreadWorld, rng: np.random.Generator) -> SpreadTraffic:
     """One draw of the traffic, with the effect of speculation on each request, measured or not."""
     num_slots = math.ceil(world.days * DAY_S / SLOT_S)
     mean = world.per_hour * SLOT_S / 3_600.0
-    phases = daily_phase(np.arange(num_slots) * SLOT_S)
+    phases = daily_phase(np.arange(num_slots, dtype=np.float64) * SLOT_S)
     swing = DAILY_SWING if world.arrivals.has_days else 0.0
     numbers = rng.poisson(mean * (1.0 + swing * phases))
     slot = np.repeat(np.arange(num_slots), numbers)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shadowspec.simulate.naive import NAIVE_GATES
+from shadowspec.simulate.repetition import BLOCK_UNITS
 from shadowspec.simulate.results import WorldResult, num_times
-from shadowspec.simulate.summary import Share, Stopping, Summary, share, stopping, summarise
+from shadowspec.simulate.summary import Share, Stopping, Summary, is_beyond, share, stopping, summarise
+from shadowspec.simulate.world import SpreadWorld
 from shadowspec.simulate.worlds import NULL_WORLDS
 
 DASH = "\u2013"
@@ -26,7 +28,8 @@ class WorldTable:
 def tables_of(results: Mapping[str, WorldResult]) -> list[WorldTable]:
     """Null worlds, effects, naive gates, and the figures that the design quotes; those that have any row."""
     summaries = [summarise(result) for result in results.values()]
-    nulls = [summary for summary in summaries if summary.world.kind == "null"]
+    spread = [summary for summary in summaries if isinstance(summary.world, SpreadWorld)]
+    nulls = [summary for summary in summaries if summary.world.kind == "null" and summary not in spread]
     effects = [summary for summary in summaries if summary.world.kind == "effect"]
     tables = [
         WorldTable(
@@ -38,6 +41,11 @@ def tables_of(results: Mapping[str, WorldResult]) -> list[WorldTable]:
             "Where there is an effect",
             ("world", "runs", "ENABLE", "blocks to it", "DISABLE", "blocks to it", "false DISABLE"),
             tuple(_effect_row(summary) for summary in effects),
+        ),
+        WorldTable(
+            "Evidence spread over days, where nothing may be enabled: one block of each hour, and hours as units",
+            ("world", "runs", "false ENABLE", "false DISABLE", "false ENABLE with blocks as units", "promised"),
+            tuple(_spread_row(summary) for summary in spread),
         ),
         WorldTable("Power", ("world", "level", "within blocks", "power"), tuple(_power_rows(summaries))),
         WorldTable(
@@ -78,6 +86,17 @@ def _null_row(summary: Summary) -> tuple[str, ...]:
         percent(summary.false_enable),
         percent(summary.false_disable) if may_disable else DASH,
         percent(summary.dependent),
+    )
+
+
+def _spread_row(summary: Summary) -> tuple[str, ...]:
+    return (
+        f"{summary.world.name}: {summary.world.title}",
+        f"{summary.repetitions:,}",
+        percent(summary.false_enable),
+        percent(summary.false_disable),
+        percent(summary.naive[BLOCK_UNITS]),
+        "no: beyond a window" if is_beyond(summary.world) else "yes",
     )
 
 
