@@ -30,7 +30,7 @@ SERVED_MODELS = {
 # Share of sessions measured: of the two busy endpoints as many as their verdicts need, with a margin; of the quiet
 # ones, which have too few sessions for a verdict at any rate, enough to show a HOLD.
 SAMPLE_RATE = 0.3
-SAMPLE_RATES = {"code-completion": 0.7, "text-to-sql": 0.6}
+SAMPLE_RATES = {"code-completion": 0.75, "text-to-sql": 0.6}
 # Requests at once.  One at a time is where speculation gains most on a CPU.
 CONCURRENCY = 4
 CONCURRENCIES = {"text-to-sql": 1}
