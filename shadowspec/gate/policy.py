@@ -51,8 +51,12 @@ _OBJECTIVES = ("latency", "both")
 _ON_ALARM = ("disable", "hold")
 
 
+MIN_CLIP = 0.25  # of the log speedup
+CLIP_ROOM = 0.2  # above the margin
+CLIP_SDS = 3.0  # robust standard deviations of a request's log speedup
+
 # Limits of means that are clipped at plus or minus log_speedup_clip, by test.
-_CLIPPED_MARGINS = {"speedup": "margin", "ttft": "ttft_margin", "tpot": "tpot_margin"}
+CLIPPED_MARGINS = {"speedup": "margin", "ttft": "ttft_margin", "tpot": "tpot_margin"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,8 @@ class GatePolicy:
     recording_only: bool = field(default=False, repr=False)
 
     margin: float = 0.05  # speedup to be proven: 1 + margin
-    log_speedup_clip: float = math.log(2.0)  # a request's log speedup is clipped to plus or minus this
+    # A request's log speedup is clipped to plus or minus this; in production the first windows set a smaller clip.
+    log_speedup_clip: float = math.log(2.0)
     objective: str = "latency"  # "both": a lower total time must be proven too
     acceptance_metric: str = "first_position_acceptance_rate"  # or "draft_acceptance_rate"
     floor: float = 0.40  # acceptance to be proven
@@ -200,7 +205,7 @@ class GatePolicy:
         """Limits that nothing can prove: none in a policy as it is written, but see `with_frozen_parameters`."""
         clashes = [
             Clash(test, limit, "log_speedup_clip", "below exp(log_speedup_clip) - 1")
-            for test, limit in _CLIPPED_MARGINS.items()
+            for test, limit in CLIPPED_MARGINS.items()
             if math.log1p(getattr(self, limit) or 0.0) >= self.log_speedup_clip
         ]
         if self.z_bound >= self.z_clip:
@@ -260,6 +265,19 @@ class GatePolicy:
             if name in known and value is not None:
                 object.__setattr__(frozen, name, value)  # `replace` would refuse a clash
         return frozen
+
+    def clip_for(self, robust_sd: float) -> float:
+        """The clip of a log speedup whose noise has this standard deviation.
+
+        Bets are limited by the worst value that a request may have, so that a narrow clip decides sooner.  It leaves
+        room for the noise, and for a mean well above every margin.
+        """
+        margin = max(math.log1p(getattr(self, limit) or 0.0) for limit in CLIPPED_MARGINS.values())
+        return min(max(MIN_CLIP, margin + CLIP_ROOM, CLIP_SDS * robust_sd), self.log_speedup_clip)
+
+    def with_clip(self, clip: float | None) -> GatePolicy:
+        """This policy with the clip that a hypothesis's first windows set (None: they have not)."""
+        return self if clip is None else self.with_frozen_parameters({"log_speedup_clip": clip})
 
     def unit_parameters(self) -> tuple[float, ...]:
         """The parameters that decide which records make which clusters."""

@@ -19,7 +19,11 @@ from shadowspec.config.file import _endpoint
 from shadowspec.config.policy_file import EndpointPolicy
 from shadowspec.config.sections import CandidateSection, EndpointSection
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.current_decision import LatestDecision
+from shadowspec.gate.verdict.current_verdict import CurrentVerdict
+from shadowspec.gate.verdict.fleet import Fleet
 from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.rollout.served_decision import judge_decisions
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import ArmTiming, Decision, PairedScore, Parity, RecordKey, Run, SpeculationCounts, StoredRecord
@@ -230,6 +234,19 @@ def budget(policy: GatePolicy) -> object:
     return passed
 
 
+def admitted(policy: GatePolicy) -> object:
+    """Whether an ENABLE is served of which e-BH over the endpoints admits at a rate of a half."""
+    served = judge_decisions(
+        [LatestDecision(CurrentVerdict(replace(look(evidence_of(FAST)), serving_engine="vllm"), None), True, START)],
+        now=START,
+        max_age=timedelta(days=1),
+        accepts_any_engine=True,
+        fleet=Fleet({"chat": 0.5}, 20, 1.0),
+        policy=policy,
+    )
+    return [decision.off for decision in served]
+
+
 def decided_rate(policy: GatePolicy) -> object:
     rates = SliceRates({"chat": (4,)})
     rates.measure_with({"chat": ("f",)})
@@ -307,6 +324,7 @@ CASES = {
     "timed_positions": Case(1, timed),
     "block_max_wait_s": Case(1_200.0, waited),
     "min_rate": Case(0.5, decided_rate),
+    "fleet_fdr": Case(0.05, admitted),
 }
 
 

@@ -59,10 +59,10 @@ def test_all_blocks_of_a_window_are_one_unit() -> None:
 def test_a_window_weighs_by_the_traffic_that_its_blocks_represent() -> None:
     """A quiet hour of which everything is measured counts less than a busy one of which a tenth is."""
     day = [unit(hour, [0.0] * 4, stands_for=10.0) for hour in range(24)]
-    quiet, busy = unit(24, [0.6] * 4), unit(25, [0.0] * 4, stands_for=10.0)
+    quiet, busy = unit(24, [0.2] * 4), unit(25, [0.0] * 4, stands_for=10.0)
     mean = fold([*day, quiet, busy]).tests["speedup"].mean
-    assert mean == pytest.approx(0.6 / 11.0)
-    sampled = fold([*day, unit(24, [0.6] * 4), unit(25, [0.0] * 4, rate=0.1)]).tests["speedup"].mean
+    assert mean == pytest.approx(0.2 / 11.0)
+    sampled = fold([*day, unit(24, [0.2] * 4), unit(25, [0.0] * 4, rate=0.1)]).tests["speedup"].mean
     assert sampled == pytest.approx(mean)
 
 
@@ -126,6 +126,31 @@ def test_folds_in_pieces_give_what_one_fold_gives(data: st.DataObject) -> None:
         assert parts.tests[name].num_units == test.num_units, name
         assert np.allclose(parts.tests[name].lower.logs, test.lower.logs), name
         assert np.allclose(parts.tests[name].upper.logs, test.upper.logs), name
+
+
+@pytest.mark.parametrize(
+    ("sd", "changes", "clip"),
+    [
+        (0.02, {}, 0.25),
+        (0.12, {}, 0.36),
+        (0.5, {}, math.log(2.0)),
+        (0.02, {"margin": 0.3}, math.log(1.3) + 0.2),
+        (0.02, {"ttft_margin": 0.2}, math.log(1.2) + 0.2),
+    ],
+)
+def test_the_first_windows_set_the_clip_and_it_stays(sd: float, changes: dict[str, float], clip: float) -> None:
+    rng, policy = np.random.default_rng(7), replace(POLICY, **changes)  # type: ignore[arg-type]
+    day = [unit(hour, list(rng.normal(0.1, sd, 4)), sequence=k) for hour in range(24) for k in range(20)]
+    before = fold(day, policy)
+    assert before.clip is None
+    evidence = before.fold([], [unit(24, [0.9, 0.0, 0.0, 0.0])], policy)
+    assert evidence.clip == pytest.approx(clip, rel=0.1)
+    assert evidence.first_logs == ()
+    assert evidence.tests["speedup"].mean == pytest.approx(min(evidence.clip, 0.9) / 4.0)
+    later = evidence.fold([], [unit(hour, [3.0, -3.0] * 2) for hour in range(25, 60)], policy)
+    assert later.clip == evidence.clip
+    assert later.policy_of(policy).frozen_parameters()["log_speedup_clip"] == evidence.clip
+    assert evidence.policy_of(policy).clashes() == ()
 
 
 def test_a_block_that_comes_after_its_window_counts_in_no_test_and_is_counted() -> None:

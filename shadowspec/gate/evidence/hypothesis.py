@@ -16,17 +16,19 @@ from typing import Protocol
 from shadowspec.gate.evidence.betting_tests import Totals, score_units
 from shadowspec.gate.evidence.guardrails import DOCUMENT, TASK_SCORE
 from shadowspec.gate.evidence.quantiles import LatencyHistogram
-from shadowspec.gate.evidence.series import BettingTest, add_times
+from shadowspec.gate.evidence.series import BettingTest, TimedBlocks, add_times
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
-from shadowspec.gate.evidence.windows import TIMED_UNITS, WindowMemory
-from shadowspec.gate.policy import DAY_S, GatePolicy
+from shadowspec.gate.evidence.windows import TIMED_UNITS, WindowMemory, Windows, robust_sd
+from shadowspec.gate.policy import CLIPPED_MARGINS, DAY_S, GatePolicy
 from shadowspec.gate.stats.autocorrelation import BatchSums, Moments
 from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable
 from shadowspec.gate.stats.drift import ALL_WATCHERS, Detector
 from shadowspec.metrics import ratio
 from shadowspec.types import Decision, PairedScore, SliceCounts, TestState
+
+MAX_FIRST_LOGS = 4_096  # log speedups that set the clip
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ class HypothesisEvidence:
     mix_lower: float | None = None
     newest_event: datetime | None = None  # up to which the endpoint's records are known
     windows: WindowMemory = field(default_factory=WindowMemory)
+    clip: float | None = None  # of the log speedup, set by the first windows; None: the policy's
+    first_logs: tuple[float, ...] = ()  # log speedups of those windows, until they set it
 
     def fold(
         self,
@@ -208,13 +212,16 @@ class HypothesisEvidence:
         if policy.unit_window is not None:
             windows = memory.take(own_blocks, policy.unit_window)
             memory = windows.memory
+        begun = self if windows is None or self.clip is not None else self._take_clip(windows, own_blocks, policy)
+        policy = begun.policy_of(policy)
         if not self.detectors:
             clusters = clusters[: max(policy.max_clusters - self.num_clusters, 0)]
         tests, kept = dict(self.tests), dict(self.detectors)
         past = {name: evidence.totals for name, evidence in tests.items()}
         for test in score_units(clusters, own_blocks, policy, past, windows=windows):
             before = tests.get(test.name)
-            if before is None and not test.series.num_units and not any(test.totals.values()):
+            has_no_clip = windows is not None and begun.clip is None and test.name in CLIPPED_MARGINS
+            if before is None and not test.series.num_units and (has_no_clip or not any(test.totals.values())):
                 continue
             if before is None:
                 before = TestEvidence.empty(test, (states or {}).get(test.name))
@@ -231,7 +238,7 @@ class HypothesisEvidence:
         events = [unit.cluster.first_event for unit in clusters] + ([self.first_event] if self.first_event else [])
         ends = [unit.cluster.last_event for unit in clusters] + ([self.last_event] if self.last_event else [])
         return replace(
-            self,
+            begun,
             tests=tests,
             runs=self.runs.fold(own_blocks),
             latencies=self.latencies.fold(own_blocks),
@@ -244,6 +251,17 @@ class HypothesisEvidence:
             newest_day=newest_day,
             windows=memory,
         )
+
+    def policy_of(self, policy: GatePolicy) -> GatePolicy:
+        """The policy with the clip that the first windows set."""
+        return policy.with_clip(self.clip)
+
+    def _take_clip(self, windows: Windows, blocks: TimedBlocks, policy: GatePolicy) -> HypothesisEvidence:
+        """The evidence with its clip, once a window counts; else with the log speedups of the windows before it."""
+        logs = (*self.first_logs, *windows.first_logs(blocks).tolist())[:MAX_FIRST_LOGS]
+        if not (windows.full > 0.0).any():
+            return replace(self, first_logs=logs)
+        return replace(self, first_logs=(), clip=policy.clip_for(robust_sd(logs) if logs else math.inf))
 
     def restart(self, states: Mapping[str, TestState]) -> HypothesisEvidence:
         """The evidence with the tests restarted whose state is another than in `states`; itself if none is."""

@@ -17,6 +17,7 @@ The first windows, one day of them, only set that number.  They count in no test
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -37,6 +38,11 @@ TIMED_UNITS = ("block", WINDOW)  # of which a full one has the requests of a blo
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Places = NDArray[np.intp]
+
+
+def robust_sd(logs: Sequence[float]) -> float:
+    """A standard deviation that outliers do not move: of a normal law 1.4826 times the median absolute deviation."""
+    return 1.4826 * float(np.median(np.abs(np.array(logs) - np.median(logs))))
 
 
 def window_start(at: datetime, window: timedelta) -> datetime:
@@ -105,6 +111,12 @@ class Windows:
     weights: Floats
     full: Floats
     memory: WindowMemory  # after them
+
+    def first_logs(self, blocks: TimedBlocks) -> Floats:
+        """The log speedups of the requests in windows that count in no test, [n]."""
+        is_first = np.append(self.full, 1.0)[self.places[blocks.places]] == 0.0
+        logs: Floats = blocks.log_speedups[is_first & ~blocks.is_missing]
+        return logs
 
     def totals(self, values: Floats) -> Floats:
         """Weighted sums by window of a value of each block, [blocks] to [windows]."""

@@ -121,7 +121,7 @@ class EndpointLook:
         return Look(
             hypothesis=Hypothesis(self.endpoint, key[0], key[1], self.configs[key[2]]),
             evidence=with_counts(evidence, self.state, key, policy, trial, self.known_until),
-            policy=policy,
+            policy=evidence.policy_of(policy),
             trial=trial,
             has_entered=has_entered,
             previous=previous,
@@ -242,7 +242,8 @@ def look_again(
         newest_event=decision.evidence.newest_record,
     )
     hypothesis = Hypothesis(decision.endpoint, decision.slice_key, decision.concurrency, config)
-    return Look(hypothesis, evidence, policy, decision.run, has_entered=decision.run is not None, previous=None)
+    policy, has_entered = evidence.policy_of(policy), decision.run is not None
+    return Look(hypothesis, evidence, policy, decision.run, has_entered=has_entered, previous=None)
 
 
 def evidence_after(before: RunEvidence, decision: Decision) -> RunEvidence:

@@ -89,7 +89,7 @@ def _curves(decision: Decision, parts: Sequence[_Part]) -> dict[str, tuple[Seque
 
     # 3. The points; units that do not reproduce the decision's figures are not its units.
     evidence = replace(evidence, counts=decision.evidence.counts)
-    definitions = {test.name: test for test in defined_tests(parts[-1].policy)}
+    definitions = {test.name: test for test in defined_tests(evidence.policy_of(parts[-1].policy))}
     curves = {}
     for result in decision.tests:
         name = result.name

@@ -120,11 +120,13 @@ def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> Hypothesi
 
     Detectors watch while a verdict is in force or held by the policy; promises that the policy moves start them again.
 
-    The counts of the slice are always retained: the next look replaces them.  So are the windows: a full one's traffic
-    does not depend on the run.
+    The counts of the slice are always retained: the next look replaces them.  So are the windows and the clip, which
+    do not depend on the run.
     """
     if decision.ends_run:
-        return HypothesisEvidence(counts=evidence.counts, newest_event=evidence.newest_event, windows=evidence.windows)
+        return HypothesisEvidence(
+            counts=evidence.counts, newest_event=evidence.newest_event, windows=evidence.windows, clip=evidence.clip
+        )
     started = watch_detectors(decision)
     is_watched = {name: (each.promise, each.best) for name, each in evidence.detectors.items()} == {
         name: (each.promise, each.best) for name, each in started.items()
