@@ -235,6 +235,13 @@ class ReasonCode(StrEnum):
         "Rename the candidate to begin evidence without those prompts. Where the server does not count whole prompts, "
         "raise the limit.",
     )
+    CHANGED_RATE = (
+        "changed_rate",
+        "HOLD",
+        "`sample_rate` changed within the evidence of a trial, so that its blocks do not have the mix of the traffic.",
+        f"rename the candidate, measure at one `sample_rate`, {GATE_AGAIN}",
+        "Production verdicts weigh each request by its rate.",
+    )
     UNTIMED = (
         "untimed",
         "HOLD",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from datetime import timedelta
@@ -265,6 +266,30 @@ def test_enable_does_not_speak_for_turns_that_are_never_timed(num_beyond: int, v
             "25.2% of 400 requests come after the first 4 of their session and are never timed (limit 25.0%): "
             "raise timed_positions"
         )
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        ((0.5,), "all_tests_pass"),
+        ((0.5, 0.5 + 1e-12), "all_tests_pass"),
+        ((0.5, 0.02), "changed_rate"),
+        ((0.1, 0.02), "changed_rate"),  # `min_rate` is no smallest rate here: an operator's
+        ((0.5, 0.1), "all_tests_pass"),  # the worker's, while the slice was decided
+        ((0.5, 0.3, 0.1), "changed_rate"),
+    ],
+)
+def test_a_trial_whose_sample_rate_changed_holds(rates: tuple[float, ...], verdict: str) -> None:
+    seen, trial = evidence_of(draw_runs(380)), replace(POLICY, recording_only=True, window_s=0.0)
+    each = itertools.cycle(rates)
+    blocks = tuple(
+        replace(unit, runs=tuple(replace(run, sampling_rate=rate) for run in unit.runs))
+        for unit, rate in zip(seen.blocks, each, strict=False)
+    )
+    decision = look(replace(seen, blocks=blocks), trial)
+    assert (decision.reason_code, trial.min_rate) == (verdict, 0.1)
+    if verdict == "changed_rate":
+        assert f"from {min(rate for rate in rates if rate != 0.1 or rate > min(rates)):.3g} to" in decision.reason
 
 
 def test_late_turns_hold_before_the_tests_pass_and_do_not_keep_a_slowdown_enabled() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from shadowspec.metrics import ratio
 from shadowspec.types import BlockMemory, Parity
 
 MAX_Z_ERROR = 0.01  # per token of a sampled request: half of the margin for the mean z; beyond it its parity is unknown
+MAX_RATES = 3  # smallest sampling rates kept, beside the largest: the worker's and two of the operator's
 MAX_GAPS = 256  # largest top-2 gaps kept; one above the limit is enough for the verdict
 
 
@@ -19,7 +21,8 @@ class RunTotals:
     """Counts over the measured requests of folded blocks; each request counts once per hypothesis.
 
     `largest_gaps` are the target's top-2 logit gaps at greedy divergences, descending.  The number of faults depends on
-    a limit that an operator may change, so the largest `MAX_GAPS` gaps are stored.
+    a limit that an operator may change, so the largest `MAX_GAPS` gaps are stored.  `rates` are the sampling rates of
+    the requests' sessions, ascending: the `MAX_RATES` smallest and the largest.
     """
 
     num_blocks: int = 0
@@ -39,6 +42,7 @@ class RunTotals:
     max_extra_peak_share: float | None = None  # of the baseline's peak; with servers, of its KV cache
     max_displaced_requests: float | None = None
     baseline_requests: float | None = None  # that its KV cache holds, where `max_displaced_requests` are displaced
+    rates: tuple[float, ...] = ()
 
     def fold(self, blocks: Blocks) -> RunTotals:
         """The totals with these blocks added."""
@@ -77,11 +81,26 @@ class RunTotals:
                 self.max_extra_peak_share, (block_memory.extra_share for block_memory in memory)
             ),
             **_displaced_requests(self, memory),
+            rates=_merge_rates(self.rates, (m.sampling_rate for m in runs)),
         )
+
+    def operator_rates(self, min_rate: float) -> tuple[float, float] | None:
+        """The smallest and the largest rate that an operator set, where these differ; None where they do not.
+
+        The worker lowers the rate of decided slices to `min_rate`: where that is the smallest of all, it is the
+        worker's.
+        """
+        own = [rate for rate in self.rates if not math.isclose(rate, min_rate) or rate > self.rates[0]]
+        return (own[0], own[-1]) if own and not math.isclose(own[0], own[-1]) else None
 
     def num_faults(self, near_tie_logit: float) -> int:
         """Greedy divergences at a gap above this, up to `MAX_GAPS` of them."""
         return sum(gap > near_tie_logit for gap in self.largest_gaps)
+
+
+def _merge_rates(before: tuple[float, ...], rates: Iterable[float]) -> tuple[float, ...]:
+    known = sorted({*before, *rates})
+    return tuple(known if len(known) <= MAX_RATES else (*known[:MAX_RATES], known[-1]))
 
 
 def _is_scored(parity: Parity) -> bool:

@@ -262,6 +262,14 @@ def _judge(
             f"{plural(evidence.counts.num_compared_prompts, 'prompt')} (limit {policy.max_prompt_mismatch:.1%})",
         )
 
+    rates = None if policy.unit_window is not None else evidence.runs.operator_rates(policy.min_rate)
+    if rates is not None:  # windows weigh each request by its rate
+        return _hold(
+            ReasonCode.CHANGED_RATE,
+            f"sample_rate was from {rates[0]:.3g} to {rates[1]:.3g} within this evidence, and blocks do not weigh it: "
+            "rename the candidate to begin evidence at one rate",
+        )
+
     stale = staleness(evidence, policy, now)
     if stale is not None:
         return _hold(ReasonCode.STALE_DATA, stale)
