@@ -21,6 +21,7 @@ from shadowspec.simulate.world import (
 )
 
 FASTER = math.log(1.3)
+_BEYOND_NOISE = 0.10635315944655671  # share of slowed requests of which noise explains all but 10%
 _FIRST_ARM = math.log(1.15)  # by how much the first arm of a block is slower, where it is
 
 
@@ -156,6 +157,23 @@ NULL_WORLDS = (
         reads="tail",
     ),
     World(
+        "slowed_beyond_noise",
+        "1.3 times as fast with noise of .25; beyond that of pairs 10% are slowed, exactly at the limit",
+        "null",
+        arrivals=Arrivals(num_sessions=1_600),
+        effects=Effects(log_speedup=FASTER, noise_sd=0.25, slowed=_BEYOND_NOISE, slowed_log=-1.0),
+        wrong_to_enable=EVERYWHERE,
+        wrong_to_disable=EVERYWHERE,
+        reads="tail",
+    ),
+    World(
+        "first_arm_15",
+        "A/A, whichever arm runs first is 15% slower: the order slows requests, and speculation does not",
+        "null",
+        effects=Effects(log_speedup=0.0, noise_sd=0.08, first_arm_log=_FIRST_ARM),
+        wrong_to_enable=EVERYWHERE,
+    ),
+    World(
         "biased_output",
         "sampled output biased by exactly the z bound",
         "null",
@@ -287,6 +305,21 @@ EFFECT_WORLDS = (
         arrivals=Arrivals(num_sessions=3_000),
         effects=Effects(log_speedup=FASTER, output_tokens=(1, 2)),
         regime="high",
+        wrong_to_disable=EVERYWHERE,
+    ),
+    World(
+        "noisy_pairs",
+        "speedup 1.15 with noise of .25, which alone slows a tenth of the requests",
+        "effect",
+        arrivals=Arrivals(num_sessions=2_400),
+        effects=Effects(log_speedup=math.log(1.15), noise_sd=0.25),
+        wrong_to_disable=EVERYWHERE,
+    ),
+    World(
+        "slow_first_arm",
+        "speedup 1.3, and whichever arm runs first is 60% slower: a cold start is no slowness of speculation",
+        "effect",
+        effects=Effects(log_speedup=FASTER, first_arm_log=math.log(1.6)),
         wrong_to_disable=EVERYWHERE,
     ),
     World(

@@ -47,7 +47,7 @@ class ReasonCode(StrEnum):
     TAIL_SLOWED = (
         "tail_slowed",
         "DISABLE",
-        "More requests than `tail_share` became slower by `tail_margin`.",
+        "More requests than `tail_share` became slower by `tail_margin`, beyond the noise of pairs.",
         "keep speculation off; to try now, configure another draft or fewer speculative tokens",
         "Or find the slow requests in the dashboard's explorer, and give them a slice.",
     )

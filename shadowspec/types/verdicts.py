@@ -239,6 +239,7 @@ class Watch:
     promises: Mapping[str, WatchedMean]
     proven: Mapping[str, ProvenBounds] = field(default_factory=dict)
     reason: str = ""
+    noise_share: float = 0.0  # of requests, that noise alone slowed; the promise of the tail's detector is beside it
 
 
 @dataclass(frozen=True, slots=True)

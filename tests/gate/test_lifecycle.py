@@ -293,9 +293,9 @@ def test_a_longer_span_holds_an_enable_that_covers_less() -> None:
     assert "7 needed" in held.reason
 
 
-def disabled(**world: float) -> Gate:
+def disabled(num_runs: int = 40, **world: float) -> Gate:
     gate = Gate()
-    assert gate.look(draw_runs(40, 0, **world)).verdict is Verdict.DISABLE
+    assert gate.look(draw_runs(num_runs, 0, **world)).verdict is Verdict.DISABLE
     return gate
 
 
@@ -303,11 +303,11 @@ def disabled(**world: float) -> Gate:
     ("world", "code", "promise"),
     [
         ({"speedup": 0.9}, "slowdown", {"reopen_speedup": (math.log1p(0.05), -math.log(2.0))}),
-        ({"speedup": 1.5, "slowed_share": 0.6}, "tail_slowed", {"reopen_tail": (0.1, 1.0)}),
+        ({"num_runs": 400, "speedup": 1.5, "slowed_share": 0.3}, "tail_slowed", {"reopen_tail": (0.1, 1.0)}),
     ],
 )
 def test_a_disable_that_new_evidence_refutes_begins_a_run_and_stays_until_it_decides(
-    world: dict[str, float], code: str, promise: dict[str, tuple[float, float]]
+    world: dict[str, Any], code: str, promise: dict[str, tuple[float, float]]
 ) -> None:
     gate = disabled(**world)
     first = gate.rows[-1]

@@ -93,7 +93,7 @@ def block_of(sequence: int, slice_key: str = "prompt_class=code", n_max: int = 4
         slice_key=slice_key,
         concurrency=n_max,
         n_max=n_max,
-        first_arm=Arm.BASELINE,
+        first_arm=list(Arm)[sequence % 2],
         started_at=START + timedelta(seconds=sequence),
         memory={CONFIG.fingerprint: MEMORY},
     )

@@ -36,7 +36,7 @@ def score_units(
     if windows is not None:
         return _score_windows(timed, policy, past, documents, windows)
     speedup, total_time = speedup_test(timed, policy), total_time_test(timed, policy, past.get("total_time"))
-    tail = tail_test(timed, policy)
+    tail = tail_test(timed, policy, past.get("tail"))
     acceptance = acceptance_test(clusters, policy)
     parity = [near_tie_test(timed, policy), z_test(clusters, policy)]
     guardrails = guardrail_tests(timed.units, policy, documents)
@@ -59,7 +59,7 @@ def _score_windows(
     windows: Windows,
 ) -> list[BettingTest]:
     requests: list[RunGroup] = [_Request((measured,)) for measured in timed.runs]
-    of_blocks = [speedup_test(timed, policy), tail_test(timed, policy)]
+    of_blocks = [speedup_test(timed, policy), tail_test(timed, policy, past.get("tail"))]
     guardrails = guardrail_tests(timed.units, policy, documents)
     of_blocks += [test for test in guardrails if test.unit != DOCUMENT]
     of_requests = [acceptance_test(requests, policy), z_test(requests, policy)]

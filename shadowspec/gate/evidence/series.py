@@ -49,6 +49,7 @@ class BettingTest:
     totals: Mapping[str, float] = field(default_factory=dict)  # sums of these units for further figures
     figures: Mapping[str, Figure] = field(default_factory=dict)  # only shown, and independent of the units
     describe: Callable[[Mapping[str, float]], Mapping[str, Figure]] = lambda _: {}  # further figures, of the totals
+    shown_from: float | None = None  # estimate and bounds below it are shown as this: the mean of noise may exceed
     unclipped: str | None = None  # the figure that must lie on the passing side too: the mean that was not clipped
     rows: Places | None = None  # of which of the given blocks or groups each unit is; None: each of them is one
 
@@ -66,7 +67,8 @@ class BettingTest:
     @property
     def thetas(self) -> Floats:
         """The nulls of its capital tables, rising."""
-        lowest, highest = self.series.lowest, self.series.highest
+        lowest = self.series.lowest if self.shown_from is None else self.shown_from
+        highest = self.series.highest
         if self.growth is not None:
             return geometric_grid(1.0 / highest, highest, self.growth, self.nulls)
         return grid(lowest, highest, self.nulls)
@@ -86,6 +88,12 @@ class BettingTest:
         """A value on the scale that people read; None where the bound was not found within its range."""
         if self.series.upper_worst is not None and value >= self.series.highest:
             return None
+        return self.shown_mean(value)
+
+    def shown_mean(self, value: float) -> float:
+        """A mean on the scale that people read."""
+        if self.shown_from is not None:
+            value = max(value, self.shown_from)
         return math.exp(value) if self.is_log else value
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from shadowspec.gate.evidence import carry_over
+from shadowspec.gate.evidence.pair_noise import bin_totals, centers
 from shadowspec.gate.evidence.series import BettingTest, Blocks, TimedBlocks, add_times, block_series
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
 from shadowspec.metrics import ratio
-from shadowspec.types import Figure
+from shadowspec.types import REPEAT_EVERY, Figure
 
 TIME_CAP_BLOCKS = 10  # the hypothesis's first blocks set the cap on a block's total time and then do not count
 TIME_CAP_FACTOR = 4.0
@@ -105,25 +107,71 @@ def total_time_test(
     )
 
 
-def tail_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
-    """Share of requests slowed by more than `tail_margin`; blocks, sums over n_max."""
+def tail_test(blocks: Blocks, policy: GatePolicy, before: Mapping[str, float] | None = None) -> BettingTest:
+    """Share of requests slowed by more than `tail_margin` beyond pair noise; blocks, sums over n_max.
+
+    Noise slows a request where a typical one, sped up by the center c (`pair_noise`), would be slowed by it: where
+    log(baseline / baseline) < -log(1 + tail_margin) - c.  Each side takes it out in its way, and bets on values that
+    are no less than their worst:
+
+    - Upper (to pass): u = share slowed - REPEAT_EVERY * [the baseline ran twice] * share of its pairs that are slowed,
+      in the mean of both orders.  A hash draws one block in REPEAT_EVERY for that, whatever it holds, so that E[u |
+      past] is the slowed share less that of noise.  theta - u >= theta - 1 as without noise: the credit only gains.
+    - Lower (to fail): u = share slowed - share sped up by as much beyond the center.  Noise of pairs is as likely
+      either way, the arms' order included, so that E[u | past] <= theta where noise and a share theta of slow requests
+      explain the slowed ones; u - theta >= -1 - theta.  It needs no repeat.
+
+    While the center is unknown there is no credit, and no bet at the lower side.  `before` are the totals of the
+    hypothesis's earlier blocks.
+    """
     timed, slow_log, clip = add_times(blocks), -math.log1p(policy.tail_margin), policy.log_speedup_clip
-    logs = timed.log_speedups
-    is_slowed = np.where(np.isnan(logs), np.nan, logs < slow_log)
+    logs, repeats, known_centers = timed.log_speedups, timed.repeat_logs, centers(timed, before or {})
+    center = known_centers[timed.places]
+    is_known, is_repeated = ~np.isnan(logs), ~np.isnan(repeats + center)
+    is_slowed = np.where(is_known, logs < slow_log, np.nan)
+    is_sped_up = np.where(is_known, logs > 2.0 * center - slow_log, np.nan)
+    by_noise = 0.5 * (repeats < slow_log - center) + 0.5 * (-repeats < slow_log - center)  # none where NaN
+    credit = REPEAT_EVERY * timed.sum_by_block(by_noise) / timed.n_max
     smallest = np.full(len(timed.units), np.inf)
-    np.minimum.at(smallest, timed.places, np.where(np.isnan(logs), -clip, np.clip(logs, -clip, clip)))
+    np.minimum.at(smallest, timed.places, np.where(is_known, np.clip(logs, -clip, clip), -clip))
+    plain = block_series(timed, is_slowed, 0.0, 1.0)
+    beyond = block_series(timed, is_slowed - is_sped_up, -1.0, 1.0, dependence=smallest)
+    has_center = ~np.isnan(known_centers)
     return BettingTest(
         "tail",
-        block_series(timed, is_slowed, 0.0, 1.0, dependence=smallest),
+        replace(
+            beyond,
+            lower=Sums(beyond.lower.values * has_center, beyond.lower.weights * has_center),
+            upper=Sums(plain.upper.values - credit, plain.upper.weights),
+            observed=Sums(plain.observed.values - credit, plain.observed.weights),
+            uncredited=plain.upper,
+        ),
         "block",
         best=0.0,
         below=policy.tail_share,
+        shown_from=0.0,
         disables=True,
         num_missing=int(timed.is_missing.sum()),
-        totals={"num_slowed": int(np.nansum(is_slowed))},
+        totals={
+            "num_slowed": int(np.nansum(is_slowed)),
+            "num_judged": int(is_known.sum()),
+            "num_repeated": int(is_repeated.sum()),
+            "slowed_by_noise": float(by_noise.sum()),
+            **bin_totals(timed),
+        },
         figures={"tail_margin": policy.tail_margin},
-        describe=dict,
+        describe=_tail_figures,
     )
+
+
+def _tail_figures(totals: Mapping[str, float]) -> Mapping[str, Figure]:
+    """The share of the baseline's repeats that noise alone slows: 0 is subtracted where there are none."""
+    return {
+        "num_slowed": totals["num_slowed"],
+        "slowed_share": ratio(totals["num_slowed"], totals["num_judged"]),
+        "num_repeated": totals["num_repeated"],
+        "noise_share": ratio(totals["slowed_by_noise"], totals["num_repeated"]) or 0.0,
+    }
 
 
 def _cached_tokens(blocks: TimedBlocks) -> dict[str, float]:

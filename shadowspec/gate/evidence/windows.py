@@ -156,5 +156,6 @@ class Windows:
             upper=summed(series.upper),
             observed=summed(series.observed),
             dependence=dependence,
+            uncredited=None if series.uncredited is None else summed(series.uncredited),
         )
         return replace(test, series=merged)

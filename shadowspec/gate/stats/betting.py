@@ -57,7 +57,8 @@ class UnitSeries:
     bound of its name, and `observed` leaves it out.  `lowest` and `highest` bound the mean.  `upper_worst` is
     the size of the worst value of the upper side where that is not `highest - theta`.  With `has_light_extremes` a unit
     of next to no weight may have the sum `lowest` or `highest`.  `dependence` replaces the unit values where
-    autocorrelation is judged.
+    autocorrelation is judged.  `uncredited` is `upper` without values below the range, for bets that cannot bear them:
+    a test bets on the upper side, where a low value only gains.
     """
 
     lower: Sums
@@ -67,6 +68,7 @@ class UnitSeries:
     highest: float
     upper_worst: float | None = None
     dependence: Floats | None = None
+    uncredited: Sums | None = None
     has_light_extremes: bool = field(default=False, kw_only=True)
 
     @property
@@ -83,20 +85,24 @@ class UnitSeries:
             upper=self.upper.part(start, stop),
             observed=self.observed.part(start, stop),
             dependence=None if self.dependence is None else self.dependence[start:stop],
+            uncredited=None if self.uncredited is None else self.uncredited.part(start, stop),
         )
 
     def concat(self, later: UnitSeries) -> UnitSeries:
         """These units, then the later ones of the same test."""
         assert (self.dependence is None) == (later.dependence is None), "units of different tests"
-        dependence = None
+        dependence = uncredited = None
         if self.dependence is not None and later.dependence is not None:
             dependence = np.concatenate([self.dependence, later.dependence])
+        if self.uncredited is not None and later.uncredited is not None:
+            uncredited = self.uncredited.concat(later.uncredited)
         return replace(
             self,
             lower=self.lower.concat(later.lower),
             upper=self.upper.concat(later.upper),
             observed=self.observed.concat(later.observed),
             dependence=dependence,
+            uncredited=uncredited,
         )
 
     def merge(self, start: int, group: int) -> UnitSeries:
@@ -107,6 +113,7 @@ class UnitSeries:
             upper=self.upper.merge(start, group),
             observed=self.observed.merge(start, group),
             dependence=None if self.dependence is None else _group(self.dependence, start, group).min(axis=1),
+            uncredited=None if self.uncredited is None else self.uncredited.merge(start, group),
         )
 
     def ratios(self, side: Side, theta: float) -> Floats:

@@ -97,6 +97,7 @@ class DriftWatcher:
     name: str
     test_name: str
     side: Side = "lower"  # "upper" where a high value is the bad one
+    is_uncredited: bool = False  # of the upper side: folds no values below the range
 
     def fold(self, detector: Detector | None, units: UnitSeries) -> Detector | None:
         """The detector after these units; its promise was fixed when it was started."""
@@ -104,13 +105,15 @@ class DriftWatcher:
 
     def sums(self, units: UnitSeries) -> Sums:
         """The sums of these units that it folds."""
+        if self.is_uncredited and units.uncredited is not None:
+            return units.uncredited
         return units.lower if self.side == "lower" else units.upper
 
 
 WATCHERS = (
     DriftWatcher("drift_speedup", "speedup"),
     DriftWatcher("drift_acceptance", "acceptance"),
-    DriftWatcher("drift_tail", "tail", "upper"),
+    DriftWatcher("drift_tail", "tail", "upper", is_uncredited=True),
     DriftWatcher("drift_z_low", "parity_sampled"),
     DriftWatcher("drift_z_high", "parity_sampled", "upper"),
 )
@@ -143,19 +146,20 @@ def start_reopening(policy: GatePolicy, result: TestResult) -> dict[str, Detecto
 
 
 def start_detectors(
-    policy: GatePolicy, lower_bounds: Mapping[str, float], *, has_z: bool = False
+    policy: GatePolicy, lower_bounds: Mapping[str, float], *, has_z: bool = False, noise_share: float = 0.0
 ) -> dict[str, Detector]:
     """All detectors of a hypothesis at the look that decides ENABLE, by watcher.
 
     They fold the units that enter after that look: the units that proved the promise do not count again.
     `lower_bounds` are those of "speedup" (log) and "acceptance" at that look.  The advisory detectors hold the
     hypothesis to these bounds less the tolerance, but at least to the promise; they fire earlier and change no
-    verdict.  Without `has_z` it has no sampled request, and no score to watch.
+    verdict.  Without `has_z` it has no sampled request, and no score to watch.  `noise_share` of the requests were
+    slowed by the noise of pairs alone: an estimate, by which the slowed share may exceed its limit.
     """
     started = {
         "drift_speedup": Detector(math.log1p(policy.margin), policy.log_speedup_clip),
         "drift_acceptance": Detector(policy.floor, 1.0),
-        "drift_tail": Detector(policy.tail_share, 0.0),
+        "drift_tail": Detector(min(policy.tail_share + noise_share, 1.0), 0.0),
         "drift_z_low": Detector(-policy.z_bound, policy.z_clip),
         "drift_z_high": Detector(policy.z_bound, -policy.z_clip),
     }

@@ -6,7 +6,6 @@ groups, so that the last point equals the evidence.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
@@ -84,6 +83,6 @@ def sequence_points(
         lost = num_lost / evidence.state.merged_units * num_units / counted.num_units
         lower, upper = bounds(test, lower_table.with_worst(lost), upper_table.with_worst(lost), level)
         mean = ratio(float(values[num_units - 1]), float(weights[num_units - 1]))
-        estimate = None if mean is None else math.exp(mean) if test.is_log else mean
+        estimate = None if mean is None else test.shown_mean(mean)
         points.append(SequencePoint(num_units, estimate, test.to_readable(lower), test.to_readable(upper)))
     return points

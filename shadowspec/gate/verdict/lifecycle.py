@@ -137,8 +137,10 @@ def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> Hypothesi
 def _watch(decision: Decision, evidence: HypothesisEvidence, policy: GatePolicy) -> Watch:
     """What an ENABLE rests on: its bounds, the watched promises, and the first unit of each."""
     proven = proven_bounds(decision, evidence.mix_lower)
-    promises = _promises(proven, policy, has_z="parity_sampled" in proven)
-    return Watch(decision.num_blocks, passed_clusters(decision), promises, proven, decision.reason)
+    shares = [result.figures.get("noise_share") for result in decision.tests if result.name == "tail"]
+    noise_share = next((share for share in shares if isinstance(share, float)), 0.0)
+    promises = _promises(proven, policy, noise_share, has_z="parity_sampled" in proven)
+    return Watch(decision.num_blocks, passed_clusters(decision), promises, proven, decision.reason, noise_share)
 
 
 def _refutable(decision: Decision, policy: GatePolicy) -> Watch:
@@ -153,19 +155,21 @@ def _follow(watch: Watch, decision: Decision, policy: GatePolicy) -> Watch:
     """The watch of an ENABLE at a later look: its promises are those of the limits under which ENABLE is in force."""
     if decision.verdict is not Verdict.ENABLE:
         return watch
-    promises = _promises(watch.proven, policy, has_z="drift_z_low" in watch.promises)
+    promises = _promises(watch.proven, policy, watch.noise_share, has_z="drift_z_low" in watch.promises)
     if promises == watch.promises or not watch.proven:
         return watch
     return replace(watch, num_blocks=decision.num_blocks, num_clusters=passed_clusters(decision), promises=promises)
 
 
-def _promises(proven: Mapping[str, ProvenBounds], policy: GatePolicy, *, has_z: bool) -> dict[str, WatchedMean]:
+def _promises(
+    proven: Mapping[str, ProvenBounds], policy: GatePolicy, noise_share: float, *, has_z: bool
+) -> dict[str, WatchedMean]:
     """The promises under this policy's limits, by detector."""
     bounds = {}
     for name in ("speedup", "acceptance"):
         if name in proven and (lower := proven[name].lower) is not None:
             bounds[name] = math.log(lower) if name == "speedup" else lower
-    started = drift.start_detectors(policy, bounds, has_z=has_z)
+    started = drift.start_detectors(policy, bounds, has_z=has_z, noise_share=noise_share)
     return {name: WatchedMean(detector.promise, detector.best) for name, detector in started.items()}
 
 

@@ -78,7 +78,7 @@ def betting_result(
     return TestResult(
         name=test.name,
         outcome=outcome,
-        estimate=None if mean is None else (math.exp(mean) if test.is_log else mean),
+        estimate=None if mean is None else test.shown_mean(mean),
         lower=test.to_readable(lower),
         upper=test.to_readable(upper),
         threshold=None if threshold is None else test.to_readable(threshold),

@@ -322,6 +322,7 @@ _NOTES: dict[str, tuple[str, Format]] = {
     "baseline_cached_share": ("prompt tokens cached: baseline {}", percent),
     "speculative_cached_share": ("speculative {}", percent),
     "num_slowed": ("{} requests slowed", figure),
+    "noise_share": ("noise alone slows {}", percent),
     "tail_margin": ("slowed means by over {}", percent),
     "num_differing": ("{} outputs differ", figure),
     "num_faults": ("{} faults", figure),
