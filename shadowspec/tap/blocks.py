@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -207,6 +207,19 @@ class BlockFormer:
                 if not kept:
                     del blocks.open[place]
         return dropped
+
+    def start_with(self, fronts: Collection[tuple[PartitionId, int]]) -> list[Block]:
+        """Start the open blocks that hold a request of one of these messages, by partition and offset: they run short.
+
+        The ledger cannot pass such a request before its block is measured.
+        """
+        started = []
+        for blocks in self._endpoints.values():
+            for place, waiting in list(blocks.open.items()):
+                keys = (prompt.key for turns in waiting.conversations for prompt in turns)
+                if any((PartitionId(key.source, key.partition), key.offset) in fronts for key in keys):
+                    started.append(_start(blocks, blocks.open.pop(place)))
+        return started
 
     def drain(self) -> list[Block]:
         """Start everything that is still open: the end of the input."""

@@ -77,6 +77,12 @@ class Outbox:
         return frozenset(tracker.partition for tracker in self._trackers.values() if tracker.has_no_messages)
 
     @property
+    def fronts(self) -> frozenset[tuple[PartitionId, int]]:
+        """Of each partition, the offset of the unfinished message that its ledger waits for."""
+        fronts = ((partition, tracker.front) for partition, tracker in self._trackers.items())
+        return frozenset((partition, front) for partition, front in fronts if front is not None)
+
+    @property
     def num_unfinished(self) -> int:
         """Messages whose offsets are held."""
         return sum(tracker.num_held for tracker in self._trackers.values())

@@ -216,6 +216,10 @@ class Pipeline:
         if event_time is not None:
             self._pass_time(event_time)
 
+    def start_fronts(self) -> None:
+        """Start the open blocks for which the ledgers wait: too many messages behind them are finished."""
+        self.ready += self._former.start_with(self.outbox.fronts)
+
     def drain(self) -> None:
         """Start every block that is still open: this process ends, and waiting halves are read again."""
         self.ready += self._former.drain()
@@ -267,6 +271,8 @@ class Pipeline:
             self.outbox.end(stored, row=None)
             return
         self._pass_time(fate.prompt.event_time)
+        if key in self._waiting:
+            return  # its block was started before its partition left this process and came back: that block ends it
         if self._former.is_over(fate.prompt, fate.record.session_position):
             late = replace(fate.record, counter=FunnelCounter.SAMPLED_OUT, reason="conversation_over")
             self.outbox.end(late, row=late)

@@ -183,7 +183,12 @@ class Service:
         return {rule.name: self._store.current_verdicts(rule.name) for rule in self._rules}
 
     def _apply_backpressure(self) -> None:
-        """Pause every partition while too much work is in hand; poll() continues."""
+        """Pause every partition while too much work is in hand; poll() continues.
+
+        A block of a rare slice waits long to be full, and the ledger with it: well before the limit it runs short.
+        """
+        if 2 * self._outbox.num_unfinished >= self._settings.max_unfinished_messages:
+            self._pipeline.start_fronts()
         is_engine_behind = bool(self._pipeline.ready)  # the engine's queue is full
         is_held = self._outbox.num_unfinished >= self._settings.max_unfinished_messages
         self._pipeline.is_shedding = is_engine_behind and self._settings.overload == "shed"

@@ -92,6 +92,11 @@ class PartitionTracker:
         return sum(span.num_messages for span in self._spans)
 
     @property
+    def front(self) -> int | None:
+        """The offset of the unfinished message that the ledger waits for; None without one."""
+        return self._spans[0].last_offset if self._spans and self._spans[0].pending else None
+
+    @property
     def has_step(self) -> bool:
         """Whether the ledger could move, or is moving."""
         is_finished = bool(self._spans and self._spans[0].pending == 0)

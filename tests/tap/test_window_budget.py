@@ -11,7 +11,7 @@ from msgspec import structs
 
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule, Load
-from shadowspec.types import Block
+from shadowspec.types import Block, PartitionId
 from tests.builders.block_prompts import prompt
 
 HOUR = timedelta(hours=1)
@@ -110,6 +110,18 @@ def test_conversations_are_drawn_whole() -> None:
     assert len(turns) < 1_000
     represented = sum(block.stands_for * len({r.session_hash for r in block.requests}) for block in blocks)
     assert represented == pytest.approx(20_000, rel=0.2)
+
+
+def test_a_block_for_which_the_ledger_waits_runs_short() -> None:
+    former = BlockFormer([RULE])
+    first = prompt(0, 0.0)
+    assert not former.passes_over(first, 4, SLICE)
+    assert former.add(first, 4, SLICE) == []
+    partition = PartitionId(first.key.source, first.key.partition)
+    assert former.start_with({(partition, 7)}) == []
+    (block,) = former.start_with({(partition, 0)})
+    assert (block.requests, len(block.fillers)) == ((first,), 3)
+    assert former.drain() == []
 
 
 def test_without_a_window_everything_is_measured() -> None:

@@ -236,6 +236,36 @@ def test_crashes_neither_lose_turns_nor_measure_a_session_in_two_blocks(sqlite: 
     assert {len(found) for (_, session), found in slices.items() if session is not None} == {1}
 
 
+@pytest.mark.representative("0")
+@pytest.mark.parametrize("seed", range(4))
+def test_crashes_lose_nothing_where_a_window_has_a_budget(sqlite: Store, seed: int) -> None:
+    """Every record is counted once, what is measured is measured once, and blocks represent what was passed over."""
+    rules = tuple(replace(rule, window=timedelta(seconds=60), sample_rate=1.0, timed_positions=1) for rule in RULES)
+    placed = raw_records(900, seed, num_partitions=2)
+    world = World(placed, sqlite, random.Random(seed), rules)
+    for _ in range(5_000):
+        world.turn()
+        if world.is_over():
+            break
+    assert world.num_crashes > 3
+    world.finish()
+    ledger = {entry.partition: entry for entry in sqlite.ledger("group")}
+    for partition, item in placed.items():
+        assert ledger[partition].num_messages == len(item)
+    assert sum(sqlite.funnel().values()) == sum(entry.num_records for entry in ledger.values())
+    records = {record.key: record for rule in rules for record in sqlite.records(rule.name)}
+    runs = [run for rule in rules for run in sqlite.runs(rule.name)]
+    assert Counter(run.key for run in runs).most_common(1)[0][1] == 1
+    passed = {key for key, record in records.items() if record.reason == "window_budget"}
+    assert passed.isdisjoint(run.key for run in runs)
+    assert passed, "there is more traffic than the windows' budgets"
+    with sqlite.evidence_session("chat") as session:
+        names = {run.block_id for run in sqlite.runs("chat")}
+        weights = {name: block.stands_for for name, (block, _) in session.blocks(names).items()}
+    assert max(weights.values()) > 1.0
+    assert min(weights.values()) == 1.0
+
+
 def test_a_worker_that_woke_up_too_late_is_fenced_and_counts_nothing(sqlite: Store) -> None:
     placed = raw_records(200, 3, num_partitions=1)
     (partition,) = placed

@@ -18,7 +18,7 @@ from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
-from shadowspec.tap.endpoints import Load, MatchRule
+from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.kafka.consumer import CommitOutcome
@@ -174,11 +174,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def service(source: Source, engines: Engines, store: Store, settings: WorkerSettings = SETTINGS) -> Service:
-    admission = Admission([RULE], {"chat": FakeTokenizer()}, KeyedHash(b"x" * 16))
-    pipeline = Pipeline(admission, BlockFormer([RULE]), joiner=Joiner(timedelta(minutes=5)), dead_letters=Letters())
+def service(
+    source: Source, engines: Engines, store: Store, settings: WorkerSettings = SETTINGS, rule: EndpointRule = RULE
+) -> Service:
+    admission = Admission([rule], {"chat": FakeTokenizer()}, KeyedHash(b"x" * 16))
+    pipeline = Pipeline(admission, BlockFormer([rule]), joiner=Joiner(timedelta(minutes=5)), dead_letters=Letters())
     return Service(
-        source, pipeline, admission, engines, store, Letters(), SliceRates({"chat": (4,)}), [RULE],
+        source, pipeline, admission, engines, store, Letters(), SliceRates({"chat": (4,)}), [rule],
         consumer="g", settings=settings, telemetry=Telemetry(),
     )  # fmt: skip
 
@@ -250,6 +252,17 @@ def test_too_much_unfinished_pauses_too(store: Store) -> None:
     assert source.place < 60
     running.end()
     assert source.committed[-1] == source.place
+
+
+def test_a_block_of_a_rare_slice_does_not_hold_the_ledger_until_everything_pauses(store: Store) -> None:
+    """Long before the limit of unfinished messages the block that they wait for runs short."""
+    settings = replace(SETTINGS, max_unfinished_messages=60)
+    rule = replace(RULE, window=timedelta(hours=1), block_max_wait=timedelta(hours=1))
+    source = Source(records(400))
+    running = Running(service(source, Engines(), store, settings, rule))
+    wait_for(lambda: source.place == 400)
+    running.end()
+    assert source.committed[-1] == 400
 
 
 class Away(Store):
