@@ -23,7 +23,7 @@ from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.verdict.decision import HOLD_CODES, Hypothesis
 from shadowspec.gate.verdict.hold_reasons import StillNeeded, still_needed
 from shadowspec.gate.verdict.lifecycle import WAITING_CODES, is_open
-from shadowspec.gate.verdict.required_tests import fault_units, min_fault_requests
+from shadowspec.gate.verdict.required_tests import fault_units, min_fault_requests, waits_for_independence
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.planning.first_passage import NUM_PATHS, first_passage_times, outlook
 from shadowspec.text import plural
@@ -89,7 +89,8 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
     if verdict is not Verdict.HOLD and not is_open(verdict, decision.reason_code):
         return _close(decision, hypothesis, rate, "decided", 0.0)
     unprovable = [test.betting.unprovable for test in decision.tests if test.is_required and test.betting is not None]
-    held = next(filter(None, unprovable), None if decision.reason_code in FORESEEN_CODES else decision.reason)
+    is_foreseen = decision.reason_code in FORESEEN_CODES and not waits_for_independence(decision)
+    held = next(filter(None, unprovable), None if is_foreseen else decision.reason)
     if held is not None:
         return _close(decision, hypothesis, rate, f"held: {held}", math.inf)
 

@@ -22,6 +22,7 @@ import numpy as np
 from msgspec import structs
 
 from shadowspec.gate.run.gate_run import run_endpoint_gate
+from shadowspec.gate.verdict.required_tests import waits_for_independence
 from shadowspec.simulate.effects import Outcomes, draw_outcomes
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, is_verdict
 from shadowspec.simulate.rows import CONFIG, SimulatedRows, rows_of
@@ -36,7 +37,6 @@ from shadowspec.types import (
     Decision,
     FunnelKey,
     PartitionId,
-    ReasonCode,
     RecordKey,
     Run,
     StoredRecord,
@@ -90,7 +90,7 @@ def watch_fleet(world: FleetWorld, draws: Sequence[DeviceDraw]) -> list[Hypothes
             num_blocks += len(moment.batch.blocks)
             if moment.batch.blocks and num_blocks % world.fleet.look_every == 0:
                 decision = _look(store, world, input_ended=False)
-                was_dependent |= decision.reason_code == ReasonCode.DEPENDENT
+                was_dependent |= waits_for_independence(decision)
                 if is_verdict(decision):
                     break
         if decision is None or not is_verdict(decision):

@@ -38,7 +38,7 @@ from shadowspec.gate.stats.drift import (
 )
 from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES
 from shadowspec.gate.verdict.lifecycle import ALARM_CODES
-from shadowspec.gate.verdict.required_tests import memory_result, min_fault_requests
+from shadowspec.gate.verdict.required_tests import memory_result, min_fault_requests, waits_for_independence
 from shadowspec.gate.verdict.trial_levels import HypothesisId, assign_trials, hypothesis_id, with_level
 from shadowspec.simulate.paths import SLACK, LookPath, TestOutcome, outcome_of, path_of, possible_looks
 from shadowspec.simulate.rows import LookMoments, SimulatedRows, cluster_id, moments_of
@@ -47,7 +47,6 @@ from shadowspec.types import (
     BlockMemory,
     Decision,
     FingerprintedConfig,
-    ReasonCode,
     SliceCounts,
     TestState,
     Trial,
@@ -355,7 +354,7 @@ class _TestRun:
                 continue
             if self._has_new_level(decision):
                 candidates, waits = possible_looks(self._tests, self._paths, self._faults, self._is_long)
-            was_dependent |= decision.reason_code == ReasonCode.DEPENDENT
+            was_dependent |= waits_for_independence(decision)
             if is_verdict(decision):
                 break
             at = look + 1

@@ -109,7 +109,7 @@ class ReasonCode(StrEnum):
     TOO_FEW_UNITS = (
         "too_few_units",
         "HOLD",
-        "No test failed, and at least one is not decided yet.",
+        "No test failed, and at least one is not decided yet, or its units are too few to judge their independence.",
         SEND_TRAFFIC,
         "`shadowspec plan` says how many sessions and how much time it takes, and names candidates that are "
         "never decided at this rate.",
@@ -179,9 +179,10 @@ class ReasonCode(StrEnum):
     DEPENDENT = (
         "dependent",
         "HOLD",
-        "A test crossed its bound, but its units are not shown to be independent.",
+        "A test crossed its bound, but units that follow each other resemble each other.",
         SEND_TRAFFIC,
-        "The test waits, or merges units and starts again. Check that `session_id` is set.",
+        "The test waits, or merges units and starts again. The reason has r1 and its limit. Check that `session_id` is "
+        "set.",
     )
     UNDECIDABLE = (
         "undecidable",

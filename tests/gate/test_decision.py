@@ -372,8 +372,11 @@ def test_few_units_wait_until_their_independence_shows() -> None:
     runs = correlated(400, 0.5, seed=1)[:240]  # 60 blocks: too few to restart, r1 too high to count
     decision = look(evidence_of(runs))
     assert result(decision, "speedup").outcome == "pass"
-    assert decision.reason_code == "dependent"
-    assert "wait" in decision.reason
+    assert (decision.reason_code, decision.reason) == (
+        "too_few_units",
+        "speedup crosses its limit, but 60 blocks are too few to judge whether they are independent (r1 0.43): "
+        "send about 40 more; 1 more test alike",
+    )
 
 
 def test_a_disabling_bound_waits_for_independence_too_but_a_fault_does_not() -> None:
@@ -395,7 +398,7 @@ def test_a_limit_beyond_the_clip_that_was_fixed_at_entry_holds_with_its_own_reas
         assert decision.reason_code == "unprovable"
         assert decision.reason == (
             "margin = 1.5 cannot be proven with log_speedup_clip = 0.693147, "
-            "which was fixed when the hypothesis entered"
+            "which was fixed when the hypothesis entered: change that limit"
         )
     test_result = result(decision, "speedup")
     assert (test_result.outcome, test_result.units_needed) == ("open", None)

@@ -276,7 +276,10 @@ def test_times_that_depend_on_each_other_keep_a_required_quantile_waiting() -> N
     evidence = evidence_of(drifting(scored_runs(1_600, 0.0), 0.9))
     waiting = look(evidence, policy)
     assert (waiting.verdict, waiting.reason_code) == (Verdict.HOLD, "dependent")
-    assert waiting.reason == "p95 waits until its units show to be independent"
+    assert waiting.reason == (
+        "p95: neighbours among 400 blocks resemble each other (r1 0.63, limit 0.37): "
+        "send traffic that is spread over more time"
+    )
     assert result(waiting, "p95").outcome == "pass"
     assert float(result(waiting, "p95").dependence.r1 or 0.0) > 0.5
     assert look(evidence).verdict is Verdict.ENABLE, "nobody asks for it"

@@ -54,7 +54,10 @@ def test_enable_needs_evidence_from_the_engine_that_serves(
 
 def test_the_reason_names_both_engines_and_no_amount_of_evidence() -> None:
     decision = look(evidence_of(draw_runs(400)), SERVED_BY_VLLM)
-    assert decision.reason == f"its latency was measured on {CONFIG.engine}; vllm 0.32 serves"
+    assert (
+        decision.reason
+        == f"its latency was measured on {CONFIG.engine}; vllm 0.32 serves: measure through two servers of it"
+    )
     assert decision.clusters_needed is None
 
 
@@ -156,7 +159,10 @@ def test_a_plan_promises_nothing_of_evidence_that_decides_nothing() -> None:
 
     held = planned(HYPOTHESIS)
     assert (held.verdict, held.clusters_median, held.enable_share) == (Verdict.HOLD, None, 0.0)
-    assert held.note == f"held: its latency was measured on {CONFIG.engine}; vllm 0.32 serves"
+    assert (
+        held.note
+        == f"held: its latency was measured on {CONFIG.engine}; vllm 0.32 serves: measure through two servers of it"
+    )
     assert planned(ON_VLLM).enable_share > 0.5
     enabled_before = replace(look(evidence_of(draw_runs(400))), verdict=Verdict.ENABLE)
     assert planned(HYPOTHESIS, enabled_before).note == held.note

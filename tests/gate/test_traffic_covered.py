@@ -58,7 +58,9 @@ def test_enable_needs_the_span_and_as_many_days_with_evidence(
     decision = look(at_days(days), replace(POLICY, min_span_s=min_span_days * DAY_S))
     assert decision.evidence.num_days == len({math.floor(day) for day in days})
     assert (decision.reason_code, decision.reason if reason else None) == (
-        ("min_span", f"every required test passes in this recording: {reason}") if reason else ("all_tests_pass", None)
+        ("min_span", f"every required test passes: {reason}; send traffic for longer")
+        if reason
+        else ("all_tests_pass", None)
     )
 
 

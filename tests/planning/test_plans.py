@@ -96,7 +96,7 @@ def test_what_nothing_will_decide_is_said() -> None:
     assert last.clusters_median is None
     assert by_slice(plan)[SLICES[1]].seconds_median is None
     full = planned(evidence, replace(POLICY, max_clusters=10)).hypotheses[0]
-    assert full.note == "held: 10 clusters did not decide acceptance"
+    assert full.note == "held: 10 clusters did not decide acceptance: try another candidate, or change the limit"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass, replace
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.mix import Decomposition, SliceWeight, decompose, mix_shift, mix_words
+from shadowspec.gate.verdict.required_tests import waits_for_independence
 from shadowspec.gate.verdict.slice_rules import covering_decision, is_shown_under_parent, named_candidates
 from shadowspec.gate.verdict.trial_levels import is_superseded
 from shadowspec.metrics import ratio
@@ -19,7 +20,6 @@ from shadowspec.types import (
     Decision,
     MixChange,
     RateChange,
-    ReasonCode,
     SliceCover,
     SliceState,
     TestResult,
@@ -28,9 +28,6 @@ from shadowspec.types import (
 )
 
 _NAMES = ("speedup", "acceptance")
-
-# Reasons for which a slice's bounds are not used: its units have not shown to be independent.
-UNTRUSTED_CODES = frozenset({ReasonCode.DEPENDENT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +189,7 @@ def split(name: str, before: Mapping[str, SliceState], after: Mapping[str, Slice
 
 def _bounds(slice_key: str, weight: float, decision: Decision | None, name: str) -> SliceBounds:
     nothing = SliceBounds(slice_key, weight, None, None)
-    if decision is None or decision.level is None or decision.reason_code in UNTRUSTED_CODES:
+    if decision is None or decision.level is None or waits_for_independence(decision):
         return nothing
     result = next((test for test in decision.tests if test.name == name), None)
     if result is None or not result.num_units:

@@ -29,8 +29,12 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES, DISABLE_CODES, is_valid_for_engine
 from shadowspec.gate.verdict.hold_reasons import (
+    UNDECIDED_REMEDY,
     clusters_needed,
+    dependent,
+    failed_limit,
     figures,
+    merged,
     number,
     outlook,
     period,
@@ -38,13 +42,17 @@ from shadowspec.gate.verdict.hold_reasons import (
     short_span,
     slowest_of,
     staleness,
+    unmeasured_parity,
+    unproven_independence,
 )
 from shadowspec.gate.verdict.required_tests import (
     after_dependence,
     betting_results,
     fault_result,
+    is_shown_dependent,
     meets_limits,
     memory_result,
+    more_units,
 )
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
@@ -92,6 +100,7 @@ class _Outcome:
     code: str
     reason: str
     restarts: Mapping[str, TestState] = field(default_factory=dict)
+    waits: frozenset[str] = frozenset()  # tests that cross, of units that are too few to show their independence
 
 
 def decide(
@@ -129,16 +138,17 @@ def decide(
             certain = _at_once(hypothesis, results, evidence, policy)
             outcome = outcome if certain is None else _named(certain, hypothesis)
     elif other_engine is not None and not has_entered:
-        outcome = _hold(ReasonCode.OTHER_ENGINE, other_engine)
+        outcome = _other_engine(other_engine)
     elif not has_entered:
         outcome = _waits_for_entry(evidence, policy)
     else:
         outcome = _judge(hypothesis, results, evidence, policy, now, other_engine)
         if level is None and outcome.verdict is not Verdict.DISABLE and other_engine is None:
-            held = f"the {policy.max_hypotheses} declared hypotheses (max_hypotheses) have entered before it"
-            outcome = _Outcome(
-                Verdict.HOLD, ReasonCode.NO_LEVEL_LEFT, f"no level left: {held}", restarts=outcome.restarts
+            held = (
+                f"no level left: the {policy.max_hypotheses} declared hypotheses (max_hypotheses) have entered before "
+                "it; raise that number or configure fewer"
             )
+            outcome = _Outcome(Verdict.HOLD, ReasonCode.NO_LEVEL_LEFT, held, restarts=outcome.restarts)
         if outcome.verdict is not Verdict.HOLD:
             outcome = replace(outcome, reason=outcome.reason + period(evidence))
         if outcome.verdict is not Verdict.HOLD and policy.recording_only:
@@ -159,7 +169,7 @@ def decide(
         tests=tuple(results),
         num_clusters=evidence.num_clusters,
         num_blocks=evidence.runs.num_blocks,
-        clusters_needed=clusters_needed(outcome.code, results, evidence, policy),
+        clusters_needed=clusters_needed(outcome.code, results, evidence, policy, outcome.waits),
         decided_at=now,
         engine=hypothesis.config.engine,
         serving_engine=policy.serving_engine,
@@ -185,12 +195,15 @@ def decide(
 def _waits_for_entry(evidence: HypothesisEvidence, policy: GatePolicy) -> _Outcome:
     missing = policy.entry_clusters - evidence.counts.num_closed_clusters
     if missing > 0:
-        return _hold(ReasonCode.TOO_FEW_CLUSTERS, f"testing starts after {plural(missing, 'more session')}")
+        return _hold(
+            ReasonCode.TOO_FEW_CLUSTERS,
+            f"testing starts after {plural(missing, 'more session')}: send them ({policy.entry_clusters} must close)",
+        )
     share = percent(evidence.counts.recent_share or 0.0)
     return _hold(
         ReasonCode.SMALL_SLICE,
         f"the slice has {share} of its endpoint's requests of the last week; testing starts at "
-        f"{percent(policy.entry_share)} (entry_share)",
+        f"{percent(policy.entry_share)}: lower entry_share to test it alone",
     )
 
 
@@ -243,7 +256,9 @@ def _judge(
     if (evidence.missing_share or 0.0) > policy.max_missing:
         share = evidence.missing_share or 0.0
         return _hold(
-            ReasonCode.MISSING_DATA, f"{share:.1%} of the requests failed or were shed (limit {policy.max_missing:.1%})"
+            ReasonCode.MISSING_DATA,
+            f"{share:.1%} of the requests failed or were shed (limit {policy.max_missing:.1%}): find their cause in "
+            "`shadowspec report`",
         )
 
     if (evidence.late_share or 0.0) > policy.max_missing:
@@ -251,7 +266,7 @@ def _judge(
         return _hold(
             ReasonCode.LATE_DATA,
             f"{share:.1%} of the requests came out of order, after their clusters had entered "
-            f"(limit {policy.max_missing:.1%})",
+            f"(limit {policy.max_missing:.1%}): send each session through one partition",
         )
 
     mismatch = ratio(evidence.counts.num_other_prompts, evidence.counts.num_compared_prompts) or 0.0
@@ -259,7 +274,8 @@ def _judge(
         return _hold(
             ReasonCode.PROMPT_MISMATCH,
             f"production's server counts other tokens than are measured in {mismatch:.1%} of "
-            f"{plural(evidence.counts.num_compared_prompts, 'prompt')} (limit {policy.max_prompt_mismatch:.1%})",
+            f"{plural(evidence.counts.num_compared_prompts, 'prompt')} (limit {policy.max_prompt_mismatch:.1%}): "
+            "give the chat template that serves",
         )
 
     rates = None if policy.unit_window is not None else evidence.runs.operator_rates(policy.min_rate)
@@ -288,10 +304,10 @@ def _judge(
             )
             return _Outcome(Verdict.DISABLE, DISABLE_CODES[result.name], reason)
     if crossing:
-        return _dependent(waiting, restarts)
+        return _dependent(crossing, waiting, restarts)
 
     if other_engine is not None:
-        return _hold(ReasonCode.OTHER_ENGINE, other_engine)
+        return _other_engine(other_engine)
 
     # 4. ENABLE: every required test passes at this look, and speaks of most of the traffic.
     untimed = ratio(evidence.counts.num_beyond, evidence.counts.num_arrived) or 0.0
@@ -304,31 +320,32 @@ def _judge(
         )
     for result in required:
         if result.betting is not None and result.betting.unprovable is not None:
-            return _hold(ReasonCode.UNPROVABLE, result.betting.unprovable)
+            return _hold(ReasonCode.UNPROVABLE, f"{result.betting.unprovable}: change that limit")
     unknown = _unknown_parity(evidence)
     if unknown is None or unknown > policy.max_missing:
-        return _hold(ReasonCode.UNKNOWN_PARITY, "parity was not measured for all requests")
+        return _hold(ReasonCode.UNKNOWN_PARITY, unmeasured_parity(unknown, policy))
     if by_name["memory"].is_required and evidence.runs.num_blocks and not evidence.runs.num_memory_blocks:
         return _hold(
             ReasonCode.UNKNOWN_MEMORY,
-            "the engine that measured does not report the memory of the arms, and the policy sets a budget for it",
+            "the engine that measured does not report the memory of the arms "
+            f"({plural(evidence.runs.num_blocks, 'block')}): remove its budget, or measure on another engine",
         )
     if all(result.outcome == "pass" for result in required):
         waiting, restarts = _dependence(required)
         if waiting or restarts:
-            return _dependent(waiting, restarts)
+            return _dependent(required, waiting, restarts)
         if by_name["total_time"].outcome == "fail":
-            return _hold(ReasonCode.COSTLIER, f"{figures(by_name['total_time'])}: proven costlier in total time")
+            return _hold(ReasonCode.COSTLIER, failed_limit(by_name["total_time"], ReasonCode.COSTLIER))
         if (carried := _carry_over(by_name["speedup"], policy)) is not None:
             return _hold(ReasonCode.CARRY_OVER, carried)
         if (too_short := short_span(evidence, policy)) is not None and not policy.recording_only:
-            return _hold(ReasonCode.MIN_SPAN, f"every required test passes in this recording: {too_short}")
+            return _hold(ReasonCode.MIN_SPAN, f"every required test passes: {too_short}; send traffic for longer")
         lower, limit = evidence.mix_lower, 1.0 + policy.margin
         if policy.require_mix_bound and not hypothesis.slice_key and (lower is None or lower <= limit):
             return _hold(
                 ReasonCode.MIX_BOUND,
-                f"the slices' bounds prove a speedup of {number(lower)} under the current mix: the limit is "
-                f"{number(limit)}",
+                f"the slices' bounds prove a speedup of {number(lower)} under the current mix, and the limit is "
+                f"{number(limit)}: send traffic of the slices with wide bounds",
             )
         return _Outcome(
             Verdict.ENABLE, ReasonCode.ALL_TESTS_PASS, f"{figures(by_name['speedup'])}: every required test passes"
@@ -337,17 +354,19 @@ def _judge(
     # 5. HOLD, with the reason that says most.
     failed = [result for result in required if result.outcome == "fail"]
     if failed:
-        return _hold(
-            HOLD_CODES.get(failed[0].name, ReasonCode.GUARDRAIL),
-            f"{figures(failed[0])}: limit {number(failed[0].threshold)}",
-        )
+        code = HOLD_CODES.get(failed[0].name, ReasonCode.GUARDRAIL)
+        return _hold(code, failed_limit(failed[0], code))
     undecided = [result for result in required if result.outcome == "open"]
     if evidence.num_clusters >= policy.max_clusters:
-        return _hold(ReasonCode.UNDECIDABLE, f"{policy.max_clusters} clusters did not decide {undecided[0].name}")
+        return _hold(
+            ReasonCode.UNDECIDABLE,
+            f"{policy.max_clusters} clusters did not decide {undecided[0].name}: {UNDECIDED_REMEDY}",
+        )
     for result in undecided:
         if result.betting is not None and result.betting.is_undecidable:
             return _hold(
-                ReasonCode.UNDECIDABLE, f"{figures(result)}: too near the limit {number(result.threshold)} to decide"
+                ReasonCode.UNDECIDABLE,
+                f"{figures(result)} is too near the limit {number(result.threshold)} to decide: {UNDECIDED_REMEDY}",
             )
     needed = clusters_needed(ReasonCode.TOO_FEW_UNITS, results, evidence, policy)
     return _hold(ReasonCode.TOO_FEW_UNITS, outlook(slowest_of(undecided), needed))
@@ -377,7 +396,7 @@ def _enabled_before(
     if policy.require_mix_bound and not previous.slice_key and (lower is None or lower <= limit):
         parts.append(f"the slices' bounds prove a speedup of {number(lower)}, and the limit is {number(limit)}")
     if parts:
-        reason = f"the policy now asks for more than ENABLE has proven: {'; '.join(parts)}"
+        reason = f"the policy now asks for more than ENABLE has proven: {'; '.join(parts)}; send traffic or restore it"
         return _Outcome(Verdict.HOLD, ReasonCode.POLICY_CHANGED, reason, restarts)
     return _Outcome(Verdict.ENABLE, ReasonCode.ALL_TESTS_PASS, watch.reason)
 
@@ -400,8 +419,7 @@ def _carry_over(speedup: TestResult, policy: GatePolicy) -> str | None:
         return None
     return (
         f"the order of the arms adds {math.expm1(found.added):.1%} ± {found.error:.1%} to the speedup (limit "
-        f"{policy.max_carry_over:.1%}), as the baseline is slower right after speculation; without that it is "
-        f"{number(math.exp(found.without))}: set a pause between the arms (`pause_s`), or give each arm its own device"
+        f"{policy.max_carry_over:.1%}); without that it is {number(math.exp(found.without))}: set `pause_s`"
     )
 
 
@@ -425,10 +443,30 @@ def _dependence(crossing: Sequence[TestResult]) -> tuple[list[str], dict[str, Te
     return waiting, {name: state for name, (action, state) in actions.items() if action == "restart"}
 
 
-def _dependent(waiting: Sequence[str], restarts: Mapping[str, TestState]) -> _Outcome:
-    parts = [f"{name} restarts with {state.merged_units} units merged" for name, state in restarts.items()]
-    parts += [f"{name} waits until its units show to be independent" for name in waiting]
-    return _Outcome(Verdict.HOLD, ReasonCode.DEPENDENT, "; ".join(parts), restarts)
+def _dependent(crossing: Sequence[TestResult], waiting: Sequence[str], restarts: Mapping[str, TestState]) -> _Outcome:
+    """HOLD of tests that cross, while the units of some are not shown to be independent: the reason is of one test."""
+    waits = [result for result in crossing if result.name in waiting]
+    shown = [result for result in waits if is_shown_dependent(result)]
+    merging = [result for result in crossing if result.name in restarts]
+    if merging:
+        reason = merged(merging[0], restarts[merging[0].name])
+    else:
+        slowest = max(shown or waits, key=_waits_for)
+        reason = dependent(slowest) if shown else unproven_independence(slowest)
+    if num_others := len(merging) + len(waits) - 1:
+        reason += f"; {plural(num_others, 'more test')} alike"
+    is_dependent = bool(shown or merging)
+    code = ReasonCode.DEPENDENT if is_dependent else ReasonCode.TOO_FEW_UNITS
+    return _Outcome(Verdict.HOLD, code, reason, restarts, frozenset() if is_dependent else frozenset(waiting))
+
+
+def _waits_for(result: TestResult) -> float:
+    needed = more_units(result)
+    return math.inf if needed is None else needed
+
+
+def _other_engine(other_engine: str) -> _Outcome:
+    return _hold(ReasonCode.OTHER_ENGINE, f"{other_engine}: measure through two servers of it")
 
 
 def _unknown_parity(evidence: HypothesisEvidence) -> float | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Final, Protocol
 
 from shadowspec.gate.evidence.guardrails import DOCUMENT
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.windows import TIMED_UNITS
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.verdict.current_decision import is_stale
+from shadowspec.gate.verdict.required_tests import RESTART_AUTOCORRELATION, max_autocorrelation, more_units
 from shadowspec.metrics import ratio
 from shadowspec.text import plural, span_text
 from shadowspec.types import Decision, ReasonCode, TestResult, TestState
@@ -23,7 +24,11 @@ def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -
     limit_s, newest = policy.max_evidence_age_s, evidence.last_event
     if limit_s is None or newest is None or not is_stale(newest, timedelta(seconds=limit_s), now):
         return None
-    age = f"more than {limit_s:.0f} s ago" if newest <= now else "which is still to come: check the mirror's clocks"
+    age = (
+        f"more than {limit_s:.0f} s ago: measure newer traffic"
+        if newest <= now
+        else "which is still to come: check the mirror's clocks"
+    )
     return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, {age}"
 
 
@@ -51,9 +56,16 @@ def short_span(evidence: EvidenceSpan, policy: GatePolicy) -> str | None:
 
 
 def clusters_needed(
-    reason_code: str, results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy
+    reason_code: str,
+    results: Sequence[TestResult],
+    evidence: HypothesisEvidence,
+    policy: GatePolicy,
+    waits: Collection[str] = (),
 ) -> int | None:
-    """Clusters until the slowest open test may pass; None where that is unknown or another reason holds."""
+    """Clusters until the slowest open test may pass; None where that is unknown or another reason holds.
+
+    Tests of which names are in `waits` cross already, and wait for units that show their independence.
+    """
     if reason_code == ReasonCode.TOO_FEW_CLUSTERS:
         return policy.entry_clusters - evidence.counts.num_closed_clusters
     if reason_code != ReasonCode.TOO_FEW_UNITS:
@@ -62,11 +74,13 @@ def clusters_needed(
     per_block = max(evidence.runs.max_block_requests // evidence.runs.max_turns, 1)
     needed = []
     for result in results:
-        if result.outcome == "open" and result.is_required and result.unit != DOCUMENT:
-            if result.units_needed is None:
+        is_open = result.outcome == "open" and result.is_required and result.unit != DOCUMENT
+        if result.name in waits or (is_open and not waits):
+            num_units = more_units(result) if waits else result.units_needed
+            if num_units is None:
                 return None
-            merged = (result.state or TestState()).merged_units
-            needed.append(result.units_needed * merged * (per_block if result.unit in TIMED_UNITS else 1))
+            group = (result.state or TestState()).merged_units
+            needed.append(num_units * group * (per_block if result.unit in TIMED_UNITS else 1))
     return max(needed, default=None)
 
 
@@ -74,12 +88,94 @@ def outlook(result: TestResult, num_clusters: int | None = None) -> str:
     """An open test's figures so far, and the evidence that it still needs."""
     if result.unit == DOCUMENT and result.num_units == 0:
         return f"{result.name}: no task set was evaluated with this config; run `shadowspec evaluate`"
-    if result.num_units == 0 or result.units_needed is None:
-        return f"{figures(result)}: not proven against {number(result.threshold)}, and not trending towards it"
-    needed = plural(result.units_needed, f"more {result.unit}")
-    if num_clusters is not None and result.unit != DOCUMENT:
-        needed = plural(num_clusters, "more session")
-    return f"{figures(result)}: not yet proven against {number(result.threshold)}, about {needed}"
+    if result.num_units == 0:
+        least = plural(result.min_units, result.unit)
+        return f"{result.name}: nothing counts yet, and it needs at least {least}: send traffic"
+    limit = number(result.threshold)
+    if result.units_needed is None:
+        return f"{figures(result)}: not proven against {limit}, and not trending towards it: try another candidate"
+    if result.unit == DOCUMENT:
+        needed = f"evaluate about {plural(result.units_needed, 'more document')}"
+    elif num_clusters is None:
+        needed = f"send about {plural(result.units_needed, f'more {result.unit}')}"
+    else:
+        needed = f"send about {plural(num_clusters, 'more session')}"
+    return f"{figures(result)}: not yet proven against {limit}: {needed}"
+
+
+UNDECIDED_REMEDY: Final = "try another candidate, or change the limit"
+SPREAD: Final = "send traffic that is spread over more time"
+_FAILED_REMEDY: Final[Mapping[str, str]] = {
+    ReasonCode.LOW_ACCEPTANCE: "try another draft or fewer speculative tokens",
+    ReasonCode.COSTLIER: "try another draft or fewer speculative tokens",
+    ReasonCode.NEAR_TIES: "use the same kernels in both arms, or review that limit",
+    ReasonCode.GUARDRAIL: "change the candidate, or review that limit",
+}
+
+
+def failed_limit(result: TestResult, code: ReasonCode) -> str:
+    """A required test that failed, of a HOLD with this code."""
+    return f"{figures(result)} misses the limit {number(result.threshold)}: {_FAILED_REMEDY[code]}"
+
+
+def unmeasured_parity(share: float | None, policy: GatePolicy) -> str:
+    """Requests of which nothing is known about parity; `share` is None where no request is."""
+    of = "any request" if share is None else f"{share:.1%} of the requests"
+    return (
+        f"parity was not measured for {of} (limit {policy.max_missing:.1%}): let the baseline's server return "
+        "`score_logprobs`"
+    )
+
+
+def unproven_independence(result: TestResult) -> str:
+    """A test that crosses, and of whose units there are too few to judge whether they are independent."""
+    needed = more_units(result)
+    more = SPREAD if needed is None else f"send about {needed:,} more"
+    agreement = None if result.dependence is None else result.dependence.batch_agreement
+    shown = "" if agreement is None or agreement >= 1.0 else f", batches {max(agreement, 0.0):.2f} of 1"
+    return (
+        f"{result.name} crosses its limit, but {_units(result)} are too few to judge whether they are independent "
+        f"(r1 {_r1(result)}{shown}): {more}"
+    )
+
+
+def dependent(result: TestResult) -> str:
+    """A test that crosses, and of whose units those that follow each other resemble each other."""
+    needed, num_units = more_units(result), result.num_units
+    allowed = max_autocorrelation(num_units)
+    r1 = 0.0 if result.dependence is None else result.dependence.r1 or 0.0
+    if r1 < allowed:  # batches show what neighbours do not
+        agreement = 0.0 if result.dependence is None else result.dependence.batch_agreement or 0.0
+        more = SPREAD if needed is None else f"send about {needed:,} more"
+        return (
+            f"{result.name}: {_units(result)} drift together over time (batches {max(agreement, 0.0):.2f} of the "
+            f"required 1): {more}"
+        )
+    remedy = SPREAD if needed is None else f"send {needed:,} more, which then count in fours"
+    if needed is not None and result.state is not None and result.state.merged_units > 1:
+        remedy = f"send {needed:,} more, which then count in larger groups"
+    return (
+        f"{result.name}: neighbours among {_units(result)} resemble each other (r1 {_r1(result)}, limit "
+        f"{allowed:.2f}): {remedy}"
+    )
+
+
+def merged(result: TestResult, state: TestState) -> str:
+    """A test that crosses, and of which units are merged and counted again because they resemble each other."""
+    return (
+        f"{result.name}: neighbours among {_units(result)} resemble each other (r1 {_r1(result)}, limit "
+        f"{RESTART_AUTOCORRELATION:.2f}): send at least {result.min_units * state.merged_units:,} more, "
+        f"counted in groups of {state.merged_units}"
+    )
+
+
+def _units(result: TestResult) -> str:
+    group = (result.state or TestState()).merged_units
+    return plural(result.num_units, f"{result.unit}{'' if group == 1 else ' group'}")
+
+
+def _r1(result: TestResult) -> str:
+    return number(None if result.dependence is None else result.dependence.r1, 2)
 
 
 def not_trending(decision: Decision) -> list[str]:
@@ -121,9 +217,9 @@ def slowest_of(undecided: Sequence[TestResult]) -> TestResult:
     return max(undecided, key=lambda result: math.inf if result.units_needed is None else result.units_needed)
 
 
-def number(value: float | None) -> str:
+def number(value: float | None, digits: int = 3) -> str:
     """A figure as reasons show it."""
-    return "unknown" if value is None else f"{value:.3g}"
+    return "unknown" if value is None else f"{value:.{digits}g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,8 +197,9 @@ def _after_detectors(decision: Decision, detectors: Mapping[str, drift.Detector]
         return decision
     reason = "; ".join(parts)
     if decision.verdict is Verdict.DISABLE:
-        reason = f"DISABLE is refuted: {reason}; it stays in force until the next run decides"
+        reason = f"DISABLE is refuted: {reason}; send traffic, as it stays in force until the next run decides"
         return replace(decision, reason_code=ReasonCode.REOPENED, reason=reason, ends_run=True)
+    reason = f"{reason}: look for the change, and send traffic for the next run"
     return replace(decision, verdict=_alarm_verdict(policy), reason_code=ReasonCode.DRIFT, reason=reason, ends_run=True)
 
 
@@ -207,7 +208,7 @@ def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy) -> Decision
     if trial.reopens:
         reason = (
             f"new evidence refuted the DISABLE of run {trial.num_restarts}, which stays in force until the next one "
-            f"decides: {decision.reason}"
+            f"decides; {decision.reason}"
         )
         return replace(decision, verdict=Verdict.DISABLE, reason_code=ReasonCode.REOPENED, reason=reason)
     if trial.supersedes is None:

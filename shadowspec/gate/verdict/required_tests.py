@@ -22,8 +22,18 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.betting import Floats, Side
 from shadowspec.gate.stats.capital import CapitalTable
+from shadowspec.gate.verdict.current_verdict import DISABLE_CODES
 from shadowspec.metrics import ratio
-from shadowspec.types import BettingFigures, Dependence, ProvenBounds, TestResult, TestState
+from shadowspec.types import (
+    BettingFigures,
+    Decision,
+    Dependence,
+    ProvenBounds,
+    ReasonCode,
+    TestResult,
+    TestState,
+    Verdict,
+)
 
 RESTART_AUTOCORRELATION = 0.2  # above it, once r1 is well known, the units are too small to be independent
 RESTART_UNITS = 100
@@ -297,6 +307,52 @@ def dependence(
     limit, surely = r1 + Z_95 * error, r1 - error
     restarts = np.asarray(surely > RESTART_AUTOCORRELATION - slack) & (num_units >= RESTART_UNITS) & can_merge
     return ~restarts & ((limit >= WAIT_AUTOCORRELATION + slack) | np.equal(num_units, 0)), restarts
+
+
+def max_autocorrelation(num_units: int) -> float:
+    """The r1 below which so many units pass as independent; below 0 where they are too few to show it."""
+    return WAIT_AUTOCORRELATION - Z_95 / math.sqrt(max(num_units, 1))
+
+
+def is_shown_dependent(result: TestResult) -> bool:
+    """Whether what keeps a waiting test is the estimate of its dependence, and not the error of that estimate."""
+    if result.dependence is None or (r1 := result.dependence.r1) is None:
+        return False
+    if r1 >= max_autocorrelation(result.num_units):
+        return r1 >= WAIT_AUTOCORRELATION and max_autocorrelation(result.num_units) > 0.0
+    return result.num_units >= RESTART_UNITS  # batches; of few units there are too few batches
+
+
+def more_units(result: TestResult) -> int | None:
+    """More units after which a waiting test counts, if r1 and means stay as they are; None: no number of them does.
+
+    Where units of that r1 merge and start again before, it is the number up to there.
+    """
+    if result.dependence is None or (r1 := result.dependence.r1) is None:
+        return 0
+    num_units, agreement = max(result.num_units, 1), result.dependence.batch_agreement
+    if max_autocorrelation(num_units) <= 0.0:
+        r1 = min(r1, 0.0)  # nothing is known of it
+    counts_at, merges_at = math.inf, math.inf
+    if r1 < WAIT_AUTOCORRELATION:
+        counts_at = math.floor((Z_95 / (WAIT_AUTOCORRELATION - r1)) ** 2) + 1
+    if agreement is not None and agreement < 1.0:
+        counts_at = max(counts_at, math.ceil(num_units / agreement**2)) if agreement > 0.0 else math.inf
+    if r1 > RESTART_AUTOCORRELATION and result.state is not None and result.state.merged_units in MERGES:
+        merges_at = max(RESTART_UNITS, math.floor((r1 - RESTART_AUTOCORRELATION) ** -2) + 1)
+    ends_at = min(counts_at, merges_at)
+    return None if math.isinf(ends_at) else max(int(ends_at) - num_units, 1)
+
+
+def waits_for_independence(decision: Decision) -> bool:
+    """Whether a decision would be a verdict if the units of a test that crosses were shown to be independent."""
+    is_undecided = decision.verdict is Verdict.HOLD or decision.reason_code in (ReasonCode.DRIFT, ReasonCode.REOPENED)
+    required = [test for test in decision.tests if test.is_required]
+    crossing = [test for test in decision.tests if test.outcome == "fail" and test.name in DISABLE_CODES]
+    if required and all(test.outcome == "pass" for test in required):
+        crossing += required
+    is_waiting = any(after_dependence(test)[0] != "count" for test in crossing)
+    return decision.reason_code == ReasonCode.DEPENDENT or (is_undecided and is_waiting)
 
 
 def _best_ratio(test: BettingTest, side: Side, theta: float) -> float:

@@ -1,0 +1,221 @@
+"""The text of every reason to HOLD: plain words with the cause, an amount and a remedy, in short sentences."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.verdict.decision import decide
+from shadowspec.gate.verdict.hold_reasons import dependent, outlook, unproven_independence
+from shadowspec.gate.verdict.required_tests import (
+    after_dependence,
+    is_shown_dependent,
+    max_autocorrelation,
+    more_units,
+    waits_for_independence,
+)
+from shadowspec.types import Decision, Dependence, Parity, ReasonCode, SliceCounts, TestResult, TestState, Verdict
+from tests.builders.hypothesis_evidence import (
+    HYPOTHESIS,
+    POLICY,
+    correlated,
+    costly_tail,
+    draw_runs,
+    evidence_of,
+    look,
+    result,
+)
+from tests.builders.watched_gate import POLICY as WATCHED
+from tests.builders.watched_gate import Gate
+from tests.builders.watched_gate import draw_runs as watched_runs
+from tests.gate.test_carry_over import ordered, seen
+from tests.gate.test_guardrails import scored_runs
+from tests.gate.worlds import START, run_of
+
+GOOD = evidence_of(draw_runs(400))
+NEAR = Parity(first_divergence=5, divergence_gap=0.0, rerun_differs=False)
+FROZEN = replace(POLICY, log_speedup_clip=1.5, margin=1.5).with_frozen_parameters(POLICY.frozen_parameters())
+REMEDY = re.compile(
+    r"\b(send|try|change|review|raise|lower|find|give|let|remove|measure|set|use|evaluate|look|configure)\b"
+)
+LONGEST = 25  # words of a sentence
+
+
+def drifted(runs_after: int = 0) -> Decision:
+    gate = Gate(replace(WATCHED, on_alarm="hold"))
+    assert gate.look(watched_runs(100, 0)).verdict is Verdict.ENABLE
+    decision = gate.look(watched_runs(150, 1, speedup=1.0))
+    return gate.look(watched_runs(runs_after, 2)) if runs_after else decision
+
+
+def refuted(runs_after: int = 0) -> Decision:
+    gate = Gate()
+    assert gate.look(watched_runs(100, 0, speedup=0.9)).verdict is Verdict.DISABLE
+    decision = gate.look(watched_runs(200, 1))
+    return gate.look(watched_runs(runs_after, 2)) if runs_after else decision
+
+
+def new_fingerprint(place: int) -> Decision:
+    gate = Gate()
+    gate.look(watched_runs(100, 0))
+    gate.look(watched_runs(10, 1), "other")
+    return gate.rows[place]
+
+
+def tightened() -> Decision:
+    gate = Gate()
+    gate.look(watched_runs(100, 0))
+    gate.policy = replace(WATCHED, margin=0.5)
+    return gate.look(watched_runs(10, 1))
+
+
+def unmeasured_memory() -> Decision:
+    bare = [replace(unit, block=replace(unit.block, memory={})) for unit in GOOD.blocks]
+    return look(replace(GOOD, blocks=tuple(bare)))
+
+
+def small_slice() -> Decision:
+    evidence = HypothesisEvidence(counts=SliceCounts(num_closed_clusters=40, recent_share=0.012))
+    return decide(HYPOTHESIS, evidence, POLICY, trial=None, has_entered=False, previous=None, now=START)
+
+
+def missed() -> Decision:
+    runs = [run_of(i, "b", failure="timeout") if i % 19 == 0 else run for i, run in enumerate(draw_runs(400))]
+    return look(evidence_of(runs))
+
+
+CASES: dict[str, list[Callable[[], Decision]]] = {
+    "drift": [drifted, lambda: drifted(10)],
+    "reopened": [refuted, lambda: refuted(10)],
+    "too_few_clusters": [lambda: look(evidence_of(draw_runs(12)), level=None, has_entered=False)],
+    "small_slice": [small_slice],
+    "too_few_units": [
+        lambda: look(evidence_of(draw_runs(60))),
+        lambda: look(evidence_of(draw_runs(400, speedup=1.03)), replace(POLICY, indifference=0.0)),
+        lambda: look(evidence_of(correlated(400, 0.5, seed=1)[:240])),
+    ],
+    "min_span": [
+        lambda: look(GOOD, replace(POLICY, min_span_s=400.0)),
+        lambda: look(GOOD, replace(POLICY, min_span_s=7 * 86_400.0)),
+    ],
+    "changed_fingerprint": [lambda: new_fingerprint(-1), lambda: new_fingerprint(-2)],
+    "policy_changed": [tightened],
+    "low_acceptance": [lambda: look(evidence_of(draw_runs(400, acceptance=0.25)))],
+    "costlier": [lambda: look(evidence_of(costly_tail(1_600)))],
+    "near_ties": [
+        lambda: look(evidence_of([replace(r, parity=NEAR) if i % 4 == 0 else r for i, r in enumerate(draw_runs(400))]))
+    ],
+    "guardrail": [lambda: look(evidence_of(scored_runs(400, -0.5)), replace(POLICY, score_margin=0.1))],
+    "mix_bound": [
+        lambda: look(GOOD, replace(POLICY, require_mix_bound=True), hypothesis=replace(HYPOTHESIS, slice_key=""))
+    ],
+    "carry_over": [lambda: look(seen(ordered(300, noise=0.05)))],
+    "dependent": [
+        lambda: look(evidence_of(correlated(480, 0.9))),
+        lambda: look(evidence_of(correlated(240, 0.9))),
+    ],
+    "undecidable": [lambda: look(evidence_of(draw_runs(100, speedup=1.05)), replace(POLICY, max_clusters=100))],
+    "other_engine": [lambda: look(GOOD, replace(POLICY, serving_engine="vllm 0.32"))],
+    "no_level_left": [lambda: look(GOOD, level=None)],
+    "unprovable": [lambda: look(GOOD, FROZEN)],
+    "missing_data": [missed],
+    "late_data": [lambda: look(replace(GOOD, num_left_out=40))],
+    "prompt_mismatch": [lambda: look(replace(GOOD, num_compared_prompts=400, num_other_prompts=20))],
+    "untimed": [lambda: look(replace(GOOD, num_arrived=400, num_beyond=101))],
+    "stale_data": [
+        lambda: look(GOOD, replace(POLICY, max_evidence_age_s=60.0), now=START + timedelta(days=2)),
+    ],
+    "unknown_parity": [lambda: look(evidence_of([replace(run, parity=None) for run in draw_runs(400)]))],
+    "unknown_memory": [unmeasured_memory],
+}  # fmt: skip
+
+
+def sentences(reason: str) -> list[str]:
+    return [part for part in re.split(r"; |(?<=[.]) |: (?=the fingerprint|a drift|new evidence)", reason) if part]
+
+
+def test_every_reason_to_hold_that_the_gate_writes_is_in_the_table() -> None:
+    holds = {code.value for code in ReasonCode if "HOLD" in code.verdicts}
+    assert set(CASES) == holds - {"override"} | {"reopened"}, "an override has its author's words"
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_a_reason_has_its_cause_an_amount_and_a_remedy(code: str) -> None:
+    for case in CASES[code]:
+        decision = case()
+        assert decision.reason_code == code, decision.reason
+        assert re.search(r"\d|\bno\b|\bany\b", decision.reason), f"no amount: {decision.reason}"
+        assert REMEDY.search(decision.reason), f"no remedy: {decision.reason}"
+        for sentence in sentences(decision.reason):
+            assert len(sentence.split()) <= LONGEST, f"{len(sentence.split())} words: {sentence}"
+
+
+def waiting(r1: float, num_units: int, *, agreement: float | None = None, merged: int = 1) -> TestResult:
+    dependence = Dependence(r1, TestState(0, merged), agreement)
+    return TestResult("speedup", "pass", 1.3, 1.1, 1.5, 1.05, 0.01, "block", num_units, 10, 0, dependence=dependence)
+
+
+@pytest.mark.parametrize(
+    ("found", "is_dependent", "more"),
+    [
+        (waiting(0.0, 8), False, 6),  # 14 units show an r1 of 0
+        (waiting(0.52, 8), False, 6),  # of 8 units nothing is known, whatever their r1
+        (waiting(0.1, 16), False, 7),  # (1.645 / .35)^2 = 22.1
+        (waiting(0.52, 60), True, 40),  # at 100 they merge
+        (waiting(0.52, 60, merged=8), True, None),
+        (waiting(0.43, 60), False, 40),
+        (waiting(0.0, 16, agreement=0.8), False, 9),  # 16 / .64
+        (waiting(0.15, 240, agreement=0.72), True, 223),
+        (waiting(0.0, 60, agreement=-0.1), False, None),
+    ],
+)
+def test_too_few_units_to_judge_are_not_called_dependent(
+    found: TestResult, is_dependent: bool, more: int | None
+) -> None:
+    assert after_dependence(found)[0] == "wait"
+    assert (is_shown_dependent(found), more_units(found)) == (is_dependent, more)
+    reason = dependent(found) if is_dependent else unproven_independence(found)
+    assert ("too few" in reason) is not is_dependent
+    assert str(more) in reason if more is not None else "over more time" in reason
+
+
+@pytest.mark.parametrize(
+    ("r1", "num_units", "agreement"),
+    [(0.0, 8, None), (0.1, 16, None), (0.3, 40, None), (0.0, 16, 0.8), (0.15, 240, 0.72)],
+)
+def test_that_many_more_units_are_enough_and_fewer_are_not(r1: float, num_units: int, agreement: float | None) -> None:
+    more = more_units(waiting(r1, num_units, agreement=agreement, merged=8))
+    assert more is not None
+    for added, action in ((more, "count"), (more - 1, "wait")):
+        grown = None if agreement is None else agreement * math.sqrt((num_units + added) / num_units)
+        assert after_dependence(waiting(r1, num_units + added, agreement=grown, merged=8))[0] == action
+
+
+def test_a_wait_for_units_says_how_many_sessions_and_its_bounds_are_not_used() -> None:
+    decision = look(evidence_of(correlated(400, 0.5, seed=1)[:240]))
+    assert (decision.reason_code, result(decision, "speedup").outcome) == ("too_few_units", "pass")
+    assert decision.clusters_needed == 40 * 4
+    assert waits_for_independence(decision)
+    assert not waits_for_independence(look(evidence_of(draw_runs(60))))
+    assert not waits_for_independence(look(GOOD))
+
+
+def test_the_largest_r1_is_the_limit_less_its_error() -> None:
+    assert max_autocorrelation(110) == pytest.approx(0.45 - 1.645 / math.sqrt(110))
+    assert max_autocorrelation(13) < 0.0 < max_autocorrelation(14)
+
+
+def test_an_open_test_without_an_estimate_names_what_may_help() -> None:
+    open_test = TestResult("tail", "open", 0.2, 0.05, 0.4, 0.1, 0.01, "window", 9, 20)
+    assert outlook(open_test) == (
+        "tail 0.2 [0.05, 0.4]: not proven against 0.1, and not trending towards it: try another candidate"
+    )
+    assert outlook(replace(open_test, num_units=0)) == (
+        "tail: nothing counts yet, and it needs at least 20 windows: send traffic"
+    )
