@@ -34,6 +34,8 @@ from shadowspec.simulate.world import SLOT_S, SpreadWorld, Weather
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule, Load
 from shadowspec.types import (
+    Arm,
+    ArmOrder,
     Block,
     FunnelCounter,
     RecordKey,
@@ -143,7 +145,7 @@ def watch_spread(
 
     `policy` is the world's, or another rule in it.
     """
-    rows = _Rows(traffic, policy, rng)
+    rows = _Rows(traffic, policy, world.effects.noise_sd, rng)
     outcomes: dict[tuple[str, int], HypothesisOutcome] = {}
     end_us = int(world.days * DAY_S * SECOND)
     step_us = int(world.look_every_h * 3_600.0 * SECOND)
@@ -159,11 +161,13 @@ def watch_spread(
 class _Rows:
     """The rows of the measured requests, as they are finished."""
 
-    def __init__(self, traffic: SpreadTraffic, policy: GatePolicy, rng: np.random.Generator) -> None:
+    def __init__(self, traffic: SpreadTraffic, policy: GatePolicy, noise_sd: float, rng: np.random.Generator) -> None:
         loads = (Load(4),)
         rule = EndpointRule(ENDPOINT, ("target",), slice_by=("prompt_class",), loads=loads, **policy.rule_parts())
         self.store = MemoryStore(ENDPOINT, PLACE, [CONFIG])
         self._former, self._rng, self._logs = BlockFormer([rule]), rng, traffic.log_speedup
+        self._noise_sd = noise_sd
+        self._last_arm: Arm | None = None
         self._done_us: dict[int, int] = {}  # by place in the traffic
         records: list[StoredRecord] = []
         self._at_us: list[int] = []
@@ -208,17 +212,21 @@ class _Rows:
         memory = {CONFIG.fingerprint: MEMORY}
         stored = StoredBlock(*parts, block.first_arm, event_time(at_us), memory)
         blocks.append(replace(stored, stands_for=block.stands_for))
+        arms = block.arm_order(1)
+        order = ArmOrder.of(arms, 0, self._last_arm)
+        self._last_arm = Arm.BASELINE if arms[-1] is None else Arm.SPECULATIVE
         for prompt in block.requests:
             self._done_us[prompt.key.offset] = at_us
             num_drafts = 1 + int(rng.poisson(29.0))
-            runs.append(
-                measured_run(
-                    places[prompt.key.offset],
-                    CONFIG.fingerprint,
-                    block.block_id,
-                    float(self._logs[prompt.key.offset]),
-                    float(rng.lognormal(math.log(BASELINE_MS), 0.2)),
-                    num_drafts,
-                    int(rng.binomial(num_drafts, 0.65)),
-                )
+            baseline_ms = float(rng.lognormal(math.log(BASELINE_MS), 0.2))
+            repeat_ms = baseline_ms * math.exp(rng.normal(0.0, self._noise_sd)) if block.repeats_baseline else None
+            run = measured_run(
+                places[prompt.key.offset],
+                CONFIG.fingerprint,
+                block.block_id,
+                float(self._logs[prompt.key.offset]),
+                baseline_ms,
+                num_drafts,
+                int(rng.binomial(num_drafts, 0.65)),
             )
+            runs.append(replace(run, order=replace(order, baseline_repeat_ms=repeat_ms)))

@@ -79,7 +79,7 @@ class Outbox:
     @property
     def fronts(self) -> frozenset[tuple[PartitionId, int]]:
         """Of each partition, the offset of the unfinished message that its ledger waits for."""
-        fronts = ((partition, tracker.front) for partition, tracker in self._trackers.items())
+        fronts = ((tracker.partition, tracker.front) for tracker in self._trackers.values())
         return frozenset((partition, front) for partition, front in fronts if front is not None)
 
     @property
