@@ -18,7 +18,10 @@ from shadowspec.gate.evidence.series import add_times
 from shadowspec.gate.evidence.units import BlockUnit, MeasuredRun
 from shadowspec.gate.evidence.windows import FULL_SHARE, WindowMemory, num_first_windows, window_start
 from shadowspec.gate.policy import GatePolicy
-from tests.gate.worlds import START, block_of, run_of
+from shadowspec.gate.verdict.decision import decide
+from shadowspec.types import Trial, Verdict
+from tests.builders.hypothesis_evidence import HYPOTHESIS
+from tests.gate.worlds import GRAPH, START, block_of, run_of
 
 HOUR = timedelta(hours=1)
 POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0)
@@ -175,6 +178,24 @@ def test_recordings_have_blocks_as_units() -> None:
     assert evidence.tests["speedup"].num_units == 5
     assert {test.unit for test in score_units((), (), recording)} >= {"block", "cluster"}
     assert {test.unit for test in score_units((), (), POLICY)} == {"window"}
+
+
+def test_an_enable_says_what_it_assumes_beyond_its_windows() -> None:
+    rng = np.random.default_rng(3)
+    hours = [unit(hour, list(rng.normal(0.27, 0.05, 4))) for hour in range(24, 24 * 12)]
+    evidence = replace(fold([*FIRST_DAY, *hours]), num_days=12, first_event=START, last_event=START + 12 * 24 * HOUR)
+    decision = decide(
+        HYPOTHESIS,
+        replace(evidence, num_clusters=1_000),
+        POLICY,
+        trial=Trial(0.045, 0.045, GRAPH),
+        has_entered=True,
+        previous=None,
+        now=START + 12 * 24 * HOUR,
+    )
+    assert decision.verdict is Verdict.ENABLE, decision.reason
+    assert "assumes that incidents of over 60 minutes are as frequent as in this traffic" in decision.reason
+    assert {test.unit for test in decision.tests if test.name in ("speedup", "tail", "acceptance")} == {"window"}
 
 
 def test_log_speedups_of_a_window_are_weighed_sums() -> None:

@@ -30,6 +30,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES, DISABLE_CODES, is_valid_for_engine
 from shadowspec.gate.verdict.hold_reasons import (
     UNDECIDED_REMEDY,
+    assumption_note,
     clusters_needed,
     dependent,
     failed_limit,
@@ -151,6 +152,8 @@ def decide(
             outcome = _Outcome(Verdict.HOLD, ReasonCode.NO_LEVEL_LEFT, held, restarts=outcome.restarts)
         if outcome.verdict is not Verdict.HOLD:
             outcome = replace(outcome, reason=outcome.reason + period(evidence))
+        if outcome.verdict is Verdict.ENABLE:
+            outcome = replace(outcome, reason=outcome.reason + assumption_note(policy))
         if outcome.verdict is not Verdict.HOLD and policy.recording_only:
             outcome = replace(outcome, reason=outcome.reason + recording_note(evidence, policy))
         outcome = _named(outcome, hypothesis)

@@ -206,6 +206,13 @@ def period(evidence: HypothesisEvidence) -> str:
     return f"; traffic of {evidence.first_event:%Y-%m-%d %H:%M} to {evidence.last_event:%Y-%m-%d %H:%M} UTC"
 
 
+def assumption_note(policy: GatePolicy) -> str:
+    """The end of the reason of an ENABLE whose units are windows: what is assumed beyond them."""
+    if policy.unit_window is None:
+        return ""
+    return f"; assumes that incidents of over {span_text(policy.window_s)} are as frequent as in this traffic"
+
+
 def recording_note(evidence: EvidenceSpan, policy: GatePolicy) -> str:
     """The end of the reason of a trial policy's verdict: its scope, and the span that production would require."""
     too_short = short_span(evidence, policy)
