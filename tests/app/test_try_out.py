@@ -112,7 +112,7 @@ def test_the_configuration_parses_and_shares_the_level_among_what_is_measured(
     endpoint = config.endpoints[name]
     assert (name, endpoint.rule.served_models) == ("my-model.v2", ("org/my model.v2",))
     assert endpoint.policy == replace(
-        GatePolicy(window_s=0.0),
+        GatePolicy(),
         recording_only=True,
         max_hypotheses=num_hypotheses,
         timed_positions=2,

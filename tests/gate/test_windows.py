@@ -24,7 +24,7 @@ from tests.builders.hypothesis_evidence import HYPOTHESIS
 from tests.gate.worlds import GRAPH, START, block_of, run_of
 
 HOUR = timedelta(hours=1)
-POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0)
+POLICY = GatePolicy(max_hypotheses=1)
 
 
 def unit(hour: int, logs: list[float], *, sequence: int = 0, stands_for: float = 1.0, rate: float = 1.0) -> BlockUnit:

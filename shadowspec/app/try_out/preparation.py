@@ -195,6 +195,6 @@ def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
         loads=(Load(inputs.concurrency),),
         default_sampling=served_sampling(inputs.target, inputs.serving_engine, configured={}).defaults,
         prompt_rules=prompt_rules_of(inputs.serving_engine),
-        **GatePolicy().rule_parts(),
+        **GatePolicy(recording_only=True).rule_parts(),
     )
     return survey_sample(sample, rule, tokenizer, os.urandom(32))
