@@ -60,11 +60,11 @@ def repeat(world: World, seed: np.random.SeedSequence) -> Repetition:
     if isinstance(world, SpreadWorld):
         traffic_seed, *measured_seeds = seed.spawn(3)
         traffic = draw_traffic(world, np.random.default_rng(traffic_seed))
+        # The control measures all of the traffic: it is asked once a day.
+        control = replace(world, policy=replace(world.policy, window_s=0.0), look_every_h=24.0)
         by_window, by_block = (
-            watch_spread(world, traffic, policy, np.random.default_rng(measured_seed))
-            for policy, measured_seed in zip(
-                (world.policy, replace(world.policy, window_s=0.0)), measured_seeds, strict=True
-            )
+            watch_spread(asked, traffic, asked.policy, np.random.default_rng(measured_seed))
+            for asked, measured_seed in zip((world, control), measured_seeds, strict=True)
         )
         return Repetition(tuple(by_window), {BLOCK_UNITS: any(o.verdict is Verdict.ENABLE for o in by_block)})
     if isinstance(world, FleetWorld):
