@@ -71,7 +71,7 @@ class GateDocument(PublicDocument, frozen=True, kw_only=True):
     audits: Sequence[AuditDocument] | UnsetType = UNSET
 
 
-@shows(Explanation, "recomputed")
+@shows(Explanation, "recomputed", "policy")
 class ExplanationDocument(PublicValue, frozen=True, kw_only=True):
     """A decision as stored, and every figure that came out otherwise."""
 

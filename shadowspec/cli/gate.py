@@ -16,12 +16,15 @@ from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import NoDataError
-from shadowspec.gate.run.recompute import Explanation
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.recompute import Explanation, LostRowsError
+from shadowspec.gate.run.run_units import Crossings
 from shadowspec.reports.content.next_steps import best_decision, next_step
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
-from shadowspec.reports.report import tables_of_tests, verdict_tables
+from shadowspec.reports.report import explanation_tables, tables_of_tests, verdict_tables
 from shadowspec.rollout.stages import RolloutStep
 from shadowspec.text import plural, slice_title
+from shadowspec.types import Decision
 
 MAX_SHOWN = 20  # figures that differ; --json has all of them
 
@@ -40,6 +43,9 @@ def gate(
             "--explain", metavar="ID", min=1, help="Recompute this past decision from the stored rows instead."
         ),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With --explain: also print all figures of its tests.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Decide and print, but store nothing: to try a policy.")
     ] = False,
@@ -54,12 +60,12 @@ def gate(
     Prints current verdicts, operators' overrides included, and the next step of each endpoint. The gate also audits
     replayed outputs and moves rollouts; an audit's alert sets an override HOLD, which an operator clears.
 
-    With --explain it stores nothing: it recomputes a past decision from its rows and compares every number. Exit code 4
-    means that rows are gone or a number differs.
+    With --explain it stores nothing: it says what a past decision rests on, recomputes it from its rows and compares
+    every number. Exit code 4 means that rows are gone or a number differs.
     """
     config = load_config(find_config(config_path))
     if explain is not None:
-        _explain(config, explain, as_json=as_json)
+        _explain(config, explain, as_json=as_json, verbose=verbose)
         return
     input_ended = False if input_continues else None
     run = (rehearse if dry_run else decide)(config, endpoint, input_ended=input_ended)
@@ -100,12 +106,17 @@ def _print_audits(run: GateResults, *, with_all: bool) -> None:
                 results.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
-def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
-    explanation = explain_decision(config, decision_id)
+def _explain(config: Config, decision_id: int, *, as_json: bool, verbose: bool) -> None:
+    try:
+        explanation = explain_decision(config, decision_id)
+    except LostRowsError as error:
+        if not as_json:
+            _print_tables(error.decision, None, {}, verbose=verbose)
+        raise
     if as_json:
         print_json(explain_document(explanation))
     else:
-        _print_explanation(explanation)
+        _print_explanation(explanation, verbose=verbose)
     if explanation.differences:
         raise NoDataError(
             f"decision {decision_id} cannot be trusted: {len(explanation.differences)} of "
@@ -113,9 +124,13 @@ def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
         )
 
 
-def _print_explanation(explanation: Explanation) -> None:
-    for table in (*verdict_tables([explanation.stored]), *tables_of_tests([explanation.stored])):
+def _print_tables(decision: Decision, policy: GatePolicy | None, crossings: Crossings, *, verbose: bool) -> None:
+    for table in explanation_tables(decision, policy, crossings, has_all_figures=verbose):
         results.print(table)
+
+
+def _print_explanation(explanation: Explanation, *, verbose: bool) -> None:
+    _print_tables(explanation.stored, explanation.policy, explanation.crossings, verbose=verbose)
     results.print(
         f"Recomputed: {explanation.num_records:,} records with {explanation.num_runs:,} runs, "
         f"in {plural(explanation.num_folds, 'gate run')}.",

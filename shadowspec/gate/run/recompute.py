@@ -15,6 +15,7 @@ from shadowspec.gate.run.fold_spans import merge_spans
 from shadowspec.gate.run.folding import Completed, Folding, FoldRules
 from shadowspec.gate.run.gate_store import Rows
 from shadowspec.gate.run.memory_store import MemoryUnits
+from shadowspec.gate.run.run_units import Crossings, PolicyUnits, add_units, crossings
 from shadowspec.gate.run.state import FOLD_AGAIN, FOLD_VERSION, EndpointState, RunEvidence, fold_units, new_state
 from shadowspec.gate.verdict.trial_levels import (
     frozen_policy,
@@ -91,6 +92,16 @@ class Explanation:
     num_folds: int
     num_records: int
     num_runs: int
+    policy: GatePolicy  # in force at the decision
+    crossings: Crossings
+
+
+class LostRowsError(NoDataError):
+    """A stored decision cannot be recomputed: `decision` is what is left of it."""
+
+    def __init__(self, message: str, decision: Decision) -> None:
+        super().__init__(message)
+        self.decision = decision
 
 
 def explain(store: ReplayStore, decision_id: int) -> Explanation:
@@ -98,20 +109,22 @@ def explain(store: ReplayStore, decision_id: int) -> Explanation:
 
     Raises:
         InputError: there is no such decision.
-        NoDataError: rows of its evidence are gone, or it is older than the stored folds.
+        LostRowsError: rows of its evidence are gone, or it is older than the stored folds.
     """
     stored = store.decision(decision_id)
     if stored is None:
         raise InputError(f"there is no decision {decision_id}; `shadowspec check` shows the numbers of decisions")
     fold_id, decision = stored
     if fold_id is None:
-        raise NoDataError(f"decision {decision_id} is older than the first stored fold: it cannot be recomputed")
+        words = f"decision {decision_id} is older than the first stored fold: it cannot be recomputed"
+        raise LostRowsError(words, decision)
     with store.evidence_rows(decision.endpoint) as rows:
         history = rows.decisions_on(decision)
         if is_superseded(decision):
             fold_id = history[-2][0]
             if fold_id is None:
-                raise NoDataError(f"decision {decision_id} repeats one that was made before folds were stored")
+                words = f"decision {decision_id} repeats one that was made before folds were stored"
+                raise LostRowsError(words, decision)
         return _Replay(rows, decision, fold_id, history).explanation()
 
 
@@ -126,6 +139,7 @@ class _Replay:
         self._target = history[-2][1] if is_superseded(decision) else decision
         self._history = [(fold or 0, row) for fold, row in history if (row.decision_id or 0) < self._target_id]
         self._key = hypothesis_id(decision)
+        self._parts: list[PolicyUnits] = []
 
     @property
     def _target_id(self) -> int:
@@ -148,6 +162,8 @@ class _Replay:
             len(folds),
             state.num_records,
             sum(fold.num_runs for fold in folds),
+            policy_of(folds[-1]),
+            crossings(self._target, self._parts),
         )
 
     def _refold(self, folds: Sequence[Fold]) -> tuple[EndpointState, RunEvidence | None]:
@@ -155,15 +171,17 @@ class _Replay:
         refolded = refold(self._decision.endpoint, self._rows, ((fold, self._rules(fold)) for fold in folds))
         for fold, (rules, completed) in zip(folds, refolded, strict=True):
             if (completed.num_records, completed.num_runs) != (fold.num_records, fold.num_runs):
-                raise NoDataError(
+                raise LostRowsError(
                     f"decision {self._target_id} of endpoint {self._decision.endpoint} cannot be recomputed. Of fold "
                     f"{fold.fold_id} {completed.num_records} of {fold.num_records} records and {completed.num_runs} of "
-                    f"{fold.num_runs} runs are left. Retention has removed the others"
+                    f"{fold.num_runs} runs are left. Retention has removed the others",
+                    self._decision,
                 )
             state = completed.state
             if self._key in completed.units:
                 policy, previous = rules.of(self._key), rules.previous.get(self._key)
                 run_evidence = fold_units(run_evidence, completed.units[self._key], policy, previous)
+                add_units(self._parts, policy, completed.units[self._key])
             for fold_id, row in self._history:
                 if fold_id == fold.fold_id and run_evidence is not None:
                     run_evidence = evidence_after(run_evidence, row)

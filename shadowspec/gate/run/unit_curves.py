@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from shadowspec.gate.evidence.betting_tests import defined_tests
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
-from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
-from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.folding import FoldRules
 from shadowspec.gate.run.memory_store import MemoryRows
 from shadowspec.gate.run.recompute import policy_of, refold
-from shadowspec.gate.run.state import Units
+from shadowspec.gate.run.run_units import PolicyUnits, add_units, units_of_run
 from shadowspec.gate.verdict.curves import SequencePoint, UnitRecorder, sequence_points
-from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id, passed_clusters
+from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.types import Decision, Fold
 
 Curves = Mapping[HypothesisId, Mapping[str, tuple[SequencePoint, ...]]]  # by hypothesis, then by test
@@ -35,21 +33,12 @@ def endpoint_curves(endpoint: str, folds: Sequence[Fold], rows: MemoryRows, deci
     if not latest or any(rows.num_rows(fold.spans) != (fold.num_records, fold.num_runs) for fold in folds):
         return {}
 
-    parts: dict[HypothesisId, list[_Part]] = defaultdict(list)
+    parts: dict[HypothesisId, list[PolicyUnits]] = defaultdict(list)
     for rules, completed in refold(endpoint, rows, zip(folds, _rules(folds, latest), strict=True)):
         for key, units in completed.units.items():
             if key in latest:
-                _append(parts[key], rules.of(key), units)
+                add_units(parts[key], rules.of(key), units)
     return {key: _curves(row, parts[key]) for key, row in latest.items() if key in parts}
-
-
-@dataclass(slots=True)
-class _Part:
-    """Units of one hypothesis that were folded under one policy, in folding order."""
-
-    policy: GatePolicy
-    clusters: list[ClusterUnit] = field(default_factory=list)
-    blocks: list[BlockUnit] = field(default_factory=list)
 
 
 def _rules(folds: Iterable[Fold], latest: Mapping[HypothesisId, Decision]) -> list[FoldRules]:
@@ -65,29 +54,13 @@ def _rules(folds: Iterable[Fold], latest: Mapping[HypothesisId, Decision]) -> li
     return rules
 
 
-def _append(parts: list[_Part], policy: GatePolicy, units: Units) -> None:
-    if not parts or parts[-1].policy != policy:
-        parts.append(_Part(policy))
-    parts[-1].clusters += units.clusters
-    parts[-1].blocks += units.blocks
-
-
-def _curves(decision: Decision, parts: Sequence[_Part]) -> dict[str, tuple[SequencePoint, ...]]:
-    # 1. The units that the decision rests on: those of its run that had come by.
-    trial = decision.run
-    first_cluster, first_block = (trial.start_clusters, trial.start_blocks) if trial is not None else (0, 0)
-    wanted_clusters, wanted_blocks = passed_clusters(decision), decision.num_blocks
-
-    # 2. Their evidence, and their values as they are folded into it.
+def _curves(decision: Decision, parts: Sequence[PolicyUnits]) -> dict[str, tuple[SequencePoint, ...]]:
+    # 1. The evidence of the units that the decision rests on, and their values as they are folded into it.
     evidence, recorders = HypothesisEvidence(), {name: UnitRecorder(name) for name in DRAWN_TESTS}
-    for part in parts:
-        clusters = part.clusters[first_cluster : first_cluster + wanted_clusters]
-        first_cluster, wanted_clusters = max(first_cluster - len(part.clusters), 0), wanted_clusters - len(clusters)
-        blocks = part.blocks[first_block : first_block + wanted_blocks]
-        first_block, wanted_blocks = max(first_block - len(part.blocks), 0), wanted_blocks - len(blocks)
-        evidence = fold_in_run(evidence, clusters, blocks, part.policy, decision, list(recorders.values()))
+    for part in units_of_run(decision, parts):
+        evidence = fold_in_run(evidence, part.clusters, part.blocks, part.policy, decision, list(recorders.values()))
 
-    # 3. The points; units that do not reproduce the decision's figures are not its units.
+    # 2. The points; units that do not reproduce the decision's figures are not its units.
     evidence = replace(evidence, counts=decision.evidence.counts)
     definitions = {test.name: test for test in defined_tests(evidence.policy_of(parts[-1].policy))}
     curves = {}

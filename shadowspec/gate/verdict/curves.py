@@ -14,9 +14,9 @@ import numpy as np
 
 from shadowspec.gate.evidence.hypothesis import TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
-from shadowspec.gate.stats.betting import UnitSeries
+from shadowspec.gate.stats.betting import UnitSeries, log_capital_path, opposite
 from shadowspec.gate.stats.drift import Detector
-from shadowspec.gate.verdict.required_tests import bounds
+from shadowspec.gate.verdict.required_tests import bounds, crossings
 from shadowspec.metrics import ratio
 
 MAX_POINTS = 200  # more cannot be distinguished in a drawing
@@ -86,3 +86,24 @@ def sequence_points(
         estimate = None if mean is None else test.shown_mean(mean)
         points.append(SequencePoint(num_units, estimate, test.to_readable(lower), test.to_readable(upper)))
     return points
+
+
+def crossed_since(
+    test: BettingTest, evidence: TestEvidence, series: UnitSeries, level: float, *, num_lost: float = 0.0
+) -> int | None:
+    """The counted unit (the first is 1) from which on the test passes, or fails, at every unit up to the last one.
+
+    None where it does neither at the last one.  The arguments are those of `sequence_points`.
+    """
+    counted = series.merge(evidence.state.start_unit, evidence.state.merged_units)
+    if not counted.num_units:
+        return None
+    lost = np.linspace(0.0, num_lost / evidence.state.merged_units, counted.num_units + 1, dtype=np.float64)[1:]
+    passes = [log_capital_path(counted.ratios(side, theta), num_lost=lost) for side, theta in test.sides]
+    fails = [log_capital_path(counted.ratios(opposite(side), theta), num_lost=lost) for side, theta in test.sides]
+    has_passed, has_failed = crossings(np.array(passes), np.array(fails), level, test.fail_level(level))
+    crossed = has_passed if has_passed[-1] else has_failed
+    if not crossed[-1]:
+        return None
+    breaks = np.flatnonzero(~crossed)
+    return int(breaks[-1]) + 2 if len(breaks) else 1

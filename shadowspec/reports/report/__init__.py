@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shadowspec.reports.content.explanation import explanation
 from shadowspec.reports.content.verdict_lines import decisions_content, tests_content
 from shadowspec.reports.render.html import render_html as _html
 from shadowspec.reports.render.markdown import render_markdown as _markdown
@@ -22,11 +23,14 @@ from shadowspec.reports.report.report_model import Report
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from shadowspec.gate.policy import GatePolicy
+    from shadowspec.gate.run.run_units import Crossings
     from shadowspec.types import Decision
 
 __all__ = [
     "Report",
     "build_report",
+    "explanation_tables",
     "render_html",
     "render_json",
     "render_markdown",
@@ -59,3 +63,10 @@ def verdict_tables(decisions: Sequence[Decision]) -> list[RenderableType]:
 def tables_of_tests(decisions: Sequence[Decision]) -> list[RenderableType]:
     """Every test and what is watched since ENABLE: what a verdict rests on."""
     return render_terminal(tests_content(decisions))
+
+
+def explanation_tables(
+    decision: Decision, policy: GatePolicy | None, crossings: Crossings | None, *, has_all_figures: bool
+) -> list[RenderableType]:
+    """Why a decision has its verdict, on one screen unless it has all figures."""
+    return render_terminal([explanation(decision, policy, crossings, has_all_figures=has_all_figures)])
