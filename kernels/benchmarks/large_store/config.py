@@ -25,6 +25,7 @@ def config_text(world: World, url: str) -> str:
         "",
         "[gate]",
         f"max_hypotheses = {world.policy.max_hypotheses}",
+        f"window_s = {world.policy.window_s:g}",
     ]
     for endpoint in world.endpoints:
         lines += _endpoint(endpoint)

@@ -94,7 +94,7 @@ class World:
     """All of it."""
 
     endpoints: tuple[SyntheticEndpoint, ...]
-    policy: GatePolicy = field(default_factory=lambda: GatePolicy(max_hypotheses=MAX_HYPOTHESES))
+    policy: GatePolicy = field(default_factory=lambda: GatePolicy(max_hypotheses=MAX_HYPOTHESES, window_s=0.0))
 
     @property
     def num_slices(self) -> int:
