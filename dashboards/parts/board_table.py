@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from html import escape
 
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports.content import charts
 from shadowspec.reports.content.definitions import memory_figure, test_notes
 from shadowspec.reports.pages.board import BoardEndpoint, BoardRow
@@ -19,7 +20,7 @@ from . import formats
 from .board_columns import COLUMNS, BoardColumn
 from .formats import ahead, local, moment_title, short_local, text
 from .links import address
-from .why_section import next_html
+from .why_section import explained_html, next_html
 
 TREND_WIDTH, TREND_HEIGHT = 96, 26
 
@@ -37,6 +38,7 @@ class TableContext:
     stale_after: timedelta
     currency: str
     speedup_range: tuple[float, float]
+    policies: Mapping[str, GatePolicy] = field(default_factory=dict)  # by configured endpoint
 
 
 def table_html(endpoints: Sequence[BoardEndpoint], context: TableContext, sort: str) -> str:
@@ -61,7 +63,7 @@ def _heading(column: BoardColumn, sort: str) -> str:
 
 def _body(index: int, endpoint: BoardEndpoint, context: TableContext) -> str:
     first = _row(endpoint.head, context, _toggle(endpoint, f"ss-of-{index}"), is_head=True)
-    why = f'<tr class="ss-child ss-why" hidden=""><td colspan="{len(COLUMNS)}">{_why(endpoint)}</td></tr>'
+    why = f'<tr class="ss-child ss-why" hidden=""><td colspan="{len(COLUMNS)}">{_why(endpoint, context)}</td></tr>'
     rest = "".join(_row(row, context, _child_name(row, endpoint.head), is_head=False) for row in endpoint.rows)
     order = f'<tr class="ss-next"><td colspan="{len(COLUMNS)}">{next_html(endpoint.head)}</td></tr>'
     return f'<tbody id="ss-of-{index}" data-endpoint="{escape(endpoint.name)}">{first}{order}{why}{rest}</tbody>'
@@ -129,10 +131,12 @@ def _alert_mark(row: BoardRow) -> str:
     )
 
 
-def _why(endpoint: BoardEndpoint) -> str:
+def _why(endpoint: BoardEndpoint, context: TableContext) -> str:
     row, loads = endpoint.head, [] if endpoint.loads is None else endpoint.loads.lines()
     notes = "".join(f"<br/>{text(note)}" for note in (*row.alerts, *loads))
-    return f"<b>{formats.mark_verdict(row.verdict)}</b>: {text(row.reason)}{notes}"
+    decision = row.current.decision
+    lines = "" if decision is None else explained_html(decision, context.policies.get(endpoint.name))
+    return f"<b>{formats.mark_verdict(row.verdict)}</b>: {text(row.reason)}{notes}{lines}"
 
 
 def _row(row: BoardRow, context: TableContext, name: str, *, is_head: bool) -> str:

@@ -17,8 +17,10 @@ import streamlit as st
 from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import ShadowSpecError
 from shadowspec.gate.run.memory_store import MemoryRows
-from shadowspec.gate.run.unit_curves import Curves, endpoint_curves
+from shadowspec.gate.run.run_units import Crossings
+from shadowspec.gate.run.unit_curves import Curves, endpoint_curves, latest_crossings
 from shadowspec.gate.verdict.current_verdict import active
+from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.reports.figures.failure_rows import FAILURE_SUMS, Failures, stored_failures
 from shadowspec.reports.pages.board import Board, build_board
 from shadowspec.reports.pages.board_values import BoardValues, board_values
@@ -89,6 +91,11 @@ def unit_paths(
     return build_unit_paths(curves, last)
 
 
+def crossings(of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str) -> Crossings:
+    """Since when each test of a hypothesis has crossed, from the stored runs; empty where they do not say."""
+    return _crossings(config().database_url, of, endpoint, (slice_key, concurrency, fingerprint))
+
+
 def rollup_figures(
     of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, window: timedelta | None
 ) -> RollupFigures:
@@ -126,7 +133,7 @@ def forget() -> None:
     """Open the database and read everything again at the next question."""
     _store.clear()
     _config.clear()
-    for kept in (_funnel, _overrides, _values, _board, _paths, _curves, _read_figures, _failures):
+    for kept in (_funnel, _overrides, _values, _board, _paths, _curves, _crossings, _read_figures, _failures):
         kept.clear()
 
 
@@ -180,6 +187,14 @@ def _curves(url: str, of: Pulse, endpoint: str) -> Curves:
     evidence = _store(url).evidence(endpoint)
     rows = MemoryRows(evidence.records, evidence.blocks, evidence.runs)
     return endpoint_curves(endpoint, evidence.folds, rows, evidence.latest_decisions)
+
+
+@st.cache_resource(show_spinner="Reading the endpoint's runs", max_entries=8, ttl=MAX_AGE)
+def _crossings(url: str, of: Pulse, endpoint: str, key: HypothesisId) -> Crossings:
+    evidence = _store(url).evidence(endpoint)
+    rows = MemoryRows(evidence.records, evidence.blocks, evidence.runs)
+    latest = {hypothesis_id(decision): decision for decision in evidence.latest_decisions}
+    return latest_crossings(endpoint, evidence.folds, rows, latest[key]) if key in latest else {}
 
 
 @st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)

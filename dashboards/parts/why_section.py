@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.run_units import Crossings
+from shadowspec.reports.content.explanation import explained
 from shadowspec.reports.pages.board import BoardRow
 from shadowspec.reports.pages.why_verdict import LimitLine, limit_lines, why
 from shadowspec.text import slice_title
+from shadowspec.types import Decision
 
 from . import formats
 
@@ -32,6 +36,15 @@ def next_html(row: BoardRow) -> str:
     needed = row.still_needed
     more = "" if needed is None else f" <span>Still needed: {formats.text(needed.text)}.</span>"
     return f'<p class="ss-next-step"><b>Next:</b> {formats.sentence_html(row.next_action)}{more}</p>'
+
+
+def explained_html(decision: Decision, policy: GatePolicy | None, crossings: Crossings | None = None) -> str:
+    """The lines of `shadowspec gate --explain`, folded."""
+    lines = "".join(
+        f"<li><b>{formats.text(line.lead)}:</b> {formats.text(line.text)}</li>"
+        for line in explained(decision, policy, crossings)
+    )
+    return f'<details class="ss-explained"><summary>Explained</summary><ul class="ss-notes">{lines}</ul></details>'
 
 
 def picture(lines: list[LimitLine]) -> str:

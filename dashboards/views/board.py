@@ -117,7 +117,8 @@ def _table(board: Board, wanted: BoardFilter, sort: str) -> None:
         states.empty("No row matches", "The filters above leave nothing. Clear one, or the search.")
         return
     settings = source.config().dashboard
-    context = TableContext(formats.now(), settings.stale_after, settings.currency, speedup_range(board.rows))
+    policies = {name: endpoint.policy for name, endpoint in source.config().endpoints.items()}
+    context = TableContext(formats.now(), settings.stale_after, settings.currency, speedup_range(board.rows), policies)
     opened = sorted(rows.opened)
     component = _component()
     component(

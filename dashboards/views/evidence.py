@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import streamlit as st
 
+from shadowspec.gate.run.run_units import Crossings
 from shadowspec.reports.content import charts as content
 from shadowspec.reports.content.chart_values import Chart
 from shadowspec.reports.content.definitions import acceptance_title, title_of_test, total_time_text
@@ -53,7 +54,7 @@ def page() -> None:
     pair = row.endpoint, row.slice_key, row.concurrency, row.fingerprint
     asked = st.session_state.get("measured") or links.query_value("measured") or DEFAULT_WINDOW
     source.read_ahead(pulse, *pair, WINDOWS.get(asked, WINDOWS[DEFAULT_WINDOW]))
-    _why(row)
+    _why(pulse, row)
     if not row.fingerprint:
         states.empty(
             "No evidence yet",
@@ -162,7 +163,7 @@ def _money(row: BoardRow) -> str:
     return f"{money:,.2f} {source.config().dashboard.currency} per million tokens"
 
 
-def _why(row: BoardRow) -> None:
+def _why(pulse: Pulse, row: BoardRow) -> None:
     """Why the verdict, the next step and the picture; then the gate's reason with its notes, and stale evidence."""
     now, limit = formats.now(), source.config().dashboard.stale_after
     is_stale = row.is_stale(limit, now)
@@ -178,6 +179,26 @@ def _why(row: BoardRow) -> None:
         return
     notes = "".join(f"<li>{formats.text(note)}</li>" for note in decision_notes(decision))
     st.html(f'<p class="ss-reason">The gate\'s reason: {formats.text(row.reason)}</p><ul class="ss-notes">{notes}</ul>')
+    settings = source.config().endpoints.get(row.endpoint)
+    policy = None if settings is None else settings.policy
+    st.html(why_section.explained_html(decision, policy, _crossings(pulse, row)))
+
+
+def _crossings(pulse: Pulse, row: BoardRow) -> Crossings | None:
+    """Since when each test has crossed, where the reader asks for it and records are not too many to read."""
+    if row.current.measured is None or _num_records(pulse, row) > MAX_UNIT_RECORDS:
+        return None
+    if not st.toggle(
+        "When each test crossed",
+        key="crossed",
+        help="Recomputes the units from the stored runs of the endpoint, for the lines below.",
+    ):
+        return None
+    return source.crossings(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint)
+
+
+def _num_records(pulse: Pulse, row: BoardRow) -> int:
+    return sum(number for (name, _, _), number in source.funnel(pulse).items() if name == row.endpoint)
 
 
 def _sequences(pulse: Pulse, row: BoardRow) -> None:
@@ -214,8 +235,7 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
 
 def _by_unit(pulse: Pulse, row: BoardRow, paths: dict[str, TestPath]) -> dict[str, TestPath]:
     """After every unit instead of after every look, where looks are few and records are not too many to read."""
-    num_records = sum(number for (name, _, _), number in source.funnel(pulse).items() if name == row.endpoint)
-    if row.current.measured is None or num_records > MAX_UNIT_RECORDS:
+    if row.current.measured is None or _num_records(pulse, row) > MAX_UNIT_RECORDS:
         return {}
     looks = max(len(path.points) for path in paths.values())
     if not st.toggle(

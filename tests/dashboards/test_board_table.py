@@ -10,7 +10,9 @@ import pytest
 
 from dashboards.parts.board_columns import COLUMNS
 from dashboards.parts.board_table import TableContext, coarse_age, speedup_range, table_html
+from dashboards.parts.formats import text
 from shadowspec.reports.content.charts import interval
+from shadowspec.reports.content.explanation import explained
 from shadowspec.reports.pages.board import build_board
 from shadowspec.reports.render.svg import STRIP_HEIGHT, STRIP_WIDTH, picture_svg
 from shadowspec.types import Override, TestResult, Verdict
@@ -36,8 +38,17 @@ def test_labels_reasons_and_authors_are_text() -> None:
     root = ElementTree.fromstring(html)  # every tag is closed, every attribute quoted
     assert {element.tag for element in root.iter()} <= {
         "table", "caption", "thead", "tbody", "tr", "th", "td", "div", "span", "small", "b", "br", "a", "button", "svg",
-        "line", "circle", "polyline", "title", "p", "code",
+        "line", "circle", "polyline", "title", "p", "code", "details", "summary", "ul", "li",
     }  # fmt: skip
+
+
+def test_the_board_explains_in_the_words_of_the_command() -> None:
+    row = decision()
+    html = table()
+    lines = explained(row)
+    assert lines
+    for line in lines:
+        assert f"<b>{text(line.lead)}:</b> {text(line.text)}" in html
 
 
 def test_every_cell_names_its_column_for_narrow_screens() -> None:

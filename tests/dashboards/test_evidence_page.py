@@ -14,9 +14,10 @@ from sqlalchemy import create_engine, delete, func, insert, make_url, select, up
 from streamlit.testing.v1 import AppTest
 
 from dashboards.parts import source
+from shadowspec.reports.content.explanation import explained
 from shadowspec.store import Histogram, RunFilter, Store
 from shadowspec.store import table_definitions as tables
-from shadowspec.types import Decision
+from shadowspec.types import Decision, Verdict
 from tests.dashboards.pages import said
 
 Open = Callable[..., AppTest]
@@ -56,6 +57,24 @@ def test_the_address_names_the_hypothesis(
         assert f"{test.num_units:,} {test.unit}" in text
     (speedup,) = (test for test in decision.tests if test.name == "speedup")
     assert f"Speedup {speedup.estimate:.2f}\u00d7" in text
+
+
+def test_the_page_explains_in_the_words_of_the_command_and_when_tests_crossed(
+    filled_url: str, configured: Configure, open_page: Open
+) -> None:
+    configured(filled_url)
+    with Store.open(filled_url) as store:
+        decision = next(row for row in store.latest_decisions() if row.verdict is Verdict.ENABLE)
+    app = opened(open_page, decision)
+    policy = source.config().endpoints[decision.endpoint].policy
+    shown = said(app)
+    for line in explained(decision, policy):
+        assert f"{line.lead}:  {line.text}" in shown
+    crossed = [test for test in decision.tests if test.outcome != "open" and test.betting and test.is_required]
+    assert "crossed at" not in shown
+    app.toggle(key="crossed").set_value(True).run()
+    assert not app.exception
+    assert said(app).count("crossed at") == len(crossed) > 0
 
 
 @pytest.mark.all

@@ -16,7 +16,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
 from shadowspec.gate.run.folding import FoldRules
 from shadowspec.gate.run.memory_store import MemoryRows
 from shadowspec.gate.run.recompute import policy_of, refold
-from shadowspec.gate.run.run_units import PolicyUnits, add_units, units_of_run
+from shadowspec.gate.run.run_units import Crossings, PolicyUnits, add_units, crossings, units_of_run
 from shadowspec.gate.verdict.curves import SequencePoint, UnitRecorder, sequence_points
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.types import Decision, Fold
@@ -30,15 +30,29 @@ TOLERANCE = 1e-9  # relative: units are added in other groups than the folds add
 def endpoint_curves(endpoint: str, folds: Sequence[Fold], rows: MemoryRows, decisions: Iterable[Decision]) -> Curves:
     """The curves of the endpoint's latest `decisions`, of those of `DRAWN_TESTS` that each has."""
     latest = {hypothesis_id(row): row for row in decisions if row.endpoint == endpoint}
-    if not latest or any(rows.num_rows(fold.spans) != (fold.num_records, fold.num_runs) for fold in folds):
-        return {}
+    parts = _units_by_hypothesis(endpoint, folds, rows, latest)
+    return {key: _curves(row, parts[key]) for key, row in latest.items() if key in parts}
 
+
+def latest_crossings(endpoint: str, folds: Sequence[Fold], rows: MemoryRows, decision: Decision) -> Crossings:
+    """Since when each test of the endpoint's latest decision on a hypothesis has crossed; empty where rows are gone."""
+    key = hypothesis_id(decision)
+    parts = _units_by_hypothesis(endpoint, folds, rows, {key: decision})
+    return crossings(decision, parts[key]) if key in parts else {}
+
+
+def _units_by_hypothesis(
+    endpoint: str, folds: Sequence[Fold], rows: MemoryRows, latest: Mapping[HypothesisId, Decision]
+) -> Mapping[HypothesisId, list[PolicyUnits]]:
+    """The units of each hypothesis that has a latest decision, of any run; none where any row is gone."""
     parts: dict[HypothesisId, list[PolicyUnits]] = defaultdict(list)
+    if not latest or any(rows.num_rows(fold.spans) != (fold.num_records, fold.num_runs) for fold in folds):
+        return parts
     for rules, completed in refold(endpoint, rows, zip(folds, _rules(folds, latest), strict=True)):
         for key, units in completed.units.items():
             if key in latest:
                 add_units(parts[key], rules.of(key), units)
-    return {key: _curves(row, parts[key]) for key, row in latest.items() if key in parts}
+    return parts
 
 
 def _rules(folds: Iterable[Fold], latest: Mapping[HypothesisId, Decision]) -> list[FoldRules]:
