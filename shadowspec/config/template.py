@@ -304,7 +304,7 @@ version = 1
 
 [default]
 # Errors and evidence
-# alpha = ~                     # chance of any false ENABLE at an endpoint, over all looks
+# alpha = ~                     # chance of any false ENABLE at an endpoint, over all its life
 # max_hypotheses = ~            # loads x candidates x (slices + 1), at most; they share alpha (docs/estimators.md)
 # entry_clusters = ~            # closed sessions of a slice before its tests are read
 # entry_share = ~               # share of its endpoint's requests of the last week that a slice then needs

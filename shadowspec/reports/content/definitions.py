@@ -89,7 +89,11 @@ DEFINITIONS = {
         "is an end without a bound yet. Each end is at the level of its run. A test fails at that level divided by the "
         "number of bounds that can disable.",
     ),
-    "level": ("Level", "Largest probability of a false pass of this test, over all looks together."),
+    "level": (
+        "Level",
+        "Largest probability of a false pass of this test, over all looks together. The levels of an endpoint share "
+        "alpha, over all its life: of twenty endpoints at 5%, at most one false ENABLE is expected.",
+    ),
     "units": (
         "Units",
         "A test counts blocks (requests that went through both arms together), clusters (sessions), requests or "
