@@ -222,7 +222,7 @@ class ReasonCode(StrEnum):
     LATE_DATA = (
         "late_data",
         "HOLD",
-        "More requests than `max_missing` came out of order, after their sessions had entered the evidence.",
+        "More requests than `max_missing` came out of order, after their sessions or windows had entered the evidence.",
         f"keep each session in one partition of the mirror and in order, {GATE_AGAIN}",
         "Check the mirror's clocks.",
     )

@@ -192,15 +192,18 @@ class EvidenceSummary:
     """The evidence of a decision, in numbers.
 
     The run's requests (`num_failed` of them failed), and the counts of the slice.  `num_capped_clusters` came after
-    `max_clusters`.  `num_days` are the UTC days on which measured clusters began.  `missing_share` and `late_share` are
-    None without records.  `span_s` lies between the first and the last measured cluster; `newest_evidence` is the time
-    of the last.  `newest_record` is the watermark, which `watermark_held_by` holds back (None: nothing does).
+    `max_clusters`; `num_late_blocks` came after their window had entered, and count in no test.  `num_days` are the UTC
+    days on which measured clusters began.  `late_share` is the larger share of records that their cluster left out, or
+    of late blocks; `missing_share` and `late_share` are None without records.  `span_s` lies between the first and the
+    last measured cluster; `newest_evidence` is the time of the last.  `newest_record` is the watermark, which
+    `watermark_held_by` holds back (None: nothing does).
     """
 
     num_requests: int = 0
     num_failed: int = 0
     counts: SliceCounts = field(default_factory=SliceCounts)
     num_capped_clusters: int = 0
+    num_late_blocks: int = 0
     num_days: int = 0
     missing_share: float | None = None
     late_share: float | None = None

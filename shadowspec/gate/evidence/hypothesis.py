@@ -16,7 +16,7 @@ from typing import Protocol
 from shadowspec.gate.evidence.betting_tests import Totals, score_units
 from shadowspec.gate.evidence.guardrails import DOCUMENT, TASK_SCORE
 from shadowspec.gate.evidence.quantiles import LatencyHistogram
-from shadowspec.gate.evidence.series import BettingTest, TimedBlocks, add_times
+from shadowspec.gate.evidence.series import BettingTest, add_times
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.evidence.windows import TIMED_UNITS, WindowMemory, Windows, robust_sd
@@ -209,16 +209,17 @@ class HypothesisEvidence:
         `states` are those from which tests count that have no evidence yet.
         """
         num_given, own_blocks, memory, windows = len(clusters), add_times(blocks), self.windows, None
+        in_time = own_blocks
         if policy.unit_window is not None:
             windows = memory.take(own_blocks, policy.unit_window)
-            memory = windows.memory
-        begun = self if windows is None or self.clip is not None else self._take_clip(windows, own_blocks, policy)
+            memory, in_time = windows.memory, windows.blocks
+        begun = self if windows is None or self.clip is not None else self._take_clip(windows, policy)
         policy = begun.policy_of(policy)
         if not self.detectors:
             clusters = clusters[: max(policy.max_clusters - self.num_clusters, 0)]
         tests, kept = dict(self.tests), dict(self.detectors)
         past = {name: evidence.totals for name, evidence in tests.items()}
-        for test in score_units(clusters, own_blocks, policy, past, windows=windows):
+        for test in score_units(clusters, in_time, policy, past, windows=windows):
             before = tests.get(test.name)
             has_no_clip = windows is not None and begun.clip is None and test.name in CLIPPED_MARGINS
             if before is None and not test.series.num_units and (has_no_clip or not any(test.totals.values())):
@@ -235,17 +236,19 @@ class HypothesisEvidence:
         for unit in clusters:
             day = int(unit.cluster.first_event.timestamp() // DAY_S)
             num_days, newest_day = num_days + (day > newest_day), max(day, newest_day)
-        events = [unit.cluster.first_event for unit in clusters] + ([self.first_event] if self.first_event else [])
+        # Clusters enter in the order of their first event.  One that opened before all of them came late: what was
+        # backfilled does not lengthen the span.
+        first_event = self.first_event or min((unit.cluster.first_event for unit in clusters), default=None)
         ends = [unit.cluster.last_event for unit in clusters] + ([self.last_event] if self.last_event else [])
         return replace(
             begun,
             tests=tests,
             runs=self.runs.fold(own_blocks),
-            latencies=self.latencies.fold(own_blocks),
+            latencies=self.latencies.fold(in_time),
             detectors=kept,
             num_clusters=self.num_clusters + len(clusters),
             num_capped_clusters=self.num_capped_clusters + num_given - len(clusters),
-            first_event=min(events, default=None),
+            first_event=first_event,
             last_event=max(ends, default=None),
             num_days=num_days,
             newest_day=newest_day,
@@ -256,9 +259,9 @@ class HypothesisEvidence:
         """The policy with the clip that the first windows set."""
         return policy.with_clip(self.clip)
 
-    def _take_clip(self, windows: Windows, blocks: TimedBlocks, policy: GatePolicy) -> HypothesisEvidence:
+    def _take_clip(self, windows: Windows, policy: GatePolicy) -> HypothesisEvidence:
         """The evidence with its clip, once a window counts; else with the log speedups of the windows before it."""
-        logs = (*self.first_logs, *windows.first_logs(blocks).tolist())[:MAX_FIRST_LOGS]
+        logs = (*self.first_logs, *windows.first_logs.tolist())[:MAX_FIRST_LOGS]
         if not (windows.full > 0.0).any():
             return replace(self, first_logs=logs)
         return replace(self, first_logs=(), clip=policy.clip_for(robust_sd(logs) if logs else math.inf))
@@ -308,8 +311,15 @@ class HypothesisEvidence:
 
     @property
     def late_share(self) -> float | None:
-        """Records that their cluster in evidence should have held and does not, over all that it should have held."""
-        return ratio(self.counts.num_left_out, self.counts.num_members + self.counts.num_left_out)
+        """The larger share of what came too late: records for their cluster in evidence, or blocks for their window."""
+        of_records = ratio(self.counts.num_left_out, self.counts.num_members + self.counts.num_left_out)
+        shares = [share for share in (of_records, self.late_block_share) if share is not None]
+        return max(shares, default=None)
+
+    @property
+    def late_block_share(self) -> float | None:
+        """Blocks that came after their window had entered, over all blocks; None without blocks."""
+        return ratio(self.windows.num_late_blocks, self.runs.num_blocks)
 
     @property
     def span_s(self) -> float:

@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 from numpy.typing import NDArray
 
-from shadowspec.gate.evidence.series import BettingTest, TimedBlocks
+from shadowspec.gate.evidence.series import BettingTest, TimedBlocks, add_times
 from shadowspec.gate.evidence.units import BlockUnit
 from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
 from shadowspec.types import window_of
@@ -60,7 +60,7 @@ class WindowMemory:
     """The windows that are in evidence.
 
     `newest` is the number of the last one; `sizes` are the requests that the last ones represent, oldest first.
-    `num_late_blocks` came after their window had entered: they count in no test.
+    `num_late_blocks` of the run came after their window had entered: they count in no test.
     """
 
     newest: int = -1
@@ -68,15 +68,20 @@ class WindowMemory:
     num_late_blocks: int = 0
 
     def take(self, blocks: TimedBlocks, window: timedelta) -> Windows:
-        """The windows of these blocks, which are all of their windows' blocks, in the order of their windows."""
+        """The windows of these blocks, in the order of their windows.
+
+        They are all of their windows' blocks, but for those of windows that have entered: these come late, and are left
+        out.
+        """
         numbers = np.array([window_of(unit.newest, window) for unit in blocks.units], dtype=np.int64)
         is_late = numbers <= self.newest
+        if is_late.any():
+            blocks = add_times([unit for unit, late in zip(blocks.units, is_late.tolist(), strict=True) if not late])
+            numbers = numbers[~is_late]
         weights = np.array([_requests_of_each(unit) for unit in blocks.units], dtype=np.float64)
         num_runs = blocks.sum_by_block(np.ones(len(blocks.runs)))
-        named, places = np.unique(numbers[~is_late], return_inverse=True)
-        every = np.full(len(numbers), -1, dtype=np.intp)
-        every[~is_late] = places
-        sizes = np.bincount(places, (weights * num_runs)[~is_late], minlength=len(named))
+        named, places = np.unique(numbers, return_inverse=True)
+        sizes = np.bincount(places, weights * num_runs, minlength=len(named))
 
         remembered, first = list(self.sizes), num_first_windows(window)
         full = np.zeros(len(named))  # 0: the window only sets the size of later ones
@@ -90,7 +95,7 @@ class WindowMemory:
             sizes=tuple(remembered),
             num_late_blocks=self.num_late_blocks + int(is_late.sum()),
         )
-        return Windows(every, weights, full, after)
+        return Windows(blocks, places, weights, full, after)
 
 
 def _requests_of_each(unit: BlockUnit) -> float:
@@ -103,26 +108,26 @@ def _requests_of_each(unit: BlockUnit) -> float:
 class Windows:
     """The windows of some blocks, in their order.
 
-    `places` [blocks] is each block's window (-1: it came late), `weights` [blocks] the requests that each of its
-    measured requests represents, `full` [windows] the requests of a full window (0: the window counts in no test).
+    `places` [blocks] is each block's window, `weights` [blocks] the requests that each of its measured requests
+    represents, `full` [windows] the requests of a full window (0: the window counts in no test).
     """
 
+    blocks: TimedBlocks  # those that came in time
     places: Places
     weights: Floats
     full: Floats
     memory: WindowMemory  # after them
 
-    def first_logs(self, blocks: TimedBlocks) -> Floats:
+    @property
+    def first_logs(self) -> Floats:
         """The log speedups of the requests in windows that count in no test, [n]."""
-        is_first = np.append(self.full, 1.0)[self.places[blocks.places]] == 0.0
-        logs: Floats = blocks.log_speedups[is_first & ~blocks.is_missing]
+        is_first = self.full[self.places[self.blocks.places]] == 0.0
+        logs: Floats = self.blocks.log_speedups[is_first & ~self.blocks.is_missing]
         return logs
 
     def totals(self, values: Floats) -> Floats:
         """Weighted sums by window of a value of each block, [blocks] to [windows]."""
-        is_in = self.places >= 0
-        sums = np.bincount(self.places[is_in], (values * self.weights)[is_in], minlength=len(self.full))
-        return sums.astype(np.float64)
+        return np.bincount(self.places, values * self.weights, minlength=len(self.full)).astype(np.float64)
 
     def merge(self, test: BettingTest, rows: Places, shares: Floats) -> BettingTest:
         """The test with one unit a window, in place of the units of blocks or of requests.
@@ -133,7 +138,7 @@ class Windows:
             shares: the requests that a weight of 1 of each unit represents, [n], before `weights`.
         """
         windows = self.places[rows]
-        is_in = np.append(self.full, 0.0)[windows] > 0.0  # the last one is that of late blocks
+        is_in = self.full[windows] > 0.0
         parts = np.zeros(len(rows))
         parts[is_in] = (shares * self.weights[rows])[is_in] / self.full[windows[is_in]]
         with_units = np.unique(windows[is_in])

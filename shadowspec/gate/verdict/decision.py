@@ -183,6 +183,7 @@ def decide(
             num_failed=evidence.runs.num_failed,
             counts=evidence.counts,
             num_capped_clusters=evidence.num_capped_clusters,
+            num_late_blocks=evidence.windows.num_late_blocks,
             num_days=evidence.num_days,
             missing_share=evidence.missing_share,
             late_share=evidence.late_share,
@@ -266,10 +267,12 @@ def _judge(
 
     if (evidence.late_share or 0.0) > policy.max_missing:
         share = evidence.late_share or 0.0
+        late, remedy = "requests came out of order, after their clusters", "send each session through one partition"
+        if share == evidence.late_block_share:
+            late, remedy = "blocks came out of order, after their windows", "gate older sources before newer ones"
         return _hold(
             ReasonCode.LATE_DATA,
-            f"{share:.1%} of the requests came out of order, after their clusters had entered "
-            f"(limit {policy.max_missing:.1%}): send each session through one partition",
+            f"{share:.1%} of the {late} had entered (limit {policy.max_missing:.1%}): {remedy}",
         )
 
     mismatch = ratio(evidence.counts.num_other_prompts, evidence.counts.num_compared_prompts) or 0.0
