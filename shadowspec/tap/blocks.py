@@ -7,12 +7,12 @@ that is not full after `block_max_wait` of event time, or at the end of the inpu
 that were already timed fill its queue, so that the load is the true one.  No block is dissolved, because the measured
 requests would then depend on how busy the hour was.  Which requests share a block depends only on the input.
 
-Production's evidence is spread over time (`window`): of the traffic of each slice and load only `blocks_per_window`
-blocks are measured in a window, on average.  While no block is open, each request begins one with a chance that the
-traffic so far sets, drawn by hash of its place.  The block then takes the requests that follow.  Each request of the
-traffic has thus the same chance, and a block represents as many blocks as were passed over for it (`stands_for`).  The
-traffic so far is that of this window or the one before, whichever is more: a process that starts measures more at
-first.  Such a block waits as long as a window to be full.
+Production's evidence is spread over time (`window`): of the traffic of each slice and load about `blocks_per_window`
+blocks are measured in a window.  The requests of a place are counted off in groups of a block's size.  Of as many
+consecutive groups as the traffic so far allows, from the beginning of the window on, a hash draws one, and its requests
+are measured.  Each request of the traffic has thus the same chance, and a block represents as many blocks as groups
+it was drawn from (`stands_for`).  The traffic so far is that of this window or the one before, whichever is more: a
+process that starts measures more at first.  Such a block waits as long as a window to be full.
 """
 
 from __future__ import annotations
@@ -42,25 +42,36 @@ class _OpenBlock:
     concurrency: int
     opened: datetime
     conversations: list[Conversation] = field(default_factory=list)
-    begun: float = 1.0  # blocks of the traffic that each of its requests represents
-    stands_for: list[float] = field(default_factory=list)  # the same of each conversation
+    stands_for: list[float] = field(default_factory=list)  # conversations of the traffic that each represents
 
 
 @dataclass(slots=True)
 class _Pace:
-    """Requests, or conversations, of one place that could be measured: in this window and in the one before."""
+    """Requests, or conversations, of one place that could be measured: in this window and in the one before.
+
+    `place` is where the next one falls in the groups of which one is drawn.
+    """
 
     window: int
     num_now: int = 0
     num_before: int = 0
+    place: int = 0
+    num_groups: int = 1
+    drawn: int = 0
 
-    def count(self, window: int) -> int:
-        """Those of the traffic so far, with one more."""
-        if window != self.window:
+    def is_measured(self, window: int, size: int, num_blocks: int, name: str) -> bool:
+        """Count one more, called `name`, in this window; whether its group of this `size` is drawn."""
+        if window > self.window:
             self.num_before = self.num_now if window == self.window + 1 else 0
-            self.window, self.num_now = window, 0
+            self.window, self.num_now, self.place = window, 0, 0
         self.num_now += 1
-        return max(self.num_now, self.num_before)
+        if self.place == 0:
+            traffic = max(self.num_now, self.num_before)
+            self.num_groups = -(-traffic // (size * num_blocks))
+            self.drawn = _draw(f"group\0{name}", self.num_groups)
+        is_drawn = self.place // size == self.drawn
+        self.place = (self.place + 1) % (self.num_groups * size)
+        return is_drawn
 
 
 @dataclass(slots=True)
@@ -73,8 +84,8 @@ class _EndpointBlocks:
     next_sequence: int = 0
     open: dict[Place, _OpenBlock] = field(default_factory=dict)
     paces: dict[Place, _Pace] = field(default_factory=dict)
-    # Of blocks that are about to begin, by place; and of conversations that are not over, by session.
-    begins: dict[Place, float] = field(default_factory=dict)
+    # Conversations of the traffic that each represents: those of one turn by place, those of several by session.
+    represented: dict[Place, float] = field(default_factory=dict)
     stands_for: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -123,22 +134,13 @@ class BlockFormer:
         is_turn = blocks.conversations is not None and key is not None
         if rule.window is None or (is_turn and key in blocks.stands_for):
             return False
-        pace = blocks.paces.setdefault(place, _Pace(0))
-        num_requests = pace.count(window_of(prompt.event_time, rule.window))
-        stands_for = max(num_requests / (rule.places(concurrency) * rule.blocks_per_window), 1.0)
-        if is_turn:
-            assert key is not None, "a turn is of a conversation"
-            if not _is_drawn(f"begin\0{prompt.key}", 1.0 / stands_for):
-                return True
-            blocks.stands_for[key] = stands_for
-            return False
-        waiting = blocks.open.get(place)
-        if waiting is not None and not _is_overdue(blocks, waiting, prompt.event_time):
-            return False
-        # Of a chain of requests without a block, then the places of one, the latter are 1 / `stands_for`.
-        if not _is_drawn(f"begin\0{prompt.key}", 1.0 / (1.0 + (stands_for - 1.0) * rule.places(concurrency))):
+        pace, window = blocks.paces.setdefault(place, _Pace(0)), window_of(prompt.event_time, rule.window)
+        if not pace.is_measured(window, rule.places(concurrency), rule.blocks_per_window, str(prompt.key)):
             return True
-        blocks.begins[place] = stands_for
+        if is_turn and key is not None:
+            blocks.stands_for[key] = float(pace.num_groups)
+        else:
+            blocks.represented[place] = float(pace.num_groups)
         return False
 
     def shed(self, prompt: ShadowPrompt, concurrency: int, slice_key: str) -> list[Block]:
@@ -239,10 +241,11 @@ def _place_all(blocks: _EndpointBlocks, over: Iterable[tuple[Place, Conversation
 def _place(blocks: _EndpointBlocks, place: Place, turns: Conversation) -> list[Block]:
     """Put a conversation into the open block of its slice and load; the block if that is full with it."""
     if (waiting := blocks.open.get(place)) is None:
-        waiting = blocks.open[place] = _OpenBlock(*place, blocks.watermark, begun=blocks.begins.pop(place, 1.0))
+        waiting = blocks.open[place] = _OpenBlock(*place, blocks.watermark)
     waiting.conversations.append(turns)
-    is_held = blocks.conversations is not None and turns[0].conversation_key is not None
-    waiting.stands_for.append(blocks.stands_for.pop(turns[0].conversation_key or "", 1.0) if is_held else waiting.begun)
+    key = turns[0].conversation_key if blocks.conversations is not None else None
+    stands_for = blocks.represented.get(place, 1.0) if key is None else blocks.stands_for.pop(key, 1.0)
+    waiting.stands_for.append(stands_for)
     is_full = len(waiting.conversations) == blocks.rule.places(waiting.concurrency)
     return [_start(blocks, blocks.open.pop(place))] if is_full else []
 
@@ -291,8 +294,3 @@ def _is_overdue(blocks: _EndpointBlocks, waiting: _OpenBlock, watermark: datetim
 def _draw(text: str, number: int) -> int:
     """One of `number` equally likely places, by hash."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest(), "little") % number
-
-
-def _is_drawn(text: str, chance: float) -> bool:
-    """Whether an event of this chance happens, by hash."""
-    return _draw(text, 2**53) < chance * 2**53
