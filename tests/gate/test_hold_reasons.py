@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +43,7 @@ GOOD = evidence_of(draw_runs(400))
 NEAR = Parity(first_divergence=5, divergence_gap=0.0, rerun_differs=False)
 FROZEN = replace(POLICY, log_speedup_clip=1.5, margin=1.5).with_frozen_parameters(POLICY.frozen_parameters())
 REMEDY = re.compile(
-    r"\b(send|try|change|review|raise|lower|find|give|let|remove|measure|set|use|evaluate|look|configure)\b"
+    r"\b(send|try|change|review|raise|lower|find|give|let|remove|measure|set|use|evaluate|look|configure|rename)\b"
 )
 LONGEST = 25  # words of a sentence
 
@@ -78,6 +79,14 @@ def tightened() -> Decision:
 def unmeasured_memory() -> Decision:
     bare = [replace(unit, block=replace(unit.block, memory={})) for unit in GOOD.blocks]
     return look(replace(GOOD, blocks=tuple(bare)))
+
+
+def changed_rate() -> Decision:
+    blocks = [
+        replace(unit, runs=tuple(replace(run, sampling_rate=0.5 if place % 2 else 0.02) for run in unit.runs))
+        for place, unit in enumerate(GOOD.blocks)
+    ]
+    return look(replace(GOOD, blocks=tuple(blocks)), replace(POLICY, recording_only=True))
 
 
 def small_slice() -> Decision:
@@ -127,6 +136,7 @@ CASES: dict[str, list[Callable[[], Decision]]] = {
     "missing_data": [missed],
     "late_data": [lambda: look(replace(GOOD, num_left_out=40))],
     "prompt_mismatch": [lambda: look(replace(GOOD, num_compared_prompts=400, num_other_prompts=20))],
+    "changed_rate": [changed_rate],
     "untimed": [lambda: look(replace(GOOD, num_arrived=400, num_beyond=101))],
     "stale_data": [
         lambda: look(GOOD, replace(POLICY, max_evidence_age_s=60.0), now=START + timedelta(days=2)),
@@ -154,6 +164,19 @@ def test_a_reason_has_its_cause_an_amount_and_a_remedy(code: str) -> None:
         assert REMEDY.search(decision.reason), f"no remedy: {decision.reason}"
         for sentence in sentences(decision.reason):
             assert len(sentence.split()) <= LONGEST, f"{len(sentence.split())} words: {sentence}"
+
+
+def test_the_examples_of_the_page_are_sentences_of_the_gate() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reading-a-hold.md").read_text(encoding="utf-8")
+    examples = page.split("## Examples")[1].split("```")[1].splitlines()[1:]
+    assert len(examples) >= 4
+    written = [case().reason for cases in CASES.values() for case in cases]
+    for example in examples:
+        assert any(_shape(reason).startswith(_shape(example)) for reason in written), example
+
+
+def _shape(sentence: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "#", sentence)
 
 
 def waiting(r1: float, num_units: int, *, agreement: float | None = None, merged: int = 1) -> TestResult:

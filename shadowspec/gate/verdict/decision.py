@@ -350,7 +350,7 @@ def _judge(
         if policy.require_mix_bound and not hypothesis.slice_key and (lower is None or lower <= limit):
             return _hold(
                 ReasonCode.MIX_BOUND,
-                f"the slices' bounds prove a speedup of {number(lower)} under the current mix, and the limit is "
+                f"the slices' bounds prove {_speedup_of(lower)} under the current mix, and the limit is "
                 f"{number(limit)}: send traffic of the slices with wide bounds",
             )
         return _Outcome(
@@ -400,7 +400,7 @@ def _enabled_before(
         parts.append(too_short)
     lower, limit = _best(evidence.mix_lower, watch.proven.get(MIX_BOUND, _NOTHING).lower), 1.0 + policy.margin
     if policy.require_mix_bound and not previous.slice_key and (lower is None or lower <= limit):
-        parts.append(f"the slices' bounds prove a speedup of {number(lower)}, and the limit is {number(limit)}")
+        parts.append(f"the slices' bounds prove {_speedup_of(lower)}, and the limit is {number(limit)}")
     if parts:
         reason = f"the policy now asks for more than ENABLE has proven: {'; '.join(parts)}; send traffic or restore it"
         return _Outcome(Verdict.HOLD, ReasonCode.POLICY_CHANGED, reason, restarts)
@@ -412,6 +412,10 @@ def _shortfall(result: TestResult, watch: Watch) -> str:
     at_enable = watch.proven.get(result.name)
     then = "not required" if at_enable is None else f"[{number(at_enable.lower)}, {number(at_enable.upper)}]"
     return f"{figures(result)} ({then} at ENABLE): the limit is {number(result.threshold)} now"
+
+
+def _speedup_of(lower: float | None) -> str:
+    return "no speedup" if lower is None else f"a speedup of {number(lower)}"
 
 
 def _best(*bounds: float | None) -> float | None:
