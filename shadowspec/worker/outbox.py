@@ -48,6 +48,7 @@ class Outbox:
     def __init__(self) -> None:
         self._trackers: dict[tuple[str, int], PartitionTracker] = {}  # by source and partition
         self._measured: list[_MeasuredBlock] = []
+        self._unwritten: dict[RecordKey, StoredRecord] = {}  # of blocks that are measured
         self._steps: list[tuple[PartitionTracker, LedgerStep]] = []  # being written
         self._writing: WriteBatch | None = None
         self.counts: Counter[FunnelKey] = Counter()  # records ended; for metrics, which take them away
@@ -128,6 +129,11 @@ class Outbox:
         for record in ended:
             self.end(record, row=None)
         self._measured.append((result, ended))
+        self._unwritten |= {record.key: record for record in ended}
+
+    def unwritten(self, key: RecordKey) -> StoredRecord | None:
+        """The record of a measured request whose block is not written yet; None: there is none."""
+        return self._unwritten.get(key)
 
     # writing
 
@@ -159,6 +165,9 @@ class Outbox:
             partition = tracker.partition
             if self._trackers.get((partition.source, partition.partition)) is tracker:
                 places[partition] = step.advance.next_offset
+        for _, records in () if self._writing is None else self._writing.blocks:
+            for record in records:
+                self._unwritten.pop(record.key, None)
         self._steps, self._writing = [], None
         return places
 

@@ -264,7 +264,7 @@ class Pipeline:
             return
         key, slice_key = fate.record.key, fate.record.slice_key or ""
         stored_records = self._stored.get(key[:2])
-        stored = stored_records.get(key) if stored_records else None
+        stored = (stored_records.get(key) if stored_records else None) or self.outbox.unwritten(key)
         if stored is not None:
             self.num_found += 1
             self._former.remember(fate.prompt, slice_key)

@@ -240,7 +240,7 @@ def test_crashes_neither_lose_turns_nor_measure_a_session_in_two_blocks(sqlite: 
 @pytest.mark.parametrize("seed", range(4))
 def test_crashes_lose_nothing_where_a_window_has_a_budget(sqlite: Store, seed: int) -> None:
     """Every record is counted once, what is measured is measured once, and blocks represent what was passed over."""
-    rules = tuple(replace(rule, window=timedelta(seconds=60), sample_rate=1.0, timed_positions=1) for rule in RULES)
+    rules = tuple(replace(rule, window=timedelta(minutes=10), sample_rate=1.0, timed_positions=1) for rule in RULES)
     placed = raw_records(900, seed, num_partitions=2)
     world = World(placed, sqlite, random.Random(seed), rules)
     for _ in range(5_000):
