@@ -201,7 +201,7 @@ class GatePolicy:
             "timed_positions": self.timed_positions,
             "block_max_wait": timedelta(seconds=self.block_max_wait_s),
             "time_block": timedelta(seconds=self.time_block_s),
-            "unit_span": timedelta(seconds=self.cluster_max_age_s),
+            "forget_unit_after": 2 * timedelta(seconds=self.cluster_max_age_s),
             "window": self.unit_window,
             "blocks_per_window": self.blocks_per_window,
         }

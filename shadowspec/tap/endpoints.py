@@ -48,7 +48,8 @@ class EndpointRule:
     slices drop.  `timed_positions` is the number of places in a session from which the timed one is drawn.  `max_age`
     is the age against the newest event time beyond which a record is expired (None: never).  `block_max_wait` is how
     long, in event time, a block waits to be full.  `time_block` is the unit of requests without session and user.
-    `unit_span` is the event time after which a session or user is a new unit.  `labels` are the metadata keys that
+    `forget_unit_after` is the event time since a unit's first request after which nothing of it is remembered: two of
+    the spans (`unit_span`) in each of which a session or user is a new unit.  `labels` are the metadata keys that
     become slice labels, with the values that they may have.  `client_labels`: the request's metadata, which its client
     writes, make labels too.  `default_sampling` has the server's defaults for parameters that a request leaves out
     (names of SamplingParameters), and `unseeded` the seeds by which a request asks it for none.  `max_new_tokens` caps
@@ -74,7 +75,7 @@ class EndpointRule:
     requests_per_slot: int = 1  # 1: a block is one batch; above, a queue that refills slots as requests finish
     block_max_wait: timedelta = field(kw_only=True)
     time_block: timedelta = field(kw_only=True)
-    unit_span: timedelta = field(kw_only=True)
+    forget_unit_after: timedelta = field(kw_only=True)
     window: timedelta | None = field(default=None, kw_only=True)
     blocks_per_window: int = field(default=1, kw_only=True)
     max_age: timedelta | None = None
@@ -102,19 +103,16 @@ class EndpointRule:
         concurrencies = [load.concurrency for load in self.loads]
         require(len(set(concurrencies)) == len(concurrencies), "loads must differ in concurrency")
         require(self.requests_per_slot >= 1, "requests_per_slot must be at least 1")
-        require(min(self.time_block, self.unit_span) > timedelta(0), "a span of time must be above 0")
+        require(min(self.time_block, self.forget_unit_after) > timedelta(0), "a span of time must be above 0")
         require(self.block_max_wait >= timedelta(0), "block_max_wait must not be negative")
         require(self.window is None or self.window > timedelta(0), "window must be above 0")
         require(self.blocks_per_window >= 1, "blocks_per_window must be at least 1")
         require(self.max_new_tokens is None or self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
 
     @property
-    def forget_unit_after(self) -> timedelta:
-        """Event time since a unit's first request after which nothing of it is remembered.
-
-        Its span is over by then, and records of it may have come late by as much again.
-        """
-        return 2 * self.unit_span
+    def unit_span(self) -> timedelta:
+        """Event time in which a session or user is one unit; records of it may come late by as much again."""
+        return self.forget_unit_after / 2
 
     @property
     def max_turns(self) -> int:

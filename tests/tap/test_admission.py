@@ -53,7 +53,7 @@ def reasons(records: list[Any], *rules: EndpointRule) -> Counter[str | None]:
 
 
 def test_each_session_is_timed_once_at_a_uniform_position() -> None:
-    rule = replace(RULE, timed_positions=4, unit_span=YEARS)
+    rule = replace(RULE, timed_positions=4, forget_unit_after=YEARS)
     records = stored(session_records(400, 5), rule)
     timed = [record for record in records if record.counter is FunnelCounter.MEASURED]
     assert len(timed) == len({record.session_hash for record in timed}) == 400
@@ -77,7 +77,7 @@ def test_positions_count_usable_requests_alone() -> None:
 
 
 def test_sampling_is_by_session_and_slice_at_the_rate() -> None:
-    rule = replace(RULE, sample_rate=0.3, unit_span=YEARS)
+    rule = replace(RULE, sample_rate=0.3, forget_unit_after=YEARS)
     by_slice: dict[str, dict[str | None, bool]] = defaultdict(dict)
     for name, text in TWO_SLICES.items():
         messages = [{"role": "user", "content": text}]
@@ -214,7 +214,7 @@ def test_as_many_records_count_as_there_are_calls(calls: list[tuple[str | None, 
 
 
 def test_a_time_that_is_still_to_come_is_refused_and_makes_nothing_old() -> None:
-    aged = replace(first_only(RULE), max_age=timedelta(seconds=60), unit_span=timedelta(days=1))
+    aged = replace(first_only(RULE), max_age=timedelta(seconds=60), forget_unit_after=timedelta(days=2))
     records = [chat(timestamp=START, response_id=None), chat(timestamp="2099-01-01T00:00:00Z", session_id="s-9")]
     first, future, last = stored([*records, chat(timestamp=START + 60, response_id=None)], aged)
     assert (future.counter, future.reason, future.event_time) == (FunnelCounter.MALFORMED, "future:timestamp", None)
@@ -309,7 +309,7 @@ def test_a_unit_is_that_of_its_event_time_in_any_order_of_partitions() -> None:
 
 
 def test_a_unit_is_remembered_until_its_late_records_have_come() -> None:
-    rule = replace(first_only(RULE), unit_span=timedelta(hours=24))
+    rule = replace(first_only(RULE), forget_unit_after=timedelta(hours=48))
     first = stored([chat(timestamp=START)], rule)[0].unit_key
     hours = [0, *range(1, 24, 2), 47, 0.5, 49, 0.6]
     decided = stored([chat(timestamp=START + 3_600 * hour, request_id=f"r{hour}") for hour in hours], rule)

@@ -175,7 +175,7 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_session_that_is_a_new_unit_begins_a_new_conversation() -> None:
     """Its turns go on, but its load, its slice and its positions are drawn again."""
-    tap = Tap(replace(TURNS, unit_span=timedelta(minutes=4), timed_positions=9))
+    tap = Tap(replace(TURNS, forget_unit_after=timedelta(minutes=8), timed_positions=9))
     for number in range(1, 9):
         tap.take(turn("a", number, number - 1))
     blocks = tap.drain()

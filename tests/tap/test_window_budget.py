@@ -24,7 +24,7 @@ RULE = EndpointRule(
     timed_positions=1,
     block_max_wait=timedelta(minutes=10),
     time_block=timedelta(minutes=10),
-    unit_span=timedelta(days=1),
+    forget_unit_after=timedelta(days=2),
     window=HOUR,
 )
 SLICE = "prompt_class=code"
