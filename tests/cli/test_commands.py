@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,10 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
         assert "figures are the same" in shown
         assert "Speedup" in shown
         assert decision["reason"] in " ".join(shown.split())
+        assert len(shown.splitlines()) <= 40
+        whole = workspace.run("gate", "--explain", str(decision["decision_id"]), "--verbose").out
+        assert "to pass at level" in " ".join(whole.split())
+        assert "to pass at level" not in " ".join(shown.split())
     assert workspace.run("gate", "--explain", "999").code == 2
     assert workspace.run("report").code == 0
     page = (workspace.folder / "report.html").read_text(encoding="utf-8")
@@ -79,6 +84,19 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
     cost = predicted[0]["measured_cost"]["baseline"]  # a million tokens at so many ms each, in hours
     assert cost["cost_per_million_tokens"] == pytest.approx(cost["device_ms_per_token"] * 1_000 / 3_600 * 2.5)
     assert "letters" in workspace.run("gate").out
+
+
+def test_a_decision_whose_rows_are_gone_is_explained_as_far_as_it_is_stored(workspace: Workspace, traffic: str) -> None:
+    workspace.run("db", "upgrade")
+    workspace.run("run", traffic)
+    (decision, *_) = workspace.run("gate", "--json").document["decisions"]
+    with Store.open(load_config(workspace.folder / "shadowspec.toml").database_url) as store:
+        removal = store.retain(timedelta(days=1), is_forced=True, now=datetime.now(UTC) + timedelta(days=365_000))
+    assert removal.num_runs == 9
+    gone = workspace.run("gate", "--explain", str(decision["decision_id"]))
+    assert gone.code == 4
+    assert "runs are left" in gone.err
+    assert decision["reason"] in " ".join(gone.out.split())
 
 
 @pytest.mark.representative("span1")

@@ -69,6 +69,7 @@ def line(test: TestResult) -> LimitLine:
             "Override 1 by ada: slow. The gate measured ENABLE.",
         ),
         ({"reason_code": "stale_data"}, ReasonCode.STALE_DATA.meaning),
+        ({"reason_code": "dependent", "reason": "speedup: send 40 more"}, "Speedup: send 40 more."),
         ({"reason_code": "of_another_version", "reason": "something else"}, "Something else."),
     ],
 )

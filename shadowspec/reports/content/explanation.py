@@ -18,9 +18,9 @@ from shadowspec.gate.verdict.lifecycle import ALARM_CODES
 from shadowspec.gate.verdict.required_tests import max_autocorrelation, more_units, waits_for_independence
 from shadowspec.gate.verdict.trial_levels import FIRST_RUN
 from shadowspec.reports.content.content_blocks import Block, Lines, Note, Section
-from shadowspec.reports.content.definitions import bounds_text, displaced_text, shown_as, threshold_text, title_of
+from shadowspec.reports.content.definitions import bounds_text, shown_as, test_notes, threshold_text, title_of
 from shadowspec.reports.content.notes import DetectorLine, decision_notes, detector_lines
-from shadowspec.reports.content.tables import tests_table
+from shadowspec.reports.content.tables import narrow_tests_table
 from shadowspec.text import moment, number, percent, plural, slice_title, span_text
 from shadowspec.types import Decision, ReasonCode, TestResult, Trial, Verdict
 
@@ -87,10 +87,10 @@ def explanation(
         *(Note(line.text, f"{line.lead}:", "reason") for line in explained(decision, policy, crossings)),
     ]
     if has_all_figures:
-        blocks.append(tests_table(decision.tests))
+        blocks.append(narrow_tests_table(decision.tests))
+        blocks.append(Lines(tuple(map(_figures, decision.tests))))
         watched = [f"{line.title}: {line.text}" for line in detector_lines(decision)]
-        displaced = [words for test in decision.tests if (words := displaced_text(test)) is not None]
-        blocks.append(Lines((*decision_notes(decision), *watched, *displaced)))
+        blocks.append(Lines((*decision_notes(decision), *watched)))
     return Section(title, tuple(blocks))
 
 
@@ -102,6 +102,12 @@ def _test(test: TestResult, crossings: Crossings | None) -> ExplainedLine:
     if crossings is not None and test.outcome != "open" and test.betting is not None:
         parts.append(_crossed(test, crossings.get(test.name)))
     return ExplainedLine(f"{title_of(test)}, {OUTCOME.get(test.outcome, test.outcome)}", "; ".join(filter(None, parts)))
+
+
+def _figures(test: TestResult) -> str:
+    """The figures that the table on one screen has no room for."""
+    least = f"at least {plural(test.min_units, test.unit)} to pass at level {_rate(test.alpha)}"
+    return f"{title_of(test)}: {'; '.join((least, *test_notes(test)))}"
 
 
 def _question(test: TestResult) -> str:

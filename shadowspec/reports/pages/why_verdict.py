@@ -10,6 +10,7 @@ from typing import Final
 from shadowspec.gate.verdict.current_verdict import DISABLE_CODES
 from shadowspec.gate.verdict.decision import HOLD_CODES
 from shadowspec.gate.verdict.hold_reasons import slowest_of
+from shadowspec.gate.verdict.required_tests import waits_for_independence
 from shadowspec.reports.content.definitions import bounds_text, shown_as, threshold_text, title_of
 from shadowspec.text import percent, plural, span_text, times
 from shadowspec.types import Decision, ReasonCode, TestResult, Verdict
@@ -48,6 +49,8 @@ def why(decision: Decision) -> str:
     if decision.reason_code == ReasonCode.MIN_SPAN:
         span = span_text(decision.evidence.span_s)
         return f"{_all_pass(required)}. The policy requires a longer recording than {span}."
+    if waits_for_independence(decision):
+        return f"{_capital(decision.reason)}."
     failed = [test for test in required if test.outcome == "fail"]
     named = [test for test in failed if test.name == _TEST_OF_CODE.get(decision.reason_code)]
     if named or (failed and decision.reason_code == ReasonCode.GUARDRAIL):
