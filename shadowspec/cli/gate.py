@@ -60,7 +60,7 @@ def gate(
     Prints current verdicts, operators' overrides included, and the next step of each endpoint. The gate also audits
     replayed outputs and moves rollouts; an audit's alert sets an override HOLD, which an operator clears.
 
-    With --explain it stores nothing: it says what a past decision rests on, recomputes it from its rows and compares
+    With --explain it stores nothing: it shows the evidence of a past decision, recomputes it from its rows and compares
     every number. Exit code 4 means that rows are gone or a number differs.
     """
     config = load_config(find_config(config_path))

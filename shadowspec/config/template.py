@@ -331,7 +331,7 @@ version = 1
 # tail_margin = ~               # a request is slowed if it took longer by more than this
 # tail_share = ~                # tolerated share of slowed requests
 # max_fault_share = ~           # share of faults in greedy outputs to exclude, with no fault seen
-# max_carry_over = ~            # what the order of the arms may add to the speedup; above it is HOLD
+# max_carry_over = ~            # the order of the arms may add this to the speedup; above it is HOLD
 # parity_margin = ~             # tolerated share of greedy outputs that differ by rounding, beyond the baseline's
 # near_tie_logit = ~            # top-2 logit gap that counts as rounding; "none": 0.001 in float32, 0.125 in bfloat16
 # parity_tokens = ~             # sampled tokens of a session that count in the z score
@@ -366,7 +366,7 @@ version = 1
 # time_block_s = ~              # requests without session and user are grouped by this much time
 # dominant_key_share = ~        # a key with more than this share of its slice is cut by time_block_s
 # timed_positions = ~           # a session is timed at one request, drawn from its first N (prefix_cache: at each)
-# block_max_wait_s = ~          # event time after which a block runs before it is full
+# block_max_wait_s = ~          # event time after which a block runs before it is full; in production at least window_s
 # min_rate = ~                  # the worker's sampling rate for decided slices
 
 # Rollout

@@ -82,7 +82,7 @@ num_speculative_tokens = 4
 
 
 def demo_config(out: Path, seed: int) -> str:
-    """The demo's configuration for results under `out`: the default policy but for three values, each explained."""
+    """The demo's configuration for results under `out`: the default policy but for some values, each explained."""
     endpoints = (
         _CONFIG_ENDPOINT.format(
             name=name,

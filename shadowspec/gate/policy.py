@@ -183,8 +183,8 @@ class GatePolicy:
             raise ConfigError("policy key 'max_cost_per_million_tokens' must be above 0, or nothing could prove it")
         if self.unit_window is not None and self.min_span_s < DAY_S:
             raise ConfigError(
-                "policy key 'min_span_s' must be at least a day (86400): windows of a shorter span share what happens "
-                "within a day; for a recording set recording_only = true"
+                "policy key 'min_span_s' must be at least a day (86400), because windows of a shorter span share "
+                "its incidents; for a recording set recording_only = true"
             )
         for clash in self.clashes():
             raise ConfigError(f"policy key {clash.limit!r} must be {clash.wanted}, or nothing could prove it")

@@ -167,8 +167,8 @@ def _refused(endpoint: str, fleet: Fleet | None, policy: GatePolicy | None) -> s
     if rate <= policy.fleet_fdr:
         return None
     return (
-        f"e-BH over {plural(fleet.num_endpoints, 'endpoint')} admits it at a false discovery rate of {rate:.3g}, and "
-        f"the limit is {policy.fleet_fdr:.3g} (fleet_fdr): more evidence of it or of other ENABLEs ends this"
+        f"e-BH over {plural(fleet.num_endpoints, 'endpoint')} admits it at a false discovery rate of {rate:.3g}; "
+        f"the limit is {policy.fleet_fdr:.3g} (fleet_fdr). More evidence of any ENABLE ends this"
     )
 
 

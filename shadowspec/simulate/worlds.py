@@ -309,7 +309,7 @@ EFFECT_WORLDS = (
     ),
     World(
         "noisy_pairs",
-        "speedup 1.15 with noise of .25, which alone slows a tenth of the requests",
+        "speedup 1.15 with noise of .25, which slows a tenth of the requests by itself",
         "effect",
         arrivals=Arrivals(num_sessions=2_400),
         effects=Effects(log_speedup=math.log(1.15), noise_sd=0.25),
@@ -317,7 +317,7 @@ EFFECT_WORLDS = (
     ),
     World(
         "slow_first_arm",
-        "speedup 1.3, and whichever arm runs first is 60% slower: a cold start is no slowness of speculation",
+        "speedup 1.3, and whichever arm runs first is 60% slower: a cold start does not make speculation slow",
         "effect",
         effects=Effects(log_speedup=FASTER, first_arm_log=math.log(1.6)),
         wrong_to_disable=EVERYWHERE,

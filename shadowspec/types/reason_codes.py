@@ -83,7 +83,7 @@ class ReasonCode(StrEnum):
         "DISABLE",
         "A detector fired after DISABLE: new evidence refutes it.  It stays in force until the next run decides.",
         f"keep speculation off and send traffic, {GATE_AGAIN}",
-        "Look for what has changed since under Changes in the dashboard.",
+        "Changes in the dashboard shows the events since then.",
     )
     OVERRIDE = (
         "override",
@@ -104,7 +104,7 @@ class ReasonCode(StrEnum):
         "HOLD",
         "The slice has less than `entry_share` of its endpoint's requests of the last week, so that it takes no level.",
         "nothing needs to be done: the endpoint's verdict covers the slice",
-        "Lower `entry_share` if such a slice must have a verdict of its own.",
+        "Lower `entry_share` if such a slice must have a separate verdict.",
     )
     TOO_FEW_UNITS = (
         "too_few_units",
@@ -173,7 +173,7 @@ class ReasonCode(StrEnum):
         "carry_over",
         "HOLD",
         "Every test passes, but the order of the arms adds more than `max_carry_over` to the speedup.",
-        "set `pause_s` under `[engine]`, or give each arm its own device, and rename the candidate, then send traffic",
+        "set `pause_s` under `[engine]`, or give the arms separate devices; rename the candidate, then send traffic",
         "The baseline is slower right after speculation: heat, clocks or evicted caches.",
     )
     DEPENDENT = (

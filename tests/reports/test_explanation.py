@@ -124,7 +124,7 @@ def test_both_levels_and_the_checks_of_independence_are_shown_with_their_limits(
 def test_what_would_disable_too_is_named() -> None:
     decision = judged(Verdict.DISABLE, "")
     assert decision.reason_code == "slowdown"
-    assert text_of(decision, "Also") == "Slowed requests would disable it alone"
+    assert text_of(decision, "Also") == "Slowed requests would disable it by itself"
     assert [line for line in explained(judged(Verdict.ENABLE, "")) if line.lead == "Also"] == []
 
 

@@ -207,7 +207,7 @@ def _waits_for_entry(evidence: HypothesisEvidence, policy: GatePolicy) -> _Outco
     return _hold(
         ReasonCode.SMALL_SLICE,
         f"the slice has {share} of its endpoint's requests of the last week; testing starts at "
-        f"{percent(policy.entry_share)}: lower entry_share to test it alone",
+        f"{percent(policy.entry_share)}: lower entry_share to test it by itself",
     )
 
 

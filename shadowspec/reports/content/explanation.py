@@ -226,7 +226,7 @@ def _also_disabling(decision: Decision) -> str | None:
     others = [title_of(test) for test in failing if DISABLE_CODES[test.name] != decision.reason_code]
     if decision.verdict is not Verdict.DISABLE or not others:
         return None
-    return f"{' and '.join(others)} would disable it alone"
+    return f"{' and '.join(others)} would disable it by itself"
 
 
 def _next(decision: Decision, policy: GatePolicy | None) -> str:

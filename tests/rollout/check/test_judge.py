@@ -602,5 +602,5 @@ def test_an_enable_that_the_fleet_does_not_admit_is_hold() -> None:
         assert answer(check_input(decisions, fleet=fleet)).outcome is Outcome.ENABLE, "the policy asks for no rate"
     held = answer(check_input(decisions, fleet=Fleet({}, 20, 1.0), terms=strict))
     assert {load.off_because for finding in held.findings for load in finding.loads} == {Off.FLEET}
-    wanted = "20 endpoints admits it at a false discovery rate of 1, and the limit is 0.05 (fleet_fdr)"
+    wanted = "20 endpoints admits it at a false discovery rate of 1; the limit is 0.05 (fleet_fdr)"
     assert all(wanted in finding.reason for finding in held.findings)
