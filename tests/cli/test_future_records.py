@@ -18,7 +18,7 @@ def test_a_record_of_the_future_lengthens_no_span_and_hides_no_staleness(workspa
         workspace.folder / "traffic.jsonl", [*map(record, range(5)), ahead, *map(record, range(6, 12))]
     )
     assert workspace.run("run", str(traffic)).code == 0
-    parts = {"entry_clusters": 2, "timed_positions": 1, "min_span_s": 0.0, "memory_budget_share": None}
+    parts = {"entry_clusters": 2, "timed_positions": 1, "min_span_s": 0.0, "window_s": 0.0, "memory_budget_share": None}
     policy = GatePolicy(**parts, max_evidence_age_s=3_600.0)  # type: ignore[arg-type]
     now = NOON + timedelta(days=1)
     with Store.open("sqlite:///shadow.db") as store:
