@@ -93,5 +93,4 @@ def set_up_logging(verbose: bool) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    if verbose:
-        logging.getLogger("shadowspec").setLevel(logging.DEBUG)
+    logging.getLogger("shadowspec").setLevel(logging.DEBUG if verbose else logging.NOTSET)

@@ -12,7 +12,7 @@ from rich.table import Table
 from shadowspec.app.gate_runs import GateResults, decide, explain_decision, rehearse
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.public_decisions import explain_document, gate_document
-from shadowspec.cli.console import print_json, results
+from shadowspec.cli.console import is_verbose, print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import NoDataError
@@ -43,9 +43,6 @@ def gate(
             "--explain", metavar="ID", min=1, help="Recompute this past decision from the stored rows instead."
         ),
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="With --explain: also print all figures of its tests.")
-    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Decide and print, but store nothing: to try a policy.")
     ] = False,
@@ -61,11 +58,11 @@ def gate(
     replayed outputs and moves rollouts; an audit's alert sets an override HOLD, which an operator clears.
 
     With --explain it stores nothing: it shows the evidence of a past decision, recomputes it from its rows and compares
-    every number. Exit code 4 means that rows are gone or a number differs.
+    every number; --verbose prints all its figures. Exit code 4 means that rows are gone or a number differs.
     """
     config = load_config(find_config(config_path))
     if explain is not None:
-        _explain(config, explain, as_json=as_json, verbose=verbose)
+        _explain(config, explain, as_json=as_json)
         return
     input_ended = False if input_continues else None
     run = (rehearse if dry_run else decide)(config, endpoint, input_ended=input_ended)
@@ -106,17 +103,17 @@ def _print_audits(run: GateResults, *, with_all: bool) -> None:
                 results.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
-def _explain(config: Config, decision_id: int, *, as_json: bool, verbose: bool) -> None:
+def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
     try:
         explanation = explain_decision(config, decision_id)
     except LostRowsError as error:
         if not as_json:
-            _print_tables(error.decision, None, {}, verbose=verbose)
+            _print_tables(error.decision, None, {})
         raise
     if as_json:
         print_json(explain_document(explanation))
     else:
-        _print_explanation(explanation, verbose=verbose)
+        _print_explanation(explanation)
     if explanation.differences:
         raise NoDataError(
             f"decision {decision_id} cannot be trusted: {len(explanation.differences)} of "
@@ -124,13 +121,13 @@ def _explain(config: Config, decision_id: int, *, as_json: bool, verbose: bool) 
         )
 
 
-def _print_tables(decision: Decision, policy: GatePolicy | None, crossings: Crossings, *, verbose: bool) -> None:
-    for table in explanation_tables(decision, policy, crossings, has_all_figures=verbose):
+def _print_tables(decision: Decision, policy: GatePolicy | None, crossings: Crossings) -> None:
+    for table in explanation_tables(decision, policy, crossings, has_all_figures=is_verbose()):
         results.print(table)
 
 
-def _print_explanation(explanation: Explanation, *, verbose: bool) -> None:
-    _print_tables(explanation.stored, explanation.policy, explanation.crossings, verbose=verbose)
+def _print_explanation(explanation: Explanation) -> None:
+    _print_tables(explanation.stored, explanation.policy, explanation.crossings)
     results.print(
         f"Recomputed: {explanation.num_records:,} records with {explanation.num_runs:,} runs, "
         f"in {plural(explanation.num_folds, 'gate run')}.",
