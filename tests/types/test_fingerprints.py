@@ -215,7 +215,8 @@ def test_another_fingerprint_ends_verdict_and_rollout_of_the_one_before(store: S
     new = replace(CONFIG, details={"default_sampling": "temperature=0.7"}, fingerprint="e" * 64)
     make_run = changing((100, noisy_run()), (110, with_fingerprint(noisy_run(), new.fingerprint)))
     feed = Feed(store, World(110, make_run=make_run).evidence(), (CONFIG, new))
-    policy, rollout = GatePolicy(max_hypotheses=3, min_span_s=0.0), RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
+    policy = GatePolicy(max_hypotheses=3, min_span_s=0.0, window_s=0.0)
+    rollout = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
     feed.write_blocks(0, 100)
     now = START + timedelta(days=1)
     enabled = run_endpoint_gate(store, ENDPOINT, policy, input_ended=True, now=now).decisions[0]

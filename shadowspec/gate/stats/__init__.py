@@ -2,5 +2,5 @@
 
 In: unit values and levels.
 Out: capitals, bounds and alarms.
-Imports: errors.
+Imports: types, errors.
 """
