@@ -209,3 +209,19 @@ def test_log_speedups_of_a_window_are_weighed_sums() -> None:
     assert speedup.series.lower.values[-1] == pytest.approx((0.4 + 3.0 * 0.1) / 5.0)
     assert speedup.series.lower.weights[-1] == pytest.approx(1.0)
     assert math.isclose(speedup.series.highest, POLICY.log_speedup_clip)
+
+
+def test_a_run_that_follows_another_is_the_same_folded_on_and_folded_again() -> None:
+    """What the blocks of the first run set (a full window, the clip) is there for the next one, in either way."""
+    rng = np.random.default_rng(11)
+    first = [unit(hour, list(rng.normal(0.2, 0.1, 4)), stands_for=2.0) for hour in range(40)]
+    second = [unit(hour, list(rng.normal(0.2, 0.1, 4))) for hour in range(40, 60)]
+    run = fold(first)
+    on = HypothesisEvidence(windows=run.windows, clip=run.clip, first_logs=run.first_logs).fold([], second, POLICY)
+    again = HypothesisEvidence().pass_by(first, POLICY).fold([], second, POLICY)
+    assert (again.windows, again.clip) == (on.windows, on.clip)
+    assert again.tests["speedup"].num_units == on.tests["speedup"].num_units == 20
+    assert np.array_equal(again.tests["speedup"].lower.logs, on.tests["speedup"].lower.logs)
+    short = fold(first[:10])
+    carried = HypothesisEvidence(windows=short.windows, first_logs=short.first_logs).fold([], first[10:], POLICY)
+    assert carried.clip == run.clip

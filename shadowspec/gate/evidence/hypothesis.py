@@ -16,7 +16,7 @@ from typing import Protocol
 from shadowspec.gate.evidence.betting_tests import Totals, score_units
 from shadowspec.gate.evidence.guardrails import DOCUMENT, TASK_SCORE
 from shadowspec.gate.evidence.quantiles import LatencyHistogram
-from shadowspec.gate.evidence.series import BettingTest, add_times
+from shadowspec.gate.evidence.series import BettingTest, TimedBlocks, add_times
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.evidence.windows import TIMED_UNITS, WindowMemory, Windows, robust_sd
@@ -208,12 +208,9 @@ class HypothesisEvidence:
 
         `states` are those from which tests count that have no evidence yet.
         """
-        num_given, own_blocks, memory, windows = len(clusters), add_times(blocks), self.windows, None
-        in_time = own_blocks
-        if policy.unit_window is not None:
-            windows = memory.take(own_blocks, policy.unit_window)
-            memory, in_time = windows.memory, windows.blocks
-        begun = self if windows is None or self.clip is not None else self._take_clip(windows, policy)
+        num_given, own_blocks = len(clusters), add_times(blocks)
+        begun, windows = self._take_windows(own_blocks, policy)
+        in_time = own_blocks if windows is None else windows.blocks
         policy = begun.policy_of(policy)
         if not self.detectors:
             clusters = clusters[: max(policy.max_clusters - self.num_clusters, 0)]
@@ -252,8 +249,20 @@ class HypothesisEvidence:
             last_event=max(ends, default=None),
             num_days=num_days,
             newest_day=newest_day,
-            windows=memory,
         )
+
+    def pass_by(self, blocks: Sequence[BlockUnit], policy: GatePolicy) -> HypothesisEvidence:
+        """The evidence after blocks of an earlier run: they only set the clip and the traffic of a full window."""
+        passed = self._take_windows(add_times(blocks), policy)[0]
+        return replace(passed, windows=replace(passed.windows, num_late_blocks=0))
+
+    def _take_windows(self, blocks: TimedBlocks, policy: GatePolicy) -> tuple[HypothesisEvidence, Windows | None]:
+        """The evidence with the windows of these blocks remembered, and those windows; None where blocks are units."""
+        if policy.unit_window is None:
+            return self, None
+        windows = self.windows.take(blocks, policy.unit_window)
+        begun = self if self.clip is not None else self._take_clip(windows, policy)
+        return replace(begun, windows=windows.memory), windows
 
     def policy_of(self, policy: GatePolicy) -> GatePolicy:
         """The policy with the clip that the first windows set."""

@@ -68,6 +68,14 @@ def units_of_run(decision: Decision, parts: Sequence[PolicyUnits]) -> Iterator[P
         yield PolicyUnits(part.policy, clusters, blocks)
 
 
+def begin_run(decision: Decision, parts: Sequence[PolicyUnits]) -> HypothesisEvidence:
+    """The evidence with which the run of a decision begins: what the blocks of earlier runs set."""
+    evidence, left = HypothesisEvidence(), decision.run.start_blocks if decision.run is not None else 0
+    for part in parts:
+        evidence, left = evidence.pass_by(part.blocks[:left], part.policy), max(left - len(part.blocks), 0)
+    return evidence
+
+
 def crossings(decision: Decision, parts: Sequence[PolicyUnits]) -> dict[str, Crossing]:
     """Since when each betting test of a decision has crossed: those that pass or fail at it, by name.
 
@@ -76,7 +84,7 @@ def crossings(decision: Decision, parts: Sequence[PolicyUnits]) -> dict[str, Cro
     crossed = {test.name: test for test in decision.tests if test.outcome != "open" and test.betting is not None}
     recorders = {name: UnitRecorder(name) for name in crossed}
     ends: dict[str, list[datetime]] = defaultdict(list)  # by test: when each unit ended
-    evidence, policy = HypothesisEvidence(), None
+    evidence, policy = begin_run(decision, parts), None
     for part in units_of_run(decision, parts):
         policy = part.policy
         for clusters, blocks, end in _pieces(part):

@@ -204,11 +204,12 @@ def fold_units(
         min(before.skip_blocks, len(units.blocks)),
     )
     clusters, blocks = units.clusters[num_clusters:], units.blocks[num_blocks:]
+    begun = before.evidence.pass_by(units.blocks[:num_blocks], policy) if num_blocks else before.evidence
     is_in_run = previous is not None and not previous.ends_run and previous.recording_only == policy.recording_only
     in_run = previous if is_in_run else None
     return replace(
         before,
-        evidence=fold_in_run(before.evidence, clusters, blocks, policy, in_run),
+        evidence=fold_in_run(begun, clusters, blocks, policy, in_run),
         skip_clusters=before.skip_clusters - num_clusters,
         skip_blocks=before.skip_blocks - num_blocks,
     )

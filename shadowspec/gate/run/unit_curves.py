@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shadowspec.gate.evidence.betting_tests import defined_tests
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
+from shadowspec.gate.evidence.hypothesis import fold_in_run
 from shadowspec.gate.run.folding import FoldRules
 from shadowspec.gate.run.memory_store import MemoryRows
 from shadowspec.gate.run.recompute import policy_of, refold
-from shadowspec.gate.run.run_units import Crossings, PolicyUnits, add_units, crossings, units_of_run
+from shadowspec.gate.run.run_units import Crossings, PolicyUnits, add_units, begin_run, crossings, units_of_run
 from shadowspec.gate.verdict.curves import SequencePoint, UnitRecorder, sequence_points
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.types import Decision, Fold
@@ -70,7 +70,7 @@ def _rules(folds: Iterable[Fold], latest: Mapping[HypothesisId, Decision]) -> li
 
 def _curves(decision: Decision, parts: Sequence[PolicyUnits]) -> dict[str, tuple[SequencePoint, ...]]:
     # 1. The evidence of the units that the decision rests on, and their values as they are folded into it.
-    evidence, recorders = HypothesisEvidence(), {name: UnitRecorder(name) for name in DRAWN_TESTS}
+    evidence, recorders = begin_run(decision, parts), {name: UnitRecorder(name) for name in DRAWN_TESTS}
     for part in units_of_run(decision, parts):
         evidence = fold_in_run(evidence, part.clusters, part.blocks, part.policy, decision, list(recorders.values()))
 

@@ -126,7 +126,11 @@ def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> Hypothesi
     if decision.ends_run:
         windows = replace(evidence.windows, num_late_blocks=0)
         return HypothesisEvidence(
-            counts=evidence.counts, newest_event=evidence.newest_event, windows=windows, clip=evidence.clip
+            counts=evidence.counts,
+            newest_event=evidence.newest_event,
+            windows=windows,
+            clip=evidence.clip,
+            first_logs=evidence.first_logs,
         )
     started = watch_detectors(decision)
     is_watched = {name: (each.promise, each.best) for name, each in evidence.detectors.items()} == {
