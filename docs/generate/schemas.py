@@ -37,6 +37,5 @@ def write_schemas() -> None:
 def documents() -> str:
     """The list of commands and schemas."""
     return "\n".join(
-        f"- `shadowspec {command} --json`: [{file_name(command)}](schemas/{file_name(command)})"
-        for command in JSON_DOCUMENTS
+        f"- `{command}`: [{file_name(command)}](schemas/{file_name(command)})" for command in JSON_DOCUMENTS
     )

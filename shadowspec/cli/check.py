@@ -70,9 +70,7 @@ def check(
 
     Exports switch on by the same rule: ENABLE is proven, for an engine that serves clients, and rolled out. Without
     --slice the whole endpoint must be ENABLE. No slice with 5% of its traffic may be DISABLE, and no override may
-    cover 5% of it. Loads count by production's demand where it is measured, else by their shares. An override
-    counts as its verdict, also without a decision. Exit code 4: the evidence is unusable, being too old or of
-    another config.
+    cover 5% of it. An override counts as its verdict. Exit code 4: the evidence is too old, or of another config.
     """
     summary = summary_file() if github else None
     question = Question(

@@ -58,7 +58,7 @@ def gate(
     replayed outputs and moves rollouts; an audit's alert sets an override HOLD, which an operator clears.
 
     With --explain it stores nothing: it shows the evidence of a past decision, recomputes it from its rows and compares
-    every number; --verbose prints all its figures. Exit code 4 means that rows are gone or a number differs.
+    every number. Exit code 4 means that rows are gone or a number differs.
     """
     config = load_config(find_config(config_path))
     if explain is not None:

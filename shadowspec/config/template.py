@@ -179,8 +179,8 @@ match = { model = "my-model", path = "/v1/*" }
 # sample_rate = ~       # share of each slice's sessions that may be measured
 # Numbers of concurrent requests to measure at; `share` weighs them, e.g. by the time that production spends at each.
 loads = [{ concurrency = 4, share = 1.0 }]
-# Requests of a block for each slot of its load.  1: one batch, in which the slot of a finished request stays empty.
-# 4: a queue that refills slots, so that the number of concurrent requests stays at the load.
+# Requests of a block for each slot of its load.  1: one batch, whose load falls as requests end.  4: a queue that
+# refills slots.
 # requests_per_slot = ~
 # Engine that serves this endpoint: @engines, with a version or without
 # ("vllm 0.32"), or "shadowspec-torch" for the engine in this process.  Verdicts on latency use only measurements on it
