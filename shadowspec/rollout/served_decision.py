@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import Expectation, LatestDecision, is_stale
-from shadowspec.gate.verdict.fleet import Fleet, fleet_of
+from shadowspec.gate.verdict.e_values import Fleet, fleet_of
 from shadowspec.gate.verdict.slice_rules import keeps_off
 from shadowspec.text import plain_text, plural, slice_title
 from shadowspec.types import (

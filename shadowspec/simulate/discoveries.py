@@ -1,7 +1,7 @@
 """A fleet of endpoints, some of which gain: how many are enabled, and how many of these falsely.
 
 Every endpoint is the production gate over its own rows, looked at again and again.  What it enables at its alpha is
-compared with what e-BH admits over all of them (`shadowspec.gate.verdict.fleet`).
+compared with what e-BH admits over all of them (`shadowspec.gate.verdict.e_values`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
-from shadowspec.gate.verdict.fleet import Fleet, fleet_of
+from shadowspec.gate.verdict.e_values import Fleet, fleet_of
 from shadowspec.simulate.effects import Effects, draw_outcomes
 from shadowspec.simulate.rows import CONFIG, rows_of
 from shadowspec.simulate.traffic import ENDPOINT, PLACE, START, draw_requests

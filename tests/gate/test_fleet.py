@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.gate.verdict.fleet import e_bh, e_bh_rates, fleet_of, log10_evidence
+from shadowspec.gate.verdict.e_values import e_bh, e_bh_rates, fleet_of, log10_evidence
 from shadowspec.types import BettingFigures, Decision, LevelGraph, TestResult, Trial, Verdict
 from tests.store import examples
 

@@ -21,7 +21,7 @@ from shadowspec.config.sections import CandidateSection, EndpointSection
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import LatestDecision
 from shadowspec.gate.verdict.current_verdict import CurrentVerdict
-from shadowspec.gate.verdict.fleet import Fleet
+from shadowspec.gate.verdict.e_values import Fleet
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.served_decision import judge_decisions
 from shadowspec.tap.blocks import BlockFormer

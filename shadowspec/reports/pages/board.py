@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions, is_stale
 from shadowspec.gate.verdict.current_verdict import CurrentVerdict, current_verdict
-from shadowspec.gate.verdict.fleet import Fleet, fleet_of
+from shadowspec.gate.verdict.e_values import Fleet, fleet_of
 from shadowspec.gate.verdict.hold_reasons import StillNeeded, still_needed
 from shadowspec.planning.demand import EndpointLoads, endpoint_loads, governing_shares
 from shadowspec.reports.content.definitions import find_test

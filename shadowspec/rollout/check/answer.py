@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import EndpointDecisions, Expectation
-from shadowspec.gate.verdict.fleet import Fleet
+from shadowspec.gate.verdict.e_values import Fleet
 from shadowspec.gate.verdict.slice_rules import keeps_off
 from shadowspec.planning.demand import Demand, EndpointLoads, LoadsPart
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.fleet import Fleet
+from shadowspec.gate.verdict.e_values import Fleet
 from shadowspec.gate.verdict.trial_levels import supersede
 from shadowspec.planning.demand import Demand
 from shadowspec.rollout.check.answer import Answer, CheckInput, EndpointTerms, Question, Role, answer_document
