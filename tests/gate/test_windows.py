@@ -225,3 +225,12 @@ def test_a_run_that_follows_another_is_the_same_folded_on_and_folded_again() -> 
     short = fold(first[:10])
     carried = HypothesisEvidence(windows=short.windows, first_logs=short.first_logs).fold([], first[10:], POLICY)
     assert carried.clip == run.clip
+
+
+def test_windows_of_another_length_follow_those_before() -> None:
+    """An operator may change the length: no block becomes late by it, and none counts twice."""
+    shorter = fold([*FIRST_DAY, unit(24, [0.2] * 4)])
+    longer = replace(POLICY, window_s=7_200.0)
+    evidence = shorter.fold([], [unit(24, [0.2] * 4, sequence=1), unit(26, [0.2] * 4), unit(27, [0.2] * 4)], longer)
+    assert evidence.windows.num_late_blocks == 1
+    assert evidence.tests["speedup"].num_units == 2

@@ -59,11 +59,12 @@ def num_first_windows(window: timedelta) -> int:
 class WindowMemory:
     """The windows that are in evidence.
 
-    `newest` is the number of the last one; `sizes` are the requests that the last ones represent, oldest first.
-    `num_late_blocks` of the run came after their window had entered: they count in no test.
+    `until_s` is where the last one ends, seconds since the epoch: the policy may change their length.  `sizes` are the
+    requests that the last ones represent, oldest first.  `num_late_blocks` of the run came after their window had
+    entered: they count in no test.
     """
 
-    newest: int = -1
+    until_s: float = 0.0
     sizes: tuple[float, ...] = ()
     num_late_blocks: int = 0
 
@@ -74,7 +75,7 @@ class WindowMemory:
         out.
         """
         numbers = np.array([window_of(unit.newest, window) for unit in blocks.units], dtype=np.int64)
-        is_late = numbers <= self.newest
+        is_late = np.array([unit.newest.timestamp() < self.until_s for unit in blocks.units], dtype=np.bool_)
         if is_late.any():
             blocks = add_times([unit for unit, late in zip(blocks.units, is_late.tolist(), strict=True) if not late])
             numbers = numbers[~is_late]
@@ -91,7 +92,7 @@ class WindowMemory:
             remembered = [*remembered, size][-max(first, math.ceil(REMEMBERED / window)) :]
         after = replace(
             self,
-            newest=int(named[-1]) if len(named) else self.newest,
+            until_s=(int(named[-1]) + 1) * window.total_seconds() if len(named) else self.until_s,
             sizes=tuple(remembered),
             num_late_blocks=self.num_late_blocks + int(is_late.sum()),
         )

@@ -254,8 +254,8 @@ def test_a_clock_that_jumps_within_a_partition_enters_no_unit_and_no_window_twic
         known = store.known
         if decisions:
             evidence = store.folded()
-            assert evidence.windows.newest >= newest
-            newest = evidence.windows.newest
+            assert evidence.windows.until_s >= newest
+            newest = evidence.windows.until_s
             first = first or evidence.first_event
             if first is not None:
                 assert decisions[0].evidence.span_s <= (known - first).total_seconds()
