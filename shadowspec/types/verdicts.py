@@ -171,7 +171,8 @@ class SliceCounts:
     are cut for dominating.  `num_arrived` are all usable requests; `num_beyond` of these come later in their session
     than any request that is timed.  Production's server counted `num_compared_prompts` of the measured prompts that
     were rendered here, and found another length of `num_other_prompts`.  `recent_share` is the slice's share of its
-    endpoint's requests of the last week, by which it enters (None: unknown).
+    endpoint's requests of the last week, by which it enters (None: unknown).  Of the endpoint, retention had removed
+    `num_removed_runs` when its evidence began with the rows that were left.
     """
 
     num_closed_clusters: int = 0
@@ -185,6 +186,7 @@ class SliceCounts:
     num_compared_prompts: int = 0
     num_other_prompts: int = 0
     recent_share: float | None = None
+    num_removed_runs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

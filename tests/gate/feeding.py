@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -34,7 +35,7 @@ class Feed:
         self.store, self.world = store, world
         self._memory = {config.fingerprint: MEMORY for config in configs}
         self._places: dict[int, int] = {}
-        self._watermark = None
+        self._watermark: datetime | None = None
         self.written: list[StoredRecord] = []
         store.save_fingerprints(list(configs))
 

@@ -209,9 +209,12 @@ def with_counts(
     """The evidence with the counts of its slice that do not depend on load and config."""
     progress = state.clusterings[clustering_id(policy)]
     num_compared, num_other = state.compared_in(key[0], key[2])
+    # Of evidence whose first rows are gone, losses are counted from its beginning on: those before its run began may be
+    # among the rows that are left, or not.
+    start_lost = 0 if trial is None or state.num_removed_runs else trial.start_lost
     counts = SliceCounts(
         num_closed_clusters=progress.closed_in(key[0]),
-        num_lost=state.lost_in(key[0]) - (trial.start_lost if trial is not None else 0),
+        num_lost=state.lost_in(key[0]) - start_lost,
         num_members=progress.members_in(key[0]),
         num_late=progress.late_in(key[0]),
         num_left_out=progress.left_out_in(key[0]),
@@ -220,6 +223,7 @@ def with_counts(
         num_beyond=state.beyond_in(key[0]),
         num_compared_prompts=num_compared,
         num_other_prompts=num_other,
+        num_removed_runs=state.num_removed_runs,
         recent_share=progress.recent.share_of(key[0]),
     )
     return replace(evidence, counts=counts, newest_event=known_until)

@@ -222,7 +222,10 @@ class Folding:
     ) -> tuple[dict[HypothesisId, list[BlockUnit]], Mapping[str, OpenBlock], Collection[str]]:
         """The blocks that enter, in their order; the others as they are now; and which of those known before enter."""
         before = self._units.open_blocks()
-        self._read_blocks(name for name, block in before.items() if is_known(block.newest, closed_by))
+        known = {name for name, block in before.items() if is_known(block.newest, closed_by)}
+        self._read_blocks(known)
+        gone = known - self._blocks.keys()  # a forced removal took their rows
+        before = {name: block for name, block in before.items() if name not in gone}
         new = [measured_run.run for measured_run in measured]
         # A window's blocks enter together, once no other can come.
         window = self._rules.policy.unit_window
@@ -246,7 +249,7 @@ class Folding:
                     key = slice_key, unit.block.concurrency, fingerprint
                     if counted := self._runs_for(key, unit.runs):
                         units[key].append(replace(unit, runs=counted))
-        return units, result.begun, ended
+        return units, result.begun, ended | gone
 
     def _state_after(
         self,

@@ -32,10 +32,13 @@ from shadowspec.gate.run.state import (
     is_readable,
     new_progress,
     new_state,
+    without_runs,
 )
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id, is_superseded
 from shadowspec.gc_control import gc_paused
 from shadowspec.types import Decision, Fold, Span, StoredEvidence, Watermark
+
+OTHER_UNITS = "recordings and production have other units"
 
 
 def run_endpoint_gate(
@@ -179,10 +182,14 @@ class EndpointGateRun:
         reason = reason or "keys that dominate their slice must be cut"
         left, folded = session.num_rows(progress.cursors), session.num_folded()
         if left[0] < folded[0] or left[1] < folded[1]:
-            raise InputError(
-                f"the evidence of endpoint {self.endpoint} must be folded again ({reason}), but retention has removed "
-                f"rows that it rests on. {left[0]} of {folded[0]} records and {left[1]} of {folded[1]} runs are left"
-            )
+            if not loaded.has_other_units:
+                raise InputError(
+                    f"the evidence of endpoint {self.endpoint} must be folded again ({reason}), but retention has "
+                    f"removed rows that it rests on. {left[0]} of {folded[0]} records and {left[1]} of {folded[1]} "
+                    "runs are left. Restore the others, undo the change, or rename the endpoint to begin with new rows"
+                )
+            # Neither a trial's nor production's verdicts rest on the other's evidence: what begins here has no past.
+            begins = without_runs(begins, loaded.state.num_removed_runs + folded[1] - left[1])
         session.discard_evidence()
         return new_state(begins, rules.clusterings), {}, (), begins
 
@@ -222,6 +229,11 @@ class LoadedEvidence:
     refold_reason: str | None
     restart: Mapping[str, Any]
 
+    @property
+    def has_other_units(self) -> bool:
+        """Whether a trial follows production, or production a trial."""
+        return self.refold_reason == OTHER_UNITS
+
 
 def load_evidence(document: Mapping[str, Any], stored: Sequence[StoredEvidence], rules: FoldRules) -> LoadedEvidence:
     """The state and the evidence that were stored, and why they may not be gone on from under `rules`, if so."""
@@ -241,7 +253,7 @@ def _find_refold_reason(
         return "the policy makes other clusters"
     for key, run_evidence in evidence.items():
         if run_evidence.has_other_units(rules.of(key)):
-            return "recordings and production have other units"
+            return OTHER_UNITS
         if not has_entered(rules.previous.get(key)) and run_evidence.parameters != evidence_parameters(rules.of(key)):
             return "the policy of hypotheses that have not entered was changed"
     return None
@@ -254,4 +266,5 @@ def _restart_progress(state: EndpointState) -> Mapping[str, Any]:
             for clustering, progress in state.clusterings.items()
         },
         {clustering: progress.dominant for clustering, progress in state.clusterings.items()},
+        state.num_removed_runs,
     )

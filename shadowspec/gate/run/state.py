@@ -31,7 +31,8 @@ Document = Mapping[str, Any]
 class EndpointState:
     """One endpoint's counts, and the progress of each clustering.
 
-    `slices` holds every slice seen, with the number of its records that were lost without leaving a run.
+    `slices` holds every slice seen, with the number of its records that were lost without leaving a run.  Retention had
+    removed `num_removed_runs` runs when the evidence began with the rows that were left.
     """
 
     slices: Mapping[str, int] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class EndpointState:
     # By fingerprint and slice: measured prompts that production counted, and those of which it counts another length.
     compared: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     differing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    num_removed_runs: int = 0
 
     def lost_in(self, slice_key: str) -> int:
         """Records of a slice ("" for the whole endpoint) that were lost without leaving a run."""
@@ -108,15 +110,29 @@ def evidence_parameters(policy: GatePolicy) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What restarted evidence retains, by clustering: entries that were judged, and keys that are cut."""
+    """What restarted evidence retains, by clustering: entries that were judged, and keys that are cut.
+
+    `num_removed_runs` were in evidence, and retention has removed them since: they are in none from here on.
+    """
 
     entries: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
     dominant: Mapping[str, frozenset[SliceKey]] = field(default_factory=dict)
+    num_removed_runs: int = 0
 
 
-def new_progress(entries: Mapping[str, Mapping[str, Entry]], dominant: Mapping[str, frozenset[SliceKey]]) -> Document:
+def new_progress(
+    entries: Mapping[str, Mapping[str, Entry]],
+    dominant: Mapping[str, frozenset[SliceKey]],
+    num_removed_runs: int = 0,
+) -> Document:
     """The document of a fold that restarts evidence."""
-    return to_document(Beginning(entries, dominant), FOLD_VERSION)
+    return to_document(Beginning(entries, dominant, num_removed_runs), FOLD_VERSION)
+
+
+def without_runs(begins: Document, num_removed: int) -> Document:
+    """The same beginning of evidence, where retention has removed these runs."""
+    beginning = from_document(begins, Beginning, FOLD_VERSION, "a stored fold", FOLD_AGAIN)
+    return to_document(replace(beginning, num_removed_runs=num_removed), FOLD_VERSION)
 
 
 def new_state(begins: Document, clusterings: Mapping[str, GatePolicy]) -> EndpointState:
@@ -133,7 +149,8 @@ def new_state(begins: Document, clusterings: Mapping[str, GatePolicy]) -> Endpoi
                 dominant=beginning.dominant.get(clustering, frozenset()),
             )
             for clustering in clusterings
-        }
+        },
+        num_removed_runs=beginning.num_removed_runs,
     )
 
 

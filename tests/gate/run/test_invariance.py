@@ -5,39 +5,56 @@ Each property has an oracle: one gate that looks once, at the end, at rows that 
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from shadowspec.errors import StoreError
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.windows import num_first_windows, window_start
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_endpoint_gate
+from shadowspec.gate.run import fold_spans
+from shadowspec.gate.run.gate_run import EndpointGateRun, run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
+from shadowspec.gate.run.recompute import compare, explain
 from shadowspec.gate.run.state import decode_evidence
+from shadowspec.rollout.endpoint_run import run_endpoint
+from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.store import Store
 from shadowspec.types import (
+    Clearing,
     Decision,
     RecordKey,
     Run,
     Span,
     StoredBlock,
     StoredRecord,
+    Verdict,
     Watermark,
     window_of,
 )
+from tests.builders.databases import DIALECTS
+from tests.gate.feeding import Feed
+from tests.gate.oracle import EndpointEvidence
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_of, noisy_run, record_of
+from tests.store import examples
 
 HOUR = timedelta(hours=1)
 # Acceptance fails its floor: no test is restarted, as a look may do that would otherwise give a verdict.
 WINDOWS = GatePolicy(max_hypotheses=2, min_span_s=86_400.0, entry_clusters=5, cluster_idle_s=600.0, floor=0.9)
 BLOCKS = replace(WINDOWS, window_s=0.0)
+ENABLING = replace(BLOCKS, floor=0.4, min_span_s=0.0)
+ORDERED = (Verdict.HOLD, Verdict.DISABLE)  # what an override may order
+POLICIES = pytest.mark.parametrize("policy", [BLOCKS, WINDOWS], ids=["blocks", "windows"])
 LOOK_BACK = ("total_time", "tail")  # what they make of a unit depends on those before it
 NUM_HOURS = 44  # of which the first day only sets the size of a window
 GAP = timedelta(minutes=40)  # so that looks cut windows
@@ -56,6 +73,9 @@ class Measured:
     @property
     def newest(self) -> datetime:
         return max(record.event_time for record in self.records if record.event_time is not None)
+
+
+pytestmark = pytest.mark.slow  # all of them together
 
 
 def measured(number: int, at: datetime, *, partition: int = 0, offset: int | None = None) -> Measured:
@@ -206,7 +226,7 @@ EVERY = 6  # blocks between looks
 BACKFILLED = st.lists(st.tuples(st.integers(1, NUM_BLOCKS // EVERY - 1), st.integers(1, 300)), max_size=9)  # look, age
 
 
-@pytest.mark.parametrize("policy", [BLOCKS, WINDOWS], ids=["blocks", "windows"])
+@POLICIES
 @given(backfilled=BACKFILLED)
 def test_a_source_that_is_backfilled_beside_live_traffic_is_late_and_lengthens_no_span(
     policy: GatePolicy, backfilled: list[tuple[int, int]]
@@ -229,7 +249,7 @@ def test_a_source_that_is_backfilled_beside_live_traffic_is_late_and_lengthens_n
 JUMPS = st.dictionaries(st.integers(1, NUM_BLOCKS - 1), st.integers(-9, 9), max_size=4)
 
 
-@pytest.mark.parametrize("policy", [BLOCKS, WINDOWS], ids=["blocks", "windows"])
+@POLICIES
 @given(jumps=JUMPS, every=st.integers(1, 12))
 def test_a_clock_that_jumps_within_a_partition_enters_no_unit_and_no_window_twice(
     policy: GatePolicy, jumps: dict[int, int], every: int
@@ -268,7 +288,7 @@ def test_a_clock_that_jumps_within_a_partition_enters_no_unit_and_no_window_twic
 # The same call in two partitions.
 
 
-@pytest.mark.parametrize("policy", [BLOCKS, WINDOWS], ids=["blocks", "windows"])
+@POLICIES
 @given(twice=st.sets(st.integers(0, NUM_BLOCKS - 1)))
 def test_a_call_that_two_partitions_bring_makes_no_further_cluster_and_no_further_window(
     policy: GatePolicy, twice: set[int]
@@ -307,3 +327,251 @@ def test_a_call_that_two_partitions_bring_makes_no_further_cluster_and_no_furthe
         assert test.observed_weight <= test.num_units + 1e-9, name
     if len(twice) in (0, NUM_BLOCKS):
         assert_same_tests(both, once)
+
+
+# Over a database: retention, two gates at once, overrides.
+
+
+class Worker:
+    """Writes the stream to a database, in order, as a worker does."""
+
+    def __init__(self, store: Store) -> None:
+        rows = [row for each in STREAM for row in each.records]
+        runs = [run for each in STREAM for run in each.runs]
+        self._feed = Feed(store, EndpointEvidence(ENDPOINT, rows, [each.block for each in STREAM], runs))
+        self.store, self.num_written = store, 0
+
+    def write(self, number: int) -> None:
+        """Write the next blocks."""
+        new = STREAM[self.num_written : self.num_written + number]
+        if new:
+            self._feed.write([row for each in new for row in each.records], {each.block.block_id for each in new})
+        self.num_written += len(new)
+
+    @property
+    def newest(self) -> datetime:
+        return STREAM[self.num_written - 1].newest
+
+    def gate(self, policy: GatePolicy, *, ended: bool = False) -> list[Decision]:
+        return run_endpoint_gate(self.store, ENDPOINT, policy, input_ended=ended, now=START).decisions
+
+    def folded(self) -> HypothesisEvidence:
+        with self.store.evidence_session(ENDPOINT) as session:
+            (row,) = (row for row in session.evidence() if not row.slice_key)
+        return decode_evidence(row).evidence
+
+
+def assert_same_stores(one: Store, other: Store) -> None:
+    """The same evidence to the last bit, the same progress, and the same figures of the latest decisions."""
+    with one.evidence_session(ENDPOINT) as mine, other.evidence_session(ENDPOINT) as theirs:
+        assert sorted(mine.evidence(), key=str) == sorted(theirs.evidence(), key=str)
+        assert (mine.progress is None) == (theirs.progress is None)
+        if mine.progress is not None and theirs.progress is not None:
+            assert mine.progress.document == theirs.progress.document
+            assert mine.progress.cursors == theirs.progress.cursors
+        assert mine.num_folded() == theirs.num_folded()
+    for first, second in zip(one.latest_decisions(ENDPOINT), other.latest_decisions(ENDPOINT), strict=True):
+        assert compare(first, second)[0] == []
+
+
+DATABASES = pytest.mark.parametrize("dialect", DIALECTS)
+FEW = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+AGES = st.lists(st.none() | st.integers(4, 30), min_size=6, max_size=6)  # hours, after each look
+
+
+@pytest.mark.representative("blocks-postgres", "windows-sqlite")
+@DATABASES
+@POLICIES
+@FEW
+@given(ages=AGES)
+def test_retention_between_looks_changes_nothing_of_open_hypotheses(
+    new_database: Callable[[str], str], dialect: str, policy: GatePolicy, ages: list[int | None]
+) -> None:
+    """Oracle: the same looks without retention."""
+    with Store.open(new_database(dialect)) as one, Store.open(new_database(dialect)) as other:
+        mine, theirs, cut = Worker(one), Worker(other), START
+        for age in ages:
+            for worker in (mine, theirs):
+                worker.write(NUM_BLOCKS // len(ages))
+                worker.gate(policy)
+            if age is not None:
+                one.retain(age * HOUR, now=mine.newest)
+                cut = max(cut, mine.newest - age * HOUR)
+        assert {row.event_time for row in one.records(ENDPOINT)} == {
+            row.event_time for each in STREAM for row in each.records if row.event_time and row.event_time >= cut
+        }
+        assert_same_stores(one, other)
+        assert (
+            mine.gate(policy, ended=True)[0].num_blocks == theirs.gate(policy, ended=True)[0].num_blocks == NUM_BLOCKS
+        )
+
+
+@pytest.mark.representative("postgres")
+@DATABASES
+@FEW
+@given(num_first=st.integers(12, 50), age=st.integers(4, 20))
+def test_production_after_a_trial_begins_with_the_rows_that_retention_has_left(
+    new_database: Callable[[str], str], dialect: str, num_first: int, age: int
+) -> None:
+    """Oracle: one gate over the blocks that are left whole and those that follow.  Decisions say how much is gone."""
+    with Store.open(new_database(dialect)) as store:
+        worker = Worker(store)
+        worker.write(num_first)
+        worker.gate(replace(WINDOWS, recording_only=True))
+        cut = worker.newest - age * HOUR
+        store.retain(age * HOUR, now=worker.newest)
+        gone = [row for each in STREAM[:num_first] for row in each.records if (row.event_time or START) < cut]
+        (decision, *_) = worker.gate(WINDOWS)
+        assert decision.evidence.counts.num_removed_runs == len(gone)
+        worker.write(NUM_BLOCKS)
+        decisions = worker.gate(WINDOWS, ended=True)
+        keys = {row.key for row in gone}
+        left = [each for each in STREAM if not keys & {row.key for row in each.records}]
+        assert_same_tests(worker.folded(), one_gate(WINDOWS, left))
+        for each in decisions:
+            assert each.evidence.counts.num_removed_runs == len(gone)
+            assert explain(store, each.decision_id or 0).differences == ()
+
+
+@FEW
+@given(looks=st.lists(st.integers(1, 20), min_size=2, max_size=4), age_s=st.integers(1, 8_000))
+def test_a_forced_removal_of_rows_that_still_wait_stops_no_later_look(
+    new_database: Callable[[str], str], looks: list[int], age_s: int
+) -> None:
+    """The units that waited are gone; every other one is a unit once."""
+    with Store.open(new_database("sqlite")) as store:
+        worker = Worker(store)
+        for number in looks:
+            worker.write(number)
+            worker.gate(WINDOWS)
+            store.retain(timedelta(seconds=age_s), now=worker.newest, is_forced=True)
+        worker.write(NUM_BLOCKS)
+        decisions = worker.gate(WINDOWS, ended=True)
+        num_waiting = 2 * len(looks)  # at a look, the blocks of the window that is not over
+        assert NUM_BLOCKS - num_waiting <= decisions[0].num_blocks <= NUM_BLOCKS
+        with store.evidence_session(ENDPOINT) as session:
+            assert session.open_blocks() == {}
+
+
+# Gates at once, each with transactions of few rows.
+
+ACTIONS = st.lists(st.sampled_from(["write", "a", "b", "c"]), min_size=12, max_size=20)
+AT_ONCE = 12  # offsets to a transaction
+
+
+def in_turns(worker: Worker, policy: GatePolicy, actions: Iterable[str], gates: Mapping[str, str]) -> None:
+    """Let gates make a transaction each in this order; `gates` says which of them acts for a name."""
+    running: dict[str, EndpointGateRun] = {}
+    for action in actions:
+        if action == "write":
+            worker.write(5)
+            continue
+        name = gates[action]
+        run = running.setdefault(name, EndpointGateRun(ENDPOINT, policy, None, START))
+        with worker.store.evidence_session(ENDPOINT) as session:
+            run.step(session)
+        if run.has_decided:
+            del running[name]
+
+
+@pytest.mark.representative("blocks-sqlite", "windows-postgres")
+@DATABASES
+@POLICIES
+@FEW
+@given(actions=ACTIONS)
+def test_gates_that_take_turns_within_their_looks_give_what_one_gives(
+    new_database: Callable[[str], str], dialect: str, policy: GatePolicy, actions: list[str]
+) -> None:
+    """Without the endpoint's lock.  Oracle: one gate that makes the same transactions."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Store.open(new_database(dialect)) as one,
+        Store.open(new_database(dialect)) as other,
+    ):
+        patch.setattr(fold_spans.next_plan, "__defaults__", (AT_ONCE,))
+        mine, theirs = Worker(one), Worker(other)
+        in_turns(mine, policy, actions, {name: name for name in "abc"})
+        in_turns(theirs, policy, actions, dict.fromkeys("abc", "a"))
+        assert_same_stores(one, other)
+        for worker in (mine, theirs):
+            worker.write(NUM_BLOCKS)
+            worker.gate(policy, ended=True)
+        assert_same_stores(one, other)
+        with one.evidence_session(ENDPOINT) as session:
+            assert session.num_folded() == (NUM_BLOCKS * PER_BLOCK, NUM_BLOCKS * PER_BLOCK)
+
+
+@pytest.mark.representative("True-sqlite", "False-postgres")
+@DATABASES
+@pytest.mark.parametrize("has_lock", [True, False])
+@FEW
+@given(parts=st.lists(st.integers(6, 30), min_size=2, max_size=3), num_gates=st.integers(2, 3))
+def test_gates_at_once_fold_each_unit_once(
+    new_database: Callable[[str], str], dialect: str, has_lock: bool, parts: list[int], num_gates: int
+) -> None:
+    """Oracle: one gate.  Where a lock was lost, of gates that fold the same rows one succeeds, and the others fail."""
+    url = new_database(dialect)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Store.open(url) as one,
+        Store.open(new_database(dialect)) as other,
+    ):
+        patch.setattr(fold_spans.next_plan, "__defaults__", (AT_ONCE,))
+        if not has_lock:
+            patch.setattr(Store, "endpoint_lock", lambda *_: nullcontext())
+        mine, theirs = Worker(one), Worker(other)
+        for number in parts:
+            for worker in (mine, theirs):
+                worker.write(number)
+            at_once(url, num_gates)
+            mine.gate(WINDOWS)  # what gates that failed have left
+            theirs.gate(WINDOWS)
+        assert_same_stores(one, other)
+
+
+def at_once(url: str, num_gates: int) -> None:
+    """Gates in threads, begun together; one that lost a race says so."""
+    start = threading.Barrier(num_gates)
+
+    def gate() -> None:
+        with Store.open(url) as store:
+            start.wait()
+            with suppress(StoreError):
+                run_endpoint_gate(store, ENDPOINT, WINDOWS, now=START)
+
+    threads = [threading.Thread(target=gate) for _ in range(num_gates)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+# Overrides.
+
+ORDERS = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(list(ORDERED)), st.booleans()), max_size=6)
+
+
+@FEW
+@given(orders=ORDERS)
+def test_overrides_change_no_evidence_no_level_and_no_verdict_of_the_gate(
+    new_database: Callable[[str], str], orders: list[tuple[int, Verdict, bool]]
+) -> None:
+    """Set before a look, and cleared before the next one or never.  Oracle: the same looks without any."""
+    with Store.open(new_database("sqlite")) as one, Store.open(new_database("sqlite")) as other:
+        mine, theirs = Worker(one), Worker(other)
+        to_clear: list[int] = []
+        for look in range(6):
+            while to_clear:
+                one.clear_override(Clearing(to_clear.pop(), "over", "ada", START))
+            for at, verdict, is_cleared in orders:
+                if at == look:
+                    order = replace(examples.override(verdict, endpoint=ENDPOINT), created_at=START)
+                    number = one.add_override(order)
+                    to_clear += [number] * is_cleared
+            for worker in (mine, theirs):
+                worker.write(NUM_BLOCKS // 6)
+                run_endpoint(worker.store, ENDPOINT, ENABLING, RolloutPolicy(), input_ended=look == 5, now=START)
+        assert_same_stores(one, other)
+        for first, second in zip(one.latest_decisions(ENDPOINT), other.latest_decisions(ENDPOINT), strict=True):
+            assert (first.verdict, first.reason, first.level) == (second.verdict, second.reason, second.level)
+            assert first.verdict is Verdict.ENABLE
