@@ -11,9 +11,10 @@ from pathlib import Path
 from kernels.benchmarks.harness import sections
 from kernels.benchmarks.simulation_picture import picture
 from shadowspec.simulate.naive import NAIVE_GATES
-from shadowspec.simulate.results import WorldResult, read_results
+from shadowspec.simulate.results import WorldResult, definition_of, read_results
 from shadowspec.simulate.summary import broken_promises, summarise
 from shadowspec.simulate.world_tables import DASH, WorldTable, tables_of
+from shadowspec.simulate.worlds import WORLDS
 
 PAGE, PICTURE = "simulation.md", "images/simulation.svg"
 OFTEN = 0.05  # a false ENABLE in more of the runs than the promise allows
@@ -91,6 +92,12 @@ def page(path: Path) -> str:
     numbers = sorted({result.repetitions for result in results.values()})
     repetitions = f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
     parts = [_TEXTS["head"].format(picture=PICTURE, repetitions=repetitions)]
+    outdated = sum(result.definition != definition_of(WORLDS[name]) for name, result in results.items())
+    if outdated:
+        parts.append(
+            f"{outdated} of the {len(results)} worlds ran under an earlier definition of the world, its policy or the "
+            "gate's rules; `shadowspec simulate` runs them again.\n"
+        )
     for table in (*tables_of(results), naive_table(results)):
         if table.title.startswith(OMITTED):
             continue
