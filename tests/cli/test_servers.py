@@ -317,7 +317,7 @@ def test_the_default_budget_of_memory_is_judged_and_a_method_goes_out_as_it_came
     assert tests["memory"]["outcome"] == ("pass" if verdict == "ENABLE" else "fail")
     assert tests["memory"]["estimate"] == pytest.approx(displaced / 48_768)
     shown = f"batch 47.6 becomes {kv_tokens / 1024:.1f} (requests of full length)"
-    assert shown in " ".join(served.run("gate", "--explain", str(decision["decision_id"])).out.split())
+    assert shown in " ".join(served.run("gate", "--verbose", "--explain", str(decision["decision_id"])).out.split())
     report = served.run("report", "--format", "md").out
     assert f"{displaced:,} displaced" in report
     assert markdown_text(shown) in report

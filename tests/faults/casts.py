@@ -39,6 +39,8 @@ FAKE_CONFIG = (
     + """
 [gate]
 block_max_wait_s = 5.0
+min_span_s = 0.0
+window_s = 0.0  # all of the traffic is measured, so that what must be measured is known beforehand
 [endpoints.chat]
 target = "target"
 served_models = ["chat-model"]
@@ -87,7 +89,8 @@ def real_pair(num_messages: int, _seed: int) -> Cast:
     demo_config = demo.demo_config(Path("unused"), 0)
     endpoints = demo_config[demo_config.index("[endpoints.") :].replace("{", "{{").replace("}", "}}")
     policy = tomllib.loads(demo_config)["gate"]
-    gate = f"[gate]\nblock_max_wait_s = 5.0\ntimed_positions = {policy['timed_positions']}\n"
+    limits = "block_max_wait_s = 5.0\nmin_span_s = 0.0\nwindow_s = 0.0"
+    gate = f"[gate]\n{limits}\ntimed_positions = {policy['timed_positions']}\n"
     traffic: list[Message] = []
     with gzip.open(demo.TRAFFIC, "rb") as lines:
         for number, line in zip(range(num_messages), lines, strict=False):

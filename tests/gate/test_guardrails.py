@@ -327,7 +327,7 @@ def test_a_guardrail_set_later_counts_the_units_from_then_on() -> None:
 
 
 def test_every_guardrail_has_a_title_and_a_way_to_be_written_in_reports() -> None:
-    policy = replace(POLICY, p95_margin=0.1, p99_margin=0.1, min_span_s=0.0)
+    policy = replace(POLICY, p95_margin=0.1, p99_margin=0.1, min_span_s=0.0, window_s=0.0)
     names = {test.name for test in look(evidence_of(scored_runs(40, 0.0)), policy).tests}
     names -= {test.name for test in look(evidence_of(scored_runs(40, 0.0))).tests}
     assert names == {"ttft", "tpot", "cost", "structured_validity", "score", "p95", "p99"}

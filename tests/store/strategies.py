@@ -296,6 +296,7 @@ BESIDE_COLUMNS: dict[str, st.SearchStrategy[Any]] = {
         st.builds(SliceCounts, *[COUNT] * 8),
         COUNT,
         COUNT,
+        COUNT,
         optional(FIGURE),
         optional(FIGURE),
         FIGURE,

@@ -87,7 +87,7 @@ def test_a_slices_own_units_are_counted(store: Store) -> None:
 @pytest.mark.representative("sqlite")
 def test_windows_are_units_that_end_with_their_newest_block(store: Store) -> None:
     """An hour has one block; the windows of the first day only set the size of a full one."""
-    policy: GatePolicy = replace(ONE, window_s=3_600.0)
+    policy: GatePolicy = replace(ONE, window_s=3_600.0, min_span_s=86_400.0)
     feed = Feed(store, World(140, gap_s=900.0, make_run=noisy_run(noise=0.02)).evidence())
     feed.write_blocks(0, 140, is_last=True)
     decision = gate(store, policy)[0]
