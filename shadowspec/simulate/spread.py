@@ -16,7 +16,7 @@ from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.simulate.effects import BASELINE_MS, location
 from shadowspec.simulate.gate_under_test import HypothesisOutcome
 from shadowspec.simulate.rows import CONFIG, MEMORY, measured_run
-from shadowspec.simulate.steered import note_outcome
+from shadowspec.simulate.steered import GREEDY, note_outcome
 from shadowspec.simulate.traffic import (
     DAILY_SWING,
     DAY_S,
@@ -40,7 +40,6 @@ from shadowspec.types import (
     FunnelCounter,
     RecordKey,
     Run,
-    SamplingParameters,
     ShadowPrompt,
     StoredBlock,
     StoredRecord,
@@ -48,7 +47,6 @@ from shadowspec.types import (
     Watermark,
 )
 
-GREEDY = SamplingParameters(temperature=0.0)
 LABELS = {"prompt_class": "s00", "sampling_regime": "greedy"}
 
 

@@ -28,6 +28,7 @@ from shadowspec.types.consumed_records import (
     StoredBlock,
     StoredRecord,
     window_of,
+    window_start,
 )
 from shadowspec.types.costs import BASELINE, BlockTime, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import (
@@ -313,4 +314,5 @@ __all__ = [
     "sampling_defaults",
     "slice_tag",
     "window_of",
+    "window_start",
 ]

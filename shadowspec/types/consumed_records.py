@@ -95,6 +95,11 @@ def window_of(at: datetime, window: timedelta) -> int:
     return (at - _EPOCH) // window
 
 
+def window_start(at: datetime, window: timedelta) -> datetime:
+    """The last event time before the window that holds `at`: every window up to it is over."""
+    return _EPOCH + window_of(at, window) * window - timedelta(microseconds=1)
+
+
 # Usable requests of sampled sessions: of these every one is kept with its event time.
 ARRIVING = frozenset({FunnelCounter.MEASURED, FunnelCounter.FAILED, FunnelCounter.SAMPLED_OUT, FunnelCounter.SHED})
 NOT_SAMPLED = "not_sampled"  # the reason of a request that is kept though its session was not drawn

@@ -16,10 +16,10 @@ from shadowspec.gate.evidence.betting_tests import score_units
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.series import add_times
 from shadowspec.gate.evidence.units import BlockUnit, MeasuredRun
-from shadowspec.gate.evidence.windows import FULL_SHARE, WindowMemory, num_first_windows, window_start
+from shadowspec.gate.evidence.windows import FULL_SHARE, WindowMemory, num_first_windows
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.decision import decide
-from shadowspec.types import Trial, Verdict
+from shadowspec.types import Trial, Verdict, window_start
 from tests.builders.hypothesis_evidence import HYPOTHESIS
 from tests.gate.worlds import GRAPH, START, block_of, run_of
 

@@ -146,6 +146,22 @@ class World:
         self.num_crashes += 1
         self.begin()
 
+    def disturb(self) -> None:
+        """Turns until everything is read, with crashes; then to the end without."""
+        for _ in range(5_000):
+            self.turn()
+            if self.is_over():
+                break
+        assert self.num_crashes > 3
+        self.finish()
+
+    def check_ledger(self) -> None:
+        """Every message is passed once, and each of its records is counted once."""
+        ledger = {entry.partition: entry for entry in self.store.ledger("group")}
+        for partition, item in self.placed.items():
+            assert ledger[partition].num_messages == len(item)
+        assert sum(self.store.funnel().values()) == sum(entry.num_records for entry in ledger.values())
+
     def is_over(self) -> bool:
         return all(self.place[partition] == len(item) for partition, item in self.placed.items())
 
@@ -187,12 +203,7 @@ def check(store: Store, placed: dict[PartitionId, list[RawRecord]]) -> Counter[F
 def test_crashes_and_rebalances_lose_and_repeat_nothing(sqlite: Store, seed: int) -> None:
     placed = raw_records(700, seed, num_partitions=4)
     world = World(placed, sqlite, random.Random(seed))
-    for _ in range(5_000):
-        world.turn()
-        if world.is_over():
-            break
-    assert world.num_crashes > 3
-    world.finish()
+    world.disturb()
     assert check(sqlite, placed)[FunnelCounter.MEASURED] > 100
     malformed = {raw for raw, stage, _ in world.letters.sent if stage == "tap"}
     wanted = expected([raw for item in placed.values() for raw in item], RULES, TOKENIZERS, SECRET)
@@ -205,16 +216,8 @@ def test_crashes_neither_lose_turns_nor_measure_a_session_in_two_blocks(sqlite: 
     turns = tuple(replace(rule, measures_conversations=True, timed_positions=3) for rule in RULES)
     placed = raw_records(700, seed, num_partitions=2)
     world = World(placed, sqlite, random.Random(seed), turns)
-    for _ in range(5_000):
-        world.turn()
-        if world.is_over():
-            break
-    assert world.num_crashes > 3
-    world.finish()
-    ledger = {entry.partition: entry for entry in sqlite.ledger("group")}
-    for partition, item in placed.items():
-        assert ledger[partition].num_messages == len(item)
-    assert sum(sqlite.funnel().values()) == sum(entry.num_records for entry in ledger.values())
+    world.disturb()
+    world.check_ledger()
     records = {record.key: record for rule in turns for record in sqlite.records(rule.name)}
     funnel = Counter(counter for (_, counter, _), number in sqlite.funnel().items() for _ in range(number))
     rows = Counter(record.counter for record in records.values())
@@ -243,16 +246,8 @@ def test_crashes_lose_nothing_where_a_window_has_a_budget(sqlite: Store, seed: i
     rules = tuple(replace(rule, window=timedelta(minutes=10), sample_rate=1.0, timed_positions=1) for rule in RULES)
     placed = raw_records(900, seed, num_partitions=2)
     world = World(placed, sqlite, random.Random(seed), rules)
-    for _ in range(5_000):
-        world.turn()
-        if world.is_over():
-            break
-    assert world.num_crashes > 3
-    world.finish()
-    ledger = {entry.partition: entry for entry in sqlite.ledger("group")}
-    for partition, item in placed.items():
-        assert ledger[partition].num_messages == len(item)
-    assert sum(sqlite.funnel().values()) == sum(entry.num_records for entry in ledger.values())
+    world.disturb()
+    world.check_ledger()
     records = {record.key: record for rule in rules for record in sqlite.records(rule.name)}
     runs = [run for rule in rules for run in sqlite.runs(rule.name)]
     assert Counter(run.key for run in runs).most_common(1)[0][1] == 1

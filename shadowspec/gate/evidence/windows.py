@@ -19,12 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shadowspec.gate.evidence.series import BettingTest, TimedBlocks, add_times
+from shadowspec.gate.evidence.series import BettingTest, Places, TimedBlocks, add_times
 from shadowspec.gate.evidence.units import BlockUnit
 from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
 from shadowspec.types import window_of
@@ -36,18 +35,10 @@ MIN_FIRST_WINDOWS = 8
 WINDOW = "window"  # the unit's name
 TIMED_UNITS = ("block", WINDOW)  # of which a full one has the requests of a block
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-Places = NDArray[np.intp]
-
 
 def robust_sd(logs: Sequence[float]) -> float:
     """A standard deviation that outliers do not move: of a normal law 1.4826 times the median absolute deviation."""
     return 1.4826 * float(np.median(np.abs(np.array(logs) - np.median(logs))))
-
-
-def window_start(at: datetime, window: timedelta) -> datetime:
-    """The last event time before the window that holds `at`: every window up to it is over."""
-    return EPOCH + window_of(at, window) * window - timedelta(microseconds=1)
 
 
 def num_first_windows(window: timedelta) -> int:

@@ -21,7 +21,6 @@ from shadowspec.gate.evidence.units import (
     take_blocks,
     unthinned,
 )
-from shadowspec.gate.evidence.windows import window_start
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.fold_spans import membership
 from shadowspec.gate.run.gate_store import OpenUnits, Rows, SourcePartition
@@ -37,6 +36,7 @@ from shadowspec.types import (
     Span,
     StoredBlock,
     StoredRecord,
+    window_start,
 )
 
 LOST = frozenset({FunnelCounter.FAILED, FunnelCounter.SHED})

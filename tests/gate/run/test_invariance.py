@@ -20,7 +20,7 @@ from msgspec import structs
 
 from shadowspec.errors import StoreError
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
-from shadowspec.gate.evidence.windows import num_first_windows, window_start
+from shadowspec.gate.evidence.windows import num_first_windows
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans
 from shadowspec.gate.run.gate_run import EndpointGateRun, run_endpoint_gate
@@ -41,6 +41,7 @@ from shadowspec.types import (
     Verdict,
     Watermark,
     window_of,
+    window_start,
 )
 from tests.builders.databases import DIALECTS
 from tests.gate.feeding import Feed
