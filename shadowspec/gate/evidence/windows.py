@@ -11,7 +11,8 @@ is estimated by the sum of `stands_for` / sampling rate over its measured reques
 divided by a full window's traffic: the FULL_SHARE quantile of the windows before it, or its own where that is
 larger.  Both are known before anything is known of the window's outcomes.  The busiest windows thus count as full ones.
 
-The first windows, one day of them, only set that number.  They count in no test.
+The first windows, one day of them, only set that number.  They count in no test but `total_time`, whose cap is set by
+ten windows of its own.
 """
 
 from __future__ import annotations
