@@ -27,9 +27,11 @@ from shadowspec.gate.stats.betting import Floats, Sums
 from shadowspec.gate.stats.drift import Detector, log_mean, log_statistic_paths
 from shadowspec.live.promise import Promise
 from shadowspec.metrics import ratio
+from shadowspec.servers.engines import known_engine
 from shadowspec.servers.metrics_page import CUT_OFF, EOF, IMPOSSIBLE, SEVERAL, counts_between
 from shadowspec.types import Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Pool, Verdict
 from shadowspec.types.live_windows import FIRST_POSITION
+from shadowspec.types.serving_engines import verdict_engine
 from shadowspec.types.settings import GuardPolicy
 
 HIGHEST = 1.0  # an acceptance rate
@@ -139,10 +141,21 @@ def is_too_coarse(scrape: LiveScrape, last: LiveScrape) -> bool:
     return any(scrape.rounding(new) > MAX_ROUNDING * (new - old) for new, old in pairs)
 
 
-def score_counts(counts: LiveCounts, metric: str) -> tuple[int, int] | None:
-    """Accepted and drafted of a window in the denominator of `metric`; None where its engine does not report it."""
+def score_counts(counts: LiveCounts, metric: str, num_full_draft: int | None = None) -> tuple[int, int] | None:
+    """Accepted and drafted of a window in the denominator of `metric`; None where its engine does not report it.
+
+    Args:
+        num_full_draft: the least number of tokens of a draft that no grammar shortened, where empty drafts are counted
+            as steps that drafted.  The shadow counts them as plain steps, so that they are left out: the steps that
+            drafted are taken for no more than their tokens allow, which is never too many.
+    """
     if metric == FIRST_POSITION:
-        return counts.first_position
+        first = counts.first_position
+        if first is None or num_full_draft is None or counts.num_draft_tokens is None:
+            return first
+        depth = min(num_full_draft, len(counts.num_accepted_tokens_per_pos) or num_full_draft)
+        most = max(first[0], min(first[1], math.ceil(counts.num_draft_tokens / depth)))
+        return (first[0], most) if most else None
     accepted, drafted = counts.num_accepted_tokens, counts.num_draft_tokens
     return None if not counts.num_drafts or accepted is None or not drafted else (accepted, drafted)
 
@@ -165,6 +178,7 @@ def promise_of(decisions: Iterable[Decision]) -> Promise | None:
         since=max(decision.since for decision in spoken),
         config_names=tuple(sorted({decision.config.name for decision in spoken})),
         depths=frozenset(decision.config.num_speculative_tokens for decision in spoken),
+        has_empty_drafts=all(_has_empty_drafts(decision) for decision in spoken),
     )
 
 
@@ -173,10 +187,11 @@ def watch_replica(replica: str, windows: Sequence[LiveWindow], promise: Promise,
     live_windows = [
         window for window in windows if window.began_at >= promise.since and is_comparable(window, promise, policy)
     ]
+    num_full_draft = min(promise.depths) if promise.has_empty_drafts else None
     pairs = [
         (window.ended_at, score)
         for window in live_windows
-        if (score := score_counts(window.counts, policy.metric)) is not None
+        if (score := score_counts(window.counts, policy.metric, num_full_draft)) is not None
     ]
     pairs = pairs[-MAX_UNITS:]
     accepted = np.array([number for _, (number, _) in pairs], dtype=np.float64)
@@ -222,6 +237,12 @@ def _means(started: Detector, sums: Sums) -> Floats:
 def _find_promise(decision: Decision) -> float | None:
     promises = {} if decision.watch is None else decision.watch.promises
     return next((promises[name].promise for name in _WATCHED if name in promises), None)
+
+
+def _has_empty_drafts(decision: Decision) -> bool:
+    """Whether production counts steps with an empty draft, and counts no other step whose draft is short."""
+    engine = known_engine(verdict_engine(decision.serving_engine, decision.engine))
+    return engine is not None and engine.counts_empty_drafts and decision.config.drafts_in_every_step
 
 
 def from_then(promise: Promise, cleared_at: datetime | None) -> Promise:

@@ -24,6 +24,7 @@ class Promise:
     since: datetime
     config_names: tuple[str, ...]
     depths: frozenset[int]  # numbers of speculative tokens that were enabled
+    has_empty_drafts: bool = False  # every step has a draft, and the engine also counts those that a grammar emptied
 
 
 def unwatched_because(counts: LiveCounts, policy: GuardPolicy, promise: Promise | None = None) -> str | None:

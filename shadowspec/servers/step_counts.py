@@ -81,16 +81,25 @@ def from_steps(
 ) -> Accepted:
     """The counters from the drafted and accepted tokens of each step that had a draft, in their order.
 
+    A step with 0 drafted tokens is a plain step: a server reports it where a grammar forbids the whole draft.
+
     Raises:
         UncountableError: the steps contradict themselves, or do not add up to the output.
     """
-    steps = list(zip(drafted, accepted, strict=True))
-    require_depth(drafted, num_speculative_tokens, drafts_always=drafts_always)
-    if any(not 0 <= took <= of or of == 0 for of, took in steps):
+    if any(not 0 <= took <= of for of, took in zip(drafted, accepted, strict=True)):
         raise UncountableError("a step accepted more than it drafted")
-    ending, is_sure = _ending(steps, completion, drafts_always=drafts_always)
+    require_depth(drafted, num_speculative_tokens, drafts_always=drafts_always)
+    steps = [step for step in zip(drafted, accepted, strict=True) if step[0]]
+    has_plain = len(steps) < len(drafted)
+    ending, is_sure = _ending(steps, completion, drafts_always=drafts_always and not has_plain)
     return from_ending(
-        drafted, accepted, ending, completion, num_prompt_tokens, num_speculative_tokens, is_sure=is_sure
+        [of for of, _ in steps],
+        [took for _, took in steps],
+        ending,
+        completion,
+        num_prompt_tokens,
+        num_speculative_tokens,
+        is_sure=is_sure,
     )
 
 

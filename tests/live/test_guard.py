@@ -240,6 +240,32 @@ def test_what_is_scored() -> None:
     assert replace(reported, num_output_tokens=100).accepted_tokens is None, "it contradicts itself"
 
 
+@pytest.mark.parametrize(
+    ("num_draft_tokens", "num_full_draft", "wanted"),
+    [
+        (200, 2, (70, 100)),  # nothing was forbidden
+        (160, 2, (70, 80)),  # 20 of 100 drafts were empty, which the shadow counts as plain steps
+        (160, None, (70, 100)),  # a lookup's drafts are short by themselves
+        (160, 1, (70, 100)),  # one token may have been a whole draft: nothing is proven empty
+        (160, 4, (70, 80)),  # the server drafts two, by its positions
+        (60, 2, (70, 70)),  # a first token was drafted wherever one was accepted
+    ],
+)
+def test_drafts_that_a_grammar_emptied_are_no_steps_that_drafted(
+    num_draft_tokens: int, num_full_draft: int | None, wanted: tuple[int, int]
+) -> None:
+    reported = replace(counts(100, 70), num_draft_tokens=num_draft_tokens)
+    assert score_counts(reported, "first_position_acceptance_rate", num_full_draft) == wanted
+
+
+def test_empty_drafts_alone_sound_no_alarm() -> None:
+    """Half the steps of structured output have no draft; those that have one accept what was promised."""
+    whole = windows([(1_000, 320)] * 200)
+    half = [replace(window, counts=replace(window.counts, num_draft_tokens=1_000)) for window in whole]
+    assert watch_replica("a", half, promise(), POLICY).alarmed_at is not None
+    assert watch_replica("a", half, replace(promise(), has_empty_drafts=True), POLICY).alarmed_at is None
+
+
 def test_the_bound_of_an_engine_without_positions_is_never_too_low() -> None:
     """Steps that accept at least one token are at most the accepted tokens."""
     drawn = np.random.default_rng(0)
@@ -341,6 +367,22 @@ def test_the_promise_is_the_lowest_of_what_stands() -> None:
     assert both.since == NOON + MINUTE, "what came before either stood does not testify"
     assert promise_of([held]) is None
     assert promise_of([replace(whole, watch=None)]) is None
+
+
+def test_empty_drafts_are_known_of_an_engine_that_counts_them_and_a_draft_that_is_always_there() -> None:
+    on_vllm = enabled({"advisory_acceptance": 0.7}, serving_engine="vllm/0.33")
+    on_vllm = replace(on_vllm, config=replace(on_vllm.config, proposer="draft_model"))
+    lookup = replace(on_vllm, config=replace(on_vllm.config, proposer="suffix"))
+
+    def known(*decisions: Decision) -> bool:
+        found = promise_of(decisions)
+        assert found is not None
+        return found.has_empty_drafts
+
+    assert known(on_vllm)
+    assert not known(lookup, on_vllm)
+    assert not known(replace(on_vllm, serving_engine="llama.cpp"))
+    assert not known(replace(on_vllm, serving_engine=None, engine="unknown"))
 
 
 @pytest.mark.representative("bursts")

@@ -41,8 +41,9 @@ def loop(steps: Steps, max_tokens: int) -> tuple[SpeculationCounts, Completion, 
     return row.counts(), answer, taken, row.was_rejected_early()
 
 
-def said(steps: Steps) -> dict[str, Any]:
-    rows = [step for step in steps if step[0]]
+def said(steps: Steps, *, says_empty: bool = False) -> dict[str, Any]:
+    """What a server reports; some also report the steps without a draft, as of 0 tokens."""
+    rows = [step for step in steps if step[0] or says_empty]
     return {
         "num_spec_steps": len(rows),
         **({"per_step_drafted": [d for d, _ in rows], "per_step_accepted": [a for _, a in rows]} if rows else {}),
@@ -79,17 +80,24 @@ def test_steps_that_all_had_drafts_count_as_the_loop_counts_them(steps: Steps, m
     assert found.is_early_rejection == early
 
 
+@given(st.lists(st.one_of(st.just((0, 0)), st.tuples(st.just(WIDTH), st.integers(0, WIDTH))), max_size=30))
+def test_empty_drafts_that_are_reported_are_plain_steps_of_a_draft_that_is_always_there(steps: Steps) -> None:
+    expected, answer, taken, early = loop([(WIDTH, 1), *steps, (WIDTH, 2)], 100)
+    found = from_steps(said(taken, says_empty=True), answer, 3, WIDTH, drafts_always=True)
+    assert (found.counts, found.is_early_rejection) == (expected, early)
+
+
 @pytest.mark.parametrize(("accepted", "number", "wanted"), [(0, 20, True), (2, 20, False), (0, 15, None)])
 def test_a_draft_that_is_rejected_from_the_start_is_flagged(accepted: int, number: int, wanted: bool | None) -> None:
     _, answer, taken, early = loop([(WIDTH, accepted)] * number, 100)
     assert from_steps(said(taken), answer, 3, WIDTH, drafts_always=True).is_early_rejection is early is wanted
 
 
-@given(SOMETIMES, st.integers(1, 60))
-def test_steps_without_drafts_are_seen_in_the_stream(steps: Steps, most: int) -> None:
+@given(SOMETIMES, st.integers(1, 60), st.booleans())
+def test_steps_without_drafts_are_seen_in_the_stream(steps: Steps, most: int, says_empty: bool) -> None:
     """All but one figure is the loop's: whether a last single token was a plain step's nobody says."""
     expected, answer, taken, early = loop(steps, most)
-    found = from_steps(said(taken), answer, 3, WIDTH, drafts_always=False)
+    found = from_steps(said(taken, says_empty=says_empty), answer, 3, WIDTH, drafts_always=False)
     check_identities(found.counts)
     assert found.counts == expected or not found.is_sure
     drafted = found.counts.num_draft_tokens - expected.num_draft_tokens
@@ -290,6 +298,7 @@ def test_chunks_that_came_together_leave_counters_uncertain() -> None:
         ({"acceptance_histogram": [0, 2, 0, 0, 0]} | said([(WIDTH, 4), (WIDTH, 1)]), "not those of its steps"),
         ({"num_draft_tokens": 4} | said([(WIDTH, 4), (WIDTH, 1)]), "not those of its steps"),
         ({"num_accepted_draft_tokens": 4} | said([(WIDTH, 4), (WIDTH, 1)]), "not those of its steps"),
+        ({"num_spec_steps": 1, "per_step_accepted": [1], "per_step_drafted": [0]}, "more than it drafted"),
         ({"num_spec_steps": 1, "per_step_accepted": [5], "per_step_drafted": [9]}, "drafts 9 tokens in a step"),
         ({"num_spec_steps": 1, "per_step_accepted": ["4"], "per_step_drafted": [4]}, "something else than counts"),
         ({"num_spec_steps": 3, "per_step_accepted": [4, 4, 4], "per_step_drafted": [4, 4, 4]}, "do not add up"),

@@ -29,7 +29,7 @@ from shadowspec.types import (
 )
 from shadowspec.types.failures import failure_counts
 from tests.builders.server_blocks import COLD, CONFIG, block, connected, prompt, settings
-from tests.servers.fake_server import FakeServer, raw, running, status
+from tests.servers.fake_server import FakeServer, after, raw, running, status
 from tests.servers.fake_sglang import FakeSglang
 
 CANARY = "canary_field"
@@ -131,6 +131,29 @@ def test_parity_is_known_where_outputs_are_equal_and_nothing_is_read_off_unmaske
     (run,) = engine.measure(structs.replace(block(1), requests=(sampled,))).runs
     assert run.parity == BOTH, "a sampled output has no score: the log probabilities of a prompt know no mask"
     assert not servers[0].scored[1:], "none was asked for but by the look at the server"
+
+
+def test_a_step_whose_draft_the_grammar_forbids_is_a_plain_step(servers: tuple[FakeServer, FakeServer]) -> None:
+    """vLLM with async scheduling reports it as a step that drafted 0 tokens."""
+
+    def emptied(events: list[Any]) -> list[Any]:
+        said = events[-2]["metrics"]["speculative_decoding"]
+        said["per_step_drafted"] = [3 if accepted else 0 for accepted in said["per_step_accepted"]]
+        said["num_draft_tokens"] = sum(said["per_step_drafted"])
+        return events
+
+    engine = connected(servers)
+    (usual,) = engine.measure(asked(1)).runs
+    servers[1].script.append(after(emptied))
+    (run,) = engine.measure(asked(1)).runs
+    assert (usual.failure, run.failure) == (None, None)
+    assert usual.counts is not None
+    assert run.counts is not None
+    num_empty = usual.counts.acceptance_histogram[0]
+    assert num_empty > 0
+    assert run.counts.acceptance_histogram == (0, *usual.counts.acceptance_histogram[1:])
+    assert (run.counts.num_plain_steps, run.counts.num_drafts) == (num_empty, usual.counts.num_drafts - num_empty)
+    assert run.counts.num_accepted_tokens_per_pos == usual.counts.num_accepted_tokens_per_pos
 
 
 @pytest.mark.parametrize("arm", [0, 1])

@@ -102,6 +102,7 @@ class ServingEngine(ABC):
     method_keys: ClassVar[MethodKeys]  # where a server's drafting method is exported
     reports_masked_places: ClassVar[bool] = False  # likeliest tokens of each generated place, after a grammar's mask
     answer_type: ClassVar[type[StreamedAnswer]] = StreamedAnswer
+    counts_empty_drafts: ClassVar[bool] = False  # its counters take a step for a draft whose grammar forbade all of it
     beside_suffix: ClassVar[str] = ""  # of the file beside an export, where the engine has one
     path: ClassVar[str] = "v1/completions"  # where completions are asked for
     headers: ClassVar[Mapping[str, str]] = {}  # of every completion

@@ -158,6 +158,7 @@ class Vllm(ServingEngine):
         Lack.PREFIX_CACHE: "start vLLM with --enable-prefix-caching",
     }
     reports_masked_places = True
+    counts_empty_drafts = True
     generation_defaults = (*GENERATION_DEFAULTS, "max_new_tokens")
 
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
