@@ -32,7 +32,7 @@ def decision(
     **changes: Any,
 ) -> Decision:
     tests = (
-        TestResult("speedup", "open", 1.3, lower, 1.5, 1.05, 0.01, "block", 30, 16),
+        TestResult("speedup", "open", 1.3, lower, 1.5, 1.05, 0.01, "window", 30, 16),
         TestResult("parity_faults", "pass", 0.0, None, 0.02, 0.05, 0.01, "request", 120, 113),
         TestResult("parity_sampled", "open", 0.001, -0.03, 0.03, 0.02, 0.01, "cluster", 20, 52),
     )

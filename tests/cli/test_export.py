@@ -27,6 +27,7 @@ def fill(
     endpoint: str = "letters",
     engine: str = "vllm/0.32.0",
     recording_only: bool = False,
+    unit: str = "window",
 ) -> None:
     """A decision of now on one block, measured some time ago."""
     now = datetime.now(UTC)
@@ -39,7 +40,10 @@ def fill(
         ]
         save_block(store, result, records)
         plain = examples.decision(verdict, endpoint=endpoint)
-        decided = replace(plain, config=DRAFT, decided_at=now, engine=engine, recording_only=recording_only)
+        tests = tuple(replace(test, unit=unit) for test in plain.tests)
+        decided = replace(
+            plain, config=DRAFT, decided_at=now, engine=engine, recording_only=recording_only, tests=tests
+        )
         store.append_decisions([decided])
 
 
@@ -180,6 +184,15 @@ def test_verdicts_of_a_trial_policy_are_refused_by_the_decision_and_by_the_polic
         refused = workspace.run(*command)
         assert refused.code == 4
         assert "trial policy (recording_only = true)" in refused.err
+
+
+def test_an_enable_of_blocks_is_refused(workspace: Workspace) -> None:
+    workspace.migrate()
+    fill(Verdict.ENABLE, unit="block")
+    for command in (("export", "-f", "flagd"), ("check", "--endpoint", "letters")):
+        refused = workspace.run(*command)
+        assert refused.code == 4
+        assert "the units of its ENABLE are blocks (window_s = 0)" in " ".join(refused.err.split())
 
 
 def test_files(enabled: Workspace) -> None:

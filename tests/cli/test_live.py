@@ -88,7 +88,7 @@ def shell(
             for line in (1, 2)
         ]
         save_block(store, block, records)
-        tests = (TestResult("speedup", "pass", 1.3, 1.2, 1.5, 1.05, 0.003, "block", 60, 27),)
+        tests = (TestResult("speedup", "pass", 1.3, 1.2, 1.5, 1.05, 0.003, "window", 60, 27),)
         decision = replace(
             examples.decision(Verdict.ENABLE),
             config=DRAFT,

@@ -35,7 +35,7 @@ def store(new_database: Callable[[str], str]) -> Iterator[Store]:
 
 def enabled() -> Decision:
     """An ENABLE for an engine that serves, on evidence of now."""
-    speedup = TestResult("speedup", "pass", 1.3, 1.1, 1.6, 1.05, 0.025, "block", 30, 27)
+    speedup = TestResult("speedup", "pass", 1.3, 1.1, 1.6, 1.05, 0.025, "window", 30, 27)
     now = datetime.now(UTC)
     decided = replace(examples.decision(Verdict.ENABLE), tests=(speedup,), engine="vllm/0.32.0", decided_at=now)
     return replace(decided, evidence=EvidenceSummary(newest_evidence=now))

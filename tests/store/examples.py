@@ -62,7 +62,7 @@ def block(block_id: str, lines: range, *, fingerprint: str = "fp", sequence: int
 
 
 def decision(verdict: Verdict = Verdict.HOLD, *, endpoint: str = "chat", fingerprint: str = "fp") -> Decision:
-    test = TestResult("speedup", "open", 0.1, -0.2, 0.4, 0.05, 0.025, "block", 30, 27)
+    test = TestResult("speedup", "open", 0.1, -0.2, 0.4, 0.05, 0.025, "window", 30, 27)
     return Decision(endpoint, "", 4, CONFIG, fingerprint, verdict, "too_few_units", "not yet", (test,), 9, 30, 11, NOON)
 
 

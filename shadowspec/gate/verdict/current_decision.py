@@ -17,7 +17,7 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_verdict import CurrentVerdict, active, current_verdict, for_what_serves
 from shadowspec.gate.verdict.trial_levels import Seen, current_fingerprint, is_superseded
-from shadowspec.types import MAX_CLOCK_AHEAD, Decision, FingerprintedConfig, Override, OverrideRecord
+from shadowspec.types import MAX_CLOCK_AHEAD, Decision, FingerprintedConfig, Override, OverrideRecord, Verdict
 from shadowspec.types.serving_engines import is_measured_on
 
 MIN_PREFIX: Final = 8  # characters of a digest by which it may be named
@@ -151,16 +151,29 @@ def read_endpoint_decisions(
 
 
 def require_promotable(endpoint: str, found: EndpointDecisions) -> None:
-    """Refuse a trial policy's verdicts: no promotion and no export may use them.
+    """Refuse what no promotion and no export may use: a trial policy's verdicts, and ENABLE of blocks.
+
+    Blocks of one incident are many units, so that their ENABLE holds for the recording that was measured.
 
     Raises:
-        NoDataError: a current decision is of a trial policy.
+        NoDataError: a current decision is of a trial policy, or an ENABLE whose units are blocks.
     """
     if any(decision.recording_only for decision in found.current):
         raise NoDataError(
             f"endpoint {endpoint!r}: its verdicts are of a trial policy (recording_only = true) and speak of this "
             "recording only; to promote, run `shadowspec gate` with a production policy (docs/policy.md)"
         )
+    if any(decision.verdict is Verdict.ENABLE and has_block_units(decision) for decision in found.current):
+        raise NoDataError(
+            f"endpoint {endpoint!r}: the units of its ENABLE are blocks (window_s = 0), which share one incident; to "
+            "promote, remove window_s = 0 from its policy and gate new traffic, whose units are windows (docs/policy.md)"
+        )
+
+
+def has_block_units(decision: Decision) -> bool:
+    """Whether a decision rests on blocks and not on windows of event time."""
+    speedup = decision.find_test("speedup")
+    return speedup is not None and speedup.unit == "block"
 
 
 def current_fingerprints(

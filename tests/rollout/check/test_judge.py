@@ -62,6 +62,17 @@ def test_a_trial_policy_promotes_nothing(verdict: Verdict) -> None:
         answer(check_input([replace(decision(verdict), recording_only=True)]))
 
 
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_an_enable_of_blocks_promotes_nothing(verdict: Verdict) -> None:
+    judged = decision(verdict)
+    of_blocks = replace(judged, tests=tuple(replace(test, unit="block") for test in judged.tests))
+    if verdict is not Verdict.ENABLE:
+        assert answer(check_input([of_blocks])).outcome == verdict.value
+        return
+    with pytest.raises(NoDataError, match=r"are blocks \(window_s = 0\).*remove window_s = 0 from its policy"):
+        answer(check_input([of_blocks]))
+
+
 @pytest.mark.parametrize(
     ("outcome", "on_hold", "code"),
     [

@@ -42,7 +42,7 @@ def decision(
 ) -> Decision:
     verdict = Verdict(verdict)
     estimate, lower, upper = speedup or SPEEDUP[verdict]
-    test = TestResult("speedup", "open", estimate, lower, upper, 1.05, 0.003, "block", 60, 27)
+    test = TestResult("speedup", "open", estimate, lower, upper, 1.05, 0.003, "window", 60, 27)
     judged = Decision(
         endpoint="chat",
         slice_key=slice_key,

@@ -49,7 +49,7 @@ def decision(
     reason_code: str = "all_tests_pass",
 ) -> Decision:
     of = of or config()
-    speedup = TestResult("speedup", "pass", 1.3, lower, 1.5, 1.05, 0.01, "block", 90, 27)
+    speedup = TestResult("speedup", "pass", 1.3, lower, 1.5, 1.05, 0.01, "window", 90, 27)
     return Decision(
         endpoint=endpoint,
         slice_key=slice_key,
