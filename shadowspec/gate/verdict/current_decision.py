@@ -165,8 +165,8 @@ def require_promotable(endpoint: str, found: EndpointDecisions) -> None:
         )
     if any(decision.verdict is Verdict.ENABLE and has_block_units(decision) for decision in found.current):
         raise NoDataError(
-            f"endpoint {endpoint!r}: the units of its ENABLE are blocks (window_s = 0), and one incident spans many; to "
-            "promote, remove window_s = 0 from its policy and gate new traffic (docs/policy.md)"
+            f"endpoint {endpoint!r}: the units of its ENABLE are blocks (window_s = 0); to promote, remove that from "
+            "its policy and gate new traffic (docs/policy.md)"
         )
 
 
