@@ -43,7 +43,7 @@ from shadowspec.quality.custom_scores import score_name
 from shadowspec.scheduler.cron import crons_of
 from shadowspec.scheduler.job_settings import ReceiverSettings
 from shadowspec.scheduler.receivers import require_place, require_secret
-from shadowspec.servers.probing import counts_source, probe_both, remarks, require_length, slot_remarks
+from shadowspec.servers.probing import counts_source, facts_text, probe_both, remarks, require_length, slot_remarks
 from shadowspec.store import Store, head
 from shadowspec.tap.sources import require_file
 from shadowspec.text import plural, span_text
@@ -393,6 +393,6 @@ def _servers(name: str) -> Callable[[Config], str]:
         slots = slot_remarks(max(load.concurrency for load in endpoint.rule.loads), baseline, speculative)
         doubt = sampling_doubt(endpoint, speculative.identity.name)
         more = [*remarks(baseline, speculative, endpoint.candidates[0]), *slots, *([] if doubt is None else [doubt])]
-        return "; ".join([served, *more])
+        return "; ".join([served, facts_text(baseline, speculative), *more])
 
     return check

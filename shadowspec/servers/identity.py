@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from shadowspec.errors import ModelError
 from shadowspec.model_folder import tokenizer_digest
 from shadowspec.servers.client import ServerClient, open_client, run_async, trust
 from shadowspec.servers.engines import ServerIdentity, configured_name, engine_of
@@ -26,8 +27,10 @@ from shadowspec.types import (
     fingerprint_config,
 )
 from shadowspec.types.prompt_rules import UNNAMED, PromptRules
+from shadowspec.types.server_facts import Fact, fact_details
 from shadowspec.types.serving_engines import parse_engines
 
+AUTO: Final = "auto"  # a server that reports this chooses by itself, and an operator may say what
 # Servers' fingerprints held every option that there was before options at their defaults were left out.
 FROZEN_OPTIONS: Final = FIRST_OPTIONS.union(FIRST_SUFFIX_OPTIONS, ["draft_confidence_threshold"])
 
@@ -74,6 +77,26 @@ async def _models(client: ServerClient) -> list[Mapping[str, Any]]:
     return [entry for entry in entries if isinstance(entry, dict)]
 
 
+def known_facts(identity: ServerIdentity, arm: Arm, settings: ServerSettings) -> dict[str, Fact]:
+    """What a server reports of itself, and where it reports nothing what the operator has declared.
+
+    Raises:
+        ModelError: the server contradicts the operator.
+    """
+    read = {name: Fact(value, is_read=True) for name, value in identity.reported_facts}
+    declared = settings.declared_facts(arm)
+    for name, fact in declared.items():
+        known = read.get(name)
+        if known is not None and known.value not in (AUTO, fact.value):
+            raise ModelError(
+                f"servers.facts: {name} is {fact.value!r}, and the {arm} server reports {known.value!r}: "
+                "correct it, or remove it"
+            )
+        if known is None or known.value == AUTO:
+            read[name] = fact
+    return read
+
+
 def fingerprint_server_config(
     config: SpeculationConfig,
     settings: ServerSettings,
@@ -103,6 +126,7 @@ def fingerprint_server_config(
         "requests_per_slot": str(requests_per_slot),
         **({PREFIX_CACHE: "on", "max_turns": str(max_turns)} if settings.measures_conversations else {}),
         **dict(other.reported_settings),
+        **fact_details(*(known_facts(identities[arm], arm, settings) for arm in (Arm.BASELINE, Arm.SPECULATIVE))),
     }
     return fingerprint_config(
         config,

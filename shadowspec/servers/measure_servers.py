@@ -249,8 +249,8 @@ class ServerEngine:
         known = self._identities[arm]
         if identity != known:
             raise ServiceUnavailableError(
-                f"{client.name}: it was {known.name} and is now {identity.name}, or serves other weights or another "
-                "length: its figures would be another config's; start again"
+                f"{client.name}: it was {known.name} and is now {identity.name}, or its weights, length or flags "
+                "changed: its figures would be another config's; start again"
             )
         number = await self._reported_depth(arm, client)
         if number not in (None, self._depth(arm)):
@@ -295,7 +295,7 @@ class ServerEngine:
     ) -> None:
         """Open all connections; then, once for blocks of this size, send untimed blocks of the same prompts."""
         for client in clients.values():
-            await asyncio.gather(*(identify(client, self._settings.model) for _ in range(slots)))
+            await asyncio.gather(*(client.look("v1/models") for _ in range(slots)))
         if (slots, len(conversations)) in self._warm:
             return
         self._warm.add((slots, len(conversations)))

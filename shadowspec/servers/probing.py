@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.servers.answer_parity import can_score
 from shadowspec.servers.client import ServerClient, open_client, run_async, trust
 from shadowspec.servers.engines import Lack, ReportedDrafts, ServerIdentity, ServingEngine, engine_of, speculation_flags
-from shadowspec.servers.identity import identify
+from shadowspec.servers.identity import identify, known_facts
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_checks import finds_its_prefix, read_capacity, require_prefix_cache
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.step_counts import COUNTERS, CountsSource
-from shadowspec.types import SamplingParameters, SpeculationConfig
+from shadowspec.types import Arm, SamplingParameters, SpeculationConfig
 from shadowspec.types.served_methods import DRAFT_KEYS, METHOD_KEYS, is_same_method, plain_key, setting
+from shadowspec.types.server_facts import FACT, FACTS, Fact, differing_facts, fact_details
 
 TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
 SAME_CAPACITY: Final = 0.02  # by which equal servers' caches may differ: each measures memory at its start
@@ -33,6 +36,7 @@ class Probe:
     reports_cached: bool
     scores_outputs: bool | None = None  # reports the log probabilities that score sampled outputs; None: not checked
     kv_capacity: KvCapacity | None = None  # its KV cache capacity; None: not reported
+    facts: Mapping[str, Fact] = field(default_factory=dict)  # read from it, or declared by the operator
     finds_prefix: bool | None = None  # whether a turn finds the one before it; None: it does not say, or was not asked
 
     @property
@@ -76,7 +80,7 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
     Raises:
         ServerError: one of them gives no usable answer.
         ConfigError: the key's variable is not set, or the file of certificates cannot be read.
-        ModelError: prefix caches are to be on, and the baseline's is off.
+        ModelError: prefix caches are to be on, and the baseline's is off; or a server contradicts a declared fact.
     """
 
     async def look() -> tuple[Probe, Probe]:
@@ -87,6 +91,8 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
         ):
             plain = await probe(baseline, settings.model, settings.score_logprobs)
             speculating = await probe(speculative, settings.model)
+            plain = replace(plain, facts=known_facts(plain.identity, Arm.BASELINE, settings))
+            speculating = replace(speculating, facts=known_facts(speculating.identity, Arm.SPECULATIVE, settings))
             if not settings.measures_conversations:
                 return plain, speculating
             plain, speculating = await _with_prefix(baseline, plain), await _with_prefix(speculative, speculating)
@@ -156,6 +162,7 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
         texts.append("the servers took their weights from different places")
     if identity.max_model_len != other.max_model_len:
         texts.append(f"the servers differ in max_model_len: {identity.max_model_len}, {other.max_model_len}")
+    texts += _fact_remarks(baseline, speculative, config)
     if baseline.num_speculative_tokens is None:
         texts.append("the baseline server does not say whether it speculates")
     texts += speculative.engine.remarks_on(speculative.drafts)
@@ -177,6 +184,41 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
         texts.append(f"cached tokens are not reported{_remedy(speculative, Lack.CACHED_TOKENS)}")
     texts += [] if config is None else _method_remarks(config, speculative)
     return [*texts, *_memory_remarks(baseline, speculative)]
+
+
+def facts_text(baseline: Probe, speculative: Probe) -> str:
+    """Every fact of the two servers, and whether it is read, declared or unknown."""
+    details = fact_details(baseline.facts, speculative.facts)
+    known: dict[str, list[str]] = {"read": [], "declared": [], "unknown": []}
+    for name in FACTS:
+        given = [probe.facts[name] for probe in (baseline, speculative) if name in probe.facts]
+        source = "unknown" if not given else "read" if all(fact.is_read for fact in given) else "declared"
+        known[source].append(name if not given else f"{name} {details[FACT + name]}")
+    return "facts " + ", ".join(f"{source}: {', '.join(names)}" for source, names in known.items() if names)
+
+
+def _fact_remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | None) -> list[str]:
+    """Facts in which the servers differ: those that the drafting method forces are part of what is measured."""
+    forced = frozenset() if config is None else frozenset(speculative.engine.forced_facts(config))
+    differences = differing_facts(fact_details(baseline.facts, speculative.facts))
+    groups: dict[str, list[str]] = defaultdict(list)
+    for difference in differences:
+        is_known = difference.baseline is not None and difference.speculative is not None
+        kind = "forced" if difference.name in forced else "own" if is_known else "unknown"
+        groups[kind].append(difference.text)
+    unsaid = sorted(forced - baseline.facts.keys() - speculative.facts.keys())
+    texts = {
+        "own": "the servers differ in more than speculation: {}",
+        "unknown": "of one server only is known: {}; declare it in servers.facts",
+        "forced": "the servers differ in {}: the drafting method forces it, and its figures include it",
+    }
+    remarks = [text.format(", ".join(groups[kind])) for kind, text in texts.items() if groups[kind]]
+    if unsaid:
+        remarks.append(
+            f"the drafting method may change {', '.join(unsaid)}, which the servers do not report: its "
+            "figures include such a difference"
+        )
+    return remarks
 
 
 def _remedy(server: Probe, lack: Lack) -> str:

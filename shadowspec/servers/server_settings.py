@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from shadowspec.types import Arm
+from shadowspec.types.server_facts import Fact, FactName, fact_text
 from shadowspec.types.settings import HttpUrl, PathText, Positive, Seconds, Share, Text, Variable
 
+FactValue = bool | int | Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,63}$")]
 MAX_RETRY_WAIT_S = 30.0  # a server that asks for more time than this is not waited for
 
 
@@ -20,6 +23,14 @@ class Waits:
     first_token_s: Annotated[Seconds, Field(alias="first_token_timeout_s")] = 60.0  # from sending
     token_s: Annotated[Seconds, Field(alias="token_timeout_s")] = 30.0  # between two chunks with tokens
     total_s: Annotated[Seconds, Field(alias="total_timeout_s")] = 300.0  # from sending to the last token
+
+
+@dataclass(frozen=True, slots=True)
+class FactsOfArms:
+    """A fact in which the two servers differ."""
+
+    baseline: FactValue
+    speculative: FactValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,9 @@ class ServerSettings:
     # round otherwise than this process.
     audit_tolerance: Annotated[float, Field(gt=0, le=0.2)] = 0.02
 
+    # Of both servers, where they do not report them; a table gives each server's own value.
+    facts: dict[FactName, FactValue | FactsOfArms] = field(default_factory=dict)
+
     def __post_init__(self) -> None:
         for name, url in zip(("baseline_url", "speculative_url"), self.roots, strict=True):
             if url.rstrip("/").endswith("/v1"):
@@ -70,3 +84,11 @@ class ServerSettings:
     def roots(self) -> tuple[str, str]:
         """The URLs of baseline and speculation."""
         return self.baseline_url, self.speculative_url
+
+    def declared_facts(self, arm: Arm) -> dict[str, Fact]:
+        """What the operator says of a server."""
+        own = {
+            name: getattr(value, arm.value) if isinstance(value, FactsOfArms) else value
+            for name, value in self.facts.items()
+        }
+        return {name: Fact(fact_text(value), is_read=False) for name, value in own.items()}

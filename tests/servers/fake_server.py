@@ -37,6 +37,7 @@ class FakeServer:
     queue_ms: float = 0.25
     tells_cached: bool = False
     drafting: dict[str, Any] | None = None  # what it says of its drafting in dev mode; None: it has no dev mode
+    started: dict[str, Any] = field(default_factory=dict)  # what it says of its flags, in dev mode where it has one
     kv_tokens: int | None = 48_768  # that its cache holds; None: it does not say
     cache_labels: dict[str, str] = field(default_factory=dict)  # of cache_config_info, beside or in place of the usual
     page_tokens: int = 0  # of its prefix cache, which holds whole pages by salt; 0: it has none
@@ -102,7 +103,8 @@ class FakeServer:
         elif path == "/version":
             await respond(writer, 200, json.dumps({"version": self.version}))
         elif path == "/server_info?config_format=json" and self.drafting is not None:
-            await respond(writer, 200, json.dumps({"vllm_config": {"speculative_config": self.drafting or None}}))
+            tables = {"speculative_config": self.drafting or None, **self.started}
+            await respond(writer, 200, json.dumps({"vllm_config": tables, "vllm_env": tables.pop("env", {})}))
         elif path == "/metrics" and self.has_metrics:
             await respond(writer, 200, self._metrics())
         else:

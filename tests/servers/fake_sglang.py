@@ -52,6 +52,7 @@ class FakeSglang(FakeServer):
             "mem_fraction_static": 0.88,
             **({} if self.kv_tokens is None else {"max_total_num_tokens": self.kv_tokens}),
             "version": self.version,
+            **self.started,
         }
         await respond(writer, 200, json.dumps(info))
 

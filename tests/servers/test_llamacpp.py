@@ -85,7 +85,7 @@ def test_runs_have_the_steps_that_the_server_made(servers: Servers) -> None:
         assert run.served is not None
         assert (run.served.counts_source, run.served.speculative_cached_tokens) == ("timings", 0)
     assert engine.configs[0].engine == "llama.cpp/b1-0c1e570"
-    assert engine.configs[0].details["total_slots"] == "4"
+    assert engine.configs[0].details["fact_max_num_seqs"] == "4"
     assert engine.configs[0].details["max_model_len"] == "1024, 1024"
 
 

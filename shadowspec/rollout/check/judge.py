@@ -27,6 +27,7 @@ from shadowspec.servers.engines import rule_differences
 from shadowspec.store import Store
 from shadowspec.text import plain_text, plural, slice_title
 from shadowspec.types import Decision, FingerprintedConfig, Override, Verdict, parse_slice_key
+from shadowspec.types.server_facts import differing_facts
 
 MAX_NAMED: Final = 20  # slices named in an error
 _BEST_FIRST: Final = (Outcome.ENABLE, Outcome.HOLD, Outcome.UNUSABLE, Outcome.DISABLE)
@@ -128,8 +129,10 @@ def _answer(
 
 
 def _remarks(config: FingerprintedConfig, serving_engine: str | None) -> tuple[str, ...]:
-    """Where the candidate was drafted by another rule than the serving engine's."""
-    return tuple(difference.text for difference in rule_differences(config.config, serving_engine))
+    """Where the candidate was drafted by another rule than the serving engine's, or its servers differed in more."""
+    rules = [difference.text for difference in rule_differences(config.config, serving_engine)]
+    facts = [difference.text for difference in differing_facts(config.details)]
+    return (*rules, *([f"the measured servers differ in {', '.join(facts)}"] if facts else []))
 
 
 def _load_shares(question: Question, decisions: Iterable[Decision], inputs: CheckInput) -> dict[int, float]:

@@ -25,6 +25,7 @@ from shadowspec.servers.stream import Completion, ServerError, StreamedAnswer
 from shadowspec.types import UNSEEDED, LiveCounts, SpeculationConfig
 from shadowspec.types.prompt_rules import PromptRules
 from shadowspec.types.served_methods import DEPTH_KEYS, DRAFT_KEYS, METHOD_KEYS, setting
+from shadowspec.types.server_facts import FactName
 from shadowspec.types.serving_engines import parse_engines
 
 UNKNOWN: Final = "unknown"
@@ -65,7 +66,8 @@ class ServerIdentity:
     version: str
     root: str  # where it took the model's weights from
     max_model_len: int | None
-    reported_settings: tuple[tuple[str, str], ...] = ()  # on which figures depend; () where it reports none
+    reported_settings: tuple[tuple[str, str], ...] = ()  # of its speculation; () where it reports none
+    reported_facts: tuple[tuple[str, str], ...] = ()  # the rest on which figures depend (`types.server_facts`)
 
     @property
     def name(self) -> str:
@@ -186,6 +188,10 @@ class ServingEngine(ABC):
     def refusal_of(self, config: SpeculationConfig) -> str | None:
         """Why a candidate cannot be measured on it; None where it can."""
         return None
+
+    def forced_facts(self, config: SpeculationConfig) -> Collection[FactName]:
+        """The facts that a drafting method changes by itself: such a difference is part of what it costs."""
+        return ()
 
     def remarks_on(self, drafts: ReportedDrafts) -> list[str]:
         """Shortcomings of a speculative server that can be measured."""

@@ -48,6 +48,7 @@ from shadowspec.servers.engines.export_parts import (
     comment_lines,
     counterpart,
 )
+from shadowspec.servers.engines.reported_facts import llamacpp_facts
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.last_step import Ending
@@ -69,7 +70,6 @@ from shadowspec.types.served_methods import plain_key
 
 SEEDS: Final = 2**32 - 1  # the number after these means "draw one"
 SAMPLERS: Final = ("penalties", "temperature", "min_p", "top_k", "top_p")  # in the order of shadowspec.engine.sampling
-REPORTED_SETTINGS: Final = ("total_slots", "model_ftype")  # of /props, those that figures depend on
 END_TOKEN: Final = "eos"  # noqa: S105 - why an answer ended
 _ENDS: Final = {END_TOKEN: "stop", "word": "stop", "limit": LENGTH}
 # It reads another language of grammars, and knows no regular expressions and no structural tags.
@@ -281,7 +281,7 @@ class LlamaCpp(ServingEngine):
             str(props.get("build_info", UNKNOWN)),
             str(props.get("model_path", UNKNOWN)),
             length,
-            tuple((name, str(props[name])) for name in REPORTED_SETTINGS if name in props),
+            reported_facts=llamacpp_facts(props),
         )
 
     async def drafts_of(
@@ -307,7 +307,7 @@ class LlamaCpp(ServingEngine):
         return KvCapacity(slots * length, float(slots), (("--ctx-size", str(slots * length)),))
 
     def num_slots(self, identity: ServerIdentity) -> int | None:
-        slots = dict(identity.reported_settings).get("total_slots", "")
+        slots = dict(identity.reported_facts).get("max_num_seqs", "")
         return int(slots) if slots.isdigit() else None
 
     def refusal_of(self, config: SpeculationConfig) -> str | None:

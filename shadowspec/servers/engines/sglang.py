@@ -21,7 +21,7 @@ and licence: tests/data/peers/sglang.json):
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from shadowspec.servers.engines.engine import (
@@ -43,6 +43,7 @@ from shadowspec.servers.engines.export_parts import (
     counterpart,
     yaml_lines,
 )
+from shadowspec.servers.engines.reported_facts import sglang_facts
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import PARALLEL_RANKS, MetricNames
@@ -61,6 +62,7 @@ from shadowspec.types import (
     VerifyRule,
 )
 from shadowspec.types.prompt_rules import BrokenArguments, PromptRules
+from shadowspec.types.server_facts import FactName
 
 CHAINS: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")  # algorithms that draft a chain with one branch in each step
 REPORTED_SETTINGS: Final = (  # its settings on which figures depend
@@ -258,6 +260,7 @@ class Sglang(ServingEngine):
             str(info.get("model_path", UNKNOWN)),
             max_model_len_of(entry),
             tuple((name, str(info[name])) for name in REPORTED_SETTINGS if name in info),
+            sglang_facts(info),
         )
 
     async def drafts_of(
@@ -272,6 +275,9 @@ class Sglang(ServingEngine):
             uncountable=_uncountable(settings),
             settings=tuple(setting for setting in identity.reported_settings if setting[0].startswith("speculative_")),
         )
+
+    def forced_facts(self, config: SpeculationConfig) -> Collection[FactName]:
+        return ("max_num_seqs", "async_scheduling")  # 48 with speculation, and no overlap with some algorithms
 
     def longest_draft_in(self, answer: Completion) -> int:
         """As many as it proposed in each verification; at least 1 where something was verified."""

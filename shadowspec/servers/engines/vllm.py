@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -49,6 +49,7 @@ from shadowspec.servers.engines.export_parts import (
     MethodKeys,
     left_out,
 )
+from shadowspec.servers.engines.reported_facts import vllm_facts
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import MetricNames, MetricsPage, families_on, parse
@@ -77,6 +78,8 @@ from shadowspec.types import (
     VerifyRule,
 )
 from shadowspec.types.prompt_rules import OMITTED, PromptRules
+from shadowspec.types.served_methods import plain_method
+from shadowspec.types.server_facts import FactName
 
 STRUCTURED_SINCE: Final = (0, 11)  # the first version whose requests know `structured_outputs`; before: `guided_*`
 DETAILED: Final = "--per-request-spec-decode-metrics detailed"
@@ -100,6 +103,8 @@ HETEROGENEOUS_SAMPLED: Final = (
 SHARED_TOKENS: Final = (
     "vLLM finds shared tokens by their spelling: of other kinds of tokenizers fewer may be shared than here"
 )
+FIRST_RUNNER: Final = frozenset({"suffix", "custom_class", "p_eagle", HETEROGENEOUS})  # run on model runner V1 only
+SYNCHRONOUS: Final = frozenset({"ngram", "suffix", "medusa", "custom_class"})  # switch asynchronous scheduling off
 PROPOSERS: Final = frozenset({"draft_model", HETEROGENEOUS, "ngram", "suffix", "medusa", "eagle3"})
 _STRUCTURED: Final[Mapping[ConstraintForm, str]] = {  # of vLLM's structured_outputs
     ConstraintForm.JSON_OBJECT: "json_object",
@@ -170,6 +175,30 @@ class Vllm(ServingEngine):
         is_old = numbers is not None and (int(numbers[1]), int(numbers[2])) < STRUCTURED_SINCE
         return body | (guided_fields(request.constraint) if is_old else structured_fields(request.constraint))
 
+    async def identify(self, server: ServerPages, entry: Mapping[str, Any]) -> ServerIdentity:
+        """As any server of OpenAI's API, with the facts that vLLM's pages report."""
+        identity, page = await super().identify(server, entry), await server.look("metrics")
+        lines = [line for line in (page or "").splitlines() if line.startswith(CACHE_CONFIG)]
+        try:
+            labels = [sample.labels for family in families_on("\n".join([*lines, ""])) for sample in family.samples]
+        except ValueError as error:
+            raise ServerError(server.name, "garbage", "/metrics is not in Prometheus' text format") from error
+        return replace(identity, reported_facts=vllm_facts(labels, await self._own_info(server, identity)))
+
+    async def _own_info(self, server: ServerPages, identity: ServerIdentity) -> Mapping[str, Any]:
+        """How it was started, which vLLM tells with VLLM_SERVER_DEV_MODE=1; else nothing."""
+        if identity.engine != self.owner:
+            return {}
+        try:
+            info: Any = json.loads(await server.look("server_info?config_format=json") or "{}")
+        except ServerError as fault:
+            if fault.code == "unreachable":  # else it would be taken for another server
+                raise
+            return {}  # it is nothing that a measurement needs
+        except ValueError:
+            return {}
+        return info if isinstance(info, dict) else {}
+
     async def drafts_of(
         self, server: ServerPages, identity: ServerIdentity, answer: Completion | None, model: str
     ) -> ReportedDrafts:
@@ -200,12 +229,7 @@ class Vllm(ServingEngine):
 
     async def _drafting(self, server: ServerPages, identity: ServerIdentity) -> tuple[tuple[str, str], ...]:
         """How vLLM says that it drafts, which it does when started with VLLM_SERVER_DEV_MODE=1; else nothing."""
-        if identity.engine != self.owner:
-            return ()
-        try:
-            config: Any = json.loads(await server.look("server_info?config_format=json") or "{}")
-        except (ServerError, ValueError):  # it is nothing that a measurement needs
-            return ()
+        config: Any = await self._own_info(server, identity)
         for name in ("vllm_config", "speculative_config"):
             config = config.get(name) if isinstance(config, dict) else None
         return tuple((str(key), str(value)) for key, value in config.items()) if isinstance(config, dict) else ()
@@ -213,6 +237,15 @@ class Vllm(ServingEngine):
     async def capacity_of(self, server: ServerPages, identity: ServerIdentity) -> KvCapacity | None:
         page = await server.look("metrics")
         return None if page is None else capacity_on(page, identity.max_model_len)
+
+    def forced_facts(self, config: SpeculationConfig) -> Collection[FactName]:
+        method, names = plain_method(config.proposer), set[FactName]()
+        is_parallel = config.server_settings.get("parallel_drafting") is True
+        if method in FIRST_RUNNER or is_parallel or config.server_settings.get("use_heterogeneous_vocab") is True:
+            names.add("model_runner")
+        if method in SYNCHRONOUS:
+            names.add("async_scheduling")
+        return names
 
     def remarks_on(self, drafts: ReportedDrafts) -> list[str]:
         passes = f"acceptance takes a second, untimed pass, which {DETAILED} would save"
