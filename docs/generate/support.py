@@ -22,7 +22,7 @@ _MEASURED = {
     IN_PROCESS: "[real, CPU](research/benchmarks.md); [one GPU](engine.md#what-is-timed)",
     "vllm": f"{_VLLM_RESULT}; no GPU",
     "sglang": _FAKE.format("test_sglang.py") + " only",
-    "tensorrt-llm": "refused: it does not report counts",
+    "tensorrt-llm": _FAKE.format("test_tensorrt_llm.py") + " only",
     "llama.cpp": f"{_LLAMACPP_RESULT}; no GPU",
 }
 _GUARDED = {

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from msgspec import structs
 
-from shadowspec.errors import ModelError, ServiceUnavailableError
+from shadowspec.errors import ConfigError, ModelError, ServiceUnavailableError
 from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
@@ -348,7 +348,8 @@ class ServerEngine:
                 runs.append(Run(prompt.key, self._config.fingerprint, block.block_id, failure=failure))
                 continue
             assert isinstance(known, Accepted), "a run without a failure has its counts"
-            flags = _flags(prompt, base, spec, known)
+            has_text = all(engine.returns_text for engine in self._engines.values())
+            flags = _flags(prompt, base, spec, known, has_text=has_text)
             scores = self._scorer.score_pairs([base.text], [spec.text], [prompt])[0]
             runs.append(
                 Run(
@@ -395,10 +396,20 @@ def connect(
     Raises:
         ServerError: one of them gives no usable answer.
         ModelError: they do not fit; the message names what is missing.
-        ConfigError: the key's variable is not set, or the file of certificates cannot be read.
+        ConfigError: the key's variable is not set, the file of certificates cannot be read, or scores need a text that
+            a server does not return.
     """
     baseline, speculative = probe_both(settings)
     source = counts_source(config, baseline, speculative)
+    if (
+        scorer is not None
+        and scorer.functions
+        and not (baseline.engine.returns_text and speculative.engine.returns_text)
+    ):
+        raise ConfigError(
+            f"scores: {speculative.engine.title} returns token ids without their text, which functions need; remove "
+            "the key"
+        )
     for remark in remarks(baseline, speculative, config):
         log.warning("candidate %r: %s", config.name, remark)
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
@@ -437,8 +448,8 @@ def _times(outcomes: Sequence[Outcome]) -> list[float | None]:
     ]
 
 
-def _flags(prompt: ShadowPrompt, base: Completion, spec: Completion, known: Accepted) -> RunFlags:
-    contract = prompt.contract
+def _flags(prompt: ShadowPrompt, base: Completion, spec: Completion, known: Accepted, *, has_text: bool) -> RunFlags:
+    contract = prompt.contract if has_text else None
 
     def validity(answer: Completion) -> Validity | None:
         return None if contract is None else judge(contract, answer.text, answer.finish_reason)

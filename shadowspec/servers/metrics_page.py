@@ -56,6 +56,7 @@ class MetricNames:
     position.
 
     `failed` names the requests that failed: a metric, and the label and its values that count (no label: every sample).
+    `fails_apart`: they are not among the requests that it counts, and are added.
     `num_digits`: digits to which counters are rounded when printed; 0: exact.  Those by position are always exact.
     `excludes_cached`: prompt tokens are counted without those from the prefix cache.  `running` names the gauge of the
     requests in progress.
@@ -75,6 +76,7 @@ class MetricNames:
     num_digits: int = 0
     excludes_cached: bool = False
     failed: tuple[str, str, frozenset[str]] | None = None
+    fails_apart: bool = False
     model_labels: tuple[str, ...] = ("model_name",)
     copies: frozenset[str] = PARALLEL_RANKS
     has_ranks: bool = True
@@ -143,12 +145,18 @@ def parse(text: str, names: MetricNames, model: str) -> MetricsPage:
         PageError: the page has another format, a counter on it is not a count, is there twice or contradicts others,
             or several processes print their counters on it.
     """
-    samples = [sample for family in families_on(text) for sample in family.samples]
+    families = families_on(text)
+    samples = [sample for family in families for sample in family.samples]
     of_engine = [sample for sample in samples if sample.name.startswith(names.prefix)]
     named = [_models_of(sample, names) for sample in of_engine]
     sums = _Sums()
     for name, labels, value in _samples_of(model, of_engine, named, names):
         _add(sums, name, dict(labels), value, names)
+    if sums.num_failed is None and names.failed is not None and sums.counters:
+        name = f"{names.prefix}{names.failed[0]}".removesuffix("_total")
+        sums.num_failed = (
+            0 if any(family.name == name for family in families) else None
+        )  # its labels come with a failure
     counts = _counts(sums, names)
     if not counts.is_possible(*(rounding(n, names.num_digits) for n in (counts.num_drafts, counts.num_draft_tokens))):
         raise PageError(IMPOSSIBLE)
@@ -289,6 +297,8 @@ def _counts(sums: _Sums, names: MetricNames) -> LiveCounts:
         counters["num_accepted_tokens"] = sum(accepted.values())
     if names.excludes_cached and (uncached := counters["num_prompt_tokens"]) is not None:
         counters["num_prompt_tokens"] = uncached + (counters["num_cached_tokens"] or 0)
+    if names.fails_apart and (others := counters["num_requests"]) is not None:
+        counters["num_requests"] = others + (sums.num_failed or 0)
     return LiveCounts(
         **counters,
         num_failed_requests=sums.num_failed,

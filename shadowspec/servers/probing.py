@@ -55,12 +55,9 @@ async def probe(client: ServerClient, model: str, score_logprobs: int = 0) -> Pr
 
     Raises:
         ServerError: it cannot be reached, does not serve the model, or gives no usable answer.
-        ModelError: it does not report its accepted tokens.
     """
     identity = await identify(client, model)
     engine = engine_of(identity.engine, identity.version)
-    if engine.unmeasurable is not None:
-        raise ModelError(f"{client.name}: {engine.unmeasurable}")
     client = client.speaking_to(engine)
     answer = await client.complete(TINY, "probe")
     return Probe(

@@ -10,14 +10,19 @@ from typing import Any, Final
 # known it is not assumed.  By `plain_method`.
 DRAFTING_ALWAYS: Final = frozenset(
     {
-        *("draft_model", "heterogeneous_draft_model", "standalone"),
+        *("draft_model", "draft_target", "heterogeneous_draft_model", "standalone"),
         *("eagle", "eagle3", "p_eagle", "medusa", "mlp_speculator", "mtp", "dflash"),
-        *("draft_simple", "draft_eagle3", "draft_dflash", "draft_dspark"),
+        *("dspark", "draft_simple", "draft_eagle3", "draft_dflash", "draft_dspark"),
     }
 )
-METHOD_KEYS: Final = ("method", "speculative_algorithm", "spec_type")  # as engines name them
-DEPTH_KEYS: Final = ("num_speculative_tokens", "speculative_num_steps", "spec_draft_n_max")
-DRAFT_KEYS: Final = ("model", "speculative_draft_model_path", "spec_draft_model")
+METHOD_KEYS: Final = ("method", "speculative_algorithm", "spec_type", "decoding_type")  # as engines name them
+DEPTH_KEYS: Final = ("num_speculative_tokens", "speculative_num_steps", "spec_draft_n_max", "max_draft_len")
+# Methods that draft a block in one pass.  SGLang counts the window that is verified, which begins with the last token,
+# and takes no depth of them.
+BLOCK_METHODS: Final = frozenset({"dflash", "dspark"})
+WINDOW_KEYS: Final = ("speculative_num_draft_tokens", "speculative_dflash_block_size")
+STEPS_KEY: Final = "speculative_num_steps"
+DRAFT_KEYS: Final = ("model", "speculative_draft_model_path", "spec_draft_model", "speculative_model")
 
 
 def plain_method(name: str) -> str:
@@ -66,7 +71,14 @@ def contradiction(settings: Mapping[str, Any], method: str, num_speculative_toke
     named = setting(settings, METHOD_KEYS)
     if named is not None and not is_same_method(str(named), method):
         return f"method is {method!r}, and {_name_of(settings, METHOD_KEYS)} {named!r}"
-    depth = setting(settings, DEPTH_KEYS)
+    is_block = plain_method(method) in BLOCK_METHODS
+    window = setting(settings, WINDOW_KEYS) if is_block else None
+    if window is not None and window != num_speculative_tokens + 1:
+        return (
+            f"num_speculative_tokens is {num_speculative_tokens}, and of {_name_of(settings, WINDOW_KEYS)} {window!r} "
+            "one token is no draft"
+        )
+    depth = setting(settings, tuple(key for key in DEPTH_KEYS if not (is_block and key == STEPS_KEY)))
     if depth is not None and depth != num_speculative_tokens:
         return f"num_speculative_tokens is {num_speculative_tokens}, and {_name_of(settings, DEPTH_KEYS)} {depth!r}"
     return None

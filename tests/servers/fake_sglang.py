@@ -1,6 +1,6 @@
 """The fake server as SGLang answers: its own API on a real socket, tokens so far in every event, drafts in meta_info.
 
-As SGLang's sources write its answers; which versions were read docs/servers.md says.
+As SGLang 0.5.23 answered on a CPU (tests/data/sglang), and as its sources count the drafts of what did not run there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from shadowspec.servers.engines.sglang import BLOCKS
 from tests.servers.fake_server import FakeServer, end_of, place_logprobs, respond, text_of
 
 
@@ -24,11 +25,14 @@ class FakeSglang(FakeServer):
     """Speculates with a chain of `num_speculative_tokens`, unless told otherwise."""
 
     owner: str = "sglang"
-    version: str = "0.5.9"
+    version: str = "0.5.23"
     has_metrics: bool = False
     algorithm: str = "EAGLE3"
     branches: int = 1
-    num_draft_tokens: int | None = None  # None: as a chain has
+    num_draft_tokens: int | None = None  # None: as a chain or a block has
+    caps: tuple[int, ...] | None = None  # how many steps verified how many tokens, the root among them; None: all
+    thresholds: tuple[float, float] = (1.0, 1.0)  # of a single token and of accumulated probability
+    device: str = "cuda"
     is_adaptive: bool = False
     is_incremental: bool = False
     info_path: str = "/server_info"
@@ -44,10 +48,14 @@ class FakeSglang(FakeServer):
             "model_path": "/models/t",
             "weight_version": "default",
             "speculative_algorithm": self.algorithm if width else None,
-            "speculative_num_steps": width or None,
+            "speculative_num_steps": (1 if self.algorithm in BLOCKS else width) if width else None,
             "speculative_eagle_topk": self.branches if width else None,
             "speculative_num_draft_tokens": (self.num_draft_tokens or width + 1) if width else None,
             "speculative_adaptive": self.is_adaptive,
+            "speculative_accept_threshold_single": self.thresholds[0],
+            "speculative_accept_threshold_acc": self.thresholds[1],
+            "speculative_use_rejection_sampling": False,
+            "device": self.device,
             "internal_states": [{}],
             "mem_fraction_static": 0.88,
             **({} if self.kv_tokens is None else {"max_total_num_tokens": self.kv_tokens}),
@@ -102,9 +110,14 @@ class FakeSglang(FakeServer):
                 "prompt_tokens": len(entry["prompt"]),
                 "weight_version": "default",
                 "num_retractions": self.num_retractions,
+                "reasoning_tokens": 0,
                 "completion_tokens": len(tokens),
                 "cached_tokens": cached,
+                "cached_tokens_details": None,
+                "dp_rank": None,
             }
+            if self.tells_queue:
+                meta["queue_time"] = self.queue_ms / 1e3
             if body.get("return_logprob"):
                 meta["output_top_logprobs"] = [[[-0.25, 6, None], [-0.75, 7, None]]]
             if place == len(parts) - 1:
@@ -123,9 +136,14 @@ class FakeSglang(FakeServer):
         while not histogram[-1]:
             histogram.pop()
         proposed = (self.num_draft_tokens or self.num_speculative_tokens + 1) - 1
+        accepted, steps = said["num_accepted_draft_tokens"], said["num_spec_steps"]
         found = {
+            "spec_accept_rate": accepted / (steps * proposed),
             "spec_verify_ct": said["num_spec_steps"],
             "spec_num_correct_drafts": said["num_accepted_draft_tokens"],
             "spec_num_proposed_drafts": said["num_spec_steps"] * proposed,
         }
+        if self.caps is not None:
+            verified = sum(number * count for number, count in enumerate(self.caps))
+            found |= {"spec_cap_length": verified / sum(self.caps), "spec_cap_lens_histogram": list(self.caps)}
         return found | ({self.histogram_name: histogram} if self.histogram_name else {})

@@ -39,6 +39,9 @@ sglang:cached_tokens_total{cache_source="host",model_name="m"} 50.0
 sglang:spec_accept_length{engine_type="unified",model_name="m",tp_rank="0"} 2.52
 sglang:e2e_request_latency_seconds_bucket{le="0.1",model_name="m"} 3.0
 sglang:e2e_request_latency_seconds_bucket{le="+Inf",model_name="m"} 10.0
+sglang:inter_token_latency_seconds_bucket{le="+Inf",model_name="m"} 630.0
+sglang:request_time_per_output_token_seconds_bucket{le="0.05",model_name="m"} 4.0
+sglang:request_time_per_output_token_seconds_bucket{le="+Inf",model_name="m"} 10.0
 """
 LLAMACPP = """\
 # TYPE llamacpp:prompt_tokens_total counter
@@ -56,6 +59,10 @@ llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 500002
 TENSORRT_LLM = """\
 trtllm_request_success_total{engine_type="pytorch",finished_reason="stop",model_name="m"} 6.0
 trtllm_request_success_total{engine_type="pytorch",finished_reason="length",model_name="m"} 4.0
+trtllm_request_error_total{engine_type="pytorch",http_code="500",model_name="m"} 2.0
+trtllm_request_error_total{engine_type="pytorch",http_code="400",model_name="m"} 9.0
+trtllm_spec_decode_num_draft_tokens_total{engine_type="pytorch",model_name="m"} 520.0
+trtllm_spec_decode_num_accepted_tokens_total{engine_type="pytorch",model_name="m"} 350.0
 trtllm_prompt_tokens_total{engine_type="pytorch",model_name="m"} 800.0
 trtllm_generation_tokens_total{engine_type="pytorch",model_name="m"} 640.0
 trtllm_prompt_cached_tokens_total{engine_type="pytorch",model_name="m"} 200.0
@@ -255,7 +262,10 @@ def test_what_sglang_counts() -> None:
     assert counts.num_accepted_tokens is None, "it counts none; a gauge is no counter"
     assert counts.num_failed_requests == 2
     assert counts.num_accepted_tokens_per_pos == ()
-    assert counts.latencies == {"end_to_end_s": Buckets((0.1,), (3, 7))}
+    assert counts.latencies == {
+        "end_to_end_s": Buckets((0.1,), (3, 7)),
+        "time_per_output_token_s": Buckets((0.05,), (4, 6)),
+    }, "of each request, as other engines' time per output token"
 
 
 def test_requests_in_progress_count_once() -> None:
@@ -281,8 +291,20 @@ def test_what_tensorrt_llm_counts() -> None:
     counts = read(TENSORRT_LLM, "tensorrt-llm").counts
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (250, 490, 330)
     assert counts.num_accepted_tokens_per_pos == (200, 130)
-    assert (counts.num_requests, counts.num_cached_tokens) == (10, 200)
-    assert counts.num_failed_requests is None
+    assert (counts.num_requests, counts.num_cached_tokens) == (10 + 2, 200), "those that failed are counted apart"
+    assert counts.num_failed_requests == 2, "a refusal is the client's fault"
+    by_total = "".join(line for line in TENSORRT_LLM.splitlines(keepends=True) if "token_position" not in line)
+    counts = read(by_total, "tensorrt-llm").counts
+    assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (None, 520, 350)
+
+
+@pytest.mark.parametrize(("declared", "number"), [("# TYPE trtllm_request_error_total counter\n", 0), ("", None)])
+def test_a_counter_of_failures_without_a_failure_is_0_and_one_that_is_missing_unknown(
+    declared: str, number: int | None
+) -> None:
+    without = "".join(line for line in TENSORRT_LLM.splitlines(keepends=True) if "request_error" not in line)
+    counts = read(declared + without, "tensorrt-llm").counts
+    assert (counts.num_failed_requests, counts.num_requests) == (number, 10)
 
 
 def test_what_llama_cpp_counts(production: Production) -> None:

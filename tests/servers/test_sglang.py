@@ -44,7 +44,7 @@ def test_runs_are_those_that_the_same_steps_give_through_openais_api(servers: Se
     assert [run.parity for run in found] == [Parity()] * 5
     assert {run.served.counts_source for run in found if run.served is not None} == {"meta_info"}
     assert {run.served.speculative_cached_tokens for run in found if run.served is not None} == {0}
-    assert engine.configs[0].engine == "sglang/0.5.9"
+    assert engine.configs[0].engine == "sglang/0.5.23"
     assert engine.configs[0].details["counts_source"] == "meta_info"
     assert engine.configs[0].details["speculative_algorithm"] == "EAGLE3"
 
@@ -132,6 +132,34 @@ def test_an_answer_counts_only_when_it_is_whole(
     assert [run.failure for run in engine.measure(block(1)).runs] == [failure]
 
 
+@pytest.mark.parametrize("algorithm", ["FROZEN_KV_MTP", "DFLASH", "DSPARK"])
+def test_chains_of_later_algorithms_are_counted_and_blocks_by_the_window_that_is_verified(
+    servers: Servers, algorithm: str
+) -> None:
+    """SGLang reports `speculative_num_steps` 1 for a block, whose window is one token more than it drafts."""
+    servers[1].algorithm = algorithm
+    found = connected(servers).measure(block(3)).runs
+    with running(*(others := (FakeServer(), FakeServer(3)))):
+        expected = connected(others).measure(block(3)).runs
+    assert [run.counts for run in found] == [run.counts for run in expected]
+
+
+@pytest.mark.parametrize("caps", [{"spec_cap_length": 3.5}, {"spec_cap_lens_histogram": [0, 1]}])
+def test_drafts_that_may_be_verified_in_part_are_not_counted(servers: Servers, caps: dict[str, Any]) -> None:
+    engine = connected(servers)
+    servers[1].script.append(after(in_last(**caps)))
+    assert [run.failure for run in engine.measure(block(2, load=1)).runs] == ["speculative_uncountable", None]
+
+
+def test_queue_times_are_read_where_the_server_tells_them(servers: Servers) -> None:
+    for server in servers:
+        server.tells_queue = True
+    assert remarks(*probe_both(settings(servers))) == []
+    run = connected(servers).measure(block(1)).runs[0]
+    assert run.baseline is not None
+    assert run.baseline.queue_ms == pytest.approx(0.25)
+
+
 def test_a_baseline_that_begins_to_speculate_is_seen_in_its_answers(servers: Servers) -> None:
     engine = connected(servers)
     servers[0].script.append(after(in_last(spec_verify_ct=2)))
@@ -152,11 +180,13 @@ def test_an_older_server_is_asked_under_its_older_names(servers: Servers) -> Non
         ({"branches": 4}, "a tree"),
         ({"num_draft_tokens": 3}, "leave out --speculative-num-draft-tokens"),
         ({"is_adaptive": True}, "--speculative-adaptive"),
-        ({"algorithm": "NGRAM"}, "NGRAM are not supported"),
+        ({"algorithm": "NGRAM"}, "NGRAM are not supported .it drafts a tree"),
+        ({"algorithm": "UNO"}, "UNO are not supported .*two tokens besides"),
+        ({"algorithm": "LATER"}, "LATER are not supported; supported: EAGLE, .*DFLASH, DSPARK"),
+        ({"algorithm": "DSPARK", "caps": (0, 0, 0, 0, 9)}, "SGLANG_RAGGED_VERIFY_MODE=static"),
         ({"histogram_name": None}, "too old"),
         ({"num_speculative_tokens": 0}, "SGLang with --speculative-algorithm"),
         ({"num_speculative_tokens": 4}, "is 3, and the speculative server drafts 4"),
-        ({"owner": "tensorrt_llm"}, "TensorRT-LLM does not report the accepted tokens of each step"),
     ],
 )
 def test_what_cannot_be_counted_is_refused_with_what_is_missing(
@@ -170,7 +200,7 @@ def test_what_cannot_be_counted_is_refused_with_what_is_missing(
 
 def test_remarks_name_nothing_that_sglang_does_not_have(servers: Servers) -> None:
     found = remarks(*probe_both(settings(servers)))
-    assert found == ["queue times are not reported, and so not shown"]
+    assert found == ["queue times are not reported, and so not shown (--enable-metrics)"]
 
 
 def test_a_server_that_was_started_otherwise_is_another_one(servers: Servers) -> None:

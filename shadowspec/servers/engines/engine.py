@@ -26,7 +26,7 @@ from shadowspec.types import UNSEEDED, LiveCounts, SpeculationConfig
 from shadowspec.types.prompt_rules import PromptRules
 from shadowspec.types.served_methods import DEPTH_KEYS, DRAFT_KEYS, METHOD_KEYS, setting
 from shadowspec.types.server_facts import FactName
-from shadowspec.types.serving_engines import parse_engines
+from shadowspec.types.serving_engines import parse_engines, plain_name
 
 UNKNOWN: Final = "unknown"
 # Sampling parameters of a generation_config.json that engines take as defaults.
@@ -96,7 +96,7 @@ class ServingEngine(ABC):
     metrics: ClassVar[MetricNames]
     rules: ClassVar[EngineRules] = EngineRules()
     prompt_rules: ClassVar[PromptRules] = PromptRules()
-    unmeasurable: ClassVar[str | None] = None  # why no acceptance can be measured on it
+    returns_text: ClassVar[bool] = True  # beside token ids
     speculation_flags: ClassVar[str | None] = None  # with which a server of it speculates
     counts_source: ClassVar[CountsSource]  # of answers that report the accepted tokens of each step
     uncounted: ClassVar[str] = ""  # why neither answers nor counters of a server have them, as a clause
@@ -220,7 +220,7 @@ class ServingEngine(ABC):
         Raises:
             UncountableError: the answer's counts are incomplete, or contradictory.
         """
-        raise UncountableError(self.unmeasurable or "the engine's answers report no steps")
+        raise UncountableError("the engine's answers report no steps")
 
     def uncertain_tokens(self, finish_reason: str, num_speculative_tokens: int, *, drafts_always: bool) -> int:
         """Accepted tokens by which the count of such an answer may be wrong: all of them lie in its last step.
@@ -246,7 +246,7 @@ class ServingEngine(ABC):
     def served_settings(self, schedule: DepthSchedule, config: SpeculationConfig) -> ServedSettings:
         """The start settings of a server that drafts by its method as measured, unchanged, and only on this engine."""
         measured = {engine.name for text in schedule.engines for engine in parse_engines(text)}
-        if measured != {self.name}:
+        if set(map(plain_name, measured)) != {plain_name(self.name)}:
             names = ", ".join(sorted(measured)) or "an unknown engine"
             reason = f"{config.proposer} is a method of {names}, not of {self.title}: exported as off"
             return ServedSettings(None, 0, (reason,))
@@ -276,9 +276,6 @@ class ServingEngine(ABC):
             return []
         if config.is_adaptive:
             return [f"{self.title} has no counterpart of the measured draft_confidence_threshold: exported as off"]
-        if config.is_served_method:
-            measured = "; ".join(schedule.engines)
-            return [f"method {config.proposer} is that of the measured server ({measured}): exported as off"]
         if config.proposer not in proposers:
             return [f"{self.title} has no counterpart of the measured proposer {config.proposer}: exported as off"]
         return [BATCH_SIZE_1]

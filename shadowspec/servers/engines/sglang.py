@@ -1,11 +1,11 @@
 """SGLang: its `/generate`, its self-description, its metrics, and the files of its flags.
 
-Its OpenAI answers have no draft counts; those of `/generate` have `meta_info`: how often drafts were verified, and how
-many steps accepted how many tokens, counted before an output is cut at its end.  Written after its sources
-(docs/servers.md names the versions; metrics: `python/sglang/srt/observability/metrics_collector.py` at revision
-44cedc2b); tried only against a fake.  It has no n-gram lookup like others' (a trie of all requests' outputs), and a
-draft's distribution follows only temperature (`sample_draft_proposal`).  What it makes of messages and tools is in
-`serving_chat.py` (revision 002897c2) and `protocol.py` of `entrypoints/openai`, and `parser/jinja_template_utils.py`.
+The answers of `/generate` have `meta_info`: how often drafts were verified, and how many steps accepted how many
+tokens, counted before an output is cut at its end (`_resolve_spec_v2_tokens`, `_calculate_spec_decoding_metrics`).
+Written after the sources of 0.5.23 (docs/servers.md).  It has no n-gram lookup like others' (a trie of all requests'
+outputs), and a draft's distribution follows only temperature (`sample_draft_proposal`).  What it makes of messages and
+tools is in `serving_chat.py` (revision 002897c2) and `protocol.py` of `entrypoints/openai`, and
+`parser/jinja_template_utils.py`.
 
 Relied upon by the export, a YAML file for `--config` and the JSON of `--speculative-adaptive-config` (fields, version
 and licence: tests/data/peers/sglang.json):
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from shadowspec.servers.engines.engine import (
@@ -39,6 +40,7 @@ from shadowspec.servers.engines.export_parts import (
     DepthSchedule,
     Export,
     MethodKeys,
+    ServedSettings,
     comment_lines,
     counterpart,
     yaml_lines,
@@ -62,9 +64,23 @@ from shadowspec.types import (
     VerifyRule,
 )
 from shadowspec.types.prompt_rules import BrokenArguments, PromptRules
+from shadowspec.types.served_methods import BLOCK_METHODS, STEPS_KEY, WINDOW_KEYS, plain_key, plain_method, setting
 from shadowspec.types.server_facts import FactName
 
-CHAINS: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")  # algorithms that draft a chain with one branch in each step
+# Algorithms that draft a chain in each step if they have one branch, and those that draft a block in one pass: of these
+# `speculative_num_draft_tokens` is the verified window, which begins with the last token (`_handle_dflash`,
+# `_handle_dspark`).  All draft as many tokens in every step.
+CHAINS: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP")
+BLOCKS: Final = ("DFLASH", "DSPARK")
+# Why the counts of the others are not ours.
+UNCOUNTED: Final[Mapping[str, str]] = {
+    "NGRAM": "it drafts a tree of what followed in all requests' outputs, and fills it up where it found less",
+    "UNO": "each of its steps emits two tokens besides the accepted ones",
+}
+CAPPED: Final = (
+    "SGLang verifies only a part of some drafts, which its counts do not tell apart: start it with "
+    "SGLANG_RAGGED_VERIFY_MODE=static"
+)
 REPORTED_SETTINGS: Final = (  # its settings on which figures depend
     "speculative_algorithm",
     "speculative_num_steps",
@@ -96,7 +112,7 @@ _METRICS: Final = MetricNames(
     },
     latencies={
         FIRST_TOKEN: "time_to_first_token_seconds",
-        PER_TOKEN: "inter_token_latency_seconds",
+        PER_TOKEN: "request_time_per_output_token_seconds",
         END_TO_END: "e2e_request_latency_seconds",
         QUEUE: "queue_time_seconds",
     },
@@ -135,7 +151,9 @@ class _GenerateAnswer(StreamedAnswer):
         }
         details = {"prompt_tokens_details": {"cached_tokens": meta.get("cached_tokens")}}
         usage = {"prompt_tokens": meta.get("prompt_tokens"), "completion_tokens": number} | details
-        translated = {"choices": [choice], "usage": usage, "metrics": {"speculative_decoding": meta}}
+        waited_s: Any = meta.get("queue_time")  # in the server, which tells it with --enable-metrics
+        queue = {"queue_time_ms": 1e3 * waited_s} if type(waited_s) in (int, float) else {}
+        translated = {"choices": [choice], "usage": usage, "metrics": {"speculative_decoding": meta} | queue}
         brought = super()._take_event(translated, now_s)
         if is_whole:
             self._texts = [text]
@@ -169,6 +187,7 @@ class Sglang(ServingEngine):
     counts_source = CountsSource("meta_info", "each answer's meta_info")
     uncounted = "sends meta_info without a histogram of steps: SGLang is too old"
     remedies: ClassVar[Mapping[Lack, str]] = {
+        Lack.QUEUE_TIMES: "--enable-metrics",
         Lack.PREFIX_CACHE: "start SGLang without --disable-radix-cache",
     }
     answer_type = _GenerateAnswer
@@ -272,7 +291,7 @@ class Sglang(ServingEngine):
         return ReportedDrafts(
             number,
             counts_by_request=bool(number) and bool(_spec_fields(meta)),
-            uncountable=_uncountable(settings),
+            uncountable=_uncountable(settings) or (CAPPED if _is_capped(meta) else None),
             settings=tuple(setting for setting in identity.reported_settings if setting[0].startswith("speculative_")),
         )
 
@@ -297,6 +316,8 @@ class Sglang(ServingEngine):
         meta = answer.speculation or {}
         if _num_retractions(meta):
             raise UncountableError("the request was thrown out of its batch, and a token of it made without a draft")
+        if _is_capped(meta):
+            raise UncountableError("only a part of a draft was verified")
         steps = _spec_fields(meta)
         if steps is None and answer.num_output_tokens > 1:
             raise UncountableError("meta_info holds no histogram of steps")
@@ -316,6 +337,16 @@ class Sglang(ServingEngine):
     def has_one_depth(self, config: SpeculationConfig) -> bool:
         """Whether its algorithm cannot adapt the depth to the batch size."""
         return config.proposer not in ADAPTIVE_ALGORITHMS or config.is_served_method
+
+    def served_settings(self, schedule: DepthSchedule, config: SpeculationConfig) -> ServedSettings:
+        """As of any engine; a block's depth is said by its window."""
+        served = super().served_settings(schedule, config)
+        if served.values is None or plain_method(config.proposer) not in BLOCK_METHODS:
+            return served
+        values = {key: value for key, value in served.values.items() if plain_key(key) != STEPS_KEY}
+        if setting(values, (*WINDOW_KEYS, "speculative_dspark_block_size")) is None:
+            values["speculative-num-draft-tokens"] = config.num_speculative_tokens + 1
+        return replace(served, values=values)
 
     def export(self, schedule: DepthSchedule, beside: str) -> Export:
         """The flags; beside them lies the adaptive config."""
@@ -411,10 +442,12 @@ def capacity_in(info: Mapping[str, Any], max_model_len: int | None) -> KvCapacit
 
 def _chain_length(settings: Mapping[str, str]) -> int:
     """How many tokens it drafts in each step; 0 where it does not speculate."""
-    if settings.get("speculative_algorithm", "None") == "None":
+    algorithm = settings.get("speculative_algorithm", "None")
+    if algorithm == "None":
         return 0
-    steps = settings.get("speculative_num_steps", "")
-    return int(steps) if steps.isdigit() else 0
+    name, beyond = ("num_draft_tokens", 1) if algorithm in BLOCKS else ("num_steps", 0)
+    number = settings.get(f"speculative_{name}", "")
+    return max(0, int(number) - beyond) if number.isdigit() else 0
 
 
 def _uncountable(settings: Mapping[str, str]) -> str | None:
@@ -422,15 +455,26 @@ def _uncountable(settings: Mapping[str, str]) -> str | None:
     algorithm, steps = settings.get("speculative_algorithm", "None"), settings.get("speculative_num_steps", "")
     if algorithm == "None":
         return None
-    if algorithm not in CHAINS:
-        return f"SGLang's counts with {algorithm} are not supported; supported: {', '.join(CHAINS)}"
+    if algorithm not in CHAINS + BLOCKS:
+        why = UNCOUNTED.get(algorithm)
+        return (
+            f"SGLang's counts with {algorithm} are not supported{'' if why is None else f' ({why})'}; "
+            f"supported: {', '.join(CHAINS + BLOCKS)}"
+        )
     if settings.get("speculative_adaptive", "False") != "False":
         return "SGLang drafts another number of tokens now and then: start it without --speculative-adaptive"
     if settings.get("speculative_eagle_topk") != "1":
         return "SGLang drafts a tree: start it with --speculative-eagle-topk 1"
-    if not steps.isdigit() or settings.get("speculative_num_draft_tokens") != str(int(steps) + 1):
+    if algorithm in CHAINS and (
+        not steps.isdigit() or settings.get("speculative_num_draft_tokens") != str(int(steps) + 1)
+    ):
         return "SGLang verifies other tokens than a chain: leave out --speculative-num-draft-tokens"
     return None
+
+
+def _is_capped(meta: Mapping[str, Any]) -> bool:
+    """Whether a request's drafts may have been verified in part: the counts still say that all of each was proposed."""
+    return any(meta.get(name) for name in ("spec_cap_length", "spec_cap_lens_histogram"))
 
 
 def _spec_fields(meta: Mapping[str, Any]) -> tuple[int, list[int]] | None:

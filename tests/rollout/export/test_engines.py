@@ -173,7 +173,7 @@ def test_sglang_and_tensorrt_say_where_the_measured_drafts_follow_another_rule()
 
 
 MTP = {"method": "mtp", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2, "nested": {"a": [1, {"b": 0.5}]}}
-ON_VLLM, ON_SGLANG = "vllm/0.32.0", "sglang/0.5.9"
+ON_VLLM, ON_SGLANG, ON_TENSORRT = "vllm/0.32.0", "sglang/0.5.9", "tensorrt_llm/1.4.0rc1"
 
 
 def served(name: str, /, depth: int = 3, **settings: Any) -> SpeculationConfig:
@@ -215,7 +215,7 @@ def test_a_servers_method_goes_to_its_engine_alone() -> None:
     assert exported_sglang([decision(of=of, engine=ON_VLLM)])[0] == {}
     text, document = exported_tensorrt([decision(of=of, engine=ON_VLLM)])
     assert text == {"speculative_config": None}
-    assert document.remarks == ("method mtp is that of the measured server (vllm/0.32.0): exported as off",)
+    assert document.remarks == ("mtp is a method of vllm, not of TensorRT-LLM: exported as off",)
 
 
 def test_a_servers_method_is_off_where_it_is_not_on_from_batch_size_1_or_was_not_enabled() -> None:
@@ -238,6 +238,30 @@ def test_sglang_gets_a_servers_method_as_it_went_in() -> None:
     underscored = {"speculative_num_steps": 3, "speculative_algorithm": "NEXTN"}
     flags = exported_sglang([decision(of=served("NEXTN", **underscored), engine=ON_SGLANG)])[0]
     assert flags == {**underscored, "max-running-requests": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, {"speculative-algorithm": "DFLASH", "speculative-num-draft-tokens": 8}),
+        ({"speculative-dflash-block-size": 8, "speculative-num-steps": 1},
+         {"speculative-algorithm": "DFLASH", "speculative-dflash-block-size": 8}),
+    ],
+)  # fmt: skip
+def test_a_block_s_depth_is_said_to_sglang_by_the_window_that_it_verifies(
+    given: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    flags = exported_sglang([decision(of=served("DFLASH", 7, **given), engine=ON_SGLANG)])[0]
+    assert flags == {**wanted, "max-running-requests": 4}
+
+
+def test_tensorrt_gets_a_servers_method_as_it_went_in() -> None:
+    given = {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "org/eagle"}
+    text, document = exported_tensorrt([decision(of=served("eagle3", **given), load=8, engine=ON_TENSORRT)])
+    assert text == {"max_batch_size": 8, "speculative_config": given}
+    assert "max_batch_size 8" in document.remarks[0]
+    bare = exported_tensorrt([decision(of=served("MTP"), engine=ON_TENSORRT)])[0]["speculative_config"]
+    assert bare == {"decoding_type": "MTP", "max_draft_len": 3}
 
 
 def test_vllm_off_is_null() -> None:
