@@ -279,7 +279,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 #                             --max-logprobs must allow it).  0: sampled outputs have no parity (docs/server-figures.md)
 # tool_call_format = "hermes" # form in which the target writes tool calls; default: requests with strict tools are
 #                             refused
-# facts = { quantization = "fp8" }  # how both servers were started, where they do not report it (docs/servers.md)
+# facts = ~                   # how both servers were started, where they do not report it (docs/servers.md)
 # audit_share = ~             # share of the outputs to replay in this process; then target and draft are folders with
 #                             weights here
 # audit_tolerance = ~         # share of the tokens by which the servers' rounding may move the audit's mean difference
