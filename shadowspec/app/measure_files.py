@@ -141,7 +141,7 @@ def _new_auditor(config: Config, name: str, models: Models, known: Fingerprinted
     """
     endpoint = config.endpoints[name]
     assert endpoint.servers is not None, "only outputs of servers are audited apart"
-    drafting = with_engine_rules(replace(endpoint.candidates[0], backend=BACKEND), known.engine)
+    drafting = with_engine_rules(replace(endpoint.candidates[0], backend=BACKEND), known.engine, known.device)
     with with_endpoint_context(config, name):
         target, (candidate,) = models.candidates(endpoint.target, [drafting], log.warning, 1, {})
         if candidate.context_limit is not None:

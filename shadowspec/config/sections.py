@@ -89,7 +89,7 @@ class CandidateSection(ConfigSection):
     ngram_min: Positive = _DRAFTING["ngram_min"]
     ngram_max: Positive = _DRAFTING["ngram_max"]
     # None: as the serving engine, else as by default.
-    ngram_occurrence: Literal["latest", "earliest", "latest_followed"] | None = None
+    ngram_occurrence: Literal["latest", "earliest", "latest_followed", "latest_filled"] | None = None
     suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2, le=1_024)] = _DRAFTING["suffix_decoding_max_tree_depth"]
     suffix_decoding_max_spec_factor: Annotated[float, Field(gt=0)] = _DRAFTING["suffix_decoding_max_spec_factor"]
     suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = _DRAFTING["suffix_decoding_min_token_prob"]

@@ -183,8 +183,9 @@ loads = [{ concurrency = 4, share = 1.0 }]
 # refills slots.
 # requests_per_slot = ~
 # Engine that serves this endpoint: @engines, with a version or without
-# ("vllm 0.32"), or "shadowspec-torch" for the engine in this process.  Verdicts on latency use only measurements on it
-# (docs/policy.md, Which engine serves), and candidates draft by its rules (docs/proposers.md).
+# ("vllm 0.32"), or "shadowspec-torch" for the engine in this process.  vLLM on CPUs is "vllm-cpu".  Verdicts on latency
+# use only measurements on it (docs/policy.md, Which engine serves), and candidates draft by its rules
+# (docs/proposers.md).
 serving_engine = @
 # max_age_s = 3600.0    # records older than this, against the newest event time, expire; default: no limit
 # scores = ["json_valid", "package.module:function"]  # functions that score both arms' outputs (docs/guardrails.md)

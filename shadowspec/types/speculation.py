@@ -41,6 +41,8 @@ class NgramOccurrence(StrEnum):
     EARLIEST = "earliest"
     # The latest that at least as many tokens follow as were looked up, before the last token; else nothing is drafted.
     LATEST_FOLLOWED = "latest_followed"
+    # The latest; places that it leaves without a token repeat the row's last one, so that every step has a draft.
+    LATEST_FILLED = "latest_filled"
 
 
 class DraftSampling(StrEnum):
@@ -122,8 +124,9 @@ class SpeculationConfig:
 
     @property
     def drafts_in_every_step(self) -> bool:
-        """Whether every step is known to have a draft; lookups may find none."""
-        return drafts_in_every_step(self.proposer)
+        """Whether every step is known to have a draft; lookups may find none, unless what they lack is filled."""
+        is_filled = self.uses("ngram_occurrence") and self.ngram_occurrence is NgramOccurrence.LATEST_FILLED
+        return is_filled or drafts_in_every_step(self.proposer)
 
     @property
     def title(self) -> str:

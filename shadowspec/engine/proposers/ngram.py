@@ -1,4 +1,8 @@
-"""Drafting by prompt lookup: the tokens after an earlier (latest or earliest) occurrence of the row's last n tokens."""
+"""Drafting by prompt lookup: the tokens after an earlier (latest or earliest) occurrence of the row's last n tokens.
+
+`latest_filled` is vLLM's lookup on GPUs (`_ngram_scan_kernel` and `_ngram_finalize_kernel` of its runner V2, 0.32 and
+0.33): places without a token are drafted and verified as well, so that there is no plain step.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +34,15 @@ def lookup(
         occurrence: which one, where the suffix has several.
 
     Returns:
-        0 to `count` tokens, int64 [tokens]; none where no suffix occurs earlier.
+        0 to `count` tokens, int64 [tokens]; none where no suffix occurs earlier.  As many as `count` where they are
+        filled.
     """
     length = len(tokens)
     if occurrence is NgramOccurrence.LATEST_FOLLOWED:
         return _followed(tokens, shortest, longest, count)
+    if occurrence is NgramOccurrence.LATEST_FILLED:
+        draft = lookup(tokens, shortest, longest, count)
+        return np.concatenate([draft, np.full(count - len(draft), tokens[-1])])
     for size in range(min(longest, length - 1), shortest - 1, -1):
         windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)  # all but the suffix itself
         matches = np.flatnonzero((windows == tokens[length - size :]).all(axis=1))
@@ -65,7 +73,7 @@ def _followed(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count:
 
 
 class NgramProposer:
-    """Prompt lookup over prompt and output; needs no model.  Rows without a match make a plain step."""
+    """Prompt lookup over prompt and output; needs no model.  A row without a match makes a plain step, or is filled."""
 
     hidden = None  # of the target: none are needed
 

@@ -151,13 +151,16 @@ def lookup_chances(
         prompt, output = response.request.prompt, response.output
         tokens = (*prompt, *output)
         is_followed = occurrence is NgramOccurrence.LATEST_FOLLOWED
+        is_filled = occurrence is NgramOccurrence.LATEST_FILLED
         starts = _proposal_starts(tokens, len(prompt), shortest, longest, occurrence)
         for place, found_at in enumerate(starts):
-            if found_at is None:
-                continue
-            start, size = found_at
             now = len(prompt) + place
+            if found_at is None and not is_filled:
+                continue
+            start, size = found_at or (now, 0)
             draft = tokens[start : min(start + depth, now - is_followed)]
+            if is_filled:
+                draft = (*draft, *tokens[now - 1 : now] * (depth - len(draft)))
             if is_followed and (len(draft) < size or now <= size + depth + 2):
                 continue
             proposed[row, place] = len(draft)

@@ -18,7 +18,7 @@ from shadowspec.servers.engines.sglang import Sglang
 from shadowspec.servers.engines.tensorrt_llm import TensorRtLlm
 from shadowspec.servers.engines.vllm import Vllm
 from shadowspec.types.prompt_rules import UNNAMED, PromptRules
-from shadowspec.types.serving_engines import parse_engines, plain_name
+from shadowspec.types.serving_engines import is_cpu_build, parse_engines, plain_name
 from shadowspec.types.speculation import DraftSampling, NgramOccurrence, SpeculationConfig
 
 __all__ = ["ENGINES", "Lack", "ReportedDrafts", "ServerIdentity", "ServingEngine", "known_engine"]
@@ -56,11 +56,16 @@ def known_engine(text: str | None) -> type[ServingEngine] | None:
     return _BY_NAME.get(plain_name(names[0].name)) if len(names) == 1 else None
 
 
-def rules_of(engine: str | None) -> EngineRules:
-    """The rules of the engine that a text names, with or without its version; none where they are not known."""
-    if (known := known_engine(engine)) is not None:
-        return known.rules
+def rules_of(engine: str | None, device: str | None = None) -> EngineRules:
+    """The rules of the engine that a text names, with or without its version; none where they are not known.
+
+    Args:
+        device: on which it runs, where that is known: "cpu" makes it the engine's build for CPUs.
+    """
     names = parse_engines(engine or "")
+    if (known := known_engine(engine)) is not None:
+        is_on_cpu = device == "cpu" or is_cpu_build(names[0].name)
+        return known.cpu_rules if is_on_cpu and known.cpu_rules is not None else known.rules
     return _OTHER_RULES.get(names[0].name, EngineRules()) if len(names) == 1 else EngineRules()
 
 
@@ -70,9 +75,9 @@ def prompt_rules_of(engine: str | None) -> PromptRules:
     return UNNAMED if known is None else known.prompt_rules
 
 
-def with_engine_rules(config: SpeculationConfig, engine: str | None) -> SpeculationConfig:
+def with_engine_rules(config: SpeculationConfig, engine: str | None, device: str | None = None) -> SpeculationConfig:
     """The config with the rules of the engine that serves it, as far as they are known and it uses them."""
-    rules = rules_of(engine)
+    rules = rules_of(engine, device)
     known = {option: rule for option in ENGINE_OPTIONS if (rule := getattr(rules, option)) is not None}
     return replace(config, **{option: rule for option, rule in known.items() if config.uses(option)})
 

@@ -95,6 +95,7 @@ class ServingEngine(ABC):
     owner: ClassVar[str]  # `owned_by` in its /v1/models
     metrics: ClassVar[MetricNames]
     rules: ClassVar[EngineRules] = EngineRules()
+    cpu_rules: ClassVar[EngineRules | None] = None  # of its build for CPUs, where they differ
     prompt_rules: ClassVar[PromptRules] = PromptRules()
     returns_text: ClassVar[bool] = True  # beside token ids
     speculation_flags: ClassVar[str | None] = None  # with which a server of it speculates

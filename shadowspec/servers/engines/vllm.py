@@ -1,11 +1,12 @@
 """vLLM: OpenAI's API with its fields, its metrics, and the JSON of `--speculative-config`.
 
-Names were tried on 0.32.0.  Its n-gram lookup copies from the earliest of several occurrences (`ngram_proposer.py`, and
-its GPU version), a draft's distribution follows only temperature (`llm_base_proposer.py`), and drafts go on beyond a
-request's limit of output tokens.  Sampling defaults are those of the model's generation_config.json
-(`ModelConfig.get_diff_sampling_param`; none with `--generation-config vllm`), and a seed of -1 is none
-(`SamplingParams`).  What it makes of messages and tools is in `renderers/chat_utils.py` and
-`renderers/hf.py`.
+Names were tried on 0.32.0.  Its model runner V2, which runs on GPUs (`VllmConfig.use_v2_model_runner`), copies from
+the latest of several occurrences of an n-gram and fills what is left (`worker/gpu/spec_decode/ngram/speculator.py`);
+V1, which runs on CPUs, takes the earliest (`spec_decode/ngram_proposer.py`).  A draft's distribution follows only
+temperature (`llm_base_proposer.py`), and drafts go on beyond a request's limit of output tokens.  Sampling defaults
+are those of the model's generation_config.json (`ModelConfig.get_diff_sampling_param`; none with `--generation-config
+vllm`), and a seed of -1 is none (`SamplingParams`).  What it makes of messages and tools is in
+`renderers/chat_utils.py` and `renderers/hf.py`.
 
 Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json), and relied upon here:
 - the ranges of `num_speculative_tokens_per_batch_size` are inclusive, begin at 1 and do not overlap; a batch size
@@ -146,7 +147,8 @@ class Vllm(ServingEngine):
     title = "vLLM"
     owner = "vllm"
     metrics = _METRICS
-    rules = EngineRules(NgramOccurrence.EARLIEST, DraftSampling.TEMPERATURE, drafts_within_limit=False)
+    rules = EngineRules(NgramOccurrence.LATEST_FILLED, DraftSampling.TEMPERATURE, drafts_within_limit=False)
+    cpu_rules = replace(rules, ngram_occurrence=NgramOccurrence.EARLIEST)
     prompt_rules = PromptRules(
         tool_fields=(("name", None), ("description", None), ("parameters", None), ("strict", OMITTED))
     )

@@ -147,7 +147,7 @@ def test_options_make_other_drafts() -> None:
     [
         (
             config(proposer="ngram", rule=VerifyRule.GREEDY_DRAFT),
-            "ngram_occurrence = latest, while vLLM's rule is earl",
+            "ngram_occurrence = latest, while vLLM's rule is latest_filled",
         ),
         (config(), "draft_sampling = request, while vLLM's rule is temperature"),
     ],
