@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 import numpy as np
 
 from shadowspec.simulate import naive
+from shadowspec.simulate.discoveries import Discoveries, draw_discoveries
 from shadowspec.simulate.effects import Outcomes, draw_outcomes
 from shadowspec.simulate.fleet import draw_fleet, watch_fleet
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, watch
@@ -16,7 +18,7 @@ from shadowspec.simulate.rows import CHANGED, CONFIG, SimulatedRows, rows_of
 from shadowspec.simulate.spread import draw_traffic, watch_spread
 from shadowspec.simulate.steered import watch_steered
 from shadowspec.simulate.traffic import Requests, draw_requests
-from shadowspec.simulate.world import FleetWorld, SpreadWorld, SteeredWorld, World
+from shadowspec.simulate.world import FleetWorld, ManyEndpointsWorld, SpreadWorld, SteeredWorld, World
 from shadowspec.types import Verdict
 
 BLOCK_UNITS = "block_units"  # the gate with blocks as units, which measures all of the traffic
@@ -28,6 +30,7 @@ class Repetition:
 
     hypotheses: tuple[HypothesisOutcome, ...]
     naive: dict[str, bool]
+    discoveries: Mapping[str, Discoveries] = field(default_factory=dict)  # of many endpoints, by rule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +60,8 @@ def repeat(world: World, seed: np.random.SeedSequence) -> Repetition:
     """Draw the world and ask every gate."""
     if isinstance(world, SteeredWorld):  # its requests come as the gate decides: no naive gate sees the same ones
         return Repetition(tuple(watch_steered(world, seed)), {})
+    if isinstance(world, ManyEndpointsWorld):
+        return Repetition((), {}, draw_discoveries(world, seed))
     if isinstance(world, SpreadWorld):
         traffic_seed, *measured_seeds = seed.spawn(3)
         traffic = draw_traffic(world, np.random.default_rng(traffic_seed))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -44,6 +44,19 @@ class TestTally:
 
 
 @dataclass(frozen=True, slots=True)
+class DiscoveryTally:
+    """What one rule enabled over all repetitions of many endpoints.
+
+    `false_shares` sums each repetition's false ENABLEs over all of its ENABLEs, and `squared_shares` their squares.
+    """
+
+    true: int
+    false: int
+    false_shares: float
+    squared_shares: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorldResult:
     """All repetitions of one world.
 
@@ -70,6 +83,7 @@ class WorldResult:
     naive_enables: dict[str, int]
     tests: dict[str, TestTally]
     seconds: float
+    discoveries: dict[str, DiscoveryTally] = field(default_factory=dict)  # of many endpoints, by rule
 
 
 class StoredResults(msgspec.Struct, frozen=True):
@@ -105,6 +119,7 @@ def tally(world: World, seed: int, repetitions: Iterable[Repetition], seconds: f
         naive_enables={name: sum(r.naive[name] for r in done) for name in (done[0].naive if done else ())},
         tests=_tests(outcomes),
         seconds=round(seconds, 1),
+        discoveries=_discoveries(done),
     )
 
 
@@ -126,6 +141,9 @@ def add_results(before: WorldResult, further: WorldResult) -> WorldResult:
         naive_enables={name: count + further.naive_enables[name] for name, count in before.naive_enables.items()},
         tests={name: _add_tests(before.tests.get(name), further.tests.get(name)) for name in names},
         seconds=round(before.seconds + further.seconds, 1),
+        discoveries={
+            rule: _add_discoveries(tally, further.discoveries[rule]) for rule, tally in before.discoveries.items()
+        },
     )
 
 
@@ -195,6 +213,30 @@ def _add_tests(before: TestTally | None, further: TestTally | None) -> TestTally
         sd=sum(tally.sd * tally.num_runs for tally in tallies) / num_runs,
         passed_units=_add_times(*(tally.passed_units for tally in tallies)),
         failed_units=_add_times(*(tally.failed_units for tally in tallies)),
+    )
+
+
+def _discoveries(done: Sequence[Repetition]) -> dict[str, DiscoveryTally]:
+    by_rule = {
+        rule: [repetition.discoveries[rule] for repetition in done] for rule in (done[0].discoveries if done else ())
+    }
+    return {
+        rule: DiscoveryTally(
+            true=sum(found.true for found in draws),
+            false=sum(found.false for found in draws),
+            false_shares=sum(found.false_share for found in draws),
+            squared_shares=sum(found.false_share**2 for found in draws),
+        )
+        for rule, draws in by_rule.items()
+    }
+
+
+def _add_discoveries(before: DiscoveryTally, further: DiscoveryTally) -> DiscoveryTally:
+    return DiscoveryTally(
+        before.true + further.true,
+        before.false + further.false,
+        before.false_shares + further.false_shares,
+        before.squared_shares + further.squared_shares,
     )
 
 

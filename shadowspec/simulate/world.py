@@ -21,8 +21,8 @@ SLOT_S = 300.0  # of the weather of worlds whose evidence is spread over time
 class World:
     """One world.
 
-    `kind` is "null" (ENABLE is wrong somewhere), "effect" (ENABLE is right; power and sizes) or "size" (only the
-    sizes of single tests are read).
+    `kind` is "null" (ENABLE is wrong somewhere), "effect" (ENABLE is right; power and sizes), "size" (only the
+    sizes of single tests are read) or "endpoints" (of many).
     `wrong_to_enable` and `wrong_to_disable` name the hypotheses for which the verdict is false, by slice key ("" the
     endpoint) or "new" for a run after the world's change; EVERYWHERE is all of them.  `reads` is the test whose null is
     true at its boundary.
@@ -82,6 +82,25 @@ class FleetWorld(World):
     """A world that goes through a real store, written to by several devices as each of them finishes."""
 
     fleet: Fleet = field(default_factory=Fleet)
+
+
+@dataclass(frozen=True, slots=True)
+class ManyEndpointsWorld(World):
+    """Endpoints with a gate each: `num_gains` have the world's effects, and the others `no_gain`.
+
+    What each enables at its alpha stands beside what e-BH admits at `rate` over all of them.  Each gate looks
+    `num_looks` times.
+    """
+
+    no_gain: Effects = field(default_factory=Effects)
+    num_endpoints: int = 50
+    num_gains: int = 10
+    rate: float = 0.1
+    num_looks: int = 4
+
+    @property
+    def part(self) -> float:
+        return 0.02
 
 
 @dataclass(frozen=True, slots=True)

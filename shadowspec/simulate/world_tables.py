@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shadowspec.simulate.discoveries import FLEET_RULE
 from shadowspec.simulate.naive import NAIVE_GATES
 from shadowspec.simulate.repetition import BLOCK_UNITS
 from shadowspec.simulate.results import WorldResult, num_times
 from shadowspec.simulate.summary import Share, Stopping, Summary, is_beyond, share, stopping, summarise
 from shadowspec.simulate.world import SpreadWorld
-from shadowspec.simulate.worlds import NULL_WORLDS
+from shadowspec.simulate.worlds import MANY_ENDPOINTS, NULL_WORLDS
+from shadowspec.types import Verdict
 
 DASH = "\u2013"
 BLIND = " *"  # after the share of a gate that is blind to the fault of that world
@@ -46,6 +49,11 @@ def tables_of(results: Mapping[str, WorldResult]) -> list[WorldTable]:
             "Evidence spread over days, where nothing may be enabled: one block of each hour, and hours as units",
             ("world", "runs", "false ENABLE", "false DISABLE", "false ENABLE with blocks as units", "promised"),
             tuple(_spread_row(summary) for summary in spread),
+        ),
+        WorldTable(
+            f"{MANY_ENDPOINTS.num_endpoints} endpoints, {MANY_ENDPOINTS.num_gains} of which gain",
+            ("enabled by", "runs", "false share of ENABLEs", "false ENABLEs in a run", "share of gains enabled"),
+            tuple(_endpoints_rows(results)),
         ),
         WorldTable("Power", ("world", "level", "within blocks", "power"), tuple(_power_rows(summaries))),
         WorldTable(
@@ -98,6 +106,29 @@ def _spread_row(summary: Summary) -> tuple[str, ...]:
         percent(summary.naive[BLOCK_UNITS]),
         "no: beyond a window" if is_beyond(summary.world) else "yes",
     )
+
+
+def _endpoints_rows(results: Mapping[str, WorldResult]) -> list[tuple[str, ...]]:
+    """By rule: the mean of the false share with two standard errors, and the means of counts."""
+    result = results.get(MANY_ENDPOINTS.name)
+    if result is None:
+        return []
+    rows: list[tuple[str, ...]] = []
+    total = result.repetitions
+    for rule, found in result.discoveries.items():
+        mean = found.false_shares / total
+        variance = max(found.squared_shares / total - mean**2, 0.0)
+        at = f" at {MANY_ENDPOINTS.rate:.0%}" if rule == FLEET_RULE else ""
+        rows.append(
+            (
+                rule + at,
+                f"{total:,}",
+                f"{mean:.1%} \u00b1 {2.0 * math.sqrt(variance / total):.1%}",
+                f"{found.false / total:.2f}",
+                f"{found.true / (total * MANY_ENDPOINTS.num_gains):.1%}",
+            )
+        )
+    return rows
 
 
 def _effect_row(summary: Summary) -> tuple[str, ...]:
@@ -160,6 +191,7 @@ def quoted_figures(results: Mapping[str, WorldResult]) -> list[Quoted]:
         Quoted("AR(1) .9: crossings of the speedup test by itself", _format_crossed(results, "ar1_nine", "speedup")),
         Quoted("AR(1) .9: false ENABLE of the gate", _rate(results, "ar1_nine")),
         Quoted("false DISABLE at speedup 1.15 or better", _false_disables(results)),
+        Quoted("false DISABLE in single-hypothesis worlds of independent units", _single(results, Verdict.DISABLE)),
         Quoted("alarm after a fall from 1.3 to 1.0, blocks (median/90%)", _alarm(results)),
     ]
 
@@ -226,9 +258,13 @@ def _format_crossed(results: Mapping[str, WorldResult], name: str, test: str) ->
     return None if result is None else _percent(num_times(result.tests[test].passed_units), result.repetitions)
 
 
-def _single(results: Mapping[str, WorldResult]) -> str | None:
-    names = [w.name for w in NULL_WORLDS if w.name not in _SEVERAL and not w.may_be_dependent]
-    rates = [results[name].false_enables / results[name].repetitions for name in names if name in results]
+def _single(results: Mapping[str, WorldResult], verdict: Verdict = Verdict.ENABLE) -> str | None:
+    worlds = [w for w in NULL_WORLDS if w.name not in _SEVERAL and not w.may_be_dependent and w.name in results]
+    if verdict is Verdict.ENABLE:
+        rates = [results[w.name].false_enables / results[w.name].repetitions for w in worlds]
+    else:  # where the truth is at the promise or above
+        asked = [results[w.name] for w in worlds if w.wrong_to_disable != ()]
+        rates = [result.false_disables / result.repetitions for result in asked]
     return f"{100 * min(rates):.1f} to {100 * max(rates):.1f}%" if rates else None
 
 

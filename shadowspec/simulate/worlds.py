@@ -13,6 +13,7 @@ from shadowspec.simulate.world import (
     BOUNDARY,
     EVERYWHERE,
     FleetWorld,
+    ManyEndpointsWorld,
     Phase,
     SpreadWorld,
     SteeredWorld,
@@ -198,6 +199,7 @@ NULL_WORLDS = (
         "null",
         effects=Effects(log_speedup=(BOUNDARY + 0.04 * math.log(2.0)) / 0.96, failed=0.04),
         wrong_to_enable=EVERYWHERE,
+        wrong_to_disable=EVERYWHERE,
         reads="speedup",
     ),
     World(
@@ -479,7 +481,18 @@ SPREAD_WORLDS: tuple[SpreadWorld, ...] = (
             arrivals=Arrivals(has_days=True)),
 )  # fmt: skip
 
+_SLOWED_BLOCKS = next(world for world in NULL_WORLDS if world.name == "slowed_blocks")
+MANY_ENDPOINTS = ManyEndpointsWorld(
+    "many_endpoints",
+    "50 endpoints: ten are 1.3 times as fast with 5% slowed, the others have the slowed share exactly at its limit",
+    "endpoints",
+    arrivals=Arrivals(num_sessions=500),
+    effects=Effects(log_speedup=FASTER, slowed=0.05),
+    no_gain=_SLOWED_BLOCKS.effects,
+)
+
 WORLDS: dict[str, World] = {
-    world.name: world for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS, *STEERED_WORLDS, *SPREAD_WORLDS)
+    world.name: world
+    for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS, *STEERED_WORLDS, *SPREAD_WORLDS, MANY_ENDPOINTS)
 }
 QUICK_WORLDS = ("margin", "session_correlation", "low_traffic", "slowed_blocks", "session_length", "minimum_effect")
