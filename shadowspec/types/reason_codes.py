@@ -191,6 +191,13 @@ class ReasonCode(StrEnum):
         "try another candidate, or change the limit in the policy: the effect is too close to it",
         "More traffic does not help.",
     )
+    FUTILE = (
+        "futile",
+        "HOLD",
+        "At 95%, over all looks, a test that may disable misses its limit.",
+        "try another candidate: the worker measures this one at `min_rate`",
+        "At most 5% of hypotheses within their limits are called so.",
+    )
     OTHER_ENGINE = (
         "other_engine",
         "HOLD",

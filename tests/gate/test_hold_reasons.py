@@ -129,6 +129,7 @@ CASES: dict[str, list[Callable[[], Decision]]] = {
         lambda: look(evidence_of(correlated(480, 0.9))),
         lambda: look(evidence_of(correlated(240, 0.9))),
     ],
+    "futile": [lambda: look(evidence_of(draw_runs(240, speedup=1.0)))],
     "undecidable": [lambda: look(evidence_of(draw_runs(100, speedup=1.05)), replace(POLICY, max_clusters=100))],
     "other_engine": [lambda: look(GOOD, replace(POLICY, serving_engine="vllm 0.32"))],
     "no_level_left": [lambda: look(GOOD, level=None)],

@@ -52,6 +52,7 @@ def test_it_keeps_its_rate_while_anything_that_it_feeds_is_open() -> None:
         (Verdict.HOLD, "missing_data", True),
         (Verdict.HOLD, "low_acceptance", True),
         (Verdict.DISABLE, "slowdown", False),
+        (Verdict.HOLD, "futile", False),
         (Verdict.HOLD, "undecidable", False),
         (Verdict.HOLD, "no_level_left", False),
         (Verdict.HOLD, "unprovable", False),

@@ -12,6 +12,9 @@ ENABLE follows the policy in force.  Where a limit has moved beyond a test's bou
 look, it is HOLD (`policy_changed`) until they meet the policy again.  That costs no level: bounds hold for all limits
 at once.  A capital that has fallen since ENABLE changes nothing: decay is the detectors' question.
 
+Where the opposite bound of a test that may disable crosses at 5%, HOLD is `futile`: no verdict, but reason enough to
+measure its slice at the smallest rate.  That only stops early, on what is known: the bounds hold for all looks.
+
 Where the serving engine is not the one that measured, no test of latency decides, and no verdict from latency is
 current: HOLD (`GatePolicy.other_engine`).
 """
@@ -35,6 +38,7 @@ from shadowspec.gate.verdict.hold_reasons import (
     dependent,
     failed_limit,
     figures,
+    futile,
     merged,
     number,
     outlook,
@@ -47,9 +51,11 @@ from shadowspec.gate.verdict.hold_reasons import (
     unproven_independence,
 )
 from shadowspec.gate.verdict.required_tests import (
+    FUTILE_LEVEL,
     after_dependence,
     betting_results,
     fault_result,
+    is_futile,
     is_shown_dependent,
     meets_limits,
     memory_result,
@@ -374,6 +380,8 @@ def _judge(
                 ReasonCode.UNDECIDABLE,
                 f"{figures(result)} is too near the limit {number(result.threshold)} to decide: {UNDECIDED_REMEDY}",
             )
+    if hopeless := [result for result in undecided if is_futile(result)]:
+        return _hold(ReasonCode.FUTILE, futile(hopeless[0], 1.0 - FUTILE_LEVEL))
     needed = clusters_needed(ReasonCode.TOO_FEW_UNITS, results, evidence, policy)
     return _hold(ReasonCode.TOO_FEW_UNITS, outlook(slowest_of(undecided), needed))
 

@@ -113,6 +113,14 @@ _FAILED_REMEDY: Final[Mapping[str, str]] = {
 }
 
 
+def futile(result: TestResult, certainty: float) -> str:
+    """A test that will not reach its limit, shown with this certainty at every look."""
+    return (
+        f"{figures(result)} does not reach the limit {number(result.threshold)} ({certainty:.0%} sure at every "
+        "look), so that few blocks are measured now: try another candidate"
+    )
+
+
 def failed_limit(result: TestResult, code: ReasonCode) -> str:
     """A required test that failed, of a HOLD with this code."""
     return f"{figures(result)} misses the limit {number(result.threshold)}: {_FAILED_REMEDY[code]}"

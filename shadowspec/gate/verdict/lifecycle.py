@@ -42,9 +42,11 @@ ALARM_CODES = frozenset({ReasonCode.DRIFT, ReasonCode.REOPENED})  # an alarm end
 WAITING_CODES = frozenset(
     {ReasonCode.TOO_FEW_CLUSTERS, ReasonCode.TOO_FEW_UNITS, ReasonCode.MIN_SPAN}
 )  # HOLD only because evidence is missing
-# HOLD that no further evidence ends: a level, a limit, an engine or a budget would have to change.
+# HOLD that no further evidence ends: a level, a limit, an engine or a budget would have to change.  One that is futile
+# is not expected to end.
 FINAL_CODES = frozenset(
     {
+        ReasonCode.FUTILE,
         ReasonCode.UNDECIDABLE,
         ReasonCode.NO_LEVEL_LEFT,
         ReasonCode.UNPROVABLE,

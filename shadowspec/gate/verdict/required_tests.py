@@ -41,6 +41,7 @@ Z_95 = 1.645  # one-sided
 # Upper 95% limit of r1 below which units pass as independent.  With batches beside it .45 lets no more AR(1) units
 # pass than .35 did without them, and independent units wait less (docs/research/simulation.md).
 WAIT_AUTOCORRELATION = 0.45
+FUTILE_LEVEL = 0.05  # of the opposite bound by which a test is not expected to reach its limit
 _ROUNDING = 1e-9  # limits and bounds are exponentiated for people
 MERGES = {1: 4, 4: 8}  # units merged into one at the first and at the second restart
 
@@ -312,6 +313,19 @@ def dependence(
 def max_autocorrelation(num_units: int) -> float:
     """The r1 below which so many units pass as independent; below 0 where they are too few to show it."""
     return WAIT_AUTOCORRELATION - Z_95 / math.sqrt(max(num_units, 1))
+
+
+def is_futile(result: TestResult) -> bool:
+    """Whether an undecided test that may disable is shown, at FUTILE_LEVEL over all looks, to lie beyond its limit.
+
+    Its limit is then proven with a chance of no more than the test's level; and where the limit holds, this is said
+    with a chance of at most FUTILE_LEVEL.
+    """
+    if result.outcome != "open" or not result.is_required or result.name not in DISABLE_CODES:
+        return False
+    if result.betting is None or after_dependence(result)[0] != "count":
+        return False
+    return bool(betting.is_rejected(result.betting.log10_capital_fail * math.log(10.0), FUTILE_LEVEL))
 
 
 def is_shown_dependent(result: TestResult) -> bool:

@@ -235,6 +235,8 @@ def _next(decision: Decision, policy: GatePolicy | None) -> str:
         return _ends_enable(decision)
     if decision.verdict is Verdict.DISABLE:
         return _ends_disable(decision)
+    if decision.reason_code == ReasonCode.FUTILE:
+        return _step_of(decision)  # no span is worth waiting for
     wanted = []
     if (needed := still_needed(decision)) is not None:
         wanted.append(f"{needed.text}{_slowest(decision)}")
