@@ -76,7 +76,7 @@ def contradiction(settings: Mapping[str, Any], method: str, num_speculative_toke
     if window is not None and window != num_speculative_tokens + 1:
         return (
             f"num_speculative_tokens is {num_speculative_tokens}, and of {_name_of(settings, WINDOW_KEYS)} {window!r} "
-            "one token is no draft"
+            "the first token is not drafted"
         )
     depth = setting(settings, tuple(key for key in DEPTH_KEYS if not (is_block and key == STEPS_KEY)))
     if depth is not None and depth != num_speculative_tokens:

@@ -460,7 +460,7 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (METHOD + "speculative_config = {num_speculative_tokens = 3}\n",
          "num_speculative_tokens is 4, and num_speculative_tokens 3"),
         (METHOD.replace("'mtp'", "'DFLASH'") + "speculative_config = {speculative_num_draft_tokens = 4}\n",
-         "num_speculative_tokens is 4, and of speculative_num_draft_tokens 4 one token is no draft"),
+         "num_speculative_tokens is 4, and of speculative_num_draft_tokens 4 the first token is not drafted"),
         (METHOD + "speculative_config = {a = [{b = 2026-01-01}]}\n", "speculative_config: JSON has no dates"),
         (METHOD + "speculative_config = {a = inf}\n", "speculative_config"),
         (METHOD + "speculative_config = 3\n", "speculative_config"),

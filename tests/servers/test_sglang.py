@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -149,6 +150,29 @@ def test_drafts_that_may_be_verified_in_part_are_not_counted(servers: Servers, c
     engine = connected(servers)
     servers[1].script.append(after(in_last(**caps)))
     assert [run.failure for run in engine.measure(block(2, load=1)).runs] == ["speculative_uncountable", None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"thresholds": (0.9, 1.0)}, "beyond the target's law .speculative_accept_threshold_single = 0.9."),
+        ({"thresholds": (1.0, 0.5)}, "beyond the target's law .speculative_accept_threshold_acc = 0.5."),
+        ({"device": "cpu"}, "on a device 'cpu' SGLang verifies sampled requests by the arg-max"),
+        ({"device": "xpu"}, "on a device 'xpu'"),
+        ({}, None),
+    ],
+)
+def test_acceptance_that_is_not_lossless_is_said(servers: Servers, changes: dict[str, Any], says: str | None) -> None:
+    for name, value in changes.items():
+        setattr(servers[1], name, value)
+    found = [each for each in remarks(*probe_both(settings(servers))) if each.startswith("speculation is not lossless")]
+    assert len(found) == (says is not None)
+    assert says is None or re.search(says, found[0])
+
+
+def test_a_baseline_on_a_cpu_is_lossless(servers: Servers) -> None:
+    servers[0].device, servers[0].thresholds = "cpu", (0.1, 0.1)
+    assert not any("lossless" in each for each in remarks(*probe_both(settings(servers))))
 
 
 def test_queue_times_are_read_where_the_server_tells_them(servers: Servers) -> None:

@@ -74,13 +74,18 @@ CHAINS: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP")
 BLOCKS: Final = ("DFLASH", "DSPARK")
 # Why the counts of the others are not ours.
 UNCOUNTED: Final[Mapping[str, str]] = {
-    "NGRAM": "it drafts a tree of what followed in all requests' outputs, and fills it up where it found less",
+    "NGRAM": "it drafts a tree of tokens from all requests' outputs, and fills it up where it finds less",
     "UNO": "each of its steps emits two tokens besides the accepted ones",
 }
 CAPPED: Final = (
-    "SGLang verifies only a part of some drafts, which its counts do not tell apart: start it with "
+    "SGLang verifies only a part of some drafts, and counts all of them as proposed: start it with "
     "SGLANG_RAGGED_VERIFY_MODE=static"
 )
+THRESHOLDS: Final = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+BY_ARG_MAX: Final = (
+    "cpu",
+    "xpu",
+)  # devices on which it verifies sampled requests as greedy ones (`_verify_uses_greedy`)
 REPORTED_SETTINGS: Final = (  # its settings on which figures depend
     "speculative_algorithm",
     "speculative_num_steps",
@@ -88,6 +93,8 @@ REPORTED_SETTINGS: Final = (  # its settings on which figures depend
     "speculative_num_draft_tokens",
     "speculative_adaptive",
     "speculative_draft_model_path",
+    *THRESHOLDS,
+    "device",
     "weight_version",
 )
 ADAPTIVE_ALGORITHMS: Final = {"eagle": "EAGLE", "eagle3": "EAGLE3"}
@@ -292,6 +299,7 @@ class Sglang(ServingEngine):
             number,
             counts_by_request=bool(number) and bool(_spec_fields(meta)),
             uncountable=_uncountable(settings) or (CAPPED if _is_capped(meta) else None),
+            lossy=_lossy(settings) if number else None,
             settings=tuple(setting for setting in identity.reported_settings if setting[0].startswith("speculative_")),
         )
 
@@ -469,6 +477,19 @@ def _uncountable(settings: Mapping[str, str]) -> str | None:
         not steps.isdigit() or settings.get("speculative_num_draft_tokens") != str(int(steps) + 1)
     ):
         return "SGLang verifies other tokens than a chain: leave out --speculative-num-draft-tokens"
+    return None
+
+
+def _lossy(settings: Mapping[str, str]) -> str | None:
+    """Why its sampled outputs may follow another law than the target's; None where nothing says so.
+
+    Greedy requests are verified by the arg-max whatever is set (`eagle_sample`).
+    """
+    lowered = [f"{name} = {settings[name]}" for name in THRESHOLDS if settings.get(name, "1.0") not in ("1.0", "None")]
+    if lowered:
+        return f"SGLang accepts sampled tokens beyond the target's law ({', '.join(lowered)})"
+    if (device := settings.get("device")) in BY_ARG_MAX:
+        return f"on a device {device!r} SGLang verifies sampled requests by the arg-max, so that they come out greedy"
     return None
 
 
