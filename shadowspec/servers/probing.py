@@ -16,8 +16,9 @@ from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_checks import finds_its_prefix, read_capacity, require_prefix_cache
 from shadowspec.servers.server_settings import ServerSettings
-from shadowspec.servers.step_counts import COUNTERS, CountsSource
+from shadowspec.servers.step_counts import CENSORED, COUNTERS, CountsSource
 from shadowspec.types import Arm, SamplingParameters, SpeculationConfig
+from shadowspec.types.exactness import censoring_setting, lossy_setting
 from shadowspec.types.served_methods import DRAFT_KEYS, METHOD_KEYS, is_same_method, plain_key, setting
 from shadowspec.types.server_facts import FACT, FACTS, Fact, differing_facts, fact_details
 
@@ -125,13 +126,19 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
         raise ModelError(
             f"{where}: method is {config.proposer!r}, and the speculative server says that it drafts by {reported!r}"
         )
+    if (lossy := lossy_setting(dict(drafts.settings)) or lossy_setting(config.server_settings)) is not None:
+        raise ModelError(
+            f"{where}: with {lossy} the server also accepts tokens that the target would not draw, and a verdict "
+            "speaks of lossless speculation: start it without"
+        )
     if number != wanted:
         raise ModelError(f"{where}: num_speculative_tokens is {wanted}, and the speculative server drafts {number}")
     if (refusal := engine.refusal_of(config)) is not None:
         raise ModelError(f"{where}: {refusal}")
+    censoring = _censoring(config, speculative)
     if drafts.counts_by_request:
-        return engine.counts_source
-    if drafts.has_counters and speculative.returns_token_ids and config.drafts_in_every_step:
+        return engine.counts_source if censoring is None else engine.counts_source.censored
+    if drafts.has_counters and censoring is None and speculative.returns_token_ids and config.drafts_in_every_step:
         return COUNTERS
     raise ModelError(f"{where}: the speculative server {engine.uncounted}")
 
@@ -228,17 +235,20 @@ def _remedy(server: Probe, lack: Lack) -> str:
 
 def _method_remarks(config: SpeculationConfig, speculative: Probe) -> list[str]:
     """The facts of the drafting method that the server does not report, or that contradict its settings."""
+    censoring = _censoring(config, speculative)
+    texts = [] if censoring is None else [f"{censoring} trims drafts after they are counted; acceptance is {CENSORED}"]
     if not config.is_served_method:
-        return []
+        return texts
     reported = {plain_key(key): value for key, value in speculative.drafts.settings}
     if setting(reported, METHOD_KEYS) is None:
         return [
+            *texts,
             f"the speculative server does not say by which method it drafts: {config.proposer!r} and its "
-            f"speculative_config are unchecked{_remedy(speculative, Lack.METHOD)}"
+            f"speculative_config are unchecked{_remedy(speculative, Lack.METHOD)}",
         ]
     settings = {plain_key(key): value for key, value in config.server_settings.items()}
     compared = {key: value for key, value in settings.items() if key not in (*METHOD_KEYS, *DRAFT_KEYS)}
-    texts = [
+    texts += [
         f"speculative_config has {key} = {value}, and the speculative server says {reported[key]}"
         for key, value in compared.items()
         if key in reported and not isinstance(value, dict | list) and str(value) != reported[key]
@@ -246,6 +256,10 @@ def _method_remarks(config: SpeculationConfig, speculative: Probe) -> list[str]:
     if unsaid := sorted(key for key in compared if key not in reported):
         texts.append(f"the speculative server does not say {', '.join(unsaid)}: unchecked")
     return texts
+
+
+def _censoring(config: SpeculationConfig, speculative: Probe) -> str | None:
+    return censoring_setting({**config.server_settings, **dict(speculative.drafts.settings)})
 
 
 def slot_remarks(load: int, baseline: Probe, speculative: Probe) -> list[str]:

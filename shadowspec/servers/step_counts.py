@@ -26,7 +26,13 @@ class CountsSource:
     name: str
     meaning: str
 
+    @property
+    def censored(self) -> CountsSource:
+        """The same of a server that counts drafted tokens which it never verifies."""
+        return CountsSource(f"{self.name}_censored", f"{self.meaning}, {CENSORED}")
 
+
+CENSORED: Final = "censored: a lower bound"
 # The server's counters around the same request, sent again, by itself and untimed.
 COUNTERS: Final = CountsSource("counters", "the server's counters, in a separate pass")
 

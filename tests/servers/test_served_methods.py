@@ -14,6 +14,7 @@ from shadowspec.servers.probing import probe_both, remarks
 from shadowspec.servers.server_profile import ServerGrid, profile_servers
 from shadowspec.types import SpeculationConfig, VerifyRule
 from shadowspec.types.costs import CostKey
+from shadowspec.types.exactness import lossy_setting
 from shadowspec.types.served_methods import drafts_in_every_step, is_same_method, settings_text
 from tests.builders.server_blocks import COLD, block, settings
 from tests.identities import check_identities
@@ -74,6 +75,55 @@ def test_a_method_that_vllm_says_otherwise_is_an_error_that_names_both(
             return
         with pytest.raises(ModelError, match=error):
             fingerprint(pair, method(name))
+
+
+@pytest.mark.parametrize("where", ["reported", "configured"])
+@pytest.mark.parametrize("method_of_sampling", ["fly", "synthetic", "standard", "block"])
+def test_a_server_that_accepts_more_than_the_target_would_draw_is_not_measured(
+    method_of_sampling: str, where: str
+) -> None:
+    setting: dict[str, Any] = {"rejection_sample_method": method_of_sampling}
+    reported, configured = (setting, {}) if where == "reported" else ({}, setting)
+    with running(*(pair := (FakeServer(), FakeServer(3, drafting={"method": "mtp", **reported})))):
+        if method_of_sampling in ("fly", "synthetic"):
+            with pytest.raises(ModelError, match=f"rejection_sample_method = {method_of_sampling} .* lossless"):
+                fingerprint(pair, method("mtp", **configured))
+        else:
+            assert fingerprint(pair, method("mtp", **configured))
+
+
+@pytest.mark.parametrize(
+    ("settings_of", "lossy"),
+    [
+        ({"--speculative-accept-threshold-single": 0.9}, "speculative_accept_threshold_single = 0.9"),
+        ({"speculative_accept_threshold_acc": 1.0}, None),
+        ({"use_relaxed_acceptance_for_thinking": True}, "use_relaxed_acceptance_for_thinking = True"),
+        ({"use_relaxed_acceptance_for_thinking": False}, None),
+        ({"--spec-synth-len": 3}, "spec_synth_len = 3"),
+        ({"rejection_sample_method": None}, None),
+        ({"rejection_sample_method": "later"}, "rejection_sample_method = later"),
+    ],
+)
+def test_settings_of_other_engines_that_change_the_output_are_known(
+    settings_of: dict[str, Any], lossy: str | None
+) -> None:
+    assert lossy_setting(settings_of) == lossy
+
+
+def test_a_server_that_trims_drafts_after_counting_them_has_a_censored_acceptance() -> None:
+    """vLLM's adaptive verification: the counts say how many tokens were scheduled."""
+    trimming = {"method": "mtp", "enable_adaptive_verification": True}
+    with running(*(pair := (FakeServer(), FakeServer(3, drafting=trimming)))):
+        assert "acceptance is censored: a lower bound" in told(pair, method("mtp"))
+        engine = connect(settings(pair), method("mtp"), COLD, requests_per_slot=3, default_sampling={})
+        (run, *_) = engine.measure(block(3)).runs
+        assert run.served is not None
+        assert run.served.counts_source == "response_censored"
+        pair[1].level = "none"
+        with pytest.raises(ModelError, match="does not report its accepted tokens"):
+            fingerprint(pair, method("mtp"))
+        pair[1].level, pair[1].drafting = "detailed", {"method": "mtp", "enable_adaptive_verification": False}
+        assert "censored" not in told(pair, method("mtp"))
 
 
 @pytest.mark.parametrize(("algorithm", "name", "is_same"), [("EAGLE", "NEXTN", True), ("EAGLE3", "EAGLE", False)])
