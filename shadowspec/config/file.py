@@ -313,8 +313,9 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
     )
     if rule.max_turns > policy.max_requests_per_cluster:
         raise ConfigError(
-            f'endpoint {name!r}: with servers.prefix_cache = "on" timed_positions ({rule.timed_positions}) must not '
-            f"exceed max_requests_per_cluster ({policy.max_requests_per_cluster}); lower it in the policy"
+            f"endpoint {name!r}: where conversations are measured, timed_positions ({rule.timed_positions}) must not "
+            f"exceed max_requests_per_cluster ({policy.max_requests_per_cluster}); lower it in the policy, or set "
+            'servers.prefix_cache = "off"'
         )
     backend = "torch" if section.servers is None else "openai"
     candidates = tuple(_speculation_config(section, candidate, backend) for candidate in section.candidates)

@@ -275,7 +275,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # total_timeout_s = ~         # for an answer
 # max_attempts = ~            # at a request that the server refused for now, or whose answer was cut off
 # reachable_within_s = ~      # how long a server may be away before a block; then the run ends
-# prefix_cache = ~            # "on": measures whole conversations, whose later turns hit the prefix cache
+# prefix_cache = ~            # contents of the caches: as_served, evicted, on (cold conversations), off (nothing)
 # score_logprobs = ~          # likeliest tokens to ask of the baseline for each token of a sampled output (vLLM's
 #                             --max-logprobs must allow it).  0: sampled outputs have no parity (docs/server-figures.md)
 # tool_call_format = "hermes" # form in which the target writes tool calls; default: requests with strict tools are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,37 +19,57 @@ async def run_arm(
     client: ServerClient, requests: Sequence[ServerRequest], slots: int, salt: str
 ) -> tuple[Outcome, ...]:
     """Every request's answer or fault, in the order given, none of which finds another in the server's prefix cache."""
-    return await run_conversations(client, [[request] for request in requests], slots, salt)
+    salts = [f"{salt}-{index}" for index in range(len(requests))]
+    return await run_conversations(client, [[request] for request in requests], slots, salts)
 
 
 async def run_conversations(
     client: ServerClient,
     conversations: Sequence[Sequence[ServerRequest]],
     slots: int,
-    salt: str,
+    salts: Sequence[str],
     *,
     shares_prefix: bool = False,
+    between_turns: Callable[[], Awaitable[ServerError | None]] | None = None,
 ) -> tuple[Outcome, ...]:
     """Every request's answer or fault, in the order given; the next one is sent as soon as one has ended.
 
     A slot sends the turns of one conversation after the other, then takes the next conversation.  With
-    `shares_prefix` they are salted alike: the first one finds nothing in the server's prefix cache, the later ones may
-    find those before them.
+    `shares_prefix` requests of the same salt may find each other in the server's prefix cache, further attempts
+    included.
+
+    Args:
+        salts: one for each conversation.
+        between_turns: what comes between the same turns of all conversations and the next ones; its fault is that of
+            all later turns.
     """
     outcomes: dict[tuple[int, int], Outcome] = {}
-    waiting = iter(enumerate(conversations))
 
-    async def serve_slot() -> None:
-        for index, turns in waiting:  # shared by all slots: nothing waits between taking a request and sending it
-            for turn, request in enumerate(turns):
-                try:
-                    outcomes[index, turn] = await client.complete(request, f"{salt}-{index}", is_turn=shares_prefix)
-                except ServerError as fault:
-                    outcomes[index, turn] = fault
+    async def send_all(first: int, last: int | None) -> None:
+        waiting = iter(enumerate(conversations))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(slots):
-            group.create_task(serve_slot())
+        async def serve_slot() -> None:
+            for index, turns in waiting:  # shared by all slots: nothing waits between taking a request and sending it
+                for turn, request in enumerate(turns[first:last], start=first):
+                    try:
+                        outcomes[index, turn] = await client.complete(request, salts[index], is_turn=shares_prefix)
+                    except ServerError as fault:
+                        outcomes[index, turn] = fault
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(slots):
+                group.create_task(serve_slot())
+
+    if between_turns is None:
+        await send_all(0, None)
+    else:
+        await send_all(0, 1)
+        for turn in range(1, max(map(len, conversations))):
+            if (fault := await between_turns()) is not None:
+                places = ((index, later) for index, turns in enumerate(conversations) for later in range(len(turns)))
+                outcomes |= {place: fault for place in places if place not in outcomes}
+                break
+            await send_all(turn, turn + 1)
     return tuple(outcomes[place] for place in sorted(outcomes))
 
 

@@ -124,7 +124,11 @@ def fingerprint_server_config(
         "max_model_len": f"{identity.max_model_len}, {other.max_model_len}",
         "counts_source": source.name,
         "requests_per_slot": str(requests_per_slot),
-        **({PREFIX_CACHE: "on", "max_turns": str(max_turns)} if settings.measures_conversations else {}),
+        **(
+            {PREFIX_CACHE: settings.prefix_cache, "max_turns": str(max_turns)}
+            if settings.measures_conversations
+            else {}
+        ),
         **dict(other.reported_settings),
         **fact_details(*(known_facts(identities[arm], arm, settings) for arm in (Arm.BASELINE, Arm.SPECULATIVE))),
     }

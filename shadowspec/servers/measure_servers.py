@@ -1,10 +1,9 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
 The order of the arms is drawn by hash; each begins when the one before it has ended, and the baseline runs twice in
-every tenth block (`ArmOrder`).  With the prefix cache on, a block's
-places are whole conversations, cold in both arms.  Connections, warm-up, parity, audits and the pass that counts for
-answers without counts are outside the timed arms.  Facts that a server does not report stay unknown.  The KV caches'
-capacity is read before each block.
+every tenth block (`ArmOrder`).  What requests may find in prefix caches is the matter of `prefix_caches`.  Connections,
+warm-up, parity, audits and the pass that counts for answers without counts are outside the timed arms.  Facts that a
+server does not report stay unknown.  The KV caches' capacity is read before each block.
 """
 
 from __future__ import annotations
@@ -16,7 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from msgspec import structs
@@ -26,12 +27,13 @@ from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
 from shadowspec.servers.answer_parity import parity_of
-from shadowspec.servers.client import ServerClient, fresh_salt, open_client, run_async, trust
+from shadowspec.servers.client import ServerClient, open_client, run_async, trust
 from shadowspec.servers.closed_loop import Outcome, concurrencies, run_conversations, timing
 from shadowspec.servers.counter_pass import count_alone
 from shadowspec.servers.engines import ServerIdentity, engine_of
 from shadowspec.servers.identity import fingerprint_server_config, identify
 from shadowspec.servers.kv_capacity import served_memory
+from shadowspec.servers.prefix_caches import PrefixCaches, fill, has_same_cache
 from shadowspec.servers.probing import counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_checks import Enforcement, read_capacity
@@ -99,16 +101,21 @@ class ServerEngine:
         measuring: EngineSettings,
         scorer: Scorer | None = None,
         auditor: OutputAuditor | None = None,
+        *,
+        caches: PrefixCaches | None = None,
+        cache_tokens: Mapping[Arm, int] = MappingProxyType({}),
     ) -> None:
         """`identities` are the servers that the config's fingerprint names; a block is measured on no others.
 
-        Without an auditor no output is replayed.
+        Without an auditor no output is replayed.  `cache_tokens` are the sizes of the caches that are filled between
+        turns (`prefix_cache = "evicted"`).
         """
         self._settings, self._config, self._identities, self._source = settings, config, dict(identities), source
         self._engines = {arm: engine_of(identity.engine, identity.version) for arm, identity in identities.items()}
         self._measuring, self._scorer, self._auditor = measuring, scorer or Scorer(), auditor
         self._context = trust(settings.ca_file)
         self._enforcement = Enforcement()
+        self._caches, self._cache_tokens = caches or PrefixCaches(settings.prefix_cache), dict(cache_tokens)
         self._warm: set[tuple[int, int]] = set()  # slots, conversations
         self._last_arm: Arm | None = None  # that the servers ran, which may share a device
 
@@ -139,11 +146,9 @@ class ServerEngine:
                 await self._await_server(arm, client)
 
     async def _measure(self, block: Block) -> BlockResult:
-        conversations = [
-            [self._request(prompt, is_later_turn=turn > 0) for turn, prompt in enumerate(turns)]
-            for turns in block.conversations
-        ]
+        conversations, num_measured = self._conversations(block)
         requests = list(chain.from_iterable(conversations))
+        alone = [replace(request, uses_cache=False) for request in requests]
         slots = min(block.concurrency, len(conversations))
         async with AsyncExitStack() as stack:
             clients = {
@@ -167,23 +172,30 @@ class ServerEngine:
             order, before = block.arm_order(1), self._last_arm
             for place in order:
                 arm = self._last_arm = Arm.BASELINE if place is None else Arm.SPECULATIVE
+                salt: str | None = None
+                if arm in outcomes:
+                    first = outcomes[arm][: len(block.requests)]
+                    salt = await self._caches.repeat_salt(clients[arm], requests[: len(first)], first, slots)
+                    if salt is None:
+                        continue
                 await asyncio.sleep(self._measuring.pause_s)
-                answers = await self._run_arm(clients[arm], conversations, slots)
+                salts = self._caches.salts(num_measured, len(conversations) - num_measured, salt)
+                answers = await self._run_arm(arm, clients[arm], conversations, slots, salts)
                 if arm in outcomes:
                     repeated = answers
                 else:
                     outcomes[arm] = answers
             arms = _Arms(outcomes[Arm.BASELINE], outcomes[Arm.SPECULATIVE])
             indices = range(len(block.requests))
-            accepted = {i: await self._count_accepted(clients[Arm.SPECULATIVE], requests[i], arms, i) for i in indices}
-            parities = {i: await self._parity(clients[Arm.BASELINE], requests[i], arms, i) for i in indices}
+            accepted = {i: await self._count_accepted(clients[Arm.SPECULATIVE], alone[i], arms, i) for i in indices}
+            parities = {i: await self._parity(clients[Arm.BASELINE], alone[i], arms, i) for i in indices}
             for arm, client in clients.items():
                 answers = (*outcomes[arm], *(repeated or ())) if arm is Arm.BASELINE else outcomes[arm]
                 if (failure := await self._change_of(arm, client, answers)) is not None:
                     log.warning("block %s: %s: its server changed meanwhile", block.block_id, failure)
                     return self._unmeasured(block, failure)
         measured = self._runs(block, arms, accepted, parities)
-        runs = tuple(add_order(measured, ArmOrder.of(order, 0, before), None if repeated is None else _times(repeated)))
+        runs = tuple(add_order(measured, ArmOrder.of(order, 0, before), _repeats(outcomes[Arm.BASELINE], repeated)))
         failed = sorted({run.failure for run in runs if run.failure is not None})
         if failed:
             log.warning("block %s: requests failed: %s", block.block_id, ", ".join(failed))
@@ -212,13 +224,39 @@ class ServerEngine:
         return self._auditor.audit_served(self._config.fingerprint, block.requests, served)
 
     async def _run_arm(
-        self, client: ServerClient, conversations: Sequence[Sequence[ServerRequest]], slots: int
+        self,
+        arm: Arm,
+        client: ServerClient,
+        conversations: Sequence[Sequence[ServerRequest]],
+        slots: int,
+        salts: Sequence[str],
     ) -> tuple[Outcome, ...]:
-        """A cold start: prompts that were sent before under another salt are not found."""
+        between = None
+        if self._settings.prefix_cache == "evicted":
+            between = partial(fill, client, self._cache_tokens[arm], self._identities[arm].max_model_len, slots)
         shares_prefix = self._settings.measures_conversations
-        return await run_conversations(client, conversations, slots, fresh_salt(), shares_prefix=shares_prefix)
+        return await run_conversations(
+            client, conversations, slots, salts, shares_prefix=shares_prefix, between_turns=between
+        )
 
-    def _request(self, prompt: ShadowPrompt, *, is_later_turn: bool) -> ServerRequest:
+    def _conversations(self, block: Block) -> tuple[list[list[ServerRequest]], int]:
+        """The requests of each conversation, and how many of these are measured; the others are fillers."""
+        caches, own = self._caches, {prompt.key for prompt in block.requests}
+        conversations: list[list[ServerRequest]] = []
+        num_measured = num_requests = 0
+        for prompts in block.conversations:
+            is_filler = num_requests >= len(block.requests)
+            turns = [
+                self._request(prompt, uses_cache=caches.uses_cache(turn, is_filler=is_filler))
+                for turn, prompt in enumerate(prompts)
+            ]
+            is_copy = is_filler and any(prompt.key in own for prompt in prompts)
+            conversations.append([caches.apart(request) for request in turns] if is_copy else turns)
+            num_requests += len(turns)
+            num_measured += not is_filler
+        return conversations, num_measured
+
+    def _request(self, prompt: ShadowPrompt, *, uses_cache: bool) -> ServerRequest:
         """Both arms draw from the same seed."""
         return ServerRequest(
             prompt.prompt_token_ids,
@@ -226,7 +264,7 @@ class ServerEngine:
             prompt.seed_under(self._measuring.seed) % SEEDS,
             keeps_special_tokens=prompt.contract is not None and prompt.contract.may_be_marked,
             constraint=prompt.constraint,
-            is_later_turn=is_later_turn,
+            uses_cache=uses_cache,
         )
 
     def _unmeasured(self, block: Block, failure: str) -> BlockResult:
@@ -299,10 +337,12 @@ class ServerEngine:
         if (slots, len(conversations)) in self._warm:
             return
         self._warm.add((slots, len(conversations)))
-        short = [[_shortened(request) for request in turns] for turns in conversations]
+        short = [[_shortened(self._caches.apart(request)) for request in turns] for turns in conversations]
         for _ in range(self._measuring.warmup_blocks):
             for arm, client in clients.items():
-                await self._run_arm(client, short, slots)
+                salts = self._caches.salts(0, len(short))
+                shares_prefix = self._settings.measures_conversations
+                await run_conversations(client, short, slots, salts, shares_prefix=shares_prefix)
                 self._last_arm = arm
 
     async def _count_accepted(
@@ -422,7 +462,22 @@ def connect(
             "counters count another answer; start it with per-request metrics (docs/servers.md), or remove the key"
         )
     auditor = None if new_auditor is None else new_auditor(known)
-    return ServerEngine(settings, known, identities, source, measuring, scorer, auditor)
+    caches = PrefixCaches(settings.prefix_cache, has_salts=baseline.has_salts and speculative.has_salts)
+    return ServerEngine(
+        settings,
+        known,
+        identities,
+        source,
+        measuring,
+        scorer,
+        auditor,
+        caches=caches,
+        cache_tokens={
+            arm: probe.kv_capacity.tokens
+            for arm, probe in ((Arm.BASELINE, baseline), (Arm.SPECULATIVE, speculative))
+            if probe.kv_capacity is not None
+        },
+    )
 
 
 def _shortened(request: ServerRequest) -> ServerRequest:
@@ -439,12 +494,16 @@ def _failure(base: Outcome, spec: Outcome, known: Accepted | str) -> str | None:
     return f"{Arm.SPECULATIVE}_{word}" if isinstance(word, str) else None
 
 
-def _times(outcomes: Sequence[Outcome]) -> list[float | None]:
-    """End-to-end times of answers, milliseconds; None where there is no answer."""
-    loads = concurrencies(outcomes)
+def _repeats(first: Sequence[Outcome], again: Sequence[Outcome] | None) -> list[float | None] | None:
+    """The baseline's second end-to-end times, milliseconds; None where it failed, or its cache held more or less."""
+    if again is None:
+        return None
+    loads = concurrencies(again)
     return [
-        timing(answer, load).end_to_end_ms if isinstance(answer, Completion) else None
-        for answer, load in zip(outcomes, loads, strict=True)
+        timing(answer, loads[index]).end_to_end_ms
+        if isinstance(answer, Completion) and has_same_cache(first[index], answer)
+        else None
+        for index, answer in enumerate(again)
     ]
 
 

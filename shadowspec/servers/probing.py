@@ -13,8 +13,9 @@ from shadowspec.servers.client import ServerClient, open_client, run_async, trus
 from shadowspec.servers.engines import Lack, ReportedDrafts, ServerIdentity, ServingEngine, engine_of, speculation_flags
 from shadowspec.servers.identity import identify, known_facts
 from shadowspec.servers.kv_capacity import KvCapacity
+from shadowspec.servers.prefix_caches import require_fillable
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.server_checks import finds_its_prefix, read_capacity, require_prefix_cache
+from shadowspec.servers.server_checks import CacheBehaviour, cache_behaviour, read_capacity, require_prefix_cache
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.step_counts import CENSORED, COUNTERS, CountsSource
 from shadowspec.types import Arm, SamplingParameters, SpeculationConfig
@@ -38,12 +39,17 @@ class Probe:
     scores_outputs: bool | None = None  # reports the log probabilities that score sampled outputs; None: not checked
     kv_capacity: KvCapacity | None = None  # its KV cache capacity; None: not reported
     facts: Mapping[str, Fact] = field(default_factory=dict)  # read from it, or declared by the operator
-    finds_prefix: bool | None = None  # whether a turn finds the one before it; None: it does not say, or was not asked
+    cache: CacheBehaviour | None = None  # of its prefix cache; None: it does not say, or was not asked
 
     @property
     def engine(self) -> ServingEngine:
         """The engine that the server runs."""
         return engine_of(self.identity.engine, self.identity.version)
+
+    @property
+    def has_salts(self) -> bool:
+        """Whether its prefix cache keeps prompts of different salts apart, as far as is known."""
+        return self.engine.has_salts and (self.cache is None or self.cache.has_salts)
 
     @property
     def num_speculative_tokens(self) -> int | None:
@@ -78,7 +84,8 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
     Raises:
         ServerError: one of them gives no usable answer.
         ConfigError: the key's variable is not set, or the file of certificates cannot be read.
-        ModelError: prefix caches are to be on, and the baseline's is off; or a server contradicts a declared fact.
+        ModelError: prefix caches are needed, and the baseline's is off, or one cannot be filled; or a server
+            contradicts a declared fact.
     """
 
     async def look() -> tuple[Probe, Probe]:
@@ -93,17 +100,20 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
             speculating = replace(speculating, facts=known_facts(speculating.identity, Arm.SPECULATIVE, settings))
             if not settings.measures_conversations:
                 return plain, speculating
-            plain, speculating = await _with_prefix(baseline, plain), await _with_prefix(speculative, speculating)
-            require_prefix_cache(baseline, plain.identity, plain.finds_prefix)
+            plain, speculating = await _with_cache(baseline, plain), await _with_cache(speculative, speculating)
+            require_prefix_cache(baseline.speaking_to(plain.engine), plain.cache, settings.prefix_cache)
+            if settings.prefix_cache == "evicted":
+                require_fillable(baseline.name, plain.engine, plain.kv_capacity)
+                require_fillable(speculative.name, speculating.engine, speculating.kv_capacity)
             return plain, speculating
 
     return run_async(look())
 
 
-async def _with_prefix(client: ServerClient, plain: Probe) -> Probe:
+async def _with_cache(client: ServerClient, plain: Probe) -> Probe:
     """The probe with the behaviour of the server's prefix cache."""
     client = client.speaking_to(plain.engine)
-    return replace(plain, finds_prefix=await finds_its_prefix(client, plain.identity.max_model_len))
+    return replace(plain, cache=await cache_behaviour(client, plain.identity.max_model_len))
 
 
 def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe) -> CountsSource:
@@ -181,10 +191,17 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
         )
     if not (baseline.reports_queue and speculative.reports_queue):
         texts.append(f"queue times are not reported, and so not shown{_remedy(speculative, Lack.QUEUE_TIMES)}")
-    if speculative.finds_prefix is False:
+    if baseline.cache is not None and not baseline.cache.finds_prefix:
+        texts.append("the baseline server's prefix cache is off: no request finds anything there")
+    elif speculative.cache is not None and not speculative.cache.finds_prefix:
         texts.append(
             "the speculative server found nothing of a prompt that it had just answered in its prefix cache: it is "
             "off, or speculation loses its hits"
+        )
+    if baseline.cache is not None and not (baseline.has_salts and speculative.has_salts):
+        texts.append(
+            "a server's prefix cache knows no salts: prompts that are sent again find themselves there, and no "
+            "baseline runs twice"
         )
     if not (baseline.reports_cached and speculative.reports_cached):
         texts.append(f"cached tokens are not reported{_remedy(speculative, Lack.CACHED_TOKENS)}")

@@ -25,7 +25,7 @@ class ServerRequest:
     keeps_special_tokens: bool = False
     num_logprobs: int = 0  # of the likeliest tokens at each place; 0: none are asked for
     constraint: OutputConstraint | None = None
-    is_later_turn: bool = False  # of a conversation, whose earlier turns the server may have in its prefix cache
+    uses_cache: bool = False  # whether it may be answered from a prefix cache that knows no salts
 
     @property
     def is_adjusted(self) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from shadowspec.errors import ModelError
 from shadowspec.servers.client import ServerClient, fresh_salt
-from shadowspec.servers.engines import Lack, ServerIdentity, engine_of
+from shadowspec.servers.engines import Lack, ServerIdentity
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import ServerError
@@ -63,32 +64,45 @@ PROBE_TOKENS: Final = 600
 SAMPLING: Final = SamplingParameters(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
-async def finds_its_prefix(client: ServerClient, max_model_len: int | None) -> bool | None:
-    """Whether a second turn finds the first; None where the server does not report its cached tokens.
+@dataclass(frozen=True, slots=True)
+class CacheBehaviour:
+    """What a server finds of a prompt that it has just answered: under the same salt, and under another one."""
+
+    finds_prefix: bool
+    has_salts: bool
+
+
+async def cache_behaviour(client: ServerClient, max_model_len: int | None) -> CacheBehaviour | None:
+    """Whether a second turn finds the first, and a prompt of another salt does not; None where the server does not
+    report its cached tokens.
 
     Raises:
         ServerError: no usable answer.
     """
     length = PROBE_TOKENS if max_model_len is None else min(PROBE_TOKENS, max_model_len - 8)
     first = ServerRequest((5, 6, 7, 8) * (length // 4), SAMPLING, 0)
-    later = ServerRequest((*first.prompt_token_ids, 9, 10), SAMPLING, 0, is_later_turn=True)
+    later = ServerRequest((*first.prompt_token_ids, 9, 10), SAMPLING, 0, uses_cache=True)
     salt = fresh_salt()
     await client.complete(first, salt, is_turn=True)
-    answer = await client.complete(later, salt, is_turn=True)
-    return None if answer.cached_tokens is None else answer.cached_tokens > 0
+    found = (await client.complete(later, salt, is_turn=True)).cached_tokens
+    elsewhere = (await client.complete(later, fresh_salt(), is_turn=True)).cached_tokens
+    if found is None or elsewhere is None:
+        return None
+    return CacheBehaviour(found > 0, client.engine.has_salts and elsewhere == 0)
 
 
-def require_prefix_cache(client: ServerClient, identity: ServerIdentity, finds_prefix: bool | None) -> None:
-    """Raise ModelError where the baseline has no prefix cache, though conversations need one.
+def require_prefix_cache(client: ServerClient, probed: CacheBehaviour | None, mode: str) -> None:
+    """Raise ModelError where the baseline has no prefix cache, though this mode needs one.
 
     A speculative server may lose its hits: that is part of the result.
     """
-    if finds_prefix is False:
-        remedy = engine_of(identity.engine).remedies.get(Lack.PREFIX_CACHE, "switch it on")
-        raise ModelError(
-            f"{client.name} found nothing of a prompt that it had just answered: servers.prefix_cache is on and the "
-            f"server's is off. To have it, {remedy}"
-        )
+    if probed is None or probed.finds_prefix or mode == "as_served":
+        return
+    remedy = client.engine.remedies.get(Lack.PREFIX_CACHE, "switch it on")
+    raise ModelError(
+        f"{client.name} found nothing of a prompt that it had just answered: servers.prefix_cache is {mode} and the "
+        f"server's is off. To have it, {remedy}"
+    )
 
 
 async def read_capacity(client: ServerClient, identity: ServerIdentity) -> KvCapacity | None:

@@ -12,6 +12,7 @@ from shadowspec.types.server_facts import Fact, FactName, fact_text
 from shadowspec.types.settings import HttpUrl, PathText, Positive, Seconds, Share, Text, Variable
 
 FactValue = bool | int | Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,63}$")]
+PrefixCache = Literal["off", "on", "as_served", "evicted"]
 MAX_RETRY_WAIT_S = 30.0  # a server that asks for more time than this is not waited for
 
 
@@ -56,8 +57,7 @@ class ServerSettings:
     # At a request that was refused for now, or whose answer was cut off.
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
     reachable_within_s: Annotated[float, Field(ge=0)] = 60.0  # that a server may be away before a block begins
-    # "on": whole conversations, turn after turn, whose later turns may find the earlier ones in the prefix cache.
-    prefix_cache: Literal["off", "on"] = "off"
+    prefix_cache: PrefixCache = "as_served"  # what may be found there; all but "off" measure whole conversations
     # Of the likeliest tokens, asked for at each place of a sampled output; 0: none is scored.
     score_logprobs: Annotated[int, Field(ge=0, le=1_000_000)] = 20
     tool_call_format: Literal["hermes"] | None = None  # of the target; None: strict tools are not asked for
@@ -78,7 +78,7 @@ class ServerSettings:
     @property
     def measures_conversations(self) -> bool:
         """Whether the turns of a session are measured together."""
-        return self.prefix_cache == "on"
+        return self.prefix_cache != "off"
 
     @property
     def roots(self) -> tuple[str, str]:

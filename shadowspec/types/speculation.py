@@ -197,7 +197,7 @@ class FingerprintedConfig:
     @property
     def mode(self) -> str | None:
         """How it was measured where that is not request by request from cold caches, as verdicts say it."""
-        return WHOLE_CONVERSATIONS if self.details.get(PREFIX_CACHE) == "on" else None
+        return CACHE_MODES.get(self.details.get(PREFIX_CACHE, ""))
 
     @property
     def data_note(self) -> str | None:
@@ -233,8 +233,12 @@ FIRST_SUFFIX_OPTIONS: Final = frozenset(
         "suffix_memory_tokens",
     }
 )
-PREFIX_CACHE: Final = "prefix_cache"  # a detail: "on", or left out
-WHOLE_CONVERSATIONS: Final = "measured with the prefix cache on, whole conversations"
+PREFIX_CACHE: Final = "prefix_cache"  # a detail: of those below, or left out
+CACHE_MODES: Final[Mapping[str, str]] = {
+    "on": "measured with the prefix cache on, whole conversations",
+    "as_served": "measured with prefix caches as served",
+    "evicted": "measured with turns evicted from the prefix cache",
+}
 _PLAIN_SAMPLING: Final = SamplingParameters()
 _NAMES: Final = frozenset({"name", "target", "draft"})  # the same weights under another path are the same config
 

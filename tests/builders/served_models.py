@@ -18,6 +18,7 @@ token_timeout_s = 0.5
 max_attempts = 2
 reachable_within_s = 0.0
 max_model_len = {length}
+prefix_cache = "off"
 """
 
 

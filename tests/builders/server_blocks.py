@@ -42,8 +42,9 @@ COLD = EngineSettings(warmup_blocks=0)
 
 
 def settings(servers: tuple[FakeServer, FakeServer], **changes: Any) -> ServerSettings:
+    """Every request is cold, unless told otherwise."""
     urls = servers[0].url, servers[1].url
-    server = ServerSettings(*urls, "m", "cpu", "float32", max_attempts=2, reachable_within_s=0.0)
+    server = ServerSettings(*urls, "m", "cpu", "float32", max_attempts=2, reachable_within_s=0.0, prefix_cache="off")
     return replace(server, **changes)
 
 

@@ -112,7 +112,7 @@ def test_conversations_are_measured_with_the_prefix_cache_on_and_every_page_says
     servers[1].loses_hits = servers[0].loses_hits = True
     served.replace_in_config("timed_positions = 1", "timed_positions = 4")
     served.replace_in_config("requests_per_slot = 2", "requests_per_slot = 1")
-    served.replace_in_config('device = "a fake"', 'device = "a fake"\nprefix_cache = "on"')
+    served.replace_in_config('prefix_cache = "off"', 'prefix_cache = "on"')
     doctor = served.run("doctor")
     assert "servers.prefix_cache is on and the server's is off" in " ".join((doctor.out + doctor.err).split())
     servers[0].loses_hits = False

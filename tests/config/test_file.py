@@ -294,9 +294,10 @@ def test_conversations_are_measured_where_the_servers_prefix_cache_is_on(tmp_pat
         """
     rules = [
         load(tmp_path, text.replace("POSITIONS", "6").replace("MODE", mode)).endpoints["chat"].rule
-        for mode in ("off", "on")
+        for mode in ("off", "on", "as_served", "evicted")
     ]
-    assert [(rule.measures_conversations, rule.max_turns) for rule in rules] == [(False, 1), (True, 6)]
+    assert [(rule.measures_conversations, rule.max_turns) for rule in rules] == [(False, 1), *[(True, 6)] * 3]
+    assert load(tmp_path, SERVED).endpoints["chat"].rule.measures_conversations, "the default is as served"
     assert load(tmp_path, text.replace("POSITIONS", "7").replace("MODE", "off")).endpoints["chat"].rule.max_turns == 1
     with pytest.raises(
         ConfigError, match=r"'chat'.*timed_positions \(7\) must not exceed max_requests_per_cluster \(6\)"

@@ -120,7 +120,9 @@ class FakeLlamaCpp(FakeServer):
         steps = self.steps(body)
         self._count(steps)
         found = self.cached_tokens({"prompt": body["prompt"], "cache_salt": ""})  # its cache knows no salts
-        self.pages = {page for page in self.pages if page[1] == tuple(body["prompt"][: len(page[1])])}  # one slot's
+        self.pages = {
+            page: None for page in self.pages if page[1] == tuple(body["prompt"][: len(page[1])])
+        }  # one slot's
         self.cached = found if body["cache_prompt"] else 0
         events: list[dict[str, Any]] = []
         number = drafted = accepted = 0

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 STEP_S = 0.001
@@ -43,7 +44,10 @@ class FakeServer:
     page_tokens: int = 0  # of its prefix cache, which holds whole pages by salt; 0: it has none
     loses_hits: bool = False  # it finds nothing that it has answered before
     prefill_s: float = 0.0  # for each token of a prompt that it does not find
-    pages: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    pages: dict[tuple[str, tuple[int, ...]], None] = field(default_factory=dict)  # the one unused for longest first
+    found: list[tuple[str, int]] = field(default_factory=list)  # of each prompt: its salt, and the tokens found
+    knows_salts: bool = True  # it keeps prompts of different salts apart
+    evicts: bool = False  # its cache holds `kv_tokens` at most
     returns_token_ids: bool = True
     tells_logprobs: bool = True
     max_logprobs: int = 20  # of the likeliest tokens at a prompt's places; 0: it tells none
@@ -216,12 +220,19 @@ class FakeServer:
 
     def cached_tokens(self, body: dict[str, Any]) -> int:
         """Of the prompt, in pages that were answered under the same salt; as vLLM, never all of it."""
-        prompt, size = tuple(body["prompt"]), self.page_tokens
+        prompt, size, salt = tuple(body["prompt"]), self.page_tokens, body["cache_salt"]
         ends = range(size, len(prompt) + 1, size) if size else ()
-        salt = body["cache_salt"]
-        found = [end for end in ends if end < len(prompt) and (salt, prompt[:end]) in self.pages]
-        self.pages |= set() if self.loses_hits else {(salt, prompt[:end]) for end in ends}
-        return max(found, default=0)
+        places = [(salt if self.knows_salts else "", prompt[:end]) for end in ends]
+        held = list(takewhile(self.pages.__contains__, places))
+        found = min(len(held), (len(prompt) - 1) // size) * size if size else 0
+        if not self.loses_hits:
+            for place in places:
+                self.pages.pop(place, None)
+                self.pages[place] = None
+            while self.evicts and len(self.pages) * size > (self.kv_tokens or 0):
+                del self.pages[next(iter(self.pages))]
+        self.found.append((salt, found))
+        return found
 
     def num_accepted(self, body: dict[str, Any], before: list[int], step: int) -> int:
         """Of the draft that this step verifies after these tokens of the output."""

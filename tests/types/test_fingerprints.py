@@ -82,7 +82,7 @@ def fingerprinted(
 ) -> FingerprintedConfig:
     """The config of a case through its engine's own function."""
     if case["engine"] == "servers":
-        settings = ServerSettings("http://a", "http://b", case["model"], case["device"], "bfloat16")
+        settings = ServerSettings("http://a", "http://b", case["model"], case["device"], "bfloat16", prefix_cache="off")
         slots = case["requests_per_slot"]
         source = SOURCES[case["source"]]
         return served.fingerprint_server_config(

@@ -94,6 +94,7 @@ class ServingEngine(ABC):
     name: ClassVar[str]  # as a configuration and a fingerprint name it
     title: ClassVar[str]  # as people write it
     owner: ClassVar[str]  # `owned_by` in its /v1/models
+    has_salts: ClassVar[bool] = True  # its prefix cache keeps prompts of different salts apart
     metrics: ClassVar[MetricNames]
     rules: ClassVar[EngineRules] = EngineRules()
     cpu_rules: ClassVar[EngineRules | None] = None  # of its build for CPUs, where they differ

@@ -153,6 +153,7 @@ class LlamaCpp(ServingEngine):
     name = "llama.cpp"
     title = "llama.cpp"
     owner = "llamacpp"
+    has_salts = False
     metrics = _METRICS
     rules = EngineRules(NgramOccurrence.LATEST_FOLLOWED, DraftSampling.TEMPERATURE, drafts_within_limit=True)
     prompt_rules = PromptRules(
@@ -191,8 +192,8 @@ class LlamaCpp(ServingEngine):
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
         """The body of /completion, streamed, with every parameter spelled out that the server could choose itself.
 
-        Samplers that are not named do not run.  No prompt is taken from the cache (`cache_prompt`), so that no salt is
-        needed, but a later turn of a conversation, which may find the earlier ones in its slot.
+        Samplers that are not named do not run.  It knows no salts: a prompt is taken from the cache (`cache_prompt`)
+        only where it may find anything there.
         """
         sampling = request.sampling
         body: dict[str, Any] = {
@@ -216,7 +217,7 @@ class LlamaCpp(ServingEngine):
             "stop": list(sampling.stop),
             "seed": request.seed % SEEDS,
             "backend_sampling": False,
-            "cache_prompt": request.is_later_turn,
+            "cache_prompt": request.uses_cache,
             "return_tokens": True,
             "timings_per_token": True,
             "stream": True,
