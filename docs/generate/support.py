@@ -48,8 +48,8 @@ _METHODS = {
         _LLAMACPP_RESULT,
     ),
     "suffix": ("[real](../kernels/benchmarks/results/lookup.json)", "as a named method", "", ""),
-    "medusa": ("[real](../kernels/benchmarks/results/cost_model_medusa.json)", "as a named method", "", ""),
-    "mlp_speculator": ("[tests](../tests/engine/heads/test_drafting.py)", "as a named method", "", ""),
+    "medusa": ("[real](../kernels/benchmarks/results/cost_model_medusa.json)", "as a named method, until 0.32", "", ""),
+    "mlp_speculator": ("[tests](../tests/engine/heads/test_drafting.py)", "as a named method, until 0.32", "", ""),
     "eagle3": (
         "[tests](../tests/engine/heads/test_drafting.py)",
         "as a named method",

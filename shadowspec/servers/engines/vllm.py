@@ -19,8 +19,10 @@ Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json)
 - a draft model drafts as many tokens as it may, at any confidence;
 - an unknown key is refused, so that no decision id can be written;
 - a draft model of another vocabulary drafts the arg-max of the shared tokens (`use_heterogeneous_vocab`), no samples;
-- Medusa drafts the arg-max of every head that the checkpoint holds, for any sampling;
-- `mlp_speculator` passes the configuration, and the engine then does not start (vllm-project/vllm issue 47825).
+- 0.33 has no Medusa and no `mlp_speculator` any more;
+- on model runner V1 the ranges make full CUDA graphs piecewise (`_maybe_override_dynamic_sd_cudagraph_mode`);
+- from 0.33 on, runner V2 lowers max_model_len to the draft's (`_limit_max_model_len_to_draft`);
+- with speculation a request with min_p or logit_bias is answered with 400 (`_validate_spec_decode`).
 
 The config of a vLLM server that drafted by its `method` is written unchanged, with no ranges of batch sizes: not every
 method takes them.
@@ -95,8 +97,17 @@ SUFFIX: Final = (
     "vLLM's cache of outputs counts requests and not tokens, and holds outputs that are still being written. Its "
     "proposals may differ from those that were measured"
 )
-MEDUSA: Final = "vLLM drafts with every Medusa head of the checkpoint: let it hold num_speculative_tokens of them"
-MEDUSA_SAMPLED: Final = "vLLM's Medusa heads draft their arg-max, and rejection was measured: exported as off"
+SCHEDULE: Final = (
+    "each depth was measured by itself, and this schedule was not: confirm it on the speculative server. On model "
+    "runner V1 it also makes full CUDA graphs piecewise (vllm-project/vllm#49548)"
+)
+REFUSED: Final = (
+    "with speculation vLLM answers 400 to requests with min_p or logit_bias: let no such request reach this server"
+)
+SHORTER: Final = (
+    "from 0.33 on vLLM lowers max_model_len to the draft model's where that is shorter, and refuses longer requests"
+)
+GONE_SINCE: Final = {"medusa": "0.33", "mlp_speculator": "0.33"}  # methods, and the first version without them
 HETEROGENEOUS: Final = "heterogeneous_draft_model"
 HETEROGENEOUS_SAMPLED: Final = (
     "vLLM drafts the arg-max of shared tokens where vocabularies differ, and rejection was measured: exported as off"
@@ -106,7 +117,7 @@ SHARED_TOKENS: Final = (
 )
 FIRST_RUNNER: Final = frozenset({"suffix", "custom_class", "p_eagle", HETEROGENEOUS})  # run on model runner V1 only
 SYNCHRONOUS: Final = frozenset({"ngram", "suffix", "medusa", "custom_class"})  # switch asynchronous scheduling off
-PROPOSERS: Final = frozenset({"draft_model", HETEROGENEOUS, "ngram", "suffix", "medusa", "eagle3"})
+PROPOSERS: Final = frozenset({"draft_model", HETEROGENEOUS, "ngram", "suffix", "eagle3"})
 _STRUCTURED: Final[Mapping[ConstraintForm, str]] = {  # of vLLM's structured_outputs
     ConstraintForm.JSON_OBJECT: "json_object",
     ConstraintForm.JSON_SCHEMA: "json",
@@ -291,23 +302,19 @@ class Vllm(ServingEngine):
         if config.proposer == "suffix":
             return self._suffix(schedule, config, schedule.leading_ranges())
         is_sampling = config.verify_rule is VerifyRule.REJECTION
-        if config.proposer == "medusa" and is_sampling:
-            return _nothing((MEDUSA_SAMPLED,))
         if config.proposer == HETEROGENEOUS and is_sampling:
             return _nothing((HETEROGENEOUS_SAMPLED,))
         values: dict[str, object] = {
             "num_speculative_tokens": max(batches.num_speculative_tokens for batches in schedule.ranges)
         }
-        remarks = [DATA_PARALLEL, *self.rule_remarks(config)]
+        remarks = [DATA_PARALLEL, SCHEDULE, *self.rule_remarks(config), *_refused(config)]
         if config.proposer == "ngram":
             values |= {"method": "ngram", "prompt_lookup_min": config.ngram_min, "prompt_lookup_max": config.ngram_max}
-        elif config.proposer == "medusa":
-            values |= {"method": "medusa", "model": config.draft}
-            remarks.append(MEDUSA)
         elif config.proposer == HETEROGENEOUS:
             values |= {"method": "draft_model", "model": config.draft, "use_heterogeneous_vocab": True}
             remarks.append(SHARED_TOKENS)
         else:
+            remarks += [SHORTER] if config.proposer == "draft_model" else []
             values |= {
                 "method": config.proposer,
                 "model": config.draft,
@@ -338,6 +345,7 @@ class Vllm(ServingEngine):
             f"vLLM's suffix method speculates at every batch size: run the server with --max-num-seqs {last}, "
             "the largest that was measured",
             SUFFIX,
+            *_refused(config),
         ]
         remarks += left_out(schedule, last)
         return Export(json.dumps(values) + "\n", tuple(remarks))
@@ -351,10 +359,21 @@ class Vllm(ServingEngine):
             f"{config.proposer} speculates at every batch size: run the server with --max-num-seqs "
             f"{served.max_batch_size}, the largest that was measured"
         )
-        return Export(json.dumps(served.values) + "\n", (limit, *served.remarks))
+        gone = GONE_SINCE.get(plain_method(config.proposer))
+        until = (
+            []
+            if gone is None
+            else [f"vLLM {gone} and later have no method {config.proposer}: run the version measured"]
+        )
+        return Export(json.dumps(served.values) + "\n", (limit, *until, *served.remarks))
 
     def _off(self, schedule: DepthSchedule) -> Export:
         return _nothing(tuple(self.off_remarks(schedule, PROPOSERS)))
+
+
+def _refused(config: SpeculationConfig) -> list[str]:
+    """The request parameters that a server would have refused, of a config that was measured in this process."""
+    return [] if config.is_served else [REFUSED]
 
 
 def _nothing(remarks: Sequence[str] = ()) -> Export:

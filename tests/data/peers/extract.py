@@ -1,5 +1,7 @@
 """Write the fields that a peer's configuration class has, from its source: `python extract.py FILE CLASS [CLASS ...]`.
 
+A name that is no class but a `Literal` gives its values, those of the names in it included.
+
 The lists beside this file were made with it; each names the peer, its version, the file and the licence.  What is
 kept is names, types and defaults: no code.
 """
@@ -25,6 +27,24 @@ def fields(path: Path, names: list[str]) -> dict[str, dict[str, dict[str, str]]]
     return found
 
 
+def values(path: Path, name: str) -> list[str]:
+    """The values of a `Literal`, which may name others."""
+    literals = {
+        node.targets[0].id: node.value.slice
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Subscript)
+    }
+
+    def of(item: ast.expr) -> list[str]:
+        if isinstance(item, ast.Tuple):
+            return [value for part in item.elts for value in of(part)]
+        return of(literals[item.id]) if isinstance(item, ast.Name) else [str(ast.literal_eval(item))]
+
+    return of(literals[name])
+
+
 def _type(annotation: ast.expr) -> str:
     """The type alone, where the annotation also carries help (SGLang's `A[type, help]`)."""
     if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name) and annotation.value.id == "A":
@@ -41,4 +61,6 @@ def _default(value: ast.expr | None) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(fields(Path(sys.argv[1]), sys.argv[2:]), indent=2))
+    found = fields(Path(sys.argv[1]), sys.argv[2:])
+    literals = {name: values(Path(sys.argv[1]), name) for name in sys.argv[2:] if name not in found}
+    print(json.dumps(found | literals, indent=2))

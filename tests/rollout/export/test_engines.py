@@ -33,6 +33,7 @@ from tests.rollout.export.worlds import (
     judged,
     llamacpp_depths,
     llamacpp_flags,
+    methods,
     sglang_depths,
     tensorrt_depths,
     vllm_depths,
@@ -69,14 +70,18 @@ def exported_llamacpp(decisions: list[Decision]) -> tuple[dict[str, str], Export
 
 
 def test_vllm_has_every_field_that_is_written() -> None:
-    known = fields("vllm")["SpeculativeConfig"]
+    before, known = (fields(peer)["SpeculativeConfig"] for peer in ("vllm-0.32", "vllm"))
     for rule in (VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT):
-        assert set(exported_vllm([decision(of=config(rule=rule))])[0]) <= set(known)
+        value = exported_vllm([decision(of=config(rule=rule))])[0]
+        assert set(value) <= set(known) & set(before)
+        assert value["method"] in methods("vllm") & methods("vllm-0.32")
     ngram = exported_vllm([decision(of=config(proposer="ngram", rule=VerifyRule.EXACT_MATCH))])[0]
-    assert set(ngram) <= set(known)
+    assert set(ngram) <= set(known) & set(before)
     assert (ngram["prompt_lookup_min"], ngram["prompt_lookup_max"]) == (2, 4)
     suffix = exported_vllm([decision(of=SUFFIX)])[0]
-    assert set(suffix) <= set(known)
+    assert set(suffix) <= set(known) & set(before)
+    assert {"ngram", "suffix", "eagle3"} <= methods("vllm") & methods("vllm-0.32")
+    assert set(vllm.GONE_SINCE) == methods("vllm-0.32") - methods("vllm")
     for name in SUFFIX_OPTIONS:
         if name in known:  # vLLM's own default is ours
             assert float(known[name]["default"]) == getattr(config(proposer="suffix"), name)
@@ -159,7 +164,10 @@ def test_an_export_says_where_the_measured_drafts_follow_another_rule(of: Specul
     for same in (with_engine_rules(of, "vllm 0.32"), replace(of, backend=SERVED_BACKEND)):
         value, document = exported_vllm([decision(of=same)])
         assert value is not None
-        assert document.remarks == (vllm.DATA_PARALLEL,)
+        shared = {vllm.DATA_PARALLEL, vllm.SCHEDULE, vllm.REFUSED, vllm.SHORTER}
+        assert not set(document.remarks) - shared
+        assert (vllm.REFUSED in document.remarks) is not same.is_served, "a server shows such requests as failed"
+        assert (vllm.SHORTER in document.remarks) is (same.proposer == "draft_model")
 
 
 def test_sglang_and_tensorrt_say_where_the_measured_drafts_follow_another_rule() -> None:
@@ -275,19 +283,20 @@ def test_vllm_runs_heads_as_they_were_measured_or_not_at_all() -> None:
         proposer: config(4, proposer=proposer, draft="org/heads", rule=VerifyRule.GREEDY_DRAFT)
         for proposer in ("medusa", "eagle3", "mlp_speculator")
     }
-    medusa, document = exported_vllm([decision(of=greedy["medusa"])])
-    assert (medusa["method"], medusa["model"], medusa["num_speculative_tokens"]) == ("medusa", "org/heads", 4)
-    assert "draft_sample_method" not in medusa
-    assert vllm.MEDUSA in document.remarks
     eagle, _ = exported_vllm([decision(of=greedy["eagle3"])])
     assert (eagle["method"], eagle["model"], eagle["draft_sample_method"]) == ("eagle3", "org/heads", "greedy")
-    for of, why in (
-        (greedy["mlp_speculator"], "vLLM has no counterpart of the measured proposer mlp_speculator"),
-        (config(4, proposer="medusa", draft="org/heads", rule=VerifyRule.REJECTION), vllm.MEDUSA_SAMPLED),
-    ):
-        value, document = exported_vllm([decision(of=of)])
+    for proposer in ("medusa", "mlp_speculator"):  # 0.33 has neither
+        value, document = exported_vllm([decision(of=greedy[proposer])])
         assert value is None
+        why = f"vLLM has no counterpart of the measured proposer {proposer}"
         assert any(why in remark for remark in document.remarks)
+
+
+def test_a_method_that_later_versions_lack_is_exported_for_the_one_that_was_measured() -> None:
+    of = replace(config(4, proposer="medusa"), backend=SERVED_BACKEND, speculative_config="{}", draft=None)
+    value, document = exported_vllm([decision(of=of, engine="vllm/0.32.0")])
+    assert value["method"] == "medusa"
+    assert "vLLM 0.33 and later have no method medusa: run the version measured" in document.remarks
 
 
 def test_vllm_drafts_the_arg_max_of_shared_tokens() -> None:

@@ -101,6 +101,11 @@ def fields(peer: str) -> dict[str, Any]:
     return dict(json.loads((PEERS / f"{peer}.json").read_text(encoding="utf-8"))["fields"])
 
 
+def methods(peer: str) -> set[str]:
+    """The drafting methods of a peer's version, where its list has them."""
+    return set(json.loads((PEERS / f"{peer}.json").read_text(encoding="utf-8"))["methods"])
+
+
 def vllm_depths(value: dict[str, Any] | None, max_batch_size: int, remarks: Iterable[str] = ()) -> list[int]:
     """The depth at batch sizes 1..max as vLLM 0.32 expands its ranges: gaps and the end keep the depth before them.
 
