@@ -2,8 +2,8 @@
 
 Gaps in the log: parameters that are not OpenAI's (top_k, min_p, everything in extra_body) are left out of
 `model_parameters`.  A trace id that LiteLLM generated looks like one that the client gave, so only `session_id`, here
-or in the client's metadata, names a session.  A silent experiment looks like any other call.  A text completion's
-prompt is logged as one user message.
+or in the client's metadata, names a session.  A copy to a silent model is marked from 1.110 on
+(`metadata.is_silent_experiment`).  A text completion's prompt is logged as one user message.
 """
 
 from __future__ import annotations
