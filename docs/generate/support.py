@@ -21,7 +21,7 @@ _BY_HAND = "[by hand](export.md#how-this-is-checked)"
 _MEASURED = {
     IN_PROCESS: "[real, CPU](research/benchmarks.md); [one GPU](engine.md#what-is-timed)",
     "vllm": f"{_VLLM_RESULT}; no GPU",
-    "sglang": _FAKE.format("test_sglang.py") + " only",
+    "sglang": "[real servers, CPU](../tests/validation/test_recorded_sglang.py), with stand-in kernels; no GPU",
     "tensorrt-llm": _FAKE.format("test_tensorrt_llm.py") + " only",
     "llama.cpp": f"{_LLAMACPP_RESULT}; no GPU",
 }
@@ -37,7 +37,7 @@ _METHODS = {
     "draft_model": (
         "[real, equal to vLLM and llama.cpp](research/validation.md)",
         _VLLM_RESULT,
-        "not tried",
+        "[real servers, CPU](../tests/validation/test_recorded_sglang.py)",
         _LLAMACPP_RESULT,
     ),
     "heterogeneous_draft_model": ("[tests](../tests/engine/test_shared_vocabulary.py)", "", "", ""),

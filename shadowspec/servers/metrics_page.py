@@ -63,7 +63,8 @@ class MetricNames:
 
     `model_labels` name the model; metrics without one are of the whole server.  `copies` are the labels of ranks that
     all count the same, so that one of them is taken; samples of other ranks are shares, and add up.  `has_ranks`:
-    whether a server has several of these.
+    whether a server has several of these.  `kinds` are the labels of kinds of requests: their samples add up, and one
+    begins with the first request of its kind, so that they tell no counters apart.
     """
 
     prefix: str
@@ -79,6 +80,7 @@ class MetricNames:
     fails_apart: bool = False
     model_labels: tuple[str, ...] = ("model_name",)
     copies: frozenset[str] = PARALLEL_RANKS
+    kinds: frozenset[str] = frozenset()
     has_ranks: bool = True
 
     @property
@@ -270,7 +272,7 @@ def _add(sums: _Sums, name: str, labels: dict[str, str], value: float, names: Me
             raise PageError(f"{metric} has several values: {SEVERAL_ON_PAGE}", SEVERAL)
         sums.counters[name] = sums.counters.get(name, 0) + count
         if name == names.counters["num_output_tokens"]:
-            sums.ranks.add(tuple(labels.items()))
+            sums.ranks.add(tuple(pair for pair in labels.items() if pair[0] not in names.kinds))
 
 
 def _bound(metric: str, labels: Mapping[str, str]) -> float:

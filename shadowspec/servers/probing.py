@@ -180,8 +180,6 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
     if baseline.num_speculative_tokens is None:
         texts.append("the baseline server does not say whether it speculates")
     texts += speculative.engine.remarks_on(speculative.drafts)
-    if speculative.drafts.lossy is not None:
-        texts.append(f"speculation is not lossless: {speculative.drafts.lossy}")
     if not (baseline.returns_token_ids and speculative.returns_token_ids):
         texts.append("no token ids are returned: parity stays unknown")
     if baseline.scores_outputs is False:

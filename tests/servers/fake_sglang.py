@@ -43,6 +43,10 @@ class FakeSglang(FakeServer):
         if path != self.info_path:
             await (respond(writer, 404, "{}") if path == "/version" else super()._look(path, writer))
             return
+        await respond(writer, 200, self.info())
+
+    def info(self) -> str:
+        """As /server_info, of its fields those that are read."""
         width = self.num_speculative_tokens
         info = {
             "model_path": "/models/t",
@@ -62,7 +66,7 @@ class FakeSglang(FakeServer):
             "version": self.version,
             **self.started,
         }
-        await respond(writer, 200, json.dumps(info))
+        return json.dumps(info)
 
     async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if not body.get("stream"):
@@ -125,8 +129,7 @@ class FakeSglang(FakeServer):
                 meta |= {"finish_reason": {"type": reason, "length": len(tokens)}, "e2e_latency": 0.1}
                 meta |= self._drafts(said)
             shown = part if self.is_incremental else tokens
-            events.append({"text": text_of(shown), "output_ids": shown,
-                           "meta_info": meta, "index": 0})  # fmt: skip
+            events.append({"text": text_of(shown), "output_ids": shown, "meta_info": meta})
         return events
 
     def _drafts(self, said: dict[str, Any] | None) -> dict[str, Any]:

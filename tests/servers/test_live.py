@@ -25,6 +25,7 @@ from tests.servers.metric_server import Production, producing
 from tests.services import PATIENCE_S
 
 PAGE = Path(__file__).parents[1] / "data" / "live" / "vllm-0.32.0.txt"
+SGLANG_PAGE = PAGE.with_name("sglang-0.5.23.txt")
 LLAMACPP_PAGE = PAGE.with_name("llamacpp-0c1e570.txt")
 SGLANG = """\
 # TYPE sglang:prompt_tokens_total counter
@@ -178,6 +179,23 @@ def test_a_page_as_vllm_sends_it() -> None:
     assert set(LATENCIES) - set(before.counts.latencies) == {QUEUE, COMPUTE}
     assert before.series == page.series, "what was read before the split goes on as the same series"
     assert not read_as("other", text).has_model
+
+
+def test_a_page_as_sglang_sends_it() -> None:
+    """Of 0.5.23 with the bundled pair at K = 3, after 3 requests: every figure as grep finds it there."""
+    text = SGLANG_PAGE.read_text(encoding="utf-8")
+    page = parse(text, ENGINES["sglang"].metrics, "pair")
+    counts = page.counts
+    assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (16, None, None)
+    assert (counts.num_output_tokens, counts.num_requests, counts.num_failed_requests) == (27 + 8, 2 + 1, 1)
+    assert counts.accepted_tokens == 35 - 3 - 16
+    assert (counts.num_prompt_tokens, counts.num_cached_tokens, page.num_running) == (65 + 11, 1, 0)
+    assert set(counts.latencies) == set(LATENCIES) - {COMPUTE}
+    assert {latency.total for latency in counts.latencies.values()} == {3}, "one observation of each request"
+    before = "".join(line for line in text.splitlines(keepends=True) if 'is_streaming="true"' not in line)
+    assert parse(before, ENGINES["sglang"].metrics, "pair").series == page.series, (
+        "the first streamed request is no reset"
+    )
 
 
 def test_a_page_as_llama_cpp_sends_it() -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
+from shadowspec.servers.engines import ENGINES
 from shadowspec.servers.probing import probe_both, remarks
+from shadowspec.servers.request import ServerRequest
 from shadowspec.types import Parity, SamplingParameters
 from tests.builders.server_blocks import block, connected, prompt, sampled, settings, told_score
 from tests.servers.fake_server import FakeServer, after, running
 from tests.servers.fake_sglang import FakeSglang
 
 Servers = tuple[FakeSglang, FakeSglang]
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "sglang" / "answers_0_5_23.json").read_text("utf-8"))
 
 
 @pytest.fixture
@@ -152,27 +156,23 @@ def test_drafts_that_may_be_verified_in_part_are_not_counted(servers: Servers, c
     assert [run.failure for run in engine.measure(block(2, load=1)).runs] == ["speculative_uncountable", None]
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"thresholds": (0.9, 1.0)}, "beyond the target's law .speculative_accept_threshold_single = 0.9."),
-        ({"thresholds": (1.0, 0.5)}, "beyond the target's law .speculative_accept_threshold_acc = 0.5."),
-        ({"device": "cpu"}, "on a device 'cpu' SGLang verifies sampled requests by the arg-max"),
-        ({"device": "xpu"}, "on a device 'xpu'"),
-        ({}, None),
-    ],
-)
-def test_acceptance_that_is_not_lossless_is_said(servers: Servers, changes: dict[str, Any], says: str | None) -> None:
-    for name, value in changes.items():
-        setattr(servers[1], name, value)
-    found = [each for each in remarks(*probe_both(settings(servers))) if each.startswith("speculation is not lossless")]
-    assert len(found) == (says is not None)
-    assert says is None or re.search(says, found[0])
+@pytest.mark.parametrize("name", ["single", "acc"])
+def test_a_lowered_threshold_of_acceptance_is_refused(servers: Servers, name: str) -> None:
+    servers[1].thresholds = (0.9, 1.0) if name == "single" else (1.0, 0.9)
+    with pytest.raises(ModelError, match=f"with speculative_accept_threshold_{name} = 0.9 the server also accepts"):
+        connected(servers)
 
 
-def test_a_baseline_on_a_cpu_is_lossless(servers: Servers) -> None:
-    servers[0].device, servers[0].thresholds = "cpu", (0.1, 0.1)
-    assert not any("lossless" in each for each in remarks(*probe_both(settings(servers))))
+@pytest.mark.parametrize(("device", "number"), [("cpu", 1), ("xpu", 1), ("cuda", 0)])
+def test_a_device_that_verifies_sampled_requests_as_greedy_ones_is_named(
+    servers: Servers, device: str, number: int
+) -> None:
+    for server in servers:
+        server.device = device
+    found = [
+        each for each in remarks(*probe_both(settings(servers))) if "verifies sampled requests by the arg-" in each
+    ]
+    assert len(found) == number, "only the speculative server verifies"
 
 
 def test_queue_times_are_read_where_the_server_tells_them(servers: Servers) -> None:
@@ -225,6 +225,32 @@ def test_what_cannot_be_counted_is_refused_with_what_is_missing(
 def test_remarks_name_nothing_that_sglang_does_not_have(servers: Servers) -> None:
     found = remarks(*probe_both(settings(servers)))
     assert found == ["queue times are not reported, and so not shown (--enable-metrics)"]
+
+
+def test_a_recorded_stream_of_sglang_is_read_and_counted() -> None:
+    """As version 0.5.23 sent it, with its tokens so far in every event, and its counts in the last."""
+    stream = RECORDED["stream"]
+    asked = ServerRequest(tuple(stream["prompt"]), SamplingParameters(temperature=0.0, max_tokens=12), 0)
+    answer = ENGINES["sglang"].answer_type("speculative", "pair", asked, 0.0)
+    assert all(answer.take(json.dumps(event), 0.1) for event in stream["events"])
+    found, last = answer.completion(), stream["events"][-1]
+    assert found.token_ids == tuple(last["output_ids"])
+    assert (found.text, found.finish_reason) == (last["text"], "length")
+    assert found.cached_tokens == last["meta_info"]["cached_tokens"]
+    assert found.queue_ms == pytest.approx(1e3 * last["meta_info"]["queue_time"])
+    counted = ENGINES["sglang"]("0.5.23").count(found, len(stream["prompt"]), RECORDED["K"], drafts_always=True)
+    assert counted.is_sure
+    assert counted.counts.num_output_tokens == len(found.chunk_sizes) + counted.counts.num_accepted_tokens
+
+
+def test_the_fake_says_what_the_real_server_said() -> None:
+    fake, stream = FakeSglang(4), RECORDED["stream"]
+    body = ENGINES["sglang"]("").body_of(ServerRequest((5, 6), SamplingParameters(max_tokens=9), 0), "m", "salt")
+    fake.tells_queue = True
+    for theirs, ours in ((stream["events"][0], fake.events(body)[0]), (stream["events"][-1], fake.events(body)[-1])):
+        assert ours.keys() <= theirs.keys()
+        assert ours["meta_info"].keys() <= theirs["meta_info"].keys()
+    assert json.loads(fake.info()).keys() <= RECORDED["server_info"].keys()
 
 
 def test_a_server_that_was_started_otherwise_is_another_one(servers: Servers) -> None:

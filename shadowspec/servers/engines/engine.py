@@ -84,7 +84,6 @@ class ReportedDrafts:
     has_counters: bool = False
     has_metrics: bool = False
     uncountable: str | None = None  # why its accepted tokens can never be counted
-    lossy: str | None = None  # why its outputs may follow another law than the target's, as a sentence's rest
     settings: tuple[tuple[str, str], ...] = ()  # of drafting, as it reports them; (): it reports none
 
 

@@ -81,11 +81,8 @@ CAPPED: Final = (
     "SGLang verifies only a part of some drafts, and counts all of them as proposed: start it with "
     "SGLANG_RAGGED_VERIFY_MODE=static"
 )
-THRESHOLDS: Final = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
-BY_ARG_MAX: Final = (
-    "cpu",
-    "xpu",
-)  # devices on which it verifies sampled requests as greedy ones (`_verify_uses_greedy`)
+DEVICE: Final = "device"
+BY_ARG_MAX: Final = ("cpu", "xpu")  # devices where `_verify_uses_greedy`
 REPORTED_SETTINGS: Final = (  # its settings on which figures depend
     "speculative_algorithm",
     "speculative_num_steps",
@@ -93,8 +90,9 @@ REPORTED_SETTINGS: Final = (  # its settings on which figures depend
     "speculative_num_draft_tokens",
     "speculative_adaptive",
     "speculative_draft_model_path",
-    *THRESHOLDS,
-    "device",
+    "speculative_accept_threshold_single",
+    "speculative_accept_threshold_acc",
+    DEVICE,
     "weight_version",
 )
 ADAPTIVE_ALGORITHMS: Final = {"eagle": "EAGLE", "eagle3": "EAGLE3"}
@@ -125,6 +123,7 @@ _METRICS: Final = MetricNames(
     },
     running="num_running_reqs",
     failed=("num_aborted_requests_total", "", frozenset()),
+    kinds=frozenset({"is_streaming"}),
     copies=PARALLEL_RANKS | {"moe_ep_rank", "moe_dp_rank", "attn_tp_rank", "attn_cp_rank"},  # dp_rank's are shares
 )
 
@@ -299,9 +298,22 @@ class Sglang(ServingEngine):
             number,
             counts_by_request=bool(number) and bool(_spec_fields(meta)),
             uncountable=_uncountable(settings) or (CAPPED if _is_capped(meta) else None),
-            lossy=_lossy(settings) if number else None,
-            settings=tuple(setting for setting in identity.reported_settings if setting[0].startswith("speculative_")),
+            settings=tuple(
+                (name, value)
+                for name, value in identity.reported_settings
+                if name.startswith("speculative_") or name == DEVICE
+            ),
         )
+
+    def remarks_on(self, drafts: ReportedDrafts) -> list[str]:
+        """Where it verifies every request by the arg-max, whatever its temperature."""
+        device = dict(drafts.settings).get(DEVICE)
+        if device not in BY_ARG_MAX or not drafts.num_speculative_tokens:
+            return []
+        return [
+            f"on a device {device!r} SGLang verifies sampled requests by the arg-max, so that they come out greedy: "
+            "measure greedy requests there"
+        ]
 
     def forced_facts(self, config: SpeculationConfig) -> Collection[FactName]:
         return ("max_num_seqs", "async_scheduling")  # 48 with speculation, and no overlap with some algorithms
@@ -477,19 +489,6 @@ def _uncountable(settings: Mapping[str, str]) -> str | None:
         not steps.isdigit() or settings.get("speculative_num_draft_tokens") != str(int(steps) + 1)
     ):
         return "SGLang verifies other tokens than a chain: leave out --speculative-num-draft-tokens"
-    return None
-
-
-def _lossy(settings: Mapping[str, str]) -> str | None:
-    """Why its sampled outputs may follow another law than the target's; None where nothing says so.
-
-    Greedy requests are verified by the arg-max whatever is set (`eagle_sample`).
-    """
-    lowered = [f"{name} = {settings[name]}" for name in THRESHOLDS if settings.get(name, "1.0") not in ("1.0", "None")]
-    if lowered:
-        return f"SGLang accepts sampled tokens beyond the target's law ({', '.join(lowered)})"
-    if (device := settings.get("device")) in BY_ARG_MAX:
-        return f"on a device {device!r} SGLang verifies sampled requests by the arg-max, so that they come out greedy"
     return None
 
 
