@@ -46,7 +46,7 @@ _DRAFTING: Final = keys_of(SpeculationConfig)
 _LABEL = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 _LABEL_VALUE = r"^[A-Za-z0-9_.:/+-]{1,64}$"  # short words, of which slices' names are made
 _DIALECT = r"^[a-z][a-z0-9_]{0,31}$"
-_METHOD = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # a server's own name: any
+_METHOD = r"^[A-Za-z][A-Za-z0-9_.,-]{0,63}$"  # a server's own name: any; llama.cpp chains names with commas
 _SCORE = r"^(json_valid|contract_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
 
 

@@ -256,7 +256,10 @@ def test_a_servers_method_is_its_own_name_and_its_settings_are_taken_as_they_are
     assert not load(tmp_path, SERVED).endpoints["chat"].candidates[0].is_served_method
 
 
-@pytest.mark.parametrize("name", ["mtp", "dflash", "p-eagle", "EAGLE3", "ngram", "suffix", "medusa", "some.later_one"])
+@pytest.mark.parametrize(
+    "name",
+    ["mtp", "dflash", "p-eagle", "EAGLE3", "ngram", "suffix", "medusa", "some.later_one", "ngram-simple,draft-simple"],
+)
 def test_any_name_may_be_a_servers_method(tmp_path: Path, name: str) -> None:
     (found,) = load(tmp_path, METHOD.replace("mtp", name)).endpoints["chat"].candidates
     assert (found.proposer, found.title) == (name, name)

@@ -25,6 +25,8 @@ from shadowspec.types.settings import LAST_PORT
 from shadowspec.types.speculation import draft_key
 
 SPECULATIVE, PLAIN = "speculative", "plain"
+INFERENCE_POOL: Final = "InferencePool"  # of the Gateway API Inference Extension (v1)
+INFERENCE_GROUP: Final = "inference.networking.k8s.io"
 WEIGHTS: Final = 1_000  # a share in whole parts of this, rounded down
 MAX_RULES: Final = 16  # of one HTTPRoute
 MAX_MATCHES: Final = 64  # of one rule; Gateway API allows 128 in all rules together
@@ -35,22 +37,47 @@ DEFAULT_GROUP: Final = "default"  # LiteLLM's tag of deployments for requests wi
 
 @dataclass(frozen=True, slots=True)
 class ServerPool:
-    """Where a pool's servers are reached."""
+    """Where a pool's servers are reached; an InferencePool has no port (None), and its picker chooses a server."""
 
     host: str
-    port: int
+    port: int | None
 
     @classmethod
     def parse(cls, text: str, option: str) -> ServerPool:
-        """The pool at HOST:PORT.
+        """The pool at HOST:PORT, or `InferencePool/NAME`.
 
         Raises:
-            UsageError: the text is none.
+            UsageError: the text is neither.
         """
+        kind, _, name = text.partition("/")
+        if kind == INFERENCE_POOL and name and not set("/:") & set(name):
+            return cls(name, None)
         host, _, port = text.rpartition(":")
         if not host or ":" in host or "/" in host or not port.isdigit() or not 1 <= int(port) <= LAST_PORT:
-            raise UsageError(f"{option} {text!r}: must be HOST:PORT, such as {PLAIN}:8000")
+            raise UsageError(
+                f"{option} {text!r}: must be HOST:PORT, such as {PLAIN}:8000, or {INFERENCE_POOL}/NAME for an HTTPRoute"
+            )
         return cls(host, int(port))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port.
+
+        Raises:
+            UsageError: it is an InferencePool, which only an HTTPRoute reaches.
+        """
+        if self.port is None:
+            raise UsageError(
+                f"{INFERENCE_POOL}/{self.host}: only --format httproute routes to it; give HOST:PORT for this format"
+            )
+        return self.host, self.port
+
+    @property
+    def backend(self) -> dict[str, Any]:
+        """As an HTTPRoute refers to it."""
+        if self.port is None:
+            return {"group": INFERENCE_GROUP, "kind": INFERENCE_POOL, "name": self.host}
+        return {"name": self.host, "port": self.port}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +218,8 @@ def litellm(routes: Routes, pools: Pools, served_models: Sequence[str]) -> Expor
     is plain.  LiteLLM keeps a tagged request from other deployments even if all of its own are down, so a fallback
     group leads to the plain pool.
     """
-    speculative, plain = (f"http://{pool.host}:{pool.port}/v1" for pool in (pools.speculative, pools.plain))
+    hosts = (pool.address for pool in (pools.speculative, pools.plain))
+    speculative, plain = (f"http://{host}:{port}/v1" for host, port in hosts)
     deployments: list[dict[str, Any]] = []
     fallbacks = []
     by_share: dict[float, list[Route]] = defaultdict(list)
@@ -248,14 +276,14 @@ def httproute(routes: Routes, pools: Pools) -> Export:
                 {"headers": [{"type": "Exact", "name": route.header[0], "value": route.header[1]}]} for route in routed
             ],
             "backendRefs": [
-                {"name": pool.host, "port": pool.port, "weight": weight}
+                {**pool.backend, "weight": weight}
                 for pool, weight in zip((pools.speculative, pools.plain), weights, strict=True)
                 if weight
             ],
         }
         for weights, routed in groups
     ]
-    rules.append({"backendRefs": [{"name": pools.plain.host, "port": pools.plain.port}]})
+    rules.append({"backendRefs": [pools.plain.backend]})
     metadata: dict[str, Any] = {"name": f"shadowspec-{_resource_name(routes.endpoint)}"}
     if routes.expires_at is not None:
         metadata["annotations"] = {"shadowspec/expires-at": routes.expires_at.isoformat()}
@@ -295,7 +323,8 @@ def envoy(routes: Routes, pools: Pools) -> Export:
 
 
 def _cluster(name: str, pool: ServerPool) -> dict[str, Any]:
-    address = {"socket_address": {"address": pool.host, "port_value": pool.port}}
+    host, port = pool.address
+    address = {"socket_address": {"address": host, "port_value": port}}
     return {
         "name": name,
         "type": "STRICT_DNS",

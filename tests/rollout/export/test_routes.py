@@ -229,6 +229,24 @@ def test_an_httproute_with_too_many_slices_is_refused() -> None:
         routes.httproute(chosen(many), POOLS)
 
 
+def test_an_httproute_leads_to_inference_pools_and_other_formats_refuse_them() -> None:
+    """As the Gateway API Inference Extension has its backends: by group and kind, without a port."""
+    pool = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "fast"}
+    pools = Pools(
+        ServerPool.parse("InferencePool/fast", "--speculative"), ServerPool.parse("plain.local:80", "--plain")
+    )
+    found = chosen([decision(slice_key=CODE)])
+    document = yaml.safe_load(routes.httproute(found, pools).text)
+    crds.check(document)
+    assert [rule["backendRefs"] for rule in document["spec"]["rules"]] == [
+        [{**pool, "weight": routes.WEIGHTS}],
+        [{"name": "plain.local", "port": 80}],
+    ]
+    for refusing in (lambda: routes.envoy(found, pools), lambda: routes.litellm(found, pools, ["llm"])):
+        with pytest.raises(UsageError, match="InferencePool/fast: only --format httproute"):
+            refusing()
+
+
 def test_routes_say_what_the_pool_runs_and_when_they_become_stale() -> None:
     document = routes.envoy(chosen(MIXED), POOLS)
     assert any("draft_model-4" in remark for remark in document.remarks)
