@@ -552,12 +552,18 @@ def at_once(url: str, num_gates: int) -> None:
 ORDERS = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(list(ORDERED)), st.booleans()), max_size=6)
 
 
+@pytest.mark.parametrize(
+    ("policy", "gives"), [(ENABLING, Verdict.ENABLE), (WINDOWS, Verdict.HOLD)], ids=["blocks", "windows"]
+)
 @FEW
 @given(orders=ORDERS)
 def test_overrides_change_no_evidence_no_level_and_no_verdict_of_the_gate(
-    new_database: Callable[[str], str], orders: list[tuple[int, Verdict, bool]]
+    new_database: Callable[[str], str], policy: GatePolicy, gives: Verdict, orders: list[tuple[int, Verdict, bool]]
 ) -> None:
-    """Set before a look, and cleared before the next one or never.  Oracle: the same looks without any."""
+    """Set before a look, which may lie within a window, and cleared before the next one or never.
+
+    Oracle: the same looks without any.
+    """
     with Store.open(new_database("sqlite")) as one, Store.open(new_database("sqlite")) as other:
         mine, theirs = Worker(one), Worker(other)
         to_clear: list[int] = []
@@ -571,8 +577,8 @@ def test_overrides_change_no_evidence_no_level_and_no_verdict_of_the_gate(
                     to_clear += [number] * is_cleared
             for worker in (mine, theirs):
                 worker.write(NUM_BLOCKS // 6)
-                run_endpoint(worker.store, ENDPOINT, ENABLING, RolloutPolicy(), input_ended=look == 5, now=START)
+                run_endpoint(worker.store, ENDPOINT, policy, RolloutPolicy(), input_ended=look == 5, now=START)
         assert_same_stores(one, other)
         for first, second in zip(one.latest_decisions(ENDPOINT), other.latest_decisions(ENDPOINT), strict=True):
             assert (first.verdict, first.reason, first.level) == (second.verdict, second.reason, second.level)
-            assert first.verdict is Verdict.ENABLE
+            assert first.verdict is gives
