@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kernels.benchmarks.harness import sections
+from kernels.benchmarks.harness import RESULTS, sections
 from kernels.benchmarks.simulation_picture import picture
 from shadowspec.simulate.naive import NAIVE_GATES
 from shadowspec.simulate.results import WorldResult, definition_of, read_results
@@ -79,10 +79,41 @@ def null_worlds(table: WorldTable) -> str:
     clean: dict[str, list[str]] = {}
     for row in table.rows:
         if row not in some:
-            clean.setdefault(row[1], []).append(f"- {row[0]}")
-    for rate, lines in clean.items():
-        parts.append("\n".join([f"Every rate of these worlds is {rate}:\n", *lines]))
+            clean.setdefault(row[1], []).append(f"`{row[0].split(':')[0]}`")
+    parts += [f"Every rate of these worlds is {rate}: {', '.join(names)}." for rate, names in clean.items()]
     return "\n\n".join(parts)
+
+
+def early_stops() -> str:
+    """What stopping early saves, and what was tried and is not in the product."""
+    found = json.loads((RESULTS / "early_stops.json").read_text(encoding="utf-8"))
+    by_truth: dict[tuple[float, float], list[str]] = {}
+    for row in found["futile"]:
+        saved = 1.0 - row["futile_units"] / row["units"]
+        cells = (f"{row['units']:.0f}", f"{row['futile_units']:.0f}", f"{saved:.0%}")
+        by_truth.setdefault((row["speedup"], row["slowed"]), []).extend(cells)
+    heads = (
+        "speedup, slowed",
+        *("units, noise .1", "with `futile`", "saved", "units, noise .25", "with `futile`", "saved"),
+    )
+    body = markdown(
+        WorldTable("", heads, tuple((f"{x:.2f}x, {slowed:.0%}", *cells) for (x, slowed), cells in by_truth.items()))
+    )
+    by_world = {(row["speedup"], row["noise"]): row for row in found["futile"]}
+    deadlines = {(row["speedup"], row["noise"]): row for row in found["deadlines"]}
+    slow, noisy = by_world[1.03, 0.1], by_world[1.08, 0.25]
+    weak, wide = deadlines[1.07, 0.1], deadlines[1.15, 0.25]
+    return _TEXTS["early"].format(
+        repetitions=f"{found['repetitions']:,}",
+        week=f"{1.0 - slow['week_units'] / slow['units']:.0%}",
+        fortnight=f"{1.0 - slow['fortnight_units'] / slow['units']:.0%}",
+        lost=f"{noisy['week_lost'] / noisy['enable']:.0%}",
+        weak=f"{weak['mixture_share']:.0%} to {weak['deadline_share']:.0%}",
+        units=f"{weak['mixture_units']:.0f} to {weak['deadline_units']:.0f}",
+        given_up=f"{max(row['futile_lost'] for row in found['futile']):.1%}",
+        wide=f"{wide['mixture_share']:.0%} to {wide['deadline_share']:.0%}",
+        table=body,
+    )
 
 
 def page(path: Path) -> str:
@@ -105,6 +136,7 @@ def page(path: Path) -> str:
         parts.append(f"## {table.title}\n\n{body}\n")
         if table.title in _NOTES:
             parts.append(_NOTES[table.title] + "\n")
+    parts.append(early_stops())
     broken = broken_promises(results.values())
     verdict = (
         "No world contradicts the gate's promise."
