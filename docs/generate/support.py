@@ -21,7 +21,7 @@ _BY_HAND = "[by hand](export.md#how-this-is-checked)"
 _MEASURED = {
     IN_PROCESS: "[real, CPU](research/benchmarks.md); [one GPU](engine.md#what-is-timed)",
     "vllm": f"{_VLLM_RESULT}; no GPU",
-    "sglang": "[real servers, CPU](../tests/validation/test_recorded_sglang.py), with stand-in kernels; no GPU",
+    "sglang": "[real servers, CPU](../tests/validation/test_recorded_sglang.py), with imitated kernels; no GPU",
     "tensorrt-llm": _FAKE.format("test_tensorrt_llm.py") + " only",
     "llama.cpp": f"{_LLAMACPP_RESULT}; no GPU",
 }
