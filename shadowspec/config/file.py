@@ -43,7 +43,7 @@ from shadowspec.tap.endpoints import EndpointRule, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.text import plain_text, suggestion
-from shadowspec.types import OUTPUT_CONSTRAINT, UNSEEDED, Contract, OutputContract, SpeculationConfig, VerifyRule
+from shadowspec.types import UNSEEDED, Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.served_methods import settings_text
 from shadowspec.types.settings import EngineSettings, WorkerSettings, nest_table
 
@@ -102,13 +102,8 @@ class Config:
 
     @property
     def slice_by(self) -> dict[str, tuple[str, ...]]:
-        """The labels that slices have, by endpoint; those of constrained requests have one more."""
-        return {
-            name: (*endpoint.rule.slice_by, OUTPUT_CONSTRAINT)
-            if endpoint.rule.takes_constraints
-            else endpoint.rule.slice_by
-            for name, endpoint in self.endpoints.items()
-        }
+        """The labels that slices may have, by endpoint."""
+        return {name: endpoint.rule.slice_labels for name, endpoint in self.endpoints.items()}
 
     @property
     def concurrencies(self) -> dict[str, tuple[int, ...]]:
@@ -306,6 +301,7 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
             for name, kind in section.contracts.items()
         },
         takes_constraints=section.servers is not None,
+        takes_chats=section.servers is not None and section.servers.api == "chat",
         tool_call_format=_tool_call_format(section.servers),
         measures_conversations=section.servers is not None and section.servers.measures_conversations,
         prompt_rules=prompt_rules_of(section.serving_engine),

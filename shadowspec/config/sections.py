@@ -14,7 +14,7 @@ from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.language import LANGUAGE
-from shadowspec.types import OUTPUT_CONSTRAINT, SUFFIX_OPTIONS, Contract, SpeculationConfig
+from shadowspec.types import OWN_SLICES, SUFFIX_OPTIONS, Contract, SpeculationConfig
 from shadowspec.types.served_methods import contradiction, settings_text
 from shadowspec.types.serving_engines import parse_engines
 from shadowspec.types.settings import (
@@ -30,7 +30,7 @@ from shadowspec.types.settings import (
 )
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
-BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant", OUTPUT_CONSTRAINT, LANGUAGE)
+BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant", *OWN_SLICES, LANGUAGE)
 CONTRACTS: Final = (Contract.JSON, Contract.TOOL_CALL, Contract.SQL)  # a grammar is a request's to state
 PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
 LOOKUPS: Final = ("ngram", "suffix")  # proposers that copy from texts and need no draft

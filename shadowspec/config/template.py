@@ -276,6 +276,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # max_attempts = ~            # at a request that the server refused for now, or whose answer was cut off
 # reachable_within_s = ~      # how long a server may be away before a block; then the run ends
 # prefix_cache = ~            # contents of the caches: as_served, evicted, on (cold conversations), off (nothing)
+# api = ~                     # "completions": chats are sent as token ids too, not as the client wrote them
 # score_logprobs = ~          # likeliest tokens to ask of the baseline for each token of a sampled output (vLLM's
 #                             --max-logprobs must allow it).  0: sampled outputs have no parity (docs/server-figures.md)
 # tool_call_format = "hermes" # form in which the target writes tool calls; default: requests with strict tools are
@@ -334,6 +335,7 @@ version = 1
 # tail_share = ~                # tolerated share of slowed requests
 # max_fault_share = ~           # share of faults in greedy outputs to exclude, with no fault seen
 # max_carry_over = ~            # the order of the arms may add this to the speedup; above it is HOLD
+# stream_margin = ~             # tolerated share of chats whose stream is broken, beyond the baseline's
 # parity_margin = ~             # tolerated share of greedy outputs that differ by rounding, beyond the baseline's
 # near_tie_logit = ~            # top-2 logit gap that counts as rounding; "none": 0.001 in float32, 0.125 in bfloat16
 # parity_tokens = ~             # sampled tokens of a session that count in the z score

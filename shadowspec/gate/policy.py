@@ -109,6 +109,8 @@ class GatePolicy:
     tail_share: float = 0.10  # share of slowed requests that is tolerated
     max_fault_share: float = 0.05  # share of greedy faults to be excluded, none having been seen
     max_carry_over: float = 0.01  # what the order of the arms may add to the speedup
+    # Share of broken chat streams beyond the baseline's that is tolerated.  Simulated worlds stream none.
+    stream_margin: float = field(default=0.05, repr=False)
     parity_margin: float = 0.05  # share of greedy near-ties beyond the baseline's that is tolerated
     near_tie_logit: float | None = None  # None: by dtype, NEAR_TIE_LOGIT
     parity_tokens: int = 64  # a cluster's weight in the z score is capped at this number of tokens
@@ -326,7 +328,18 @@ _WHOLE_NUMBERS = (
 _RANGES: dict[str, _Range] = {
     **dict.fromkeys(_WHOLE_NUMBERS, _COUNT),
     **dict.fromkeys(
-        ("alpha", "floor", "tail_share", "max_fault_share", "parity_margin", "z_clip", "z_bound", "min_rate"), _FRACTION
+        (
+            "alpha",
+            "floor",
+            "tail_share",
+            "max_fault_share",
+            "parity_margin",
+            "stream_margin",
+            "z_clip",
+            "z_bound",
+            "min_rate",
+        ),
+        _FRACTION,
     ),
     **dict.fromkeys(
         ("max_missing", "max_prompt_mismatch", "max_untimed_share", "dominant_key_share", "entry_share"), _SHARE

@@ -104,7 +104,7 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
     forecasts = []
     runs = evidence.runs
     for test in defined_tests(policy):
-        if not applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
+        if not applies(test, runs.regimes):
             continue
         if test.unit == DOCUMENT:  # no traffic brings them
             continue
@@ -119,11 +119,14 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
         units = passages.passes * ahead.merged_units
         num_units = 0 if tested is None else tested.num_units
         forecasts.append(_forecast(test.name, test.unit, num_units, units, test.is_required, ahead.is_assumed))
-    if runs.num_greedy:
-        unit, num_known = fault_units(runs)
+    faults = {"parity_faults": (runs.num_greedy, runs.num_known_greedy), "stream_faults": (runs.num_streams,) * 2}
+    for name, (num_requests, num_judged) in faults.items():
+        if not num_requests:
+            continue
+        unit, num_known = fault_units(runs, num_judged)
         units = np.full(num_paths, float(max(min_fault_requests(policy, level) - num_known, 0)))
-        enabled = np.maximum(enabled, units * runs.max_turns * evidence.num_clusters / runs.num_greedy)
-        forecasts.append(_forecast("parity_faults", unit, num_known, units, True, False))
+        enabled = np.maximum(enabled, units * runs.max_turns * evidence.num_clusters / num_requests)
+        forecasts.append(_forecast(name, unit, num_known, units, True, False))
 
     # 2. Which comes first; a time beyond the horizon is never.
     enabled[enabled > horizon] = np.inf

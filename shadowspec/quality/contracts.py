@@ -29,15 +29,21 @@ MAX_SCHEMA_CHARACTERS = 32_768
 MAX_STEPS = 20_000  # of one check: subschemas entered, and their members; a document of 1,000 rows takes 13,000
 
 
-def judge(contract: OutputContract, text: str, finish_reason: str | None) -> Validity | None:
+def judge(
+    contract: OutputContract,
+    text: str,
+    finish_reason: str | None,
+    calls: Sequence[tuple[str, str]] | None = None,
+) -> Validity | None:
     """Whether an output satisfies the contract; None where the contract does not apply to it.
 
     Args:
         contract: the required form of the output.
         text: the whole output; of a contract with tools with its special tokens, by which calls are marked.
         finish_reason: why it ended.
+        calls: name and arguments of each call that a server's parser cut out of the text; None: they are in it.
     """
-    is_valid = _is_valid(contract, text)
+    is_valid = _is_valid(contract, text, None if not calls else [_parsed(*call) for call in calls])
     if is_valid is None:
         return None
     if finish_reason == CUT:  # a text that parses may be the beginning of another one
@@ -61,12 +67,23 @@ def require_sql(dialect: str | None) -> None:
         raise ConfigError(f"sql_dialect: {SQL_PACKAGE} knows no dialect {dialect!r}") from error
 
 
-def _is_valid(contract: OutputContract, text: str) -> bool | None:
+def _parsed(name: str, arguments: str) -> ToolCall | None:
+    """A call that a server cut out; None of arguments that are no JSON object."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return ToolCall(name, value) if isinstance(value, dict) else None
+
+
+def _is_valid(contract: OutputContract, text: str, parsed: list[ToolCall | None] | None) -> bool | None:
     if contract.kind is Contract.SQL:
         return is_sql(text, contract.dialect)
     if contract.kind is Contract.GRAMMAR:
         return text in contract.choices if contract.pattern is None else _is_match(contract.pattern, text)
-    calls = find_calls(text) if contract.kind is Contract.TOOL_CALL or contract.tools else None
+    calls = parsed
+    if calls is None and (contract.kind is Contract.TOOL_CALL or contract.tools):
+        calls = find_calls(text)
     if calls is not None and not (contract.is_arguments and None in calls):
         return _all(False if call is None else keeps(call, contract.tools) for call in calls)
     if contract.kind is Contract.JSON:

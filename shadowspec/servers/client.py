@@ -15,7 +15,7 @@ import os
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,16 +28,18 @@ from urllib.parse import urlsplit
 import httpx
 
 from shadowspec.errors import ConfigError
+from shadowspec.servers.chat_answer import ChatAnswer
 from shadowspec.servers.engines import ServingEngine, engine_of
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import MAX_RETRY_WAIT_S, ServerSettings, Waits
-from shadowspec.servers.stream import Completion, ServerError, events
+from shadowspec.servers.stream import Completion, ServerError, StreamedAnswer, events
 from shadowspec.types.server_sent_events import DONE
 
 FIRST_RETRY_S: Final = 0.5  # doubled with every attempt, where the server does not say how long to wait
 LOOK_S: Final = 10.0  # that a look at a server (its models, its counters) may take
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024  # not streamed: 20 tokens at each of 100,000 places take 150 MiB
 END_S: Final = 1.0  # that a whole answer's connection may take to end
+CHAT_PATH: Final = "v1/chat/completions"  # of every engine
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
@@ -61,6 +63,7 @@ class ServerClient:
             engine: whose API it speaks; None: not known yet.
         """
         self.name, self.engine = name, engine or engine_of("")
+        self.served_models: Collection[str] = ()  # the names that it lists, adapters' among them; (): not looked at
         self._http, self._model, self._waits, self._max_attempts = http, model, waits, max_attempts
 
     async def look(self, path: str) -> str | None:
@@ -119,7 +122,9 @@ class ServerClient:
 
     def speaking_to(self, engine: ServingEngine) -> ServerClient:
         """The same client, of an engine that is known."""
-        return ServerClient(self.name, self._http, self._model, self._waits, self._max_attempts, engine)
+        client = ServerClient(self.name, self._http, self._model, self._waits, self._max_attempts, engine)
+        client.served_models = self.served_models
+        return client
 
     async def _retry(self, attempted: Callable[[int], Awaitable[Answer]]) -> tuple[Answer, int]:
         """The first answer, and which attempt gave it."""
@@ -165,17 +170,21 @@ class ServerClient:
     async def _attempt(self, request: ServerRequest, salt: str) -> Completion:
         """One attempt.  Only tokens extend its time-out, not other events."""
         waits, loop = self._waits, asyncio.get_running_loop()
-        if (name := self.engine.lacking(request)) is not None:
+        answer_type: type[StreamedAnswer]
+        if request.chat is not None:
+            path, answer_type = CHAT_PATH, ChatAnswer
+            body = self.engine.chat_body_of(request, self.served_models, self._model, salt)
+        elif (name := self.engine.lacking(request)) is not None:
             raise ServerError(self.name, f"unsupported_{name}", f"its engine has no {name}, or means it otherwise")
-        body = self.engine.body_of(request, self._model, salt)
+        else:
+            path, answer_type = self.engine.path, self.engine.answer_type
+            body = self.engine.body_of(request, self._model, salt)
         sent_s = time.perf_counter()
         end = loop.time() + waits.total_s
-        answer = self.engine.answer_type(self.name, self._model, request, sent_s)
+        answer = answer_type(self.name, str(body["model"]) if "model" in body else self._model, request, sent_s)
         try:
             async with asyncio.timeout_at(min(end, loop.time() + waits.first_token_s)) as clock:
-                async with self._http.stream(
-                    "POST", self.engine.path, json=body, headers=self.engine.headers
-                ) as response:
+                async with self._http.stream("POST", path, json=body, headers=self.engine.headers) as response:
                     self._check_status(response)
                     received = events(self.name, response.aiter_bytes())
                     async for data in received:

@@ -52,7 +52,7 @@ async def count_alone(
         answer = await client.complete(request, fresh_salt())
         counted = await _await_counters(client, model, before)
         try:
-            return from_counters(counted, answer, len(request.prompt_token_ids), num_speculative_tokens)
+            return from_counters(counted, answer, answer.num_prompt_tokens, num_speculative_tokens)
         except UncountableError as error:
             refused = error
     assert refused is not None, "a try returns or is refused"

@@ -62,6 +62,7 @@ async def identify(client: ServerClient, model: str) -> ServerIdentity:
         ServerError: it cannot be reached, points elsewhere, or does not serve this model.
     """
     entries = await _models(client)
+    client.served_models = frozenset(str(entry.get("id")) for entry in entries)
     entry = next((entry for entry in entries if entry.get("id") == model), None)
     if entry is None:
         names = ", ".join(sorted(str(entry.get("id")) for entry in entries)) or "none"
@@ -123,6 +124,7 @@ def fingerprint_server_config(
         "baseline_engine": identity.name,
         "max_model_len": f"{identity.max_model_len}, {other.max_model_len}",
         "counts_source": source.name,
+        "api": settings.api,
         "requests_per_slot": str(requests_per_slot),
         **(
             {PREFIX_CACHE: settings.prefix_cache, "max_turns": str(max_turns)}

@@ -27,7 +27,8 @@ from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
 from shadowspec.servers.answer_parity import parity_of
-from shadowspec.servers.client import ServerClient, open_client, run_async, trust
+from shadowspec.servers.chat_answer import stream_parity, thinking_of
+from shadowspec.servers.client import ServerClient, fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import Outcome, concurrencies, run_conversations, timing
 from shadowspec.servers.counter_pass import count_alone
 from shadowspec.servers.engines import ServerIdentity, engine_of
@@ -69,6 +70,8 @@ UNSURE: Final = "_unsure"  # suffix of a run's `counts_source` where the last st
 OTHER_SERVER: Final = "other_server"  # the failure of runs in whose block a server became another one
 SPECULATES: Final = "speculates"  # that of a baseline
 UNCONSTRAINED_ANSWER: Final = "unconstrained"  # the failure of constrained requests where a server enforces nothing
+OTHER_PROMPT: Final = "other_prompt"  # that of chats that the arms render otherwise, or nobody can render here
+AGAIN: Final = "again"  # the source of counts of a chat that was sent again as token ids
 SEEDS: Final = 2**63  # servers take no larger ones
 
 
@@ -187,8 +190,9 @@ class ServerEngine:
                     outcomes[arm] = answers
             arms = _Arms(outcomes[Arm.BASELINE], outcomes[Arm.SPECULATIVE])
             indices = range(len(block.requests))
-            accepted = {i: await self._count_accepted(clients[Arm.SPECULATIVE], alone[i], arms, i) for i in indices}
-            parities = {i: await self._parity(clients[Arm.BASELINE], alone[i], arms, i) for i in indices}
+            judged = {i: await self._judged(clients, alone[i], arms, i) for i in indices}
+            accepted = {i: await self._count_accepted(clients[Arm.SPECULATIVE], *judged[i]) for i in indices}
+            parities = {i: await self._parity(clients[Arm.BASELINE], *judged[i]) for i in indices}
             for arm, client in clients.items():
                 answers = (*outcomes[arm], *(repeated or ())) if arm is Arm.BASELINE else outcomes[arm]
                 if (failure := await self._change_of(arm, client, answers)) is not None:
@@ -211,6 +215,12 @@ class ServerEngine:
         served, config = {}, self._config.config
         for index, prompt in enumerate(block.requests):
             answer, known = arms.speculative[index], accepted[index]
+            is_rendered_alike = isinstance(answer, Completion) and (
+                answer.num_prompt_tokens == len(prompt.prompt_token_ids)
+                and answer.prompt_token_ids in (None, prompt.prompt_token_ids)
+            )
+            if not is_rendered_alike:
+                continue
             if isinstance(answer, Completion) and answer.token_ids and isinstance(known, Accepted):
                 response = LoggedResponse(
                     token_ids=answer.token_ids,
@@ -265,6 +275,7 @@ class ServerEngine:
             keeps_special_tokens=prompt.contract is not None and prompt.contract.may_be_marked,
             constraint=prompt.constraint,
             uses_cache=uses_cache,
+            chat=prompt.chat,
         )
 
     def _unmeasured(self, block: Block, failure: str) -> BlockResult:
@@ -312,7 +323,11 @@ class ServerEngine:
         not say how many tokens it drafts, the longest draft of its answers does, of those with room for it.
         """
         engine, wanted = self._engines[arm], self._depth(arm)
-        answers = [answer for answer in outcomes if isinstance(answer, Completion)]
+        answers = [
+            answer
+            for answer in outcomes
+            if isinstance(answer, Completion) and (answer.message is None or engine.counts_chats)
+        ]
         longest = [engine.longest_draft_in(answer) for answer in answers if answer.num_output_tokens > wanted + 1]
         try:
             if await identify(client, self._settings.model) != self._identities[arm]:
@@ -345,14 +360,48 @@ class ServerEngine:
                 await run_conversations(client, short, slots, salts, shares_prefix=shares_prefix)
                 self._last_arm = arm
 
+    async def _judged(
+        self, clients: Mapping[Arm, ServerClient], request: ServerRequest, arms: _Arms, index: int
+    ) -> tuple[ServerRequest, Outcome, Outcome]:
+        """The request and both answers by which acceptance and parity are judged.
+
+        Where a chat's answer reports neither steps nor tokens, the request is sent again as the token ids that the
+        server made of it, to both servers and untimed.
+        """
+        base, spec = arms.baseline[index], arms.speculative[index]
+        if request.chat is None or isinstance(base, ServerError) or isinstance(spec, ServerError):
+            return request, base, spec
+        if base.num_prompt_tokens != spec.num_prompt_tokens:
+            fault = ServerError(clients[Arm.SPECULATIVE].name, OTHER_PROMPT, "the servers count different prompts")
+            return request, base, fault
+        prompt_ids = base.prompt_token_ids or request.prompt_token_ids
+        plain = replace(request, chat=None, prompt_token_ids=prompt_ids)
+        if self._counts_chats:
+            return replace(plain, chat=request.chat), base, spec
+        if len(prompt_ids) != base.num_prompt_tokens:
+            fault = ServerError(clients[Arm.SPECULATIVE].name, OTHER_PROMPT, "its prompt cannot be rendered here")
+            return request, base, fault
+        again: dict[Arm, Outcome] = {}
+        for arm, client in clients.items():
+            try:
+                again[arm] = await client.complete(plain, fresh_salt())
+            except ServerError as fault:
+                again[arm] = fault
+        return plain, again[Arm.BASELINE], again[Arm.SPECULATIVE]
+
+    @property
+    def _counts_chats(self) -> bool:
+        return all(engine.counts_chats for engine in self._engines.values())
+
     async def _count_accepted(
-        self, client: ServerClient, request: ServerRequest, arms: _Arms, index: int
+        self, client: ServerClient, request: ServerRequest, base: Outcome, spec: Outcome
     ) -> Accepted | str:
         """The accepted tokens of a request that both arms answered; else the reason why they are unknown."""
-        spec = arms.speculative[index]
-        if not isinstance(spec, Completion) or not isinstance(arms.baseline[index], Completion):
+        if isinstance(spec, ServerError):
+            return spec.code
+        if isinstance(base, ServerError):
             return "unanswered"
-        width, length = self._config.config.num_speculative_tokens, len(request.prompt_token_ids)
+        width = self._config.config.num_speculative_tokens
         try:
             if self._source == COUNTERS:
                 return await count_alone(client, request, self._settings.model, width)
@@ -360,15 +409,16 @@ class ServerEngine:
                 return "no_acceptance"
             # A mask removes the tokens that the grammar forbids from a draft, and may leave none.
             always = self._config.config.drafts_in_every_step and request.constraint is None
-            return client.engine.count(spec, length, width, drafts_always=always)
+            return client.engine.count(spec, spec.num_prompt_tokens, width, drafts_always=always)
         except UncountableError as error:
             log.warning("%s: a request's acceptance is not known: %s", client.name, error)
             return error.failure
         except ServerError as fault:
             return fault.code
 
-    async def _parity(self, client: ServerClient, request: ServerRequest, arms: _Arms, index: int) -> Parity | None:
-        base, spec = arms.baseline[index], arms.speculative[index]
+    async def _parity(
+        self, client: ServerClient, request: ServerRequest, base: Outcome, spec: Outcome
+    ) -> Parity | None:
         if not isinstance(base, Completion) or not isinstance(spec, Completion):
             return None
         most, length = self._settings.score_logprobs, self._identities[Arm.BASELINE].max_model_len
@@ -391,6 +441,8 @@ class ServerEngine:
             has_text = all(engine.returns_text for engine in self._engines.values())
             flags = _flags(prompt, base, spec, known, has_text=has_text)
             scores = self._scorer.score_pairs([base.text], [spec.text], [prompt])[0]
+            is_again = base.message is not None and not self._counts_chats
+            source = AGAIN if is_again else self._source.name
             runs.append(
                 Run(
                     key=prompt.key,
@@ -405,11 +457,13 @@ class ServerEngine:
                     scores=scores | self._scorer.of_flags(flags),
                     flags=flags,
                     served=ServedRun(
-                        counts_source=self._source.name if known.is_sure else f"{self._source.name}{UNSURE}",
+                        counts_source=source if known.is_sure else f"{source}{UNSURE}",
                         baseline_cached_tokens=base.cached_tokens,
                         speculative_cached_tokens=spec.cached_tokens,
                         num_retries=base.num_attempts + spec.num_attempts - 2,
                     ),
+                    stream=stream_parity(base, spec),
+                    thinking=thinking_of(base, spec, self._engines[Arm.SPECULATIVE].steps_of(spec)),
                 )
             )
         return tuple(runs)
@@ -511,7 +565,10 @@ def _flags(prompt: ShadowPrompt, base: Completion, spec: Completion, known: Acce
     contract = prompt.contract if has_text else None
 
     def validity(answer: Completion) -> Validity | None:
-        return None if contract is None else judge(contract, answer.text, answer.finish_reason)
+        if contract is None:
+            return None
+        calls = None if answer.message is None else answer.message.calls
+        return judge(contract, answer.text, answer.finish_reason, calls)
 
     return RunFlags.judge(
         contract,

@@ -69,7 +69,7 @@ class PrefixCaches:
         request = replace(request, uses_cache=False)
         if self.has_salts or not self.keeps_cache:
             return request
-        return replace(request, prompt_token_ids=request.prompt_token_ids[::-1])
+        return replace(request, prompt_token_ids=request.prompt_token_ids[::-1], chat=None)
 
     async def repeat_salt(
         self, client: ServerClient, requests: Sequence[ServerRequest], first_run: Sequence[Outcome], slots: int
@@ -93,15 +93,15 @@ def found_before(requests: Sequence[ServerRequest], answers: Sequence[Outcome]) 
     """The prompts' beginnings that were in a cache before any of these requests was sent, none of them twice.
 
     What a request found is one of them where no request sent before it begins alike.  None where an answer does not
-    say how much it found.
+    say how much it found, or of which tokens its prompt was.
     """
     answered = [(r, a) for r, a in zip(requests, answers, strict=True) if isinstance(a, Completion)]
     sent: list[tuple[int, ...]] = []
     found: list[tuple[int, ...]] = []
     for request, answer in sorted(answered, key=lambda pair: pair[1].sent_s):
-        if answer.cached_tokens is None:
+        prompt, number = answer.prompt_token_ids or request.prompt_token_ids, answer.cached_tokens
+        if number is None or len(prompt) != answer.num_prompt_tokens:
             return None
-        prompt, number = request.prompt_token_ids, answer.cached_tokens
         prefix = prompt[:number]
         if number and not any(other[:number] == prefix for other in (*sent, *found)):
             found.append(prefix)

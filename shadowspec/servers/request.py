@@ -1,22 +1,31 @@
-"""One request as a server is sent it: token ids in, token ids out, every sampling parameter spelled out."""
+"""One request as a server is sent it: token ids or a client's chat, with every sampling parameter spelled out."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from shadowspec.types import OutputConstraint, SamplingParameters
 
 ANY_OBJECT: Final = '{"type": "object"}'  # the schema of any JSON object
+# Of a client's body: replaced by our own, or of one delivery (an id that a server refuses twice, its time-out).
+_REPLACED: Final = frozenset(
+    {
+        "model", "prompt_token_ids", "max_tokens", "max_completion_tokens", "stream", "stream_options", "n", "seed",
+        "return_token_ids", "cache_salt", "request_id", "timeout", "extra_headers", "metadata", "user", "store",
+        "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "priority", "service_tier",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
     """A request to both servers.
 
-    `keeps_special_tokens`: the text includes them, as some models mark tool calls by them.
+    `keeps_special_tokens`: the text includes them, as some models mark tool calls by them.  `chat` is the client's
+    body, which is sent in place of the token ids; these are then the prompt as it is rendered here.
     """
 
     prompt_token_ids: tuple[int, ...] = field(repr=False)
@@ -26,6 +35,7 @@ class ServerRequest:
     num_logprobs: int = 0  # of the likeliest tokens at each place; 0: none are asked for
     constraint: OutputConstraint | None = None
     uses_cache: bool = False  # whether it may be answered from a prefix cache that knows no salts
+    chat: bytes | None = field(default=None, repr=False)
 
     @property
     def is_adjusted(self) -> bool:
@@ -72,6 +82,28 @@ def body_of(request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
     if sampling.stop_token_ids:
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     return body
+
+
+def chat_body_of(request: ServerRequest, models: Collection[str], model: str, salt: str) -> dict[str, Any]:
+    """The body of /v1/chat/completions, streamed: the client's, with sampling, seed and limit made explicit.
+
+    Template arguments, tools, formats, efforts and budgets stay as the client wrote them.
+
+    Args:
+        models: the names that the server serves: one of them, as that of an adapter, stays as well.
+        model: the name in place of any other.
+    """
+    asked = json.loads(request.chat or b"{}")
+    body = {name: value for name, value in asked.items() if name not in _REPLACED}
+    own = body_of(
+        replace(request, prompt_token_ids=()), asked["model"] if asked.get("model") in models else model, salt
+    )
+    own["max_completion_tokens"] = own.pop("max_tokens")
+    for name in ("prompt", "logprobs", "return_tokens_as_token_ids", "skip_special_tokens"):
+        own.pop(name, None)
+    if request.num_logprobs:
+        own |= {"logprobs": True, "top_logprobs": request.num_logprobs}
+    return body | own
 
 
 def scoring_body_of(token_ids: Sequence[int], num_logprobs: int, model: str, salt: str) -> dict[str, Any]:

@@ -57,6 +57,9 @@ class ServerSettings:
     # At a request that was refused for now, or whose answer was cut off.
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
     reachable_within_s: Annotated[float, Field(ge=0)] = 60.0  # that a server may be away before a block begins
+    # "chat": a server gets a chat as the client wrote it and renders it; other prompts, and all of "completions", are
+    # sent as token ids.
+    api: Literal["chat", "completions"] = "chat"
     prefix_cache: PrefixCache = "as_served"  # what may be found there; all but "off" measure whole conversations
     # Of the likeliest tokens, asked for at each place of a sampled output; 0: none is scored.
     score_logprobs: Annotated[int, Field(ge=0, le=1_000_000)] = 20

@@ -19,8 +19,25 @@ from shadowspec.types.server_sent_events import EventParser, NotEventsError
 
 MAX_EVENT_CHARACTERS: Final = 16 * 1024 * 1024  # an event of tens of thousands of token ids is far smaller
 LENGTH: Final = "length"
-FINISHED: Final = ("stop", LENGTH)
+TOOL_CALLS: Final = "tool_calls"
+FINISHED: Final = ("stop", LENGTH, TOOL_CALLS)
 REFUSALS: Final = frozenset(range(400, 500)) - {408, 429}  # HTTP statuses of requests that no second try would serve
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """A chat's answer, put together from its deltas, and the fault of its stream (None: none was seen).
+
+    `calls` are name and arguments of each tool call, as text.  `num_thinking_tokens` came before the answer began, at
+    `thinking_until_s`; None where there are no token ids, or nothing was thought.
+    """
+
+    content: str = field(repr=False)
+    reasoning: str = field(repr=False)
+    calls: tuple[tuple[str, str], ...] = field(repr=False)
+    fault: str | None = None
+    num_thinking_tokens: int | None = None
+    thinking_until_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +60,9 @@ class Completion:
         tuple[float, ...], ...
     ] = ()  # the same of all places, where an event holds those of its tokens
     longest_gap_s: float | None = None  # between two chunks with tokens; None: all came in one
+    num_prompt_tokens: int = 0  # as the server counts them
+    prompt_token_ids: tuple[int, ...] | None = field(default=None, repr=False)  # of a chat, as the server rendered it
+    message: ChatMessage | None = None  # of a chat; its content is `text`
     num_attempts: int = 1
     waited_s: float = 0.0  # for earlier failed attempts and the pauses after them
 
@@ -106,6 +126,10 @@ class StreamedAnswer:
     def _take_choice(self, choice: Any, now_s: float) -> bool:
         if not isinstance(choice, dict) or not isinstance(text := choice.get("text", ""), str):
             raise self._fault("garbage", "a choice has no text")
+        return self._take_tokens(choice, text, now_s)
+
+    def _take_tokens(self, choice: Mapping[str, Any], text: str, now_s: float) -> bool:
+        """Add a choice's token ids and its text; returns whether it had any."""
         likeliest = _likeliest(choice.get("logprobs"))
         if not self.has_first_token:
             self._first_logprobs = likeliest[0] if likeliest else ()
@@ -126,12 +150,16 @@ class StreamedAnswer:
             return False
         if ids:
             self._sizes.append(len(ids))
+        self._note_time(now_s)
+        return True
+
+    def _note_time(self, now_s: float) -> None:
+        """Take the time of tokens that came now."""
         if self._first_s is None:
             self._first_s = now_s
         else:
             self._longest_gap_s = max(self._longest_gap_s or 0.0, now_s - self._last_s)
         self._last_s = now_s
-        return True
 
     def completion(self) -> Completion:
         """The whole answer.
@@ -148,8 +176,8 @@ class StreamedAnswer:
         if self._usage is None:
             raise self._fault("no_usage", "the answer does not report its usage (stream_options.include_usage)")
         prompt_tokens, output_tokens = (self._usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
-        if prompt_tokens != len(self._request.prompt_token_ids):
-            raise self._fault("other_prompt", "the server counts another number of prompt tokens than were sent")
+        self._check_prompt(prompt_tokens)
+        assert type(prompt_tokens) is int, "it was checked"
         most = len(self._ids) if self._has_ids else self._request.sampling.max_tokens
         least = len(self._ids) if self._has_ids else 1
         if type(output_tokens) is not int or not least <= output_tokens <= most:
@@ -172,7 +200,13 @@ class StreamedAnswer:
             first_logprobs=self._first_logprobs,
             place_logprobs=tuple(self._place_logprobs),
             longest_gap_s=self._longest_gap_s,
+            num_prompt_tokens=prompt_tokens,
         )
+
+    def _check_prompt(self, counted: Any) -> None:
+        """Raise ServerError where the server counts another prompt than was sent."""
+        if counted != len(self._request.prompt_token_ids):
+            raise self._fault("other_prompt", "the server counts another number of prompt tokens than were sent")
 
     def _fault(self, code: str, message: str, *, is_retryable: bool = False) -> ServerError:
         return ServerError(self._server, code, message, is_retryable=is_retryable)

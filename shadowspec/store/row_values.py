@@ -30,7 +30,9 @@ from shadowspec.types import (
     SpeculationCounts,
     StoredBlock,
     StoredRecord,
+    StreamParity,
     TestResult,
+    Thinking,
 )
 from shadowspec.types.decision_documents import DECISION_FIELDS, TEST_FIELDS, read_test, stored_test_details
 
@@ -48,6 +50,8 @@ FLAGS = _names(RunFlags)
 SERVED = _names(ServedRun)
 TIMING = _names(ArmTiming)
 ORDER = _names(ArmOrder)
+STREAM = _names(StreamParity)
+THINKING = _names(Thinking)
 MEMORY = _names(Memory)
 SERVED_MEMORY = _names(ServedMemory, "source")
 RECORD = tuple(name for name in StoredRecord.__struct_fields__ if name != "key")
@@ -63,17 +67,18 @@ TIMINGS = {arm: tuple(f"{arm}_{name}" for name in TIMING) for arm in Arm}
 RUN_NAMES = (
     *(*RECORD_KEY, *RUN, *OF_BLOCK, "event_time", "sampling_rate"),
     *(*COUNTS, *TIMINGS[Arm.BASELINE], *TIMINGS[Arm.SPECULATIVE], "has_parity", *PARITY, "scores", *FLAGS, *SERVED),
-    *ORDER,
+    *(*ORDER, *STREAM, *THINKING),
 )
 DECISION = tuple(name for name in DECISION_FIELDS if name not in ("config", "tests", "decision_id"))
 
 
-_no_counts, _no_parity, _no_timing, _no_served, _no_order = (
-    (None,) * len(names) for names in (COUNTS, PARITY, TIMING, SERVED, ORDER)
+_no_counts, _no_parity, _no_timing, _no_served, _no_order, _no_stream, _no_thinking = (
+    (None,) * len(names) for names in (COUNTS, PARITY, TIMING, SERVED, ORDER, STREAM, THINKING)
 )
 _record, _run, _of_block = attrgetter(*RECORD), attrgetter(*RUN), attrgetter(*OF_BLOCK)
 _flags, _served = attrgetter(*FLAGS), attrgetter(*SERVED)
 _counts, _parity, _timing, _order = (attrgetter(*names) for names in (COUNTS, PARITY, TIMING, ORDER))
+_stream, _thinking = attrgetter(*STREAM), attrgetter(*THINKING)
 _block = attrgetter(*(name for name in BLOCK if name != "started_at"))
 
 
@@ -142,6 +147,8 @@ def run_tuple(run: Run, result: BlockResult, record: StoredRecord) -> tuple[Any,
         *_flags(run.flags),
         *(_no_served if run.served is None else _served(run.served)),
         *(_no_order if run.order is None else _order(run.order)),
+        *(_no_stream if run.stream is None else _stream(run.stream)),
+        *(_no_thinking if run.thinking is None else _thinking(run.thinking)),
     )
 
 

@@ -181,6 +181,12 @@ runs = Table(  # one row per request and config, both arms in it; repeats column
     Column("baseline_ran_after", Text),  # `Arm`, as the next; NULL where it is not known
     Column("speculative_ran_after", Text),
     *reals("baseline_repeat_ms", nullable=True),  # NULL where the baseline ran once, or failed the second time
+    Column("baseline_stream", Text),  # "whole" or a fault's code; this and the following: NULL of all but chats
+    Column("speculative_stream", Text),
+    Column("is_stream_fault", Boolean),
+    *integers("baseline_thinking_tokens", "speculative_thinking_tokens", nullable=True),
+    *reals("baseline_thinking_ms", "speculative_thinking_ms", nullable=True),
+    *integers("num_thinking_drafts", "num_thinking_draft_tokens", "num_thinking_accepted_tokens", nullable=True),
     Index(None, "endpoint", "event_time"),
 )
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+import msgspec
 from msgspec import Struct
 
 from shadowspec.tap.endpoints import EndpointRule
@@ -227,6 +228,7 @@ class Admission:
             _contract(rule, reading.labels["prompt_class"], reading.request),
             intervention_of(reading.record, reading.logged), reading.request.asked.constraint,
             response_text(response_of(reading.record)), unit_key,
+            None if reading.request.chat is None else msgspec.json.encode(reading.request.chat),
         )  # fmt: skip
         return Admitted(
             prompt, _make_row(reading, FunnelCounter.MEASURED, None, *place), self._concurrency(rule, unit_key)

@@ -86,6 +86,7 @@ def asked_output(
     *,
     is_enforced: bool,
     tool_call_format: ToolCallFormat | None = None,
+    is_sent_whole: bool = False,
 ) -> AskedOutput:
     """A chat or completion body's demands on its output.
 
@@ -94,6 +95,7 @@ def asked_output(
         tools: those that it offers.
         is_enforced: production enforced `response_format`; otherwise it is a contract and no constraint.
         tool_call_format: how the target writes calls (None: not known, so that strict tools are refused).
+        is_sent_whole: a server gets the body itself, so that only the kind of the constraint matters here.
 
     Raises:
         RecordError: malformed, or unsupported: more than one constraint, or one that servers are not asked for.
@@ -102,11 +104,13 @@ def asked_output(
         return _NOTHING_ASKED
     if body.get("tool_choice") == "none":
         tools = ()
+    if is_sent_whole and tool_call_format is None and any(map(_is_strict, tools)):
+        tool_call_format = ToolCallFormat.HERMES  # any: nobody is sent its tags
     constraints = [*_of_fields(body), *_of_tools(body, tools, tool_call_format)]
     wanted = _of_response_format(body)
     if wanted is not None and (is_enforced or wanted.form is ConstraintForm.STRUCTURAL_TAG):
         constraints.append(wanted)
-    if len(constraints) > 1:
+    if len(constraints) > 1 and not is_sent_whole:
         raise unsupported_error("several_constraints")
     constraint = constraints[0] if constraints else None
     asked = constraint or wanted

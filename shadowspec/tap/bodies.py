@@ -139,6 +139,7 @@ class UsageBody(Body, gc=False):
     prompt_tokens: Any = None
     input_tokens: Any = None  # in Responses and Messages
     prompt_tokens_details: Any = None
+    completion_tokens_details: Any = None
     input_tokens_details: Any = None  # in Responses
     cache_read_input_tokens: Any = None  # in Messages, as is the next
     cache_creation_input_tokens: Any = None

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from shadowspec.errors import ConfigError
 from shadowspec.tap.asked_output import ToolCallFormat
-from shadowspec.types import UNSEEDED, OutputContract
+from shadowspec.types import OUTPUT_CONSTRAINT, REASONING, UNSEEDED, OutputContract
 from shadowspec.types.prompt_rules import UNNAMED, PromptRules
 from shadowspec.types.settings import Positive, Text
 
@@ -55,11 +55,12 @@ class EndpointRule:
     (names of SamplingParameters), and `unseeded` the seeds by which a request asks it for none.  `max_new_tokens` caps
     the generated tokens (None: the request's value).  `contracts` are the contracts of outputs by prompt class ("":
     every class), for any request.  `takes_constraints`: the measuring engine can restrict outputs to a grammar, as
-    servers do.  `tool_call_format` is how its target writes tool calls (None: not known, so that strict tools are
-    refused).  `measures_conversations`: all of a session's first `timed_positions` requests are measured, in their
-    order, in one place of one block, instead of a drawn one of them.  `window` is the event time in which
-    `blocks_per_window` blocks of each slice and load are measured, on average (None: all that the traffic fills).
-    `prompt_rules` are those of the engine that serves it.
+    servers do.  `takes_chats`: it renders chats itself, so that a chat travels with the client's own body.
+    `tool_call_format` is how its target writes tool calls (None: not known, so that strict tools are refused).
+    `measures_conversations`: all of a session's first `timed_positions` requests are measured, in their order, in one
+    place of one block, instead of a drawn one of them.  `window` is the event time in which `blocks_per_window` blocks
+    of each slice and load are measured, on average (None: all that the traffic fills).  `prompt_rules` are those of
+    the engine that serves it.
     """
 
     name: str
@@ -84,6 +85,7 @@ class EndpointRule:
     unseeded: frozenset[int] = UNSEEDED
     contracts: Mapping[str, OutputContract] = field(default_factory=dict)
     takes_constraints: bool = False
+    takes_chats: bool = False
     tool_call_format: ToolCallFormat | None = None
     measures_conversations: bool = False
     prompt_rules: PromptRules = UNNAMED
@@ -118,6 +120,12 @@ class EndpointRule:
     def max_turns(self) -> int:
         """Requests of a session that go into one block."""
         return self.timed_positions if self.measures_conversations else 1
+
+    @property
+    def slice_labels(self) -> tuple[str, ...]:
+        """The labels that a slice may have."""
+        own = (OUTPUT_CONSTRAINT, *((REASONING,) if self.takes_chats else ())) if self.takes_constraints else ()
+        return (*self.slice_by, *(name for name in own if name not in self.slice_by))
 
     def places(self, concurrency: int) -> int:
         """Requests, or conversations, of a full block at a load."""

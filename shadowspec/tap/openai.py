@@ -30,6 +30,7 @@ from shadowspec.tap.parameters import (
     NEUTRAL,
     PASSED,
     RENDERING,
+    THINKING,
     malformed_error,
     unknown_parameter_error,
     unsupported_error,
@@ -74,9 +75,9 @@ class ParsedRequest(Struct, frozen=True, gc=False):
     """One request ready for a tokenizer.
 
     Exactly one of `prompt_token_ids`, `messages` (as `MessageBody.plain` gives them) and `text` is the source of the
-    prompt; `texts` holds the
-    instructions and user turns in order, only for the classifier.  `sampling.max_tokens` is the request's, or `None` in
-    `max_tokens` where it leaves the length to the context.
+    prompt; `texts` holds the instructions and user turns in order, only for the classifier.  `chat` is the whole body
+    of a chat that travels to servers as it is; `is_rendered_otherwise`: it has parameters that its tokens here lack.
+    `sampling.max_tokens` is the request's, or `None` in `max_tokens` where it leaves the length to the context.
     """
 
     is_chat: bool
@@ -89,6 +90,8 @@ class ParsedRequest(Struct, frozen=True, gc=False):
     max_tokens: int | None
     offers_tools: bool
     asked: AskedOutput
+    chat: Mapping[str, Any] | None = None
+    is_rendered_otherwise: bool = False
 
     def __repr__(self) -> str:
         return f"ParsedRequest(is_chat={self.is_chat!r}, max_tokens={self.max_tokens!r})"
@@ -134,6 +137,7 @@ def parse_request(
     default_sampling: Mapping[str, float] | None = None,
     unseeded: Collection[int] = UNSEEDED,
     takes_constraints: bool = False,
+    takes_chats: bool = False,
     tool_call_format: ToolCallFormat | None = None,
 ) -> ParsedRequest:
     """The request of a record, if the engine can measure it as it was served.
@@ -144,6 +148,7 @@ def parse_request(
         default_sampling: the server's defaults for parameters that the request leaves open.
         unseeded: seeds by which a request asks the server for none.
         takes_constraints: the engine can constrain an output, as servers do.
+        takes_chats: the engine is a server, which renders chats with all of their parameters.
         tool_call_format: how the target writes tool calls, where that is known.
 
     Raises:
@@ -155,7 +160,8 @@ def parse_request(
         body = as_chat(body)
     is_format_enforced = record.annotation("response_format_enforced") not in (False, "false", "False")
     has_prompt_token_ids = body.get("prompt_token_ids") is not None or served_prompt_token_ids is not None
-    _check_parameters(body, has_prompt_token_ids=has_prompt_token_ids)
+    is_sent_whole = takes_chats and is_chat and "messages" in body
+    is_plain = _check_parameters(body, has_prompt_token_ids=has_prompt_token_ids, is_sent_whole=is_sent_whole)
     if not takes_constraints:
         refuse_constraints(body, is_enforced=is_format_enforced)
     request = convert_or_refuse(body, RequestBody, "request")
@@ -194,21 +200,29 @@ def parse_request(
         max_tokens=max_tokens,
         offers_tools=bool(request.tools) and body.get("tool_choice") != "none",
         asked=asked_output(
-            body, request.tools or (), is_enforced=is_format_enforced, tool_call_format=tool_call_format
+            body,
+            request.tools or (),
+            is_enforced=is_format_enforced,
+            tool_call_format=tool_call_format,
+            is_sent_whole=is_sent_whole,
         ),
+        chat=body if is_sent_whole else None,
+        is_rendered_otherwise=not is_plain,
     )
 
 
-def _check_parameters(body: Mapping[str, Any], *, has_prompt_token_ids: bool) -> None:
-    """Refuse a request with a parameter that no engine implements.
+def _check_parameters(body: Mapping[str, Any], *, has_prompt_token_ids: bool, is_sent_whole: bool) -> bool:
+    """Refuse a request with a parameter that no engine implements; whether its prompt can be rendered here.
 
     Args:
         body: the request as it was sent.
         has_prompt_token_ids: the record holds the rendered prompt, so that rendering parameters do not matter.
+        is_sent_whole: a server gets the body, and renders it.
 
     Raises:
         RecordError: unsupported, with the feature or "unknown_parameter:NAME" as the reason.
     """
+    is_plain = True
     for name, value in body.items():
         if name in PASSED or name in CONSTRAINING:
             continue
@@ -218,9 +232,14 @@ def _check_parameters(body: Mapping[str, Any], *, has_prompt_token_ids: bool) ->
                 raise unsupported_error(reason)
         elif name in RENDERING:
             if not has_prompt_token_ids and not _is_one_of(value, RENDERING[name]):
-                raise unsupported_error(f"rendering_parameter:{name}")
+                if not is_sent_whole:
+                    raise unsupported_error(f"rendering_parameter:{name}")
+                is_plain = False
+        elif name in THINKING and is_sent_whole:
+            is_plain = is_plain and (has_prompt_token_ids or value is None)
         elif value is not None:
             raise unknown_parameter_error(name)
+    return is_plain
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
@@ -232,6 +251,36 @@ def response_of(record: MirroredRecord) -> ResponseBody | None:
     """The answer of a record that `parse_response` has read."""
     assert not isinstance(record.response, dict), "not read yet"
     return record.response
+
+
+def reasoning_of(request: ParsedRequest, response: Any) -> str | None:
+    """ "on" or "off", by what a chat asks for, else by production's answer; None where neither says."""
+    body = request.chat or {}
+    given = [body.get("chat_template_kwargs"), body.get("thinking"), body.get("reasoning")]
+    options = [option for option in given if isinstance(option, Mapping)]
+    switches = [
+        *(body.get(name) for name in ("enable_thinking", "thinking")),
+        *(option.get(name) for option in options for name in ("enable_thinking", "thinking", "enabled")),
+    ]
+    efforts = [body.get("reasoning_effort"), *(option.get("effort") for option in options)]
+    budgets = [body.get(name) for name in ("thinking_token_budget", "thinking_budget", "max_thinking_tokens")]
+    said = [
+        *(value for value in switches if isinstance(value, bool)),
+        *(value != "none" for value in efforts if isinstance(value, str)),
+        *(value != 0 for value in budgets if type(value) is int),
+    ]
+    if said:
+        return "on" if all(said) else "off"
+    return "on" if isinstance(response, ResponseBody) and _has_reasoning(response) else None
+
+
+def _has_reasoning(response: ResponseBody) -> bool:
+    details = response.usage.completion_tokens_details if response.usage is not None else None
+    if isinstance(details, Mapping) and details.get("reasoning_tokens"):
+        return True
+    messages = [choice.message for choice in response.choices or ()]
+    names = ("reasoning_content", "reasoning")
+    return any(isinstance(message, Mapping) and any(message.get(name) for name in names) for message in messages)
 
 
 def intervention_of(record: MirroredRecord, logged: LoggedResponse | None) -> Intervention | None:

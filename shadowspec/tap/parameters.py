@@ -80,11 +80,19 @@ RENDERING: Final[Mapping[str, tuple[Any, ...]]] = {
     "mm_processor_kwargs": (None, {}),
 }
 
+# Tell a server how much to think.  A chat that travels whole has them; nowhere else do they become tokens.
+THINKING: Final = frozenset(
+    {
+        "thinking", "enable_thinking", "thinking_token_budget", "thinking_budget", "max_thinking_tokens", "reasoning",
+        "separate_reasoning", "stream_reasoning", "reasoning_format",
+    }
+)  # fmt: skip
+
 # Of the APIs that people call (OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TGI, Ollama) and in no table above.  A
 # reason names these alone: any other name is the client's own word, which may be anything.
 NAMED: Final = frozenset(
     {
-        "prediction", "reasoning", "thinking", "input", "instructions", "previous_response_id", "include", "truncation",
+        "prediction", "input", "instructions", "previous_response_id", "include", "truncation",
         "text", "background", "conversation", "system", "stop_sequences", "mcp_servers", "container", "betas",
         "top_a", "tfs_z", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta", "dynatemp_range",
         "dynatemp_exponent", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
@@ -92,10 +100,9 @@ NAMED: Final = frozenset(
         "penalize_nl", "n_predict", "n_probs", "n_keep", "samplers", "cache_prompt", "id_slot", "grammar",
         "grammar_lazy", "lora", "lora_path", "adapter_id", "no_repeat_ngram_size", "encoder_repetition_penalty",
         "epsilon_cutoff", "eta_cutoff", "smoothing_factor", "guidance_scale", "negative_prompt", "watermark",
-        "custom_params", "custom_logit_processor", "session_params", "separate_reasoning", "stream_reasoning",
+        "custom_params", "custom_logit_processor", "session_params",
         "return_hidden_states", "stop_regex", "no_stop_trim", "kv_transfer_params", "vllm_xargs",
-        "thinking_token_budget",
-        "max_thinking_tokens", "thinking_budget", "enable_thinking", "options", "keep_alive", "format", "think", "raw",
+        "options", "keep_alive", "format", "think", "raw",
         "images", "top_n_tokens", "decoder_input_details", "best_of_sequences", "web_search", "plugins", "models",
         "route", "provider", "transforms", "max_tool_calls", "tool_resources",
     }
@@ -119,7 +126,7 @@ def unsupported_error(reason: str) -> RecordError:
 
 def unknown_parameter_error(name: str) -> RecordError:
     """The error of a record with a parameter that cannot be measured; the reason names it if an API has it."""
-    tables = (PASSED, NEUTRAL, CONSTRAINING, RENDERING, NAMED)
+    tables = (PASSED, NEUTRAL, CONSTRAINING, RENDERING, THINKING, NAMED)
     is_named = any(name in table for table in tables)
     return unsupported_error(f"unknown_parameter:{name}" if is_named else "unknown_parameter")
 

@@ -26,14 +26,15 @@ from shadowspec.tap.endpoints import EndpointRule, match_endpoint
 from shadowspec.tap.formats import Opened
 from shadowspec.tap.hashing import UNIT_NUMBER, KeyedHash
 from shadowspec.tap.language import LANGUAGE, language
-from shadowspec.tap.openai import ParsedRequest
+from shadowspec.tap.openai import ParsedRequest, reasoning_of
 from shadowspec.tap.parameters import unsupported_error
 from shadowspec.tap.prompt_class import prompt_class
 from shadowspec.tap.records import MirroredRecord
 from shadowspec.tap.routing import Hints
 from shadowspec.types import (
     OUTPUT_CONSTRAINT,
-    UNCONSTRAINED,
+    REASONING,
+    UNSTATED,
     FunnelCounter,
     FunnelKey,
     LoggedResponse,
@@ -120,9 +121,11 @@ class Reader:
         self._tokenizers = tokenizers
         self._hash = keyed_hash
         self._matched: dict[tuple[str | None, str | None, str | None], EndpointRule | None] = {}
-        # Values that hardly vary are made once and shared by all: by class, regime, context, constraint, language and
-        # endpoint.
-        self._labelled: dict[tuple[str, SamplingRegime, str, str, str, str], tuple[Mapping[str, str], str]] = {}
+        # Values that hardly vary are made once and shared by all: by class, regime, context, constraint, language,
+        # reasoning and endpoint.
+        self._labelled: dict[
+            tuple[str, SamplingRegime, str, str, str, str | None, str], tuple[Mapping[str, str], str]
+        ] = {}
 
     def presample(self, key: RecordKey, hints: Hints) -> FunnelKey | None:
         """Where a record ends whose key or headers already say that its session is not sampled, else None."""
@@ -202,6 +205,7 @@ class Reader:
             default_sampling=rule.default_sampling,
             unseeded=rule.unseeded,
             takes_constraints=rule.takes_constraints,
+            takes_chats=rule.takes_chats,
             tool_call_format=rule.tool_call_format,
         )
         reading.logged = response.logged
@@ -214,20 +218,25 @@ class Reader:
         tokenizer = self._tokenizers[rule.name]
         reading.prompt_token_ids = ids = _prompt_token_ids(request, rule.prompt_rules, tokenizer)
         reading.num_prompt_tokens = len(ids)
+        if request.is_rendered_otherwise and reading.num_served_tokens is not None:
+            reading.num_prompt_tokens = reading.num_served_tokens
         if (call_id := reading.record.call_id()) is not None:
             kind, name = call_id
             reading.request_id_hash = self._hash.identifier(kind, f"{_body_digest(request, ids)}{name}")
-        reading.sampling = _bound_length(request, rule, len(ids), tokenizer.context_length)
-        regime, bucket = reading.sampling.regime, context_bucket(len(ids))
+        reading.sampling = _bound_length(request, rule, reading.num_prompt_tokens, tokenizer.context_length)
+        regime, bucket = reading.sampling.regime, context_bucket(reading.num_prompt_tokens)
         constraint = request.asked.constraint
-        kind = UNCONSTRAINED if constraint is None else constraint.kind.value
+        kind = UNSTATED if constraint is None else constraint.kind.value
+        thinks = reasoning_of(request, reading.record.response) if rule.takes_chats else None
         is_language_asked = LANGUAGE in rule.slice_by and LANGUAGE not in rule.labels  # else detection is not used
         spoken = _language(reading.record, request, rule) if is_language_asked else ""
-        asked = (class_name, regime, bucket, kind, spoken, rule.name)
+        asked = (class_name, regime, bucket, kind, spoken, thinks, rule.name)
         if (labels_and_key := self._labelled.get(asked)) is None:
             labels = {"prompt_class": class_name, "sampling_regime": regime.value, "context_bucket": bucket}
             if constraint is not None or OUTPUT_CONSTRAINT in rule.slice_by:
                 labels[OUTPUT_CONSTRAINT] = kind
+            if thinks is not None or REASONING in rule.slice_by:
+                labels[REASONING] = thinks or UNSTATED
             if spoken:
                 labels[LANGUAGE] = spoken
             labels_and_key = self._labelled[asked] = (labels, format_slice_key(labels, rule.slice_by))
@@ -291,6 +300,8 @@ def _body_digest(request: ParsedRequest, prompt_token_ids: Sequence[int]) -> str
     """
     digest = hashlib.sha256(array("I", prompt_token_ids).tobytes())
     digest.update(msgspec.json.encode((request.sampling, request.max_tokens, request.asked.constraint)))
+    if request.is_rendered_otherwise:
+        digest.update(msgspec.json.encode(request.chat, order="sorted"))
     return digest.hexdigest()
 
 

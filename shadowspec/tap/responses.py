@@ -87,7 +87,10 @@ class ResponseReader:
     def __init__(
         self, rules: Sequence[EndpointRule], tokenizers: Mapping[str, Tokenizer], keyed_hash: KeyedHash
     ) -> None:
-        whole = [replace(rule, sample_rate=1.0, max_new_tokens=None, takes_constraints=False) for rule in rules]
+        whole = [
+            replace(rule, sample_rate=1.0, max_new_tokens=None, takes_constraints=False, takes_chats=False)
+            for rule in rules
+        ]
         self._reader = Reader(whole, tokenizers, keyed_hash)
         self._joiner = Joiner(DEFAULT_WINDOW)
         self._seen: set[tuple[str, str]] = set()  # endpoint, and the hash of a call's id and body

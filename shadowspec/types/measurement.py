@@ -204,6 +204,43 @@ class Evaluation:
     documents: Mapping[str, PairedScore]
 
 
+WHOLE_STREAM: Final = "whole"  # of a stream without a fault
+
+
+@dataclass(frozen=True, slots=True)
+class StreamParity:
+    """The streams of one chat in both arms: "whole", or the code of the first fault (`servers.chat_answer`).
+
+    `is_stream_fault`: the speculative server's fault is proven, as no output of the model explains it.
+    """
+
+    baseline_stream: str
+    speculative_stream: str
+    is_stream_fault: bool
+
+    @property
+    def wholeness(self) -> PairedScore:
+        """1 for a whole stream, 0 for another one, of each arm."""
+        arms = self.baseline_stream, self.speculative_stream
+        return PairedScore(*(float(arm == WHOLE_STREAM) for arm in arms))
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The part of a chat's answer before its content begins; None where it is not known.
+
+    Steps and tokens are of the speculative arm's drafts that lie wholly in that part.
+    """
+
+    baseline_thinking_tokens: int | None = None
+    speculative_thinking_tokens: int | None = None
+    baseline_thinking_ms: float | None = None
+    speculative_thinking_ms: float | None = None
+    num_thinking_drafts: int | None = None
+    num_thinking_draft_tokens: int | None = None
+    num_thinking_accepted_tokens: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ServedRun:
     """Facts of a run that exist only where servers answered it.
@@ -251,6 +288,8 @@ class Run:
     flags: RunFlags = NO_FLAGS
     served: ServedRun | None = None  # None: measured by the in-process engine
     order: ArmOrder | None = None  # None: measured before it was stored
+    stream: StreamParity | None = None  # None: no chat's answer was streamed
+    thinking: Thinking | None = None  # None: no reasoning came apart from the answer
 
 
 def add_order(runs: Sequence[Run], order: ArmOrder, repeats_ms: Sequence[float | None] | None) -> list[Run]:

@@ -58,6 +58,13 @@ class ReasonCode(StrEnum):
         "keep speculation off, and report the difference as an error of the engine or the server",
         "Its acceptance counts are not valid either.",
     )
+    STREAM_FAULT = (
+        "stream_fault",
+        "DISABLE",
+        "A chat's stream with speculation is broken, or makes another message of the baseline's tokens.",
+        "keep speculation off, and report it as an error of the server's template, parser or stream",
+        "`shadowspec report` counts the kinds of faults.",
+    )
     PARITY_BIASED = (
         "parity_biased",
         "DISABLE",

@@ -18,7 +18,9 @@ SLICE_HEADER: Final = "x-shadowspec-slice"
 NO_SLICE: Final = "none"  # no route matches it
 UNSEEDED: Final = frozenset({-1})  # seeds by which a request asks for none, as servers and clients mean it
 OUTPUT_CONSTRAINT: Final = "output_constraint"  # the slice label; requests without a constraint do not have it
-UNCONSTRAINED: Final = "none"  # the label's value where `slice_by` names it and there is no constraint
+REASONING: Final = "reasoning"  # the slice label: "on" or "off"; requests that say nothing of it do not have it
+UNSTATED: Final = "none"  # the value of both where `slice_by` names it and the request does not
+OWN_SLICES: Final = (OUTPUT_CONSTRAINT, REASONING)  # labels that are part of a slice for any `slice_by`
 
 
 class SamplingRegime(StrEnum):
@@ -166,6 +168,7 @@ class ShadowPrompt(Struct, frozen=True):
     constraint: OutputConstraint | None = None  # for a server to enforce; the in-process engine cannot
     reference: str | None = None  # production's answer as text, for scores; None: the record has none
     unit_key: str | None = None  # of its session's day, or of its substitute; None: its session has one
+    chat: bytes | None = None  # the client's chat request as JSON, for a server to render; None: token ids are sent
 
     @property
     def conversation_key(self) -> str | None:
@@ -187,11 +190,10 @@ def format_slice_key(labels: Mapping[str, str], slice_by: tuple[str, ...]) -> st
     """The canonical name of a slice: `label=value` joined by commas in the order of `slice_by`.
 
     Requests whose output is constrained are separate slices, for any `slice_by`: a mask changes the possible outputs
-    and the cost of a step.  The names of all other slices do not depend on the presence of such requests.
+    and the cost of a step.  So are requests with reasoning and without, where they say so.  The names of all other
+    slices do not depend on the presence of such requests.
     """
-    names = slice_by
-    if OUTPUT_CONSTRAINT in labels and OUTPUT_CONSTRAINT not in slice_by:
-        names = (*slice_by, OUTPUT_CONSTRAINT)
+    names = (*slice_by, *(name for name in OWN_SLICES if name in labels and name not in slice_by))
     return ",".join([f"{name}={labels.get(name, 'unknown')}" for name in names])
 
 

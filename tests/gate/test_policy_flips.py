@@ -37,6 +37,7 @@ from tests.builders.watched_gate import Gate
 from tests.builders.watched_gate import draw_runs as drawn_blocks
 from tests.gate.oracle import EndpointEvidence
 from tests.gate.test_carry_over import ordered
+from tests.gate.test_streams import WHOLE
 from tests.gate.worlds import START, World, noisy_run, record_of, run_of
 from tests.tap.mirror import admit, raw
 
@@ -287,6 +288,7 @@ CASES = {
     "max_fault_share": Case(0.005, seen(FAST)),
     "max_carry_over": Case(0.5, seen(Seen((*evidence_of(FAST).clusters,), tuple(ordered(100, noise=0.05))))),
     "parity_margin": Case(0.002, seen(FAST)),
+    "stream_margin": Case(0.002, seen([replace(run, stream=WHOLE) for run in FAST])),
     "near_tie_logit": Case(0.1, seen(one_fault())),
     "parity_tokens": Case(6_400, seen(sampled(0.01))),
     "z_clip": Case(0.95, seen(sampled(0.01, 200))),

@@ -29,6 +29,10 @@ class FakeServer:
 
     num_speculative_tokens: int = 0
     model: str = "m"
+    adapters: tuple[str, ...] = ()  # names of adapters that it serves beside the model
+    # How a chat's events are changed, as by a parser of tool calls, or by one that loses a delta.
+    parsed: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list
+    rendered: Callable[[dict[str, Any]], list[int]] = lambda body: rendered(body)
     version: str = "0.32.0"
     owner: str = "vllm"
     max_model_len: int = 1024
@@ -86,7 +90,7 @@ class FakeServer:
                 elif self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
                     await respond(writer, 401, "{}")
                 elif method == "POST":
-                    await self._complete(json.loads(content), writer)
+                    await self._complete(self._read(path, json.loads(content)), writer)
                 else:
                     await self._look(path, writer)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -103,7 +107,8 @@ class FakeServer:
     async def _look(self, path: str, writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
             entry = {"id": self.model, "owned_by": self.owner, "root": "/models/t", "max_model_len": self.max_model_len}
-            await respond(writer, 200, json.dumps({"object": "list", "data": [entry]}))
+            data = [entry, *(entry | {"id": name} for name in self.adapters)]
+            await respond(writer, 200, json.dumps({"object": "list", "data": data}))
         elif path == "/version":
             await respond(writer, 200, json.dumps({"version": self.version}))
         elif path == "/server_info?config_format=json" and self.drafting is not None:
@@ -156,6 +161,12 @@ class FakeServer:
         }
         shown = ",".join(f'{name}="{value}"' for name, value in {**labels, **self.cache_labels}.items())
         return f"vllm:cache_config_info{{{shown}}} 1.0"
+
+    def _read(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A body of either API; a chat's prompt is what its template makes of it, under the name of the other's."""
+        if path != "/v1/chat/completions":
+            return body
+        return body | {"prompt": self.rendered(body), "max_tokens": body["max_completion_tokens"], "is_chat": True}
 
     async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if "prompt_logprobs" in body:
@@ -287,7 +298,36 @@ class FakeServer:
             usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens(body)}
         metrics: dict[str, Any] = {"queue_time_ms": self.queue_ms} if self.tells_queue else {}
         metrics |= {} if said is None else {"speculative_decoding": said}
-        return [*events, {"model": self.model, "choices": [], "usage": usage, "metrics": metrics}]
+        events = [*events, {"model": self.model, "choices": [], "usage": usage, "metrics": metrics}]
+        return self.chat_events(body, events) if body.get("is_chat") else events
+
+    def chat_events(self, body: dict[str, Any], events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same answer as a chat's: its first tokens are thought where the template is told so, the rest is said."""
+        kept = [self.model, *self.adapters]
+        model = body["model"] if body["model"] in kept else self.model
+        first = {"role": "assistant", "content": ""}
+        chat: list[dict[str, Any]] = [{"model": model, "choices": [{"index": 0, "delta": first}]}]
+        if self.returns_token_ids:
+            chat[0]["prompt_token_ids"] = body["prompt"]
+        thinks = bool((body.get("chat_template_kwargs") or {}).get("enable_thinking"))
+        thought = body["max_tokens"] // 2 if thinks else 0
+        number = 0
+        for event in events:
+            choices = []
+            for choice in event["choices"]:
+                text = choice.pop("text")
+                said = text[max(0, thought - number) :]
+                delta = {"reasoning": text[: len(text) - len(said)], "content": said}
+                number += len(text)
+                choices.append({**choice, "delta": {name: part for name, part in delta.items() if part}})
+            chat.append({**event, "model": model, "choices": choices})
+        return self.parsed(chat)
+
+
+def rendered(body: dict[str, Any]) -> list[int]:
+    """What the fake template makes of a chat: a token of each message's role, and one of each character."""
+    texts = [f"{message['role'][0]}{message.get('content') or ''}" for message in body["messages"]]
+    return [2 + ord(character) % 50 for character in "".join(texts) + json.dumps(body.get("tools") or "")]
 
 
 CHARACTERS = 1_000  # in restricted answers a token is a character: its code point, from here on

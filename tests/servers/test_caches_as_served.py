@@ -294,8 +294,12 @@ def test_what_was_found_from_before_lets_every_request_find_as_much_again(
     requests = [ServerRequest(prompt, sampling, 0) for prompt in asked]
     numbers = [served.answer(prompt) for prompt in asked]
     outcomes = [
-        Completion((), (), "", "length", 1, float(place), float(place), float(place), cached_tokens=number)
-        for place, number in enumerate(numbers)
+        Completion(
+            *((), (), "", "length", 1, float(place), float(place), float(place)),
+            cached_tokens=number,
+            num_prompt_tokens=len(prompt),
+        )
+        for place, (prompt, number) in enumerate(zip(asked, numbers, strict=True))
     ]
     found = found_before(requests, outcomes)
     assert found is not None

@@ -57,8 +57,7 @@ class PreparedTrial:
             endpoint.policy,
             first_level(endpoint.policy, len(endpoint.candidates)),
             self.rule.places(self.inputs.concurrency),
-            has_greedy=SamplingRegime.GREEDY in regimes,
-            has_sampled=bool(regimes - {SamplingRegime.GREEDY}),
+            {"greedy" if regime is SamplingRegime.GREEDY else "sampled" for regime in regimes},
         )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from shadowspec.gate.evidence.agreement import RunGroup, acceptance_test, near_tie_test, z_test
-from shadowspec.gate.evidence.guardrails import DOCUMENT, guardrail_tests
+from shadowspec.gate.evidence.guardrails import DOCUMENT, guardrail_tests, stream_test
 from shadowspec.gate.evidence.series import BettingTest, Blocks, TimedBlocks, add_times
 from shadowspec.gate.evidence.speedup import speedup_test, tail_test, total_time_test
+from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit, MeasuredRun
 from shadowspec.gate.evidence.windows import WINDOW, Windows
 from shadowspec.gate.policy import GatePolicy
@@ -39,8 +40,9 @@ def score_units(
     tail = tail_test(timed, policy, past.get("tail"))
     acceptance = acceptance_test(clusters, policy)
     parity = [near_tie_test(timed, policy), z_test(clusters, policy)]
+    streams = stream_test(timed.units, policy.stream_margin)
     guardrails = guardrail_tests(timed.units, policy, documents)
-    tests = [speedup, total_time, acceptance, tail, *parity, *guardrails]
+    tests = [speedup, total_time, acceptance, tail, *parity, streams, *guardrails]
     return tests if policy.unit_window is None else [_named(test) for test in tests]
 
 
@@ -59,7 +61,11 @@ def _score_windows(
     windows: Windows,
 ) -> list[BettingTest]:
     requests: list[RunGroup] = [_Request((measured,)) for measured in timed.runs]
-    of_blocks = [speedup_test(timed, policy), tail_test(timed, policy, past.get("tail"))]
+    of_blocks = [
+        speedup_test(timed, policy),
+        tail_test(timed, policy, past.get("tail")),
+        stream_test(timed.units, policy.stream_margin),
+    ]
     guardrails = guardrail_tests(timed.units, policy, documents)
     of_blocks += [test for test in guardrails if test.unit != DOCUMENT]
     of_requests = [acceptance_test(requests, policy), z_test(requests, policy)]
@@ -87,15 +93,14 @@ def defined_tests(policy: GatePolicy) -> tuple[BettingTest, ...]:
     return tuple(score_units((), (), policy))
 
 
-def applies(test: BettingTest, *, has_greedy: bool, has_sampled: bool) -> bool:
-    """Whether a hypothesis with requests of these sampling regimes has the test."""
-    return {"greedy": has_greedy, "sampled": has_sampled}.get(test.regime or "", True)
+def applies(test: BettingTest, regimes: Collection[str]) -> bool:
+    """Whether a hypothesis with requests of these kinds (`RunTotals.regimes`) has the test."""
+    return test.regime is None or test.regime in regimes
 
 
 def betting_tests(
     clusters: Sequence[ClusterUnit], blocks: Sequence[BlockUnit], policy: GatePolicy
 ) -> list[BettingTest]:
     """The betting tests that a hypothesis of these units has, each over all of them."""
-    regimes = {measured.is_greedy for unit in blocks for measured in unit.runs}
-    every = score_units(clusters, blocks, policy)
-    return [test for test in every if applies(test, has_greedy=True in regimes, has_sampled=False in regimes)]
+    regimes = RunTotals().fold(blocks).regimes
+    return [test for test in score_units(clusters, blocks, policy) if applies(test, regimes)]

@@ -123,6 +123,17 @@ def score_test(name: str, blocks: Sequence[BlockUnit], margin: float) -> Betting
     return _difference_test(name, _groups(blocks, score), "block", margin)
 
 
+def stream_test(blocks: Sequence[BlockUnit], margin: float) -> BettingTest:
+    """The same mean of whole streams (1) and broken ones (0), over chats that servers answered; always required."""
+
+    def score(_: BlockUnit, run: Run) -> Score:
+        if run.stream is not None:
+            return _difference(run.stream.wholeness)
+        return None if is_missing(run) else _NOT_APPLICABLE
+
+    return replace(_difference_test("stream", _groups(blocks, score), "block", margin), regime="chat")
+
+
 def task_test(documents: Sequence[PairedScore], margin: float) -> BettingTest:
     """The same mean over documents of task sets, each of which is a unit."""
     return _difference_test(TASK_SCORE, (([_difference(pair)], 1) for pair in documents), DOCUMENT, margin)

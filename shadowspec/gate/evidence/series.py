@@ -44,7 +44,7 @@ class BettingTest:
     # By how many standard errors its mean must lie beyond a limit before a verdict, as means of batches vary.  The bets
     # on speedup need enough evidence to afford a stricter number.
     batch_errors: float = 2.5
-    regime: str | None = None  # "greedy" or "sampled": only for hypotheses with such requests
+    regime: str | None = None  # "greedy", "sampled" or "chat": only for hypotheses with such requests
     num_missing: int = 0
     totals: Mapping[str, float] = field(default_factory=dict)  # sums of these units for further figures
     figures: Mapping[str, Figure] = field(default_factory=dict)  # only shown, and independent of the units

@@ -33,6 +33,8 @@ class RunTotals:
     num_unknown_parity: int = 0  # of the requests that did not fail
     num_known_greedy: int = 0  # greedy requests of which it is known whether they are faults
     num_diverging: int = 0  # of those: where the outputs differ
+    num_streams: int = 0  # chats that both arms streamed
+    num_stream_faults: int = 0  # of those: with a fault that the speculative server alone explains
     largest_gaps: tuple[float, ...] = ()
     max_block_requests: int = 0  # the largest full size of a block
     max_turns: int = 1  # of a conversation; 1: every request was of a session apart
@@ -56,6 +58,7 @@ class RunTotals:
         gaps = [p.divergence_gap for p in known if p.divergence_gap is not None]
         unknown = sum(m.run.parity is None or (not m.is_greedy and not _is_scored(m.run.parity)) for m in measured)
         num_greedy = sum(m.is_greedy for m in runs)
+        streams = [m.run.stream for m in measured if m.run.stream is not None]
         reported = [unit.block.memory.get(unit.runs[0].run.fingerprint) for unit in timed.units]
         memory = [block_memory for block_memory in reported if block_memory is not None]
         displaced = [block_memory.displaced_kv_tokens for block_memory in memory]
@@ -69,6 +72,8 @@ class RunTotals:
             num_unknown_parity=self.num_unknown_parity + unknown,
             num_known_greedy=self.num_known_greedy + len(known),
             num_diverging=self.num_diverging + sum(p.first_divergence is not None for p in known),
+            num_streams=self.num_streams + len(streams),
+            num_stream_faults=self.num_stream_faults + sum(stream.is_stream_fault for stream in streams),
             largest_gaps=tuple(heapq.nlargest(MAX_GAPS, (*self.largest_gaps, *gaps))),
             max_block_requests=max(self.max_block_requests, int(timed.n_max.max())),
             max_turns=max(self.max_turns, *(unit.block.max_turns for unit in timed.units)),
@@ -83,6 +88,12 @@ class RunTotals:
             **_displaced_requests(self, memory),
             rates=_merge_rates(self.rates, (m.sampling_rate for m in runs)),
         )
+
+    @property
+    def regimes(self) -> frozenset[str]:
+        """The kinds of requests that were measured, for each of which there may be a test (`BettingTest.regime`)."""
+        counted = {"greedy": self.num_greedy, "sampled": self.num_sampled, "chat": self.num_streams}
+        return frozenset(name for name, number in counted.items() if number)
 
     def operator_rates(self, min_rate: float) -> tuple[float, float] | None:
         """The smallest and the largest rate that an operator set, where these differ; None where they do not.

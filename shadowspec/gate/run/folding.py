@@ -309,7 +309,9 @@ def _prompts_after(
         if (record := counted.get(run.key)) is not None:
             slice_key = record.slice_key or ""
             compared.setdefault(run.fingerprint, Counter())[slice_key] += 1
-            if record.num_served_tokens != record.num_prompt_tokens:
+            # A server that renders chats itself counts what was measured.
+            measured = record.num_prompt_tokens if run.counts is None else run.counts.num_prompt_tokens
+            if record.num_served_tokens != measured:
                 differing.setdefault(run.fingerprint, Counter())[slice_key] += 1
     plain = [{name: dict(counts) for name, counts in sums.items()} for sums in (compared, differing)]
     return plain[0], plain[1]

@@ -20,7 +20,7 @@ from shadowspec.types import Decision, SliceKey, StoredEvidence
 from shadowspec.types.codec import from_document, pack, packed_version, to_document, unpack
 
 VERSION = 3
-EVIDENCE_VERSION = 7  # of a hypothesis's evidence
+EVIDENCE_VERSION = 8  # of a hypothesis's evidence
 FOLD_VERSION = 1  # of a fold's content
 FOLD_AGAIN = "run `shadowspec gate`, which folds it again"  # the remedy for evidence of another version
 

@@ -165,7 +165,7 @@ DISABLE_CODES: Final = {
     "parity_sampled": ReasonCode.PARITY_BIASED,
 }  # of DISABLE by a bound, by test
 AT_ONCE_CODES: Final = frozenset(
-    {ReasonCode.PARITY_FAULT, ReasonCode.MEMORY_OVER_BUDGET}
+    {ReasonCode.PARITY_FAULT, ReasonCode.STREAM_FAULT, ReasonCode.MEMORY_OVER_BUDGET}
 )  # of DISABLE: one observation proves it
 CARRIED_CODES: Final = AT_ONCE_CODES | {ReasonCode.PARITY_BIASED}  # of DISABLE: they read no clock
 

@@ -1,8 +1,8 @@
 """The verdict on one hypothesis at one look: ENABLE, DISABLE, or HOLD with its reason.
 
 ENABLE needs every required test to pass at this look, from current capitals; DISABLE needs one opposite bound
-to cross, a parity fault, or memory over budget.  Empty data never passes.  ENABLE and DISABLE stay: later
-looks show new figures and do not undo them.  A fault or memory over budget still revokes ENABLE.
+to cross, a fault of parity or of a stream, or memory over budget.  Empty data never passes.  ENABLE and DISABLE stay:
+later looks show new figures and do not undo them.  A fault or memory over budget still revokes ENABLE.
 
 Levels guard ENABLE.  A hypothesis without one is never enabled, and may still be disabled: by bounds at the level at
 which its tests are shown, while they cross.  A bound that disables has a quarter of a level (`fail_level`), and there
@@ -60,6 +60,7 @@ from shadowspec.gate.verdict.required_tests import (
     meets_limits,
     memory_result,
     more_units,
+    stream_result,
 )
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
@@ -236,6 +237,8 @@ def test_results(
     results = betting_results(evidence, policy, level)
     if evidence.runs.num_greedy:
         results.append(fault_result(evidence.runs, hypothesis.config.dtype, policy, level))
+    if evidence.runs.num_streams:
+        results.append(stream_result(evidence.runs, policy, level))
     results.append(memory_result(evidence.runs, policy, level))
     results += quantile_results(evidence.judged_latencies(), policy, level)
     return results
@@ -449,6 +452,10 @@ def _at_once(
     if "parity_faults" in by_name and by_name["parity_faults"].outcome == "fail":
         count = evidence.runs.num_faults(policy.near_tie_logit_of(hypothesis.config.dtype))
         return _Outcome(Verdict.DISABLE, ReasonCode.PARITY_FAULT, f"{count} greedy outputs differ from the target's")
+    if "stream_faults" in by_name and by_name["stream_faults"].outcome == "fail":
+        broken = plural(evidence.runs.num_stream_faults, "chat")
+        reason = f"{broken} streamed otherwise than the same tokens say"
+        return _Outcome(Verdict.DISABLE, ReasonCode.STREAM_FAULT, reason)
     if by_name["memory"].outcome == "fail":
         return _Outcome(Verdict.DISABLE, ReasonCode.MEMORY_OVER_BUDGET, figures(by_name["memory"]) + ": over budget")
     return None

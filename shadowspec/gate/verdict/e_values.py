@@ -105,7 +105,7 @@ def _log10_value(test: TestResult) -> float:
         return test.betting.log10_capital_pass
     if test.outcome != "pass":
         return -math.inf
-    if test.name == "parity_faults" and test.threshold is not None:
+    if test.name in ("parity_faults", "stream_faults") and test.threshold is not None:
         return -test.num_units * math.log10(1.0 - test.threshold)
     return -math.log10(test.alpha)
 

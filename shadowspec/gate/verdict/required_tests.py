@@ -7,6 +7,7 @@ bound crosses at that level divided by the number of bounds that can disable (sp
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from shadowspec.types import (
     BettingFigures,
     Decision,
     Dependence,
+    Figure,
     ProvenBounds,
     ReasonCode,
     TestResult,
@@ -54,7 +56,7 @@ def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: flo
     for test in defined_tests(policy):
         if test.name == "parity_near_ties" and runs.max_turns > 1 and test.unit != WINDOW:
             test = replace(test, unit="block")
-        if applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
+        if applies(test, runs.regimes):
             folded = evidence.tests.get(test.name) or TestEvidence.empty(test)
             lost = evidence.lost_units(test.unit)
             results.append(betting_result(test, folded, policy, level, num_lost=lost))
@@ -187,24 +189,24 @@ def min_fault_requests(policy: GatePolicy, level: float) -> int:
 
 
 def min_clusters(
-    policy: GatePolicy, level: float, per_block: int, *, has_greedy: bool = True, has_sampled: bool = True
+    policy: GatePolicy, level: float, per_block: int, regimes: Collection[str] = ("greedy", "sampled")
 ) -> int:
     """Clusters below which not all required tests can pass, where a full block has `per_block` of them."""
     units = {
         test.name: min_units(test, policy, level) * (per_block if test.unit in TIMED_UNITS else 1)
         for test in defined_tests(policy)
-        if test.is_required and test.unit != DOCUMENT and applies(test, has_greedy=has_greedy, has_sampled=has_sampled)
+        if test.is_required and test.unit != DOCUMENT and applies(test, regimes)
     }
-    faults = min_fault_requests(policy, level) if has_greedy else 0
+    faults = min_fault_requests(policy, level) if "greedy" in regimes else 0
     return max(policy.entry_clusters, faults, *units.values())
 
 
-def fault_units(runs: RunTotals) -> tuple[str, int]:
-    """The units that the test of faults counts, and how many of them are known.
+def fault_units(runs: RunTotals, num_known: int) -> tuple[str, int]:
+    """The units that a test of faults counts, and how many of them are known.
 
     Turns of one session depend on each other: requests of conversations count as whole conversations (clusters).
     """
-    return "request" if runs.max_turns == 1 else "cluster", runs.num_known_greedy // runs.max_turns
+    return "request" if runs.max_turns == 1 else "cluster", num_known // runs.max_turns
 
 
 def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) -> TestResult:
@@ -214,13 +216,38 @@ def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) 
     differing, and so bounds their share.
     """
     limit = policy.near_tie_logit_of(dtype)
-    (unit, num_known), num_faults = fault_units(runs), runs.num_faults(limit)
+    num_faults = runs.num_faults(limit)
+    figures = {
+        "num_faults": num_faults,
+        "num_near_ties": runs.num_diverging - num_faults,
+        "num_unknown": runs.num_greedy - runs.num_known_greedy,
+        "near_tie_logit": limit,
+    }
+    return _faults("parity_faults", runs, num_faults, runs.num_known_greedy, policy, level, figures)
+
+
+def stream_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResult:
+    """Chats whose speculative stream has a fault that no output of the model explains.  One is enough."""
+    figures = {"num_faults": runs.num_stream_faults}
+    return _faults("stream_faults", runs, runs.num_stream_faults, runs.num_streams, policy, level, figures)
+
+
+def _faults(
+    name: str,
+    runs: RunTotals,
+    num_faults: int,
+    num_requests: int,
+    policy: GatePolicy,
+    level: float,
+    figures: Mapping[str, Figure],
+) -> TestResult:
+    unit, num_known = fault_units(runs, num_requests)
     min_units = min_fault_requests(policy, level)
     outcome = "fail" if num_faults else "pass" if num_known >= min_units else "open"
     return TestResult(
-        name="parity_faults",
+        name=name,
         outcome=outcome,
-        estimate=ratio(num_faults, runs.num_known_greedy),
+        estimate=ratio(num_faults, num_requests),
         lower=None,
         upper=1.0 - level ** (1.0 / num_known) if num_known and not num_faults else None,
         threshold=policy.max_fault_share,
@@ -229,12 +256,7 @@ def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) 
         num_units=num_known,
         min_units=min_units,
         units_needed=min_units - num_known if outcome == "open" else None,
-        figures={
-            "num_faults": num_faults,
-            "num_near_ties": runs.num_diverging - num_faults,
-            "num_unknown": runs.num_greedy - runs.num_known_greedy,
-            "near_tie_logit": limit,
-        },
+        figures=figures,
     )
 
 

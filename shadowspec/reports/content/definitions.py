@@ -34,6 +34,8 @@ TEST_TITLE = {
     "tail": "Slowed requests",
     "parity_near_ties": "Parity, greedy near-ties",
     "parity_faults": "Parity, greedy faults",
+    "stream_faults": "Chat streams, faults",
+    "stream": "Whole chat streams, difference",
     "parity_sampled": "Parity, sampled",
     "memory": "Memory budget",
     "ttft": "Time to first token",
@@ -268,11 +270,12 @@ def shown_as(test_name: str) -> Format:
     """How a test's estimate, bounds and threshold are written."""
     if test_name in ("speedup", "total_time", "ttft", "tpot", "p95", "p99"):
         return times
-    if test_name in ("acceptance", "tail", "parity_near_ties", "parity_faults", "cost"):
+    if test_name in ("acceptance", "tail", "parity_near_ties", "parity_faults", "stream_faults", "cost"):
         return percent
     if test_name == "memory":
         return memory_figure
-    return format_signed if test_name in ("parity_sampled", "structured_validity", "score", "task_score") else figure
+    signed = ("parity_sampled", "structured_validity", "stream", "score", "task_score")
+    return format_signed if test_name in signed else figure
 
 
 def memory_figure(value: float | None) -> str:

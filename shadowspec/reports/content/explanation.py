@@ -33,6 +33,8 @@ QUESTION: Final = {
     "tail": "the share of requests that became slower by more than {tail_margin}",
     "parity_near_ties": "the share of greedy outputs that differ by rounding",
     "parity_faults": "greedy outputs that differ by more than rounding",
+    "stream_faults": "chats whose stream speculation breaks",
+    "stream": "change of the share of whole chat streams",
     "parity_sampled": "how far sampled outputs are from the model's distribution",
     "memory": "the memory that speculation takes beyond the baseline's",
     "ttft": "how many times as fast the first token comes",

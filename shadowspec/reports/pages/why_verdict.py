@@ -15,7 +15,10 @@ from shadowspec.reports.content.definitions import bounds_text, shown_as, thresh
 from shadowspec.text import percent, plural, span_text, times
 from shadowspec.types import Decision, ReasonCode, TestResult, Verdict
 
-ABOVE: Final = ("speedup", "total_time", "acceptance", "ttft", "tpot", "structured_validity", "score", "task_score")
+ABOVE: Final = (
+    *("speedup", "total_time", "acceptance", "ttft", "tpot"),
+    *("structured_validity", "stream", "score", "task_score"),
+)
 BETWEEN: Final = ("parity_sampled",)  # every other test's figure must stay below its limit
 REACH: Final = 0.92  # of the half axis, at which the farthest known value is drawn
 ORDER: Final[Mapping[str, int]] = {"fail": 0, "open": 1, "pass": 2}
@@ -73,6 +76,7 @@ def limit_lines(decision: Decision) -> list[LimitLine]:
 _TEST_OF_CODE: Final[dict[str, str]] = {
     **{code: name for name, code in {**HOLD_CODES, **DISABLE_CODES}.items()},
     ReasonCode.PARITY_FAULT: "parity_faults",
+    ReasonCode.STREAM_FAULT: "stream_faults",
     ReasonCode.MEMORY_OVER_BUDGET: "memory",
 }
 
@@ -90,6 +94,8 @@ def _failed(test: TestResult) -> str:
     if test.name == "parity_faults":
         number = test.figures.get("num_faults") or 1
         return f"{plural(int(number), 'output')} of the speculative arm differ from the target's by more than rounding"
+    if test.name == "stream_faults":
+        return f"{plural(int(test.figures.get('num_faults') or 1), 'chat')} streamed otherwise than the same tokens say"
     if test.name == "memory":
         return f"{title_of(test)}: {shown(test.estimate)} more, and {_limit(test)}"
     if test.name in BETWEEN:
@@ -121,7 +127,7 @@ def _limit(test: TestResult) -> str:
 
 
 def _line(test: TestResult) -> LimitLine:
-    if test.name == "parity_faults":
+    if test.name in ("parity_faults", "stream_faults"):
         return _fault_line(test)
     shown, bounds = shown_as(test.name), bounds_text(test)
     known = test.estimate is not None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from shadowspec.rollout.export.load_schedule import Schedule
 from shadowspec.servers.engines.export_parts import Export
-from shadowspec.types import OUTPUT_CONSTRAINT, UNCONSTRAINED, Override, parse_slice_key
+from shadowspec.types import OWN_SLICES, UNSTATED, Override, parse_slice_key
 
 SCHEMA = "https://flagd.dev/schema/v0/flags.json"
 ON, OFF = "on", "off"
@@ -120,11 +120,10 @@ def _is_slice(slice_key: str) -> list[Logic]:
 
 
 def _is_unconstrained(slice_key: str, labels: Sequence[str]) -> list[Logic]:
-    """Constrained requests are separate slices beside slices without that label, whose rules do not apply to them."""
-    if OUTPUT_CONSTRAINT not in labels or OUTPUT_CONSTRAINT in parse_slice_key(slice_key):
-        return []
-    value: Logic = {"var": OUTPUT_CONSTRAINT}
-    return [{"or": [{"!": [value]}, {"===": [value, UNCONSTRAINED]}]}]
+    """Requests with a label of their own are separate slices beside slices without it, whose rules do not apply."""
+    named = parse_slice_key(slice_key)
+    values: list[Logic] = [{"var": name} for name in OWN_SLICES if name in labels and name not in named]
+    return [{"or": [{"!": [value]}, {"===": [value, UNSTATED]}]} for value in values]
 
 
 def _has_none(labels: Sequence[str]) -> list[Logic]:

@@ -19,7 +19,7 @@ from shadowspec.servers.engines.export_parts import DepthSchedule, Export, Metho
 from shadowspec.servers.engines.rules import EngineRules, differences
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import MetricNames
-from shadowspec.servers.request import ServerRequest, body_of, scoring_body_of
+from shadowspec.servers.request import ServerRequest, body_of, chat_body_of, scoring_body_of
 from shadowspec.servers.step_counts import Accepted, CountsSource, UncountableError
 from shadowspec.servers.stream import Completion, ServerError, StreamedAnswer
 from shadowspec.types import UNSEEDED, LiveCounts, SpeculationConfig
@@ -109,6 +109,7 @@ class ServingEngine(ABC):
     counts_empty_drafts: ClassVar[bool] = False  # its counters take a step for a draft whose grammar forbade all of it
     beside_suffix: ClassVar[str] = ""  # of the file beside an export, where the engine has one
     path: ClassVar[str] = "v1/completions"  # where completions are asked for
+    counts_chats: ClassVar[bool] = False  # a chat's answer reports its steps as a completion's does
     headers: ClassVar[Mapping[str, str]] = {}  # of every completion
     # How it samples a request that leaves parameters open: what it takes from the model's generation_config.json,
     # unless it is told otherwise, and its own defaults where they are not neutral.
@@ -128,6 +129,10 @@ class ServingEngine(ABC):
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
         """The body of a request for a streamed answer; `salt` keeps its prompt apart in the server's prefix cache."""
         return body_of(request, model, salt)
+
+    def chat_body_of(self, request: ServerRequest, models: Collection[str], model: str, salt: str) -> dict[str, Any]:
+        """The body of a chat: the client's, made explicit (`chat_body_of`)."""
+        return chat_body_of(request, models, model, salt)
 
     def scored_together(self, length: int, start: int) -> list[range]:
         """The places of a prompt from `start` on, by the requests that ask for them."""
@@ -223,6 +228,10 @@ class ServingEngine(ABC):
             UncountableError: the answer's counts are incomplete, or contradictory.
         """
         raise UncountableError("the engine's answers report no steps")
+
+    def steps_of(self, answer: Completion) -> list[tuple[int, int]] | None:
+        """Drafted and accepted tokens of each step with a draft, in their order; None where it does not report them."""
+        return None
 
     def uncertain_tokens(self, finish_reason: str, num_speculative_tokens: int, *, drafts_always: bool) -> int:
         """Accepted tokens by which the count of such an answer may be wrong: all of them lie in its last step.

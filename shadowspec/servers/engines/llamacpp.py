@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, Final
 
@@ -227,6 +228,21 @@ class LlamaCpp(ServingEngine):
         if request.num_logprobs:
             body |= {"n_probs": request.num_logprobs, "post_sampling_probs": False}
         return body
+
+    def chat_body_of(self, request: ServerRequest, models: Collection[str], model: str, salt: str) -> dict[str, Any]:
+        """The body of a chat, with llama.cpp's names of the sampling parameters beside OpenAI's.
+
+        It restricts the output itself, by the client's own fields.
+        """
+        own = self.body_of(replace(request, constraint=None), model, salt)
+        penalties = {
+            "repeat_last_n": -1,  # of the whole context
+            "presence_penalty": request.sampling.presence_penalty,
+            "frequency_penalty": request.sampling.frequency_penalty,
+        }
+        chat = super().chat_body_of(request, models, model, salt)
+        left_out = ("model", "prompt", "n_predict", "return_tokens", "n_probs", "post_sampling_probs")
+        return chat | {name: value for name, value in own.items() if name not in left_out} | penalties
 
     def scored_together(self, length: int, start: int) -> list[range]:
         return [range(place, place + 1) for place in range(start, length)]

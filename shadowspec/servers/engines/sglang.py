@@ -237,6 +237,10 @@ class Sglang(ServingEngine):
             body |= {"return_logprob": True, "top_logprobs_num": request.num_logprobs}
         return body
 
+    def chat_body_of(self, request: ServerRequest, models: Collection[str], model: str, salt: str) -> dict[str, Any]:
+        """The body of a chat, with the salt under both names."""
+        return super().chat_body_of(request, models, model, salt) | {"extra_key": salt}
+
     def scoring_body_of(
         self, token_ids: Sequence[int], start: int, num_logprobs: int, model: str, salt: str
     ) -> dict[str, Any]:

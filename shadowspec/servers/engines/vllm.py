@@ -177,6 +177,7 @@ class Vllm(ServingEngine):
     }
     reports_masked_places = True
     counts_empty_drafts = True
+    counts_chats = True
     generation_defaults = (*GENERATION_DEFAULTS, "max_new_tokens")
 
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
@@ -289,6 +290,13 @@ class Vllm(ServingEngine):
         )
         _require_totals(reported, drafted, accepted, num_speculative_tokens)
         return counted
+
+    def steps_of(self, answer: Completion) -> list[tuple[int, int]] | None:
+        reported = answer.speculation or {}
+        drafted, accepted = reported.get("per_step_drafted"), reported.get("per_step_accepted")
+        if not isinstance(drafted, list) or not isinstance(accepted, list) or len(drafted) != len(accepted):
+            return None
+        return list(zip(drafted, accepted, strict=True))
 
     def export(self, schedule: DepthSchedule, beside: str) -> Export:
         """The value of `--speculative-config`; `null` where nothing is on."""

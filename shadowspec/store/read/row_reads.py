@@ -37,6 +37,8 @@ from shadowspec.types import (
     SpeculationCounts,
     StoredBlock,
     StoredRecord,
+    StreamParity,
+    Thinking,
     Validity,
 )
 
@@ -56,6 +58,7 @@ _RUN_NAMES = (
         *row_values.TIMINGS[Arm.SPECULATIVE],
     ),
     *("has_parity", *row_values.PARITY, "scores", *row_values.FLAGS, *row_values.SERVED, *row_values.ORDER),
+    *(*row_values.STREAM, *row_values.THINKING),
 )
 
 
@@ -64,10 +67,13 @@ _TIMING = len(row_values.TIMINGS[Arm.BASELINE])
 _PARITY = len(row_values.PARITY)
 _FLAGS = len(row_values.FLAGS)
 _SERVED = len(row_values.SERVED)
+_CHAT = len(row_values.STREAM) + len(row_values.THINKING)
+_STREAM = len(row_values.STREAM)
 assert row_values.RUN == ("fingerprint", "block_id", "failure", "is_repetition_loop", "finish_reason")
 assert row_values.COUNTS[3:5] == ("num_accepted_tokens_per_pos", "acceptance_histogram")
 assert row_values.RECORD[:4] == ("counter", "reason", "endpoint", "slice_key")
 
+_NO_THINKING = [None] * len(row_values.THINKING)
 _NO_FIGURES = [None] * _PARITY
 _EQUAL = Parity()  # greedy outputs that do not differ: most of them
 
@@ -168,7 +174,8 @@ def _record(row: Sequence[Any], same: dict[Any, Any]) -> StoredRecord:
 
 def _run(row: Sequence[Any], same: dict[Any, Any]) -> Run:
     source, partition, offset, timestamp_ms, part, fingerprint, block_id, failure, is_loop, finish_reason, *rest = row
-    *rest, baseline_after, speculative_after, repeat_ms = rest
+    chat = rest[-_CHAT:]
+    *rest, baseline_after, speculative_after, repeat_ms = rest[:-_CHAT]
     kept = same.setdefault
     counts, baseline = rest[:_COUNTS], rest[_COUNTS : _COUNTS + _TIMING]
     speculative = rest[_COUNTS + _TIMING :][:_TIMING]
@@ -188,6 +195,8 @@ def _run(row: Sequence[Any], same: dict[Any, Any]) -> Run:
         _flags(*rest[-_FLAGS - _SERVED : -_SERVED]),
         None if rest[-_SERVED] is None else ServedRun(*rest[-_SERVED:]),
         _order(baseline_after, speculative_after, repeat_ms),
+        None if chat[0] is None else StreamParity(*chat[:_STREAM]),
+        None if chat[_STREAM:] == _NO_THINKING else Thinking(*chat[_STREAM:]),
     )
 
 
