@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.quality.custom_scores import Scorer
@@ -18,7 +19,9 @@ from shadowspec.servers.stream import Completion
 from shadowspec.types import (
     ConstraintForm,
     ConstraintKind,
+    Contract,
     OutputConstraint,
+    OutputContract,
     Parity,
     SamplingParameters,
     SpeculationConfig,
@@ -163,6 +166,15 @@ def test_doctor_says_what_the_server_does_not_report(servers: Servers) -> None:
     found = remarks(*probe_both(settings(servers)))
     assert any("use_relaxed_acceptance_for_thinking" in each and "use_dynamic_tree" in each for each in found)
     assert any("capacity of the KV caches is not reported" in each for each in found)
+
+
+def test_a_contract_is_not_judged_without_a_text(servers: Servers) -> None:
+    asked = block(1)
+    with_contract = structs.replace(asked.requests[0], contract=OutputContract(Contract.JSON))
+    (run,) = connected(servers).measure(structs.replace(asked, requests=(with_contract,))).runs
+    assert run.failure is None
+    assert run.flags is not None
+    assert (run.flags.contract, run.flags.speculative_validity) == (None, None)
 
 
 def test_constraints_and_scores_need_a_text_that_it_does_not_return(servers: Servers) -> None:
