@@ -44,7 +44,7 @@ _METHODS = {
     "ngram": (
         "[real, equal to vLLM and llama.cpp](research/validation.md)",
         _VLLM_RESULT,
-        "refused",
+        "refused (a tree)",
         _LLAMACPP_RESULT,
     ),
     "suffix": ("[real](../kernels/benchmarks/results/lookup.json)", "as a named method", "", ""),

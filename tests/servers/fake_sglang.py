@@ -52,8 +52,10 @@ class FakeSglang(FakeServer):
             "model_path": "/models/t",
             "weight_version": "default",
             "speculative_algorithm": self.algorithm if width else None,
-            "speculative_num_steps": (1 if self.algorithm in BLOCKS else width) if width else None,
-            "speculative_eagle_topk": self.branches if width else None,
+            "speculative_num_steps": {"NGRAM": 0, **dict.fromkeys(BLOCKS, 1)}.get(self.algorithm, width)
+            if width
+            else None,
+            "speculative_eagle_topk": (10 if self.algorithm == "NGRAM" else self.branches) if width else None,
             "speculative_num_draft_tokens": (self.num_draft_tokens or width + 1) if width else None,
             "speculative_adaptive": self.is_adaptive,
             "speculative_accept_threshold_single": self.thresholds[0],

@@ -222,6 +222,12 @@ def test_what_cannot_be_counted_is_refused_with_what_is_missing(
         connected(servers)
 
 
+def test_a_baseline_that_drafts_by_ngram_is_seen_though_it_reports_0_steps(servers: Servers) -> None:
+    servers[0].num_speculative_tokens, servers[0].algorithm = 3, "NGRAM"
+    with pytest.raises(ModelError, match=r"the baseline server speculates \(3 tokens\)"):
+        connected(servers)
+
+
 def test_remarks_name_nothing_that_sglang_does_not_have(servers: Servers) -> None:
     found = remarks(*probe_both(settings(servers)))
     assert found == ["queue times are not reported, and so not shown (--enable-metrics)"]

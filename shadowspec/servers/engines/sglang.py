@@ -469,7 +469,7 @@ def _chain_length(settings: Mapping[str, str]) -> int:
     algorithm = settings.get("speculative_algorithm", "None")
     if algorithm == "None":
         return 0
-    name, beyond = ("num_draft_tokens", 1) if algorithm in BLOCKS else ("num_steps", 0)
+    name, beyond = ("num_steps", 0) if algorithm in CHAINS else ("num_draft_tokens", 1)  # NGRAM may report 0 steps
     number = settings.get(f"speculative_{name}", "")
     return max(0, int(number) - beyond) if number.isdigit() else 0
 
