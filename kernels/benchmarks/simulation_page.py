@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kernels.benchmarks.harness import RESULTS, sections
 from kernels.benchmarks.simulation_picture import picture
@@ -116,6 +117,27 @@ def early_stops() -> str:
     )
 
 
+def days_to_verdict() -> str:
+    """Days to the verdicts of production, of one slice and of eight."""
+    found = json.loads((RESULTS / "days_to_verdict.json").read_text(encoding="utf-8"))
+    heads = ("speedup, noise", "one slice", "endpoint of 8 slices", "each of 8 slices")
+    rows: dict[str, list[str]] = {}
+    for cell in sorted(
+        found["cells"], key=lambda cell: (cell["speedup"], cell["noise"], cell["num_slices"], cell["of"])
+    ):
+        rows.setdefault(f"{cell['speedup']:.2f}x, {cell['noise']}", []).append(_verdict_of(cell))
+    body = markdown(WorldTable("", heads, tuple((name, *cells) for name, cells in rows.items())))
+    return _TEXTS["days"].format(repetitions=found["repetitions"], table=body).rstrip() + "\n"
+
+
+def _verdict_of(cell: Mapping[str, Any]) -> str:
+    """The usual verdict, its share and day, and the day before it on which tests passed or the HOLD was futile."""
+    verdict, before = ("enable", "days") if cell["enable_share"] else ("disable", "futile_days")
+    if not cell[f"{verdict}_share"]:
+        return "HOLD"
+    return f"{cell[f'{verdict}_share']:.0%} {verdict.upper()}, {cell[f'{verdict}_days']:g} ({cell[before]:g})"
+
+
 def page(path: Path) -> str:
     """The page in Markdown, from a file of results."""
     results = read_results(path)
@@ -136,7 +158,7 @@ def page(path: Path) -> str:
         parts.append(f"## {table.title}\n\n{body}\n")
         if table.title in _NOTES:
             parts.append(_NOTES[table.title] + "\n")
-    parts.append(early_stops())
+    parts += [days_to_verdict(), early_stops()]
     broken = broken_promises(results.values())
     verdict = (
         "No world contradicts the gate's promise."
