@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from shadowspec.errors import InputError
-from shadowspec.types import ArmTiming, SpeculationCounts
+from shadowspec.types import ArmTiming, CachedPrompts, SpeculationCounts
 
 
 class StepCounts(Protocol):
@@ -116,4 +116,13 @@ def pool_counts(counts: Iterable[SpeculationCounts]) -> SpeculationCounts | None
         num_cut_steps=sum(row.num_cut_steps for row in rows),
         num_cut_draft_tokens=sum(row.num_cut_draft_tokens for row in rows),
         num_cut_accepted_tokens=sum(row.num_cut_accepted_tokens for row in rows),
+    )
+
+
+def cached_shares(cached: CachedPrompts) -> tuple[float | None, float | None, float | None]:
+    """The shares of prompt tokens found in prefix caches: by production, by the baseline and by speculation."""
+    return (
+        ratio(cached.production_cached_tokens, cached.num_prompt_tokens),
+        ratio(cached.baseline_cached_tokens, cached.num_prompt_tokens),
+        ratio(cached.speculative_cached_tokens, cached.num_prompt_tokens),
     )

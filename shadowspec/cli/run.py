@@ -15,10 +15,10 @@ from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxRequestsOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import NoDataError
-from shadowspec.metrics import ratio
+from shadowspec.metrics import cached_shares, ratio
 from shadowspec.tap.parameters import REMEDIES
 from shadowspec.text import percent, plural
-from shadowspec.types import FunnelCounter, FunnelKey
+from shadowspec.types import CachedPrompts, FunnelCounter, FunnelKey
 from shadowspec.types.public_documents import PublicDocument, PublicValue
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class RunDocument(PublicDocument, frozen=True, kw_only=True):
     requests_measured: int
     num_compared_prompts: int
     num_other_prompts: int
+    prefix_caches: CachedPrompts
     funnel: Sequence[FunnelCount]
 
 
@@ -94,6 +95,7 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
         requests_measured=sum(progress.requests_measured for progress in done.progress),
         num_compared_prompts=sum(progress.num_compared_prompts for progress in done.progress),
         num_other_prompts=sum(progress.num_other_prompts for progress in done.progress),
+        prefix_caches=sum((progress.cached for progress in done.progress), CachedPrompts()),
         funnel=funnel_counts(done.funnel),
     )
     if as_json:
@@ -109,6 +111,13 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
         if (share := ratio(totals.num_other_prompts, totals.num_compared_prompts)) is not None:
             counted = plural(totals.num_compared_prompts, "prompt")
             results.print(f"the server counts another length of {percent(share)} of {counted}", highlight=False)
+        production, *arms = map(percent, cached_shares(totals.prefix_caches))
+        if totals.prefix_caches.num_requests:
+            results.print(
+                f"prompt tokens in prefix caches: production {production}, baseline {arms[0]}, speculative {arms[1]} "
+                f"(of {plural(totals.prefix_caches.num_requests, 'request')})",
+                highlight=False,
+            )
     if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals.requests_found:
         malformed = any(counter is FunnelCounter.MALFORMED for _, counter, _ in done.funnel)
         unmatched = any(reason == "no_endpoint" for _, _, reason in done.funnel)

@@ -315,6 +315,7 @@ version = 1
 # indifference = ~              # an interval this close to its limit is undecidable
 # max_missing = ~               # share of failed and shed requests above which the verdict is HOLD
 # max_prompt_mismatch = ~       # share of prompts whose logged length (usage) is another, above which it is HOLD
+# max_cache_gap = ~             # share of prompt tokens by which production's cache may hold more or less, else HOLD
 # max_untimed_share = ~         # share of requests beyond timed_positions, above which ENABLE is HOLD
 # window_s = ~                  # event time of a unit in production; recordings (0) have blocks as units
 # blocks_per_window = ~         # blocks measured in a window, of each slice, load and worker process, on average

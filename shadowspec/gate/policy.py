@@ -86,6 +86,8 @@ class GatePolicy:
     max_missing: float = 0.05  # share of failed and shed requests above which the verdict is HOLD
     # Share of prompts that production counts otherwise above which it is HOLD.  Simulated worlds log no prompts.
     max_prompt_mismatch: float = field(default=0.02, repr=False)
+    # Share of prompt tokens by which production and the baseline may differ in what their caches held, else HOLD.
+    max_cache_gap: float = field(default=0.2, repr=False)
     # Share of requests beyond `timed_positions` above which ENABLE is HOLD.  In simulated worlds there are none.
     max_untimed_share: float = field(default=0.25, repr=False)
     # Event time of a unit in production; recordings have blocks as units, and 0 stands for them.
@@ -342,7 +344,15 @@ _RANGES: dict[str, _Range] = {
         _FRACTION,
     ),
     **dict.fromkeys(
-        ("max_missing", "max_prompt_mismatch", "max_untimed_share", "dominant_key_share", "entry_share"), _SHARE
+        (
+            "max_missing",
+            "max_prompt_mismatch",
+            "max_cache_gap",
+            "max_untimed_share",
+            "dominant_key_share",
+            "entry_share",
+        ),
+        _SHARE,
     ),
     **dict.fromkeys(
         ("log_speedup_clip", "cluster_idle_s", "cluster_max_age_s", "time_block_s", "mix_window_s"), _POSITIVE

@@ -144,6 +144,7 @@ from shadowspec.types.speculation import (
 )
 from shadowspec.types.verdicts import (
     BettingFigures,
+    CachedPrompts,
     Composition,
     Decision,
     Dependence,
@@ -217,6 +218,7 @@ __all__ = [
     "BlockResult",
     "BlockTime",
     "Buckets",
+    "CachedPrompts",
     "Clearing",
     "Composition",
     "ConstraintForm",

@@ -250,6 +250,15 @@ class ReasonCode(StrEnum):
         "Rename the candidate to begin evidence without those prompts. Where the server does not count whole prompts, "
         "raise the limit.",
     )
+    CACHE_MISMATCH = (
+        "cache_mismatch",
+        "HOLD",
+        "Production finds more or less of its prompts in prefix caches than the baseline, by more than `max_cache_gap` "
+        "of their tokens.",
+        'set `prefix_cache = "as_served"`, raise `sample_rate` where the servers find less, or choose `"evicted"` '
+        f"where they find more, then measure again, {GATE_AGAIN}",
+        "Sampled sessions share less than all of them. Rename the candidate to begin evidence without cold caches.",
+    )
     CHANGED_RATE = (
         "changed_rate",
         "HOLD",

@@ -6,10 +6,12 @@ Every part that code reads is a typed field.  `shadowspec.types.decision_documen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 
+from shadowspec.types.consumed_records import StoredRecord
+from shadowspec.types.measurement import Run
 from shadowspec.types.requests import parse_slice_key
 from shadowspec.types.serving_engines import verdict_engine, verdict_engine_text
 from shadowspec.types.speculation import SpeculationConfig
@@ -162,6 +164,32 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedPrompts:
+    """Prompt tokens of requests, and how many of them production and the two arms found in their prefix caches.
+
+    Only of measured requests of which all three say so.
+    """
+
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    production_cached_tokens: int = 0
+    baseline_cached_tokens: int = 0
+    speculative_cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, record: StoredRecord, run: Run) -> CachedPrompts | None:
+        """That of one request; None where production or an arm does not say."""
+        pair = None if run.served is None else run.served.cached_tokens
+        if record.num_cached_tokens is None or pair is None or run.counts is None:
+            return None
+        num_tokens = run.counts.num_prompt_tokens
+        return cls(1, num_tokens, min(record.num_cached_tokens, num_tokens), *pair)
+
+    def __add__(self, other: CachedPrompts) -> CachedPrompts:
+        return CachedPrompts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
 class SliceCounts:
     """Counts of a slice, for any load, config and run; only `num_lost` is of a run, and prompts are of a fingerprint.
 
@@ -170,9 +198,10 @@ class SliceCounts:
     came too late for their cluster; `num_left_out` of them belonged to it and came out of order.  `num_dominant_keys`
     are cut for dominating.  `num_arrived` are all usable requests; `num_beyond` of these come later in their session
     than any request that is timed.  Production's server counted `num_compared_prompts` of the measured prompts that
-    were rendered here, and found another length of `num_other_prompts`.  `recent_share` is the slice's share of its
-    endpoint's requests of the last week, by which it enters (None: unknown).  Of the endpoint, retention had removed
-    `num_removed_runs` when its evidence began with the rows that were left.
+    were rendered here, and found another length of `num_other_prompts`; `cached` is of those of which it says how much
+    it found in its cache.  `recent_share` is the slice's share of its endpoint's requests of the last week, by which it
+    enters (None: unknown).  Of the endpoint, retention had removed `num_removed_runs` when its evidence began with the
+    rows that were left.
     """
 
     num_closed_clusters: int = 0
@@ -185,6 +214,7 @@ class SliceCounts:
     num_beyond: int = 0
     num_compared_prompts: int = 0
     num_other_prompts: int = 0
+    cached: CachedPrompts = CachedPrompts()
     recent_share: float | None = None
     num_removed_runs: int = 0
 

@@ -8,12 +8,12 @@ second pass changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from shadowspec.store import Store
 from shadowspec.tap.sources import RawRecord
-from shadowspec.types import Block, BlockResult, PartitionId
+from shadowspec.types import Block, BlockResult, CachedPrompts, PartitionId
 from shadowspec.worker.pipeline import BlockEngine, Pipeline
 
 CONSUMER: Final = "file"  # the consumer of files in the ledger: any process that reads one, in any place
@@ -62,6 +62,7 @@ class Progress:
     requests_measured: int
     num_compared_prompts: int = 0  # that production's server counted
     num_other_prompts: int = 0  # of these, those that have another length here
+    cached: CachedPrompts = field(default_factory=CachedPrompts)  # of prompts that were measured now
 
 
 class FileRun:
@@ -144,6 +145,7 @@ class FileRun:
             self._requests_measured,
             self._pipeline.num_compared_prompts,
             self._pipeline.num_other_prompts,
+            self._pipeline.cached,
         )
 
     def _report(self) -> None:

@@ -26,6 +26,7 @@ from shadowspec.tap.sources import RawRecord
 from shadowspec.types import (
     Block,
     BlockResult,
+    CachedPrompts,
     FunnelCounter,
     FunnelKey,
     LedgerEntry,
@@ -107,6 +108,7 @@ class Pipeline:
         self.num_found = 0  # admitted requests whose rows were stored already
         self.num_compared_prompts = 0  # prompts that production's server counted
         self.num_other_prompts = 0  # of these, those that have another length here
+        self.cached = CachedPrompts()  # of measured prompts, in the caches of production and of the servers
 
     # partitions
 
@@ -234,6 +236,11 @@ class Pipeline:
         """Take back a measured block; `poisoned` requests become dead letters of the stage `engine`."""
         popped = (self._waiting.pop(prompt.key, None) for prompt in result.block.requests)
         measured = [waiting for waiting in popped if waiting is not None]
+        records = {waiting.record.key: waiting.record for waiting in measured}
+        for run in result.runs:
+            record = records.get(run.key)
+            found = None if record is None else CachedPrompts.of(record, run)
+            self.cached += found or CachedPrompts()
         for waiting in measured:
             if poisoned and waiting.raw is not None and waiting.record.key in poisoned:
                 self._note_letter(waiting.raw, "engine", poisoned[waiting.record.key])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import numpy as np
@@ -13,7 +13,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_st
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.decision import Hypothesis, decide
-from shadowspec.types import Decision, Parity, Run, SliceCounts, TestResult, Trial
+from shadowspec.types import CachedPrompts, Decision, Parity, Run, SliceCounts, TestResult, Trial
 from tests.gate.worlds import CONFIG, ENDPOINT, GRAPH, START, block_unit, cluster_unit, noisy_run, run_of
 
 POLICY = GatePolicy(window_s=0.0, max_hypotheses=2, min_span_s=0.0)
@@ -30,6 +30,7 @@ class Seen:
     num_left_out: int = 0
     num_compared_prompts: int = 0
     num_other_prompts: int = 0
+    cached: CachedPrompts = field(default_factory=CachedPrompts)
     num_arrived: int = 0
     num_beyond: int = 0
 
@@ -41,6 +42,7 @@ class Seen:
             num_left_out=self.num_left_out,
             num_compared_prompts=self.num_compared_prompts,
             num_other_prompts=self.num_other_prompts,
+            cached=self.cached,
             num_arrived=self.num_arrived,
             num_beyond=self.num_beyond,
         )

@@ -162,6 +162,40 @@ def test_conversations_are_measured_with_the_prefix_cache_on_and_every_page_says
     assert "Prefix cache, turn by turn" in (served.folder / "report.html").read_text(encoding="utf-8")
 
 
+def test_prefix_caches_as_served_stand_beside_productions_and_hold_where_they_are_far_apart(
+    served: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    for server in servers:
+        server.page_tokens, server.tells_cached = 4, True
+    served.replace_in_config("timed_positions = 1", "timed_positions = 4\nmax_cache_gap = 0.1")
+    served.replace_in_config("requests_per_slot = 2", "requests_per_slot = 1")
+    served.replace_in_config("loads = [{ concurrency = 2 }]", "loads = [{ concurrency = 1 }]")
+    served.replace_in_config('prefix_cache = "off"\n', "")
+    write_traffic(served.folder / "talks.jsonl", [each for session in range(30) for each in conversation(session, 4)])
+    done = served.run("run", "talks.jsonl", "--json")
+    assert done.code == 0, done.err
+    tokens = 30 * (9 + 16 + 23 + 30)
+    found = 8 + 12 + 20 + 28  # all sessions have the same prompts, and the first one finds fewer
+    assert done.document["prefix_caches"] == {
+        "num_requests": 120,
+        "num_prompt_tokens": tokens,
+        "production_cached_tokens": 30 * (0 + 8 + 16 + 24),
+        "baseline_cached_tokens": 29 * found + 8 + 16 + 20,
+        "speculative_cached_tokens": 29 * found + 8 + 16 + 20,
+    }
+    assert served.run("gate").code == 0
+    document = served.run("report", "--json").document
+    (row,) = document["caches"]
+    assert (row["num_requests"], row["production_share"]) == (120, pytest.approx(1_440 / tokens))
+    assert row["baseline_share"] == row["speculative_share"] > row["production_share"] + 0.1
+    (decision,) = (each for each in served.run("gate", "--json").document["decisions"] if not each["slice"])
+    assert decision["reason_code"] == "cache_mismatch", decision["reason"]
+    assert served.run("report", "--format", "md", "--out", "report.md").code == 0
+    text = (served.folder / "report.md").read_text(encoding="utf-8")
+    assert "Cached, production" in text
+    assert "measured with prefix caches as served" in text
+
+
 def test_requests_that_fail_stand_in_the_funnel_with_their_reason(
     served: Workspace, servers: tuple[FakeServer, FakeServer]
 ) -> None:

@@ -61,6 +61,7 @@ from shadowspec.gate.verdict.trial_levels import (
 from shadowspec.metrics import ratio
 from shadowspec.types import (
     ARRIVING,
+    CachedPrompts,
     Decision,
     FingerprintedConfig,
     FunnelCounter,
@@ -425,9 +426,26 @@ def _slice_counts(
         num_beyond=sum((record.session_position or 0) > policy.timed_positions for record in arrived),
         num_compared_prompts=len(compared),
         num_other_prompts=sum(record.num_served_tokens != record.num_prompt_tokens for record in compared),
+        cached=_cached(evidence, slice_key, fingerprint),
         recent_share=recent_share(folding.clusters, slice_key) if folding.clusters else None,
     )
     return HypothesisEvidence(counts=counts, newest_event=evidence.watermark)
+
+
+def _cached(evidence: EndpointEvidence, slice_key: str, fingerprint: str) -> CachedPrompts:
+    records = {r.key: r for r in evidence.records if r.slice_key and slice_key in ("", r.slice_key)}
+    rows = [
+        (run.counts.num_prompt_tokens, records[run.key].num_cached_tokens or 0, *run.served.cached_tokens)
+        for run in evidence.runs
+        if run.fingerprint == fingerprint
+        and run.key in records
+        and records[run.key].num_cached_tokens is not None
+        and run.counts is not None
+        and run.served is not None
+        and run.served.cached_tokens is not None
+    ]
+    columns = list(zip(*((tokens, min(found, tokens), *arms) for tokens, found, *arms in rows), strict=True))
+    return CachedPrompts(len(rows), *map(sum, columns)) if rows else CachedPrompts()
 
 
 def _id(hypothesis: Hypothesis) -> HypothesisId:

@@ -12,7 +12,7 @@ import pytest
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.decision import decide
-from shadowspec.types import Memory, Parity, Trial, Verdict
+from shadowspec.types import CachedPrompts, Memory, Parity, Trial, Verdict
 from tests.builders.hypothesis_evidence import (
     HYPOTHESIS,
     POLICY,
@@ -240,6 +240,39 @@ def test_requests_that_their_clusters_missed_hold_beyond_the_same_share() -> Non
     assert decide(
         HYPOTHESIS, late, POLICY, trial=Trial(0.025, 0.0125, GRAPH), has_entered=True, previous=None, now=START
     ).verdict is (Verdict.ENABLE)
+
+
+@pytest.mark.parametrize(
+    ("cached", "said"),
+    [
+        (CachedPrompts(), None),
+        (CachedPrompts(100, 1_000, 700, 500, 0), None),
+        (CachedPrompts(99, 1_000, 700, 0, 0), None),
+        (
+            CachedPrompts(100, 1_000, 701, 500, 0),
+            "production's cache held 70.1% of the prompt tokens of 100 requests, the baseline's 50.0% "
+            '(limit 20% apart): measure with prefix_cache = "as_served"',
+        ),
+        (CachedPrompts(100, 1_000, 299, 500, 500), 'measure with prefix_cache = "evicted" or "on"'),
+    ],
+)
+def test_caches_that_held_other_shares_than_productions_hold(cached: CachedPrompts, said: str | None) -> None:
+    """The time of a prompt that is found is another one, in both arms."""
+    seen = replace(evidence_of(draw_runs(380)), cached=cached)
+    decision = look(seen)
+    assert decision.reason_code == ("all_tests_pass" if said is None else "cache_mismatch")
+    assert decision.evidence.counts.cached == cached
+    assert (said or "") in decision.reason
+    assert look(seen, replace(POLICY, max_cache_gap=1.0)).verdict is Verdict.ENABLE
+
+
+def test_the_remedy_of_fewer_hits_is_more_sessions_where_caches_are_as_served() -> None:
+    config = replace(HYPOTHESIS.config, details={**HYPOTHESIS.config.details, "prefix_cache": "as_served"})
+    seen = replace(evidence_of(draw_runs(380)), cached=CachedPrompts(100, 1_000, 701, 500, 0)).folded(POLICY)
+    trial = Trial(0.025, 0.0125, GRAPH)
+    hypothesis = replace(HYPOTHESIS, config=config)
+    decision = decide(hypothesis, seen, POLICY, trial=trial, has_entered=True, previous=None, now=START)
+    assert "(limit 20% apart): raise sample_rate" in decision.reason
 
 
 @pytest.mark.parametrize(

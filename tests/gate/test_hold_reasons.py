@@ -21,7 +21,17 @@ from shadowspec.gate.verdict.required_tests import (
     more_units,
     waits_for_independence,
 )
-from shadowspec.types import Decision, Dependence, Parity, ReasonCode, SliceCounts, TestResult, TestState, Verdict
+from shadowspec.types import (
+    CachedPrompts,
+    Decision,
+    Dependence,
+    Parity,
+    ReasonCode,
+    SliceCounts,
+    TestResult,
+    TestState,
+    Verdict,
+)
 from tests.builders.hypothesis_evidence import (
     HYPOTHESIS,
     POLICY,
@@ -136,6 +146,10 @@ CASES: dict[str, list[Callable[[], Decision]]] = {
     "unprovable": [lambda: look(GOOD, FROZEN)],
     "missing_data": [missed],
     "late_data": [lambda: look(replace(GOOD, num_left_out=40))],
+    "cache_mismatch": [
+        lambda: look(replace(GOOD, cached=CachedPrompts(100, 1_000, 700, 400, 400))),
+        lambda: look(replace(GOOD, cached=CachedPrompts(100, 1_000, 100, 400, 400))),
+    ],
     "prompt_mismatch": [lambda: look(replace(GOOD, num_compared_prompts=400, num_other_prompts=20))],
     "changed_rate": [changed_rate],
     "untimed": [lambda: look(replace(GOOD, num_arrived=400, num_beyond=101))],

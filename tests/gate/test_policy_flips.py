@@ -26,7 +26,17 @@ from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.served_decision import judge_decisions
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.types import ArmTiming, Decision, PairedScore, Parity, RecordKey, Run, SpeculationCounts, StoredRecord
+from shadowspec.types import (
+    ArmTiming,
+    CachedPrompts,
+    Decision,
+    PairedScore,
+    Parity,
+    RecordKey,
+    Run,
+    SpeculationCounts,
+    StoredRecord,
+)
 from shadowspec.worker.service import SliceRates
 from tests.builders.block_prompts import prompt as block_prompt
 from tests.builders.hypothesis_evidence import Seen, draw_runs, evidence_of, look
@@ -269,6 +279,7 @@ CASES = {
     "indifference": Case(1.0, seen(draw_runs(40, speedup=1.08))),
     "max_missing": Case(0.5, seen(FAST, num_lost=40)),
     "max_prompt_mismatch": Case(0.5, seen(replace(evidence_of(FAST), num_compared_prompts=100, num_other_prompts=10))),
+    "max_cache_gap": Case(0.5, seen(replace(evidence_of(FAST), cached=CachedPrompts(100, 1_000, 700, 400, 400)))),
     "max_untimed_share": Case(0.6, seen(replace(evidence_of(FAST), num_arrived=100, num_beyond=50))),
     "window_s": Case(3_600.0, stored(World(160, make_run=noisy_run()).evidence()), {"min_span_s": 86_400.0}),
     "blocks_per_window": Case(2, budget, {"window_s": 3_600.0, "min_span_s": 86_400.0}),

@@ -16,7 +16,7 @@ from shadowspec.gate.evidence.units import ClusterUnit
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.run.recompute import explain
 from shadowspec.store import Store
-from shadowspec.types import FunnelCounter, Verdict
+from shadowspec.types import CachedPrompts, FunnelCounter, ServedRun, Verdict
 from shadowspec.types.codec import pack, unpack
 from tests.builders.folding import POLICY as STORED
 from tests.builders.folding import gate
@@ -122,6 +122,30 @@ def test_prompts_of_another_length_are_counted_by_fingerprint_and_recomputed(sto
     for decision in gate(store, STORED):
         counts = decision.evidence.counts
         assert (counts.num_compared_prompts, counts.num_other_prompts) == (len(compared), num_other)
+        assert explain(store, decision.decision_id or 0).differences == ()
+
+
+@pytest.mark.representative("sqlite")
+def test_prompt_tokens_in_caches_are_counted_by_fingerprint_and_recomputed(store: Store) -> None:
+    world = World(40, make_run=noisy_run()).evidence()
+    told = itertools.cycle([None, 0, 3, 10_000])
+    records = [
+        structs.replace(record, num_cached_tokens=found) for record, found in zip(world.records, told, strict=False)
+    ]
+    known = itertools.cycle([ServedRun("response", 4, 2, 0), ServedRun("response", None, 2, 0), None])
+    runs = [replace(run, served=served) for run, served in zip(world.runs, known, strict=False)]
+    world = replace(world, records=records, runs=runs)
+    Feed(store, world).write_blocks(0, 40)
+    found = {record.key: record.num_cached_tokens for record in records}
+    both = [
+        run for run in runs if found[run.key] is not None and run.served and run.served.cached_tokens and run.counts
+    ]
+    tokens = [run.counts.num_prompt_tokens for run in both if run.counts]
+    production = [min(found[run.key] or 0, number) for run, number in zip(both, tokens, strict=True)]
+    expected = CachedPrompts(len(both), sum(tokens), sum(production), 4 * len(both), 2 * len(both))
+    assert expected.production_cached_tokens
+    for decision in gate(store, STORED):
+        assert decision.evidence.counts.cached == expected
         assert explain(store, decision.decision_id or 0).differences == ()
 
 

@@ -20,6 +20,7 @@ from shadowspec.reports.report import (
     verdict_tables,
 )
 from shadowspec.types import (
+    CachedPrompts,
     Composition,
     Decision,
     DetectorFigures,
@@ -89,6 +90,11 @@ def noted(changes: Mapping[str, Any], verdict: Verdict = Verdict.ENABLE) -> list
         (
             {"evidence": EvidenceSummary(counts=SliceCounts(num_compared_prompts=1_000, num_other_prompts=0))},
             "Production's server counts another length of 0.0% of the 1,000 prompts that it counted.",
+        ),
+        (
+            {"evidence": EvidenceSummary(counts=SliceCounts(cached=CachedPrompts(100, 1_000, 700, 500, 250)))},
+            "Of the prompt tokens of 100 requests, production's prefix cache held 70.0%, the baseline's 50.0% and the "
+            "speculative one's 25.0%.",
         ),
         ({"composition": CHANGED}, "Acceptance since ENABLE: from 0.6 to 0.5."),
     ],

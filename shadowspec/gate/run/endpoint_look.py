@@ -223,6 +223,7 @@ def with_counts(
         num_beyond=state.beyond_in(key[0]),
         num_compared_prompts=num_compared,
         num_other_prompts=num_other,
+        cached=state.cached_in(key[0], key[2]),
         num_removed_runs=state.num_removed_runs,
         recent_share=progress.recent.share_of(key[0]),
     )

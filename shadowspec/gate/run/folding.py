@@ -28,6 +28,7 @@ from shadowspec.gate.run.state import EndpointState, Units, clustering_id
 from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, frozen_policy, hypothesis_id
 from shadowspec.types import (
     ARRIVING,
+    CachedPrompts,
     Decision,
     FunnelCounter,
     OpenBlock,
@@ -287,6 +288,7 @@ class Folding:
             beyond=dict(beyond),
             compared=compared,
             differing=differing,
+            cached=_cached_after(state, records, runs),
         )
 
     def _endings(self, records: Sequence[StoredRecord]) -> Counter[tuple[str, bool]]:
@@ -315,6 +317,21 @@ def _prompts_after(
                 differing.setdefault(run.fingerprint, Counter())[slice_key] += 1
     plain = [{name: dict(counts) for name, counts in sums.items()} for sums in (compared, differing)]
     return plain[0], plain[1]
+
+
+def _cached_after(
+    state: EndpointState, records: Sequence[StoredRecord], runs: Sequence[Run]
+) -> Mapping[str, Mapping[str, CachedPrompts]]:
+    """The measured prompts of which production and both arms say how much was cached, after these."""
+    cached = {fingerprint: dict(by_slice) for fingerprint, by_slice in state.cached.items()}
+    known = {record.key: record for record in records if record.slice_key}
+    for run in runs:
+        record = known.get(run.key)
+        if record is None or (found := CachedPrompts.of(record, run)) is None:
+            continue
+        by_slice, slice_key = cached.setdefault(run.fingerprint, {}), record.slice_key or ""
+        by_slice[slice_key] = by_slice.get(slice_key, CachedPrompts()) + found
+    return cached
 
 
 def _known_until(

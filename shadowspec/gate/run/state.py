@@ -16,10 +16,10 @@ from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.traffic_counts import TrafficCounts
 from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, passed_clusters
-from shadowspec.types import Decision, SliceKey, StoredEvidence
+from shadowspec.types import CachedPrompts, Decision, SliceKey, StoredEvidence
 from shadowspec.types.codec import from_document, pack, packed_version, to_document, unpack
 
-VERSION = 3
+VERSION = 4
 EVIDENCE_VERSION = 8  # of a hypothesis's evidence
 FOLD_VERSION = 1  # of a fold's content
 FOLD_AGAIN = "run `shadowspec gate`, which folds it again"  # the remedy for evidence of another version
@@ -46,6 +46,7 @@ class EndpointState:
     # By fingerprint and slice: measured prompts that production counted, and those of which it counts another length.
     compared: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     differing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    cached: Mapping[str, Mapping[str, CachedPrompts]] = field(default_factory=dict)  # likewise, in prefix caches
     num_removed_runs: int = 0
 
     def lost_in(self, slice_key: str) -> int:
@@ -65,6 +66,11 @@ class EndpointState:
         of_fingerprint = (self.compared.get(fingerprint, {}), self.differing.get(fingerprint, {}))
         num_compared, num_differing = (sum_in_slice(counts, slice_key) for counts in of_fingerprint)
         return num_compared, num_differing
+
+    def cached_in(self, slice_key: str, fingerprint: str) -> CachedPrompts:
+        """Measured prompts of a slice and fingerprint of which production and both arms say how much was cached."""
+        by_slice = self.cached.get(fingerprint, {})
+        return sum((found for name, found in by_slice.items() if slice_key in ("", name)), CachedPrompts())
 
 
 @dataclass(frozen=True, slots=True)

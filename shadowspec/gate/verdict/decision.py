@@ -34,6 +34,7 @@ from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES, DISABLE_CODES
 from shadowspec.gate.verdict.hold_reasons import (
     UNDECIDED_REMEDY,
     assumption_note,
+    cache_gap,
     clusters_needed,
     dependent,
     failed_limit,
@@ -292,6 +293,9 @@ def _judge(
             f"{plural(evidence.counts.num_compared_prompts, 'prompt')} (limit {policy.max_prompt_mismatch:.1%}): "
             "give the chat template that serves",
         )
+
+    if (gap := cache_gap(evidence.counts.cached, policy, hypothesis.config)) is not None:
+        return _hold(ReasonCode.CACHE_MISMATCH, gap)
 
     rates = None if policy.unit_window is not None else evidence.runs.operator_rates(policy.min_rate)
     if rates is not None:  # windows weigh each request by its rate

@@ -14,9 +14,19 @@ from shadowspec.gate.evidence.windows import TIMED_UNITS
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.gate.verdict.required_tests import RESTART_AUTOCORRELATION, max_autocorrelation, more_units
-from shadowspec.metrics import ratio
-from shadowspec.text import plural, span_text
-from shadowspec.types import Decision, ReasonCode, TestResult, TestState
+from shadowspec.metrics import cached_shares, ratio
+from shadowspec.text import percent, plural, span_text
+from shadowspec.types import (
+    PREFIX_CACHE,
+    CachedPrompts,
+    Decision,
+    FingerprintedConfig,
+    ReasonCode,
+    TestResult,
+    TestState,
+)
+
+MIN_CACHED_REQUESTS: Final = 100  # of which production and both arms say how much was cached, to compare them
 
 
 def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> str | None:
@@ -30,6 +40,25 @@ def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -
         else "which is still to come: check the mirror's clocks"
     )
     return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, {age}"
+
+
+def cache_gap(cached: CachedPrompts, policy: GatePolicy, config: FingerprintedConfig) -> str | None:
+    """Why prompts were not found in caches as production finds them; None where they were, or too few say so."""
+    production, baseline, _ = cached_shares(cached)
+    if cached.num_requests < MIN_CACHED_REQUESTS or production is None or baseline is None:
+        return None
+    if abs(production - baseline) <= policy.max_cache_gap:
+        return None
+    mode = config.details.get(PREFIX_CACHE)
+    if production < baseline:
+        remedy = 'measure with prefix_cache = "evicted" or "on"'
+    else:
+        remedy = "raise sample_rate" if mode == "as_served" else 'measure with prefix_cache = "as_served"'
+    return (
+        f"production's cache held {percent(production)} of the prompt tokens of "
+        f"{plural(cached.num_requests, 'request')}, the baseline's {percent(baseline)} "
+        f"(limit {policy.max_cache_gap:.0%} apart): {remedy}"
+    )
 
 
 class EvidenceSpan(Protocol):

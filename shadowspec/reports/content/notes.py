@@ -8,7 +8,7 @@ from datetime import datetime
 
 from shadowspec.gate.verdict.current_verdict import override_text
 from shadowspec.gate.verdict.slice_rules import forbidding_slices, keeps_off
-from shadowspec.metrics import ratio
+from shadowspec.metrics import cached_shares, ratio
 from shadowspec.text import moment, percent, plural, slice_title, times
 from shadowspec.types import (
     Composition,
@@ -71,7 +71,8 @@ def decision_notes(decision: Decision) -> list[str]:
             f"{times(bounds.upper)}]; {percent(bounds.known_share)} of the traffic has such a bound."
         )
     prompts = prompt_note(decision)
-    return [*notes, *_never_timed(decision), *([] if prompts is None else [prompts]), *_changes(decision)]
+    counted = [note for note in (prompts, cache_note(decision)) if note is not None]
+    return [*notes, *_never_timed(decision), *counted, *_changes(decision)]
 
 
 def with_forbidding(decisions: Sequence[Decision]) -> list[Decision]:
@@ -182,6 +183,18 @@ def prompt_note(decision: Decision) -> str | None:
     return (
         f"Production's server counts another length of {percent(share)} of the "
         f"{plural(counts.num_compared_prompts, 'prompt')} that it counted."
+    )
+
+
+def cache_note(decision: Decision) -> str | None:
+    """How much of the prompts production and the servers found in prefix caches; None where that is not known."""
+    cached = decision.evidence.counts.cached
+    production, baseline, speculative = cached_shares(cached)
+    if production is None:
+        return None
+    return (
+        f"Of the prompt tokens of {plural(cached.num_requests, 'request')}, production's prefix cache held "
+        f"{percent(production)}, the baseline's {percent(baseline)} and the speculative one's {percent(speculative)}."
     )
 
 

@@ -18,7 +18,7 @@ from shadowspec.reports.content.definitions import (
 )
 from shadowspec.reports.figures.by_turn import TURN_HEAD, TurnRow
 from shadowspec.reports.figures.failure_rows import FailureRow
-from shadowspec.reports.figures.funnel import UNMATCHED, Funnel, PromptRow
+from shadowspec.reports.figures.funnel import UNMATCHED, CacheRow, Funnel, PromptRow
 from shadowspec.reports.figures.predictions import PREDICTION_HEAD, Prediction, prediction_cells
 from shadowspec.reports.figures.replay_rows import AuditRow, ReplayRow
 from shadowspec.reports.figures.tally import ContextRow
@@ -350,6 +350,36 @@ def prompts_table(prompts: Iterable[PromptRow]) -> Table:
         columns,
         ([row.endpoint, row.config_name, f"{row.num_compared:,}", percent(row.share)] for row in prompts),
         empty="Production's answers count no prompt.",
+    )
+
+
+def caches_table(caches: Iterable[CacheRow]) -> Table:
+    """What production and the servers found in prefix caches, by endpoint and config."""
+    columns = (
+        Column("Endpoint"),
+        Column("Config"),
+        Column("Requests", True),
+        Column("Prompt tokens", True),
+        Column("Cached, production", True),
+        Column("Cached, baseline", True),
+        Column("Cached, speculative", True),
+    )
+    return table(
+        "Prompt tokens in prefix caches",
+        columns,
+        (
+            [
+                row.endpoint,
+                row.config_name,
+                f"{row.num_requests:,}",
+                f"{row.num_prompt_tokens:,}",
+                percent(row.production_share),
+                percent(row.baseline_share),
+                percent(row.speculative_share),
+            ]
+            for row in caches
+        ),
+        empty="No request has the cached tokens of production and both servers.",
     )
 
 

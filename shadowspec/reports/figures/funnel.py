@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shadowspec.metrics import ratio
+from shadowspec.metrics import cached_shares, ratio
 from shadowspec.types import Decision, FunnelCounter
 
 UNMATCHED = "unmatched"  # records that belong to no endpoint
@@ -26,6 +26,19 @@ class PromptRow:
     def share(self) -> float | None:
         """Of those of another length."""
         return ratio(self.num_other, self.num_compared)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRow:
+    """The share of the prompt tokens of a config at an endpoint that production and each arm found in prefix caches."""
+
+    endpoint: str
+    config_name: str
+    num_requests: int  # of which all three say so
+    num_prompt_tokens: int
+    production_share: float | None
+    baseline_share: float | None
+    speculative_share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,19 @@ def prompt_rows(decisions: Iterable[Decision]) -> tuple[PromptRow, ...]:
     return tuple(
         PromptRow(*place, found.num_compared_prompts, found.num_other_prompts)
         for place, found in sorted(counts.items())
+    )
+
+
+def cache_rows(decisions: Iterable[Decision]) -> tuple[CacheRow, ...]:
+    """What caches held for each endpoint and config, of the decisions on whole endpoints that know any of it."""
+    found = {
+        (decision.endpoint, decision.config.name): decision.evidence.counts.cached
+        for decision in decisions
+        if not decision.slice_key and decision.evidence.counts.cached.num_requests
+    }
+    return tuple(
+        CacheRow(*place, cached.num_requests, cached.num_prompt_tokens, *cached_shares(cached))
+        for place, cached in sorted(found.items())
     )
 
 

@@ -237,6 +237,9 @@ def _funnel(report: Report) -> Iterator[Section]:
     prompts = tables.prompts_table(report.prompts)
     if prompts.rows:
         blocks += [Heading("Prompts"), prompts]
+    caches = tables.caches_table(report.caches)
+    if caches.rows:
+        blocks += [Heading("Prefix caches"), caches]
     yield Section("Funnel", tuple(blocks), "funnel", "funnel")
 
 

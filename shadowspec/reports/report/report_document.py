@@ -154,6 +154,18 @@ class PromptPart(PublicValue, frozen=True, kw_only=True):
     share: float | None
 
 
+class CachePart(PublicValue, frozen=True, kw_only=True):
+    """The share of measured prompt tokens that production and each server found in prefix caches, where all say so."""
+
+    endpoint: str
+    config: Annotated[str, "config_name"]
+    num_requests: int
+    num_prompt_tokens: int
+    production_share: float | None
+    baseline_share: float | None
+    speculative_share: float | None
+
+
 class ReportDocument(PublicDocument, frozen=True, kw_only=True):
     """The whole report: of the values inside ShadowSpec what readers need, without what draws its pages."""
 
@@ -166,6 +178,7 @@ class ReportDocument(PublicDocument, frozen=True, kw_only=True):
     funnel: Annotated[FunnelPart, "total_funnel"]
     funnel_by_endpoint: Annotated[Sequence[EndpointFunnel], "funnels"]
     prompts: Sequence[PromptPart]
+    caches: Sequence[CachePart]
     speculation_configs: Annotated[Sequence[FingerprintedConfig], "configs"]
 
 

@@ -19,7 +19,7 @@ from shadowspec.reports.content.definitions import find_test
 from shadowspec.reports.figures.by_turn import ProductionCache, TurnRow
 from shadowspec.reports.figures.failure_rows import Failures
 from shadowspec.reports.figures.frontiers import SliceFrontier
-from shadowspec.reports.figures.funnel import Funnel, PromptRow, prompt_rows
+from shadowspec.reports.figures.funnel import CacheRow, Funnel, PromptRow, cache_rows, prompt_rows
 from shadowspec.reports.figures.predictions import Prediction
 from shadowspec.reports.figures.replay_rows import AuditRow, ReplayRow
 from shadowspec.reports.figures.tally import ContextRow, SpeedupBin
@@ -238,6 +238,12 @@ class Report:
         """How many prompts production's server counts otherwise, by endpoint and config."""
         decided = (shown.decision for endpoint in self.endpoints for shown in endpoint.hypotheses)
         return prompt_rows(decision for decision in decided if decision is not None)
+
+    @property
+    def caches(self) -> tuple[CacheRow, ...]:
+        """What production and the servers found in prefix caches, by endpoint and config."""
+        decided = (shown.decision for endpoint in self.endpoints for shown in endpoint.hypotheses)
+        return cache_rows(decision for decision in decided if decision is not None)
 
     @property
     def last_measured(self) -> datetime | None:
