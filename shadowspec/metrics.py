@@ -54,7 +54,7 @@ def mean_acceptance_length(counts: StepCounts) -> float | None:
 
 def first_position_acceptance_rate(counts: StepCounts) -> float | None:
     """Share of steps that accepted the first drafted token; the same for every K."""
-    return ratio(counts.num_accepted_tokens_per_pos[0], counts.num_drafts)
+    return ratio(sum(counts.num_accepted_tokens_per_pos[:1]), counts.num_drafts)  # a depth of 0 has no position
 
 
 def marginal_acceptance_rates(counts: StepCounts) -> tuple[float | None, ...]:

@@ -48,6 +48,10 @@ def check(
         bool,
         typer.Option("--accept-schedule", help="Also pass if it is ENABLE up to a load and DISABLE above."),
     ] = False,
+    upgrade: Annotated[
+        bool,
+        typer.Option("--upgrade", help="Ask instead whether the second deployment may replace the first one."),
+    ] = False,
     expect_fingerprint: Annotated[
         str | None, typer.Option("--expect-fingerprint", metavar="SHA256", help="Accept only this speculation config.")
     ] = None,
@@ -70,7 +74,8 @@ def check(
 
     Exports switch on by the same rule: ENABLE is proven, for an engine that serves clients, and rolled out. Without
     --slice the whole endpoint must be ENABLE. No slice with 5% of its traffic may be DISABLE, and no override may
-    cover 5% of it. An override counts as its verdict. Exit code 4: the evidence is too old, or of another config.
+    cover 5% of it. An override counts as its verdict. With --upgrade 0 says that the deployment may be replaced, and
+    1 that it must not. Exit code 4: the evidence is too old, or of another config.
     """
     summary = summary_file() if github else None
     question = Question(
@@ -82,12 +87,13 @@ def check(
         model_revision=model_revision,
         expected_engine=expect_engine,
         accepts_schedule=accept_schedule,
+        is_upgrade=upgrade,
     )
     now = datetime.now(UTC)
     try:
         config = load_config(find_config(config_path))
         answer = judge(question, load_check_input(config, question, now), now)
-        if answer.outcome is Outcome.ENABLE:
+        if answer.outcome is Outcome.ENABLE and not upgrade:
             answer = replace(answer, unwatched=read_unwatched(config, endpoint))
     except ShadowSpecError as error:  # readers of the reports must see that there is no answer
         with despite_closed_output():

@@ -46,6 +46,7 @@ from shadowspec.text import plain_text, suggestion
 from shadowspec.types import UNSEEDED, Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.served_methods import settings_text
 from shadowspec.types.settings import EngineSettings, WorkerSettings, nest_table
+from shadowspec.types.speculation import DEPLOYMENT
 
 CONFIG_VARIABLE: Final = "SHADOWSPEC_CONFIG"
 DATABASE_VARIABLE: Final = "SHADOWSPEC_DATABASE_URL"
@@ -278,7 +279,8 @@ def _policy_tables(path: Path, sections: FileSection) -> PolicyTables:
 
 
 def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPolicy) -> EndpointConfig:
-    policy = replace(endpoint_policy.gate, serving_engine=section.serving_engine)
+    is_upgrade = any(candidate.kind == DEPLOYMENT for candidate in section.candidates)
+    policy = replace(endpoint_policy.gate, serving_engine=section.serving_engine, is_upgrade=is_upgrade)
     sampling, engine = _served_sampling(section), known_engine(section.serving_engine)
     limits = [limit for limit in (section.max_new_tokens, sampling.max_new_tokens) if limit is not None]
     # Without a match rule an endpoint takes the records that name it.
@@ -354,19 +356,20 @@ def _with_guard(live: LiveSettings, policy: GatePolicy) -> LiveSettings:
 
 def _speculation_config(section: EndpointSection, candidate: CandidateSection, backend: str) -> SpeculationConfig:
     """The candidate with the serving engine's rules, where the operator sets no other."""
-    if candidate.method is not None:
+    method = DEPLOYMENT if candidate.kind == DEPLOYMENT else candidate.method
+    if method is not None:
         return SpeculationConfig(
             name=candidate.name,
             target=section.target,
             draft=candidate.draft,
-            proposer=candidate.method,
+            proposer=method,
             num_speculative_tokens=candidate.num_speculative_tokens,
             verify_rule=VerifyRule(candidate.verify_rule or VerifyRule.SERVER),
             backend=backend,
             speculative_config=settings_text(candidate.speculative_config),
         )
     rule = candidate.verify_rule or ("rejection" if candidate.proposer == "draft_model" else "greedy_draft")
-    given = candidate.model_dump(exclude={"verify_rule", "method", "speculative_config", *ENGINE_OPTIONS})
+    given = candidate.model_dump(exclude={"verify_rule", "method", "kind", "speculative_config", *ENGINE_OPTIONS})
     config = SpeculationConfig(target=section.target, verify_rule=VerifyRule(rule), backend=backend, **given)
     chosen = {name: value for name in ENGINE_OPTIONS if (value := getattr(candidate, name)) is not None}
     return SpeculationConfig.read(asdict(with_engine_rules(config, section.serving_engine)) | chosen)

@@ -22,7 +22,7 @@ POLICY_VERSION: Final = 1
 POLICY_KEYS: Final = ("version", "default", "endpoints")
 NO_LIMIT: Final = "none"  # TOML has no null
 OF_ENDPOINTS: Final = frozenset({"serving_engine"})  # fields that the endpoint's own table holds, and no policy
-OF_THE_CODE: Final = frozenset({"has_control"})  # fields that no policy file sets
+OF_THE_CODE: Final = frozenset({"has_control", "is_upgrade"})  # fields that no policy file sets
 OPTIONAL: Final = frozenset(field.name for field in fields(GatePolicy) if "None" in str(field.type)) - OF_ENDPOINTS
 
 

@@ -28,6 +28,7 @@ from shadowspec.types.settings import (
     keys_of,
     require_distinct,
 )
+from shadowspec.types.speculation import DEPLOYMENT
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant", *OWN_SLICES, LANGUAGE)
@@ -81,7 +82,8 @@ class CandidateSection(ConfigSection):
         default=None, description="the speculative server's name of its method, in place of `proposer`"
     )
     draft: Text | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=1, le=64)]
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=64)]
+    kind: Literal["speculation", "deployment"] = "speculation"
     speculative_config: dict[str, JsonValue] = Field(
         default={}, description="other settings of the speculative server's method, by its names"
     )
@@ -100,6 +102,15 @@ class CandidateSection(ConfigSection):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.kind == DEPLOYMENT:
+            allowed = {"name", "kind", "num_speculative_tokens"}
+            if given := sorted(self.model_fields_set - allowed):
+                raise ValueError(f"{given[0]} is not for a second deployment: its server has its settings; remove it")
+            return self
+        if not self.num_speculative_tokens:
+            raise ValueError('num_speculative_tokens: must be at least 1; only a kind = "deployment" may draft nothing')
+        if self.method == DEPLOYMENT:
+            raise ValueError('method: "deployment" is a kind; write kind = "deployment"')
         if self.method is not None:
             self._check_method(self.method)
             return self
@@ -217,6 +228,8 @@ class EndpointSection(ConfigSection):
             raise ValueError(
                 "candidates: an endpoint with servers has one candidate; define another endpoint for another one"
             )
+        if self.servers is None and any(candidate.kind == DEPLOYMENT for candidate in self.candidates):
+            raise ValueError('candidates: kind = "deployment" is only for engine = "openai"')
         if self.servers is None and (
             named := [candidate.name for candidate in self.candidates if candidate.method is not None]
         ):

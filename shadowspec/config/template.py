@@ -355,6 +355,8 @@ version = 1
 # device_price_per_hour = ~       # price of the device
 # validity_margin = ~           # the share of valid structured outputs may fall by this
 # score_margin = ~              # the mean score of outputs, from 0 to 1, may fall by this
+# upgrade_margin = ~            # of a second deployment (docs/ci.md): it may be slower by this
+# acceptance_margin = ~         # its acceptance may be lower by this than the first deployment's; "none": any loss
 # task_margin = ~               # the mean score of task sets, from 0 to 1, may fall by this (`shadowspec evaluate`)
 
 # After ENABLE

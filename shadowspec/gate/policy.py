@@ -133,6 +133,12 @@ class GatePolicy:
     score_margin: float | None = None  # the mean of the user's score, from 0 to 1, may be lower by this
     task_margin: float | None = None  # the mean score of the documents of task sets may be lower by this
 
+    # Of a candidate that is a second deployment: it need not be faster, only not slower by more than this.
+    upgrade_margin: float = field(default=0.05, repr=False)
+    # Its acceptance may be lower by this than the first deployment's.
+    acceptance_margin: float | None = field(default=0.02, repr=False)
+    is_upgrade: bool = field(default=False, repr=False)  # by the endpoint's candidate; no key of a policy
+
     require_serving_engine: bool = True  # where a serving engine is named, only its latency counts
     serving_engine: str | None = None  # a key of the endpoint, not of the policy
 
@@ -162,7 +168,7 @@ class GatePolicy:
         for name in _WHOLE_NUMBERS:
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"policy key {name!r} must be a whole number, not {getattr(self, name)!r}")
-        for name in ("recording_only", "require_serving_engine", "require_mix_bound"):
+        for name in ("recording_only", "require_serving_engine", "require_mix_bound", "is_upgrade"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"policy key {name!r} must be true or false, not {value!r}")
         if self.objective not in _OBJECTIVES:
@@ -180,7 +186,7 @@ class GatePolicy:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (is_number and 0.0 <= value < math.inf):
                 raise ConfigError(f"policy key {name!r} must be 0 or more, not {value!r}")
-        for name in ("validity_margin", "score_margin", "task_margin"):
+        for name in ("validity_margin", "score_margin", "task_margin", "acceptance_margin"):
             if (getattr(self, name) or 0.0) >= 1.0:
                 raise ConfigError(f"policy key {name!r} must be below 1, or nothing is tested")
         if self.max_cost_per_million_tokens == 0:
@@ -197,6 +203,16 @@ class GatePolicy:
     def unit_window(self) -> timedelta | None:
         """The event time of a unit; None where blocks are the units."""
         return None if self.recording_only or not self.window_s else timedelta(seconds=self.window_s)
+
+    @property
+    def min_speedup(self) -> float:
+        """The speedup to be proven: above 1 by the margin, and below it of a second deployment."""
+        return 1.0 - self.upgrade_margin if self.is_upgrade else 1.0 + self.margin
+
+    @property
+    def judges_parity(self) -> bool:
+        """Whether outputs must be the target's: not of a second deployment that is judged by a score of quality."""
+        return not self.is_upgrade or (self.score_margin is None and self.task_margin is None)
 
     def rule_parts(self) -> dict[str, Any]:
         """The policy's part of an `EndpointRule`."""
@@ -241,7 +257,7 @@ class GatePolicy:
     def other_engine(self, measured: str) -> str | None:
         """Why latency that was measured on this engine says nothing of the one that serves; None if it counts."""
         serving = self.serving_engine
-        if serving is None or not self.require_serving_engine or is_measured_on(serving, measured):
+        if self.is_upgrade or serving is None or not self.require_serving_engine or is_measured_on(serving, measured):
             return None
         return f"its latency was measured on {measured or 'unknown'}; {serving} serves"
 
@@ -315,6 +331,7 @@ _OPTIONAL = (
     "validity_margin",
     "score_margin",
     "task_margin",
+    "acceptance_margin",
 )
 _WHOLE_NUMBERS = (
     "max_hypotheses",
@@ -340,6 +357,7 @@ _RANGES: dict[str, _Range] = {
             "z_clip",
             "z_bound",
             "min_rate",
+            "upgrade_margin",
         ),
         _FRACTION,
     ),

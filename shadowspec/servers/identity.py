@@ -107,12 +107,14 @@ def fingerprint_server_config(
     default_sampling: Mapping[str, float],
     max_turns: int = 1,
     prompt_rules: PromptRules = UNNAMED,
+    baseline_depth: int = 0,
 ) -> FingerprintedConfig:
     """The config with everything known of the servers that its figures depend on; their address is no part of it.
 
     A server's weights have no known digest: their source replaces it, and the draft's name in the configuration for the
     draft's.  Prompts are rendered by the tokenizer of the target's folder, and by `prompt_rules`.  `max_turns` are
-    those of a conversation, where conversations are measured.
+    those of a conversation, where conversations are measured; `baseline_depth` is the number of tokens that the first
+    of two deployments drafts.
     """
     identity, other = identities[Arm.BASELINE], identities[Arm.SPECULATIVE]
     details = {
@@ -132,6 +134,7 @@ def fingerprint_server_config(
             else {}
         ),
         **dict(other.reported_settings),
+        **({"baseline_drafts": str(baseline_depth)} if config.is_deployment else {}),
         **fact_details(*(known_facts(identities[arm], arm, settings) for arm in (Arm.BASELINE, Arm.SPECULATIVE))),
     }
     return fingerprint_config(

@@ -26,6 +26,7 @@ from shadowspec.errors import ConfigError, ModelError, ServiceUnavailableError
 from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
+from shadowspec.servers.acceptance_kept import both_accepted
 from shadowspec.servers.answer_parity import parity_of
 from shadowspec.servers.chat_answer import stream_parity, thinking_of
 from shadowspec.servers.client import ServerClient, fresh_salt, open_client, run_async, trust
@@ -39,9 +40,17 @@ from shadowspec.servers.probing import counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_checks import Enforcement, read_capacity
 from shadowspec.servers.server_settings import ServerSettings
-from shadowspec.servers.step_counts import COUNTERS, Accepted, CountsSource, OtherDepthError, UncountableError
+from shadowspec.servers.step_counts import (
+    COUNTERS,
+    Accepted,
+    CountsSource,
+    OtherDepthError,
+    UncountableError,
+    without_drafts,
+)
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import (
+    ACCEPTANCE_KEPT,
     Arm,
     ArmOrder,
     AuditedRun,
@@ -107,14 +116,17 @@ class ServerEngine:
         *,
         caches: PrefixCaches | None = None,
         cache_tokens: Mapping[Arm, int] = MappingProxyType({}),
+        baseline_depth: int = 0,
     ) -> None:
         """`identities` are the servers that the config's fingerprint names; a block is measured on no others.
 
         Without an auditor no output is replayed.  `cache_tokens` are the sizes of the caches that are filled between
-        turns (`prefix_cache = "evicted"`).
+        turns (`prefix_cache = "evicted"`).  `baseline_depth` is the number of tokens that the baseline drafts, which
+        only the first of two deployments may.
         """
         self._settings, self._config, self._identities, self._source = settings, config, dict(identities), source
         self._engines = {arm: engine_of(identity.engine, identity.version) for arm, identity in identities.items()}
+        self._depths = {Arm.BASELINE: baseline_depth, Arm.SPECULATIVE: config.config.num_speculative_tokens}
         self._measuring, self._scorer, self._auditor = measuring, scorer or Scorer(), auditor
         self._context = trust(settings.ca_file)
         self._enforcement = Enforcement()
@@ -309,7 +321,7 @@ class ServerEngine:
             )
 
     def _depth(self, arm: Arm) -> int:
-        return 0 if arm is Arm.BASELINE else self._config.config.num_speculative_tokens
+        return self._depths[arm]
 
     async def _reported_depth(self, arm: Arm, client: ServerClient) -> int | None:
         """How many tokens the server drafts in a step now, by its pages; None where they do not say."""
@@ -405,6 +417,8 @@ class ServerEngine:
         try:
             if self._source == COUNTERS:
                 return await count_alone(client, request, self._settings.model, width)
+            if not width:
+                return without_drafts(spec)
             if spec.speculation is None:
                 return "no_acceptance"
             # A mask removes the tokens that the grammar forbids from a draft, and may leave none.
@@ -432,7 +446,8 @@ class ServerEngine:
         runs = []
         for index, prompt in enumerate(block.requests):
             base, spec, known = arms.baseline[index], arms.speculative[index], accepted[index]
-            drafts = isinstance(base, Completion) and self._engines[Arm.BASELINE].longest_draft_in(base) > 0
+            engine, depth = self._engines[Arm.BASELINE], self._depths[Arm.BASELINE]
+            drafts = not depth and isinstance(base, Completion) and engine.longest_draft_in(base) > 0
             failure = f"{Arm.BASELINE}_{SPECULATES}" if drafts else _failure(base, spec, known)
             if failure is not None or isinstance(base, ServerError) or isinstance(spec, ServerError):
                 runs.append(Run(prompt.key, self._config.fingerprint, block.block_id, failure=failure))
@@ -440,7 +455,9 @@ class ServerEngine:
             assert isinstance(known, Accepted), "a run without a failure has its counts"
             has_text = all(engine.returns_text for engine in self._engines.values())
             flags = _flags(prompt, base, spec, known, has_text=has_text)
-            scores = self._scorer.score_pairs([base.text], [spec.text], [prompt])[0]
+            scores = dict(self._scorer.score_pairs([base.text], [spec.text], [prompt])[0])
+            if self._config.config.is_deployment:
+                scores[ACCEPTANCE_KEPT] = both_accepted(base, known, engine, depth)
             is_again = base.message is not None and not self._counts_chats
             source = AGAIN if is_again else self._source.name
             runs.append(
@@ -508,7 +525,15 @@ def connect(
         log.warning("candidate %r: %s", config.name, remark)
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
     known = fingerprint_server_config(
-        config, settings, identities, source, requests_per_slot, default_sampling, max_turns, prompt_rules
+        config,
+        settings,
+        identities,
+        source,
+        requests_per_slot,
+        default_sampling,
+        max_turns,
+        prompt_rules,
+        baseline_depth=baseline.num_speculative_tokens or 0,
     )
     if new_auditor is not None and source == COUNTERS:
         raise ModelError(
@@ -531,6 +556,7 @@ def connect(
             for arm, probe in ((Arm.BASELINE, baseline), (Arm.SPECULATIVE, speculative))
             if probe.kv_capacity is not None
         },
+        baseline_depth=baseline.num_speculative_tokens or 0,
     )
 
 

@@ -17,7 +17,7 @@ from shadowspec.servers.prefix_caches import require_fillable
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_checks import CacheBehaviour, cache_behaviour, read_capacity, require_prefix_cache
 from shadowspec.servers.server_settings import ServerSettings
-from shadowspec.servers.step_counts import CENSORED, COUNTERS, CountsSource
+from shadowspec.servers.step_counts import CENSORED, COUNTERS, NO_DRAFTS, CountsSource
 from shadowspec.types import Arm, SamplingParameters, SpeculationConfig
 from shadowspec.types.exactness import censoring_setting, lossy_setting
 from shadowspec.types.served_methods import DRAFT_KEYS, METHOD_KEYS, is_same_method, plain_key, setting
@@ -122,6 +122,8 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
     Raises:
         ModelError: it cannot be measured with these servers; the message names what is missing.
     """
+    if config.is_deployment:
+        return _deployments_source(config, baseline, speculative)
     wanted, number = config.num_speculative_tokens, speculative.num_speculative_tokens
     where, drafts, engine = f"candidate {config.name!r}", speculative.drafts, speculative.engine
     if baseline.num_speculative_tokens:
@@ -153,6 +155,22 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
     raise ModelError(f"{where}: the speculative server {engine.uncounted}")
 
 
+def _deployments_source(config: SpeculationConfig, baseline: Probe, speculative: Probe) -> CountsSource:
+    """Where the accepted tokens are read, of two deployments of which none, one or both speculate."""
+    where, number = f"candidate {config.name!r}", speculative.num_speculative_tokens
+    if (number or 0) != config.num_speculative_tokens:
+        raise ModelError(
+            f"{where}: num_speculative_tokens is {config.num_speculative_tokens}, and the second server drafts {number}"
+        )
+    drafting = [probe for probe in (speculative, baseline) if probe.num_speculative_tokens]
+    for probe in drafting:
+        if probe.drafts.uncountable is not None:
+            raise ModelError(f"{where}: {probe.drafts.uncountable}")
+        if not probe.drafts.counts_by_request:
+            raise ModelError(f"{where}: a server that speculates {probe.engine.uncounted}")
+    return drafting[0].engine.counts_source if drafting else NO_DRAFTS
+
+
 def require_length(where: str, wanted: int, *probes: Probe) -> None:
     """Raise ConfigError where a server takes fewer tokens than requests may have: it would refuse the longer ones."""
     least = min((probe.identity.max_model_len or wanted for probe in probes), default=wanted)
@@ -168,6 +186,8 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
 
     With a config also the facts of its method that the speculative server does not confirm.
     """
+    if config is not None and config.is_deployment:
+        return [*_deployment_remarks(baseline, speculative), *_answer_remarks(baseline, speculative)]
     identity, other = baseline.identity, speculative.identity
     texts = []
     if identity.name != other.name:
@@ -180,6 +200,28 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
     if baseline.num_speculative_tokens is None:
         texts.append("the baseline server does not say whether it speculates")
     texts += speculative.engine.remarks_on(speculative.drafts)
+    texts += _answer_remarks(baseline, speculative)
+    texts += [] if config is None else _method_remarks(config, speculative)
+    return [*texts, *_memory_remarks(baseline, speculative)]
+
+
+def _deployment_remarks(baseline: Probe, speculative: Probe) -> list[str]:
+    """The differences of two deployments, all of which are measured."""
+    identity, other = baseline.identity, speculative.identity
+    pairs = {
+        "engine": (identity.name, other.name),
+        "weights": (identity.root, other.root),
+        "max_model_len": (identity.max_model_len, other.max_model_len),
+        "drafted tokens": (baseline.num_speculative_tokens, speculative.num_speculative_tokens),
+    }
+    named = [f"{name} ({one}, {two})" for name, (one, two) in pairs.items() if one != two]
+    named += [difference.text for difference in differing_facts(fact_details(baseline.facts, speculative.facts))]
+    return [f"the deployments differ in {', '.join(named) or 'nothing that they report'}"]
+
+
+def _answer_remarks(baseline: Probe, speculative: Probe) -> list[str]:
+    """The figures that the servers' answers lack."""
+    texts = []
     if not (baseline.returns_token_ids and speculative.returns_token_ids):
         texts.append("no token ids are returned: parity stays unknown")
     if baseline.scores_outputs is False:
@@ -203,8 +245,7 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
         )
     if not (baseline.reports_cached and speculative.reports_cached):
         texts.append(f"cached tokens are not reported{_remedy(speculative, Lack.CACHED_TOKENS)}")
-    texts += [] if config is None else _method_remarks(config, speculative)
-    return [*texts, *_memory_remarks(baseline, speculative)]
+    return texts
 
 
 def facts_text(baseline: Probe, speculative: Probe) -> str:

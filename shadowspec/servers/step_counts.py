@@ -35,6 +35,7 @@ class CountsSource:
 CENSORED: Final = "censored: a lower bound"
 # The server's counters around the same request, sent again, by itself and untimed.
 COUNTERS: Final = CountsSource("counters", "the server's counters, in a separate pass")
+NO_DRAFTS: Final = CountsSource("none", "no server, because none speculates")
 
 
 class UncountableError(Exception):
@@ -128,6 +129,12 @@ def from_ending(
     histogram = [accepted.count(number) for number in range(num_speculative_tokens + 1)]
     counts = _counts(histogram, sum(drafted), ending, completion, num_prompt_tokens)
     return Accepted(counts, is_early_rejection(len(early), early.count(0)), is_sure)
+
+
+def without_drafts(completion: Completion) -> Accepted:
+    """The counters of a server that does not speculate."""
+    ending = Ending(completion.num_output_tokens - 1, None)
+    return from_ending([], [], ending, completion, completion.num_prompt_tokens, 0, is_sure=True)
 
 
 def from_counters(

@@ -64,6 +64,7 @@ from shadowspec.types.live_windows import (
     Pool,
 )
 from shadowspec.types.measurement import (
+    ACCEPTANCE_KEPT,
     REPEAT_EVERY,
     WHOLE_STREAM,
     Arm,
@@ -172,6 +173,7 @@ from shadowspec.types.verdicts import (
 )
 
 __all__ = [
+    "ACCEPTANCE_KEPT",
     "ARRIVING",
     "AUDITOR",
     "AUDIT_TOLERANCE",

@@ -88,8 +88,7 @@ def _add_intervened(counts: Counter[str], run: Run, intervention: Intervention) 
     counts[intervention.value] += 1
     speculation_counts = run.counts
     if speculation_counts is not None and speculation_counts.num_drafts:
-        per_pos = speculation_counts.num_accepted_tokens_per_pos
         counts[INTERVENED_DRAFTS] += speculation_counts.num_drafts
         counts[INTERVENED_DRAFT_TOKENS] += speculation_counts.num_draft_tokens
         counts[INTERVENED_ACCEPTED_TOKENS] += speculation_counts.num_accepted_tokens
-        counts[INTERVENED_FIRST_ACCEPTED_TOKENS] += per_pos[0] if per_pos else 0
+        counts[INTERVENED_FIRST_ACCEPTED_TOKENS] += speculation_counts.num_first_accepted

@@ -111,6 +111,11 @@ class SpeculationCounts:
     num_cut_accepted_tokens: int = 0
 
     @property
+    def num_first_accepted(self) -> int:
+        """Accepted tokens at the first position; none of a server that does not speculate."""
+        return self.num_accepted_tokens_per_pos[0] if self.num_accepted_tokens_per_pos else 0
+
+    @property
     def target_passes(self) -> int:
         """Of one run 1 + num_drafts + num_plain_steps; written so that it holds of pooled counts too."""
         return self.num_output_tokens - self.num_accepted_tokens + self.num_cut_steps
@@ -187,6 +192,9 @@ class PairedScore:
 
     baseline: float | None
     speculative: float | None
+
+
+ACCEPTANCE_KEPT: Final = "acceptance_kept"  # such a figure: the acceptance of two deployments that speculate
 
 
 @dataclass(frozen=True, slots=True)

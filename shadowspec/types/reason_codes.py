@@ -226,6 +226,18 @@ class ReasonCode(StrEnum):
         "change the limit in the policy: no evidence can prove it",
         "Or rename the candidate to begin a new hypothesis.",
     )
+    MAY_REPLACE = (
+        "may_replace",
+        "HOLD",
+        "A second deployment passes every required test. It does not enable speculation.",
+        "change over to it (docs/ci.md)",
+    )
+    MUST_NOT_REPLACE = (
+        "must_not_replace",
+        "HOLD",
+        "A second deployment is slower, accepts less, changes outputs or takes too much memory.",
+        "keep the first deployment, and look at the figure that the reason names",
+    )
     MISSING_DATA = (
         "missing_data",
         "HOLD",

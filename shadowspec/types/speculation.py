@@ -117,6 +117,11 @@ class SpeculationConfig:
         return self.speculative_config is not None
 
     @property
+    def is_deployment(self) -> bool:
+        """Whether it is a second deployment of the target, which need not speculate, and no way of drafting."""
+        return self.proposer == DEPLOYMENT
+
+    @property
     def server_settings(self) -> dict[str, Any]:
         """The start settings of such a server, beside method, draft and depth."""
         settings: dict[str, Any] = json.loads(self.speculative_config or "{}")
@@ -154,6 +159,7 @@ _WORDS: Final = {
     "ngram_occurrence": NgramOccurrence,
     "draft_sampling": DraftSampling,
 }
+DEPLOYMENT: Final = "deployment"  # in place of a proposer
 SERVED_BACKEND: Final = "openai"
 SUFFIX_OPTIONS: Final = (
     "suffix_decoding_max_tree_depth",

@@ -259,7 +259,7 @@ class Telemetry:
         self._drafts.labels(*labels).inc(counts.num_drafts)
         self._draft_tokens.labels(*labels).inc(counts.num_draft_tokens)
         self._accepted_tokens.labels(*labels).inc(counts.num_accepted_tokens)
-        self._first_accepted.labels(*labels).inc(counts.num_accepted_tokens_per_pos[0])
+        self._first_accepted.labels(*labels).inc(counts.num_first_accepted)
         steps = {
             Arm.BASELINE: metrics.time_per_output_token_ms(run.baseline) if run.baseline is not None else None,
             Arm.SPECULATIVE: _step_ms(run.speculative, counts) if run.speculative is not None else None,

@@ -144,6 +144,10 @@ CASES: dict[str, list[Callable[[], Decision]]] = {
     "other_engine": [lambda: look(GOOD, replace(POLICY, serving_engine="vllm 0.32"))],
     "no_level_left": [lambda: look(GOOD, level=None)],
     "unprovable": [lambda: look(GOOD, FROZEN)],
+    "may_replace": [lambda: look(GOOD, replace(POLICY, is_upgrade=True))],
+    "must_not_replace": [
+        lambda: look(evidence_of(draw_runs(400, speedup=0.85)), replace(POLICY, is_upgrade=True)),
+    ],
     "missing_data": [missed],
     "late_data": [lambda: look(replace(GOOD, num_left_out=40))],
     "cache_mismatch": [

@@ -27,6 +27,7 @@ from shadowspec.rollout.served_decision import judge_decisions
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import (
+    ACCEPTANCE_KEPT,
     ArmTiming,
     CachedPrompts,
     Decision,
@@ -151,6 +152,12 @@ def sampled(size: float, num_runs: int = 400) -> Seen:
         is_greedy=False,
         num_runs=num_runs,
     )
+
+
+def less_accepted() -> list[Run]:
+    """Runs of two deployments, of which the second accepts less."""
+    pair = PairedScore(0.7, 0.4)
+    return [replace(run, scores={ACCEPTANCE_KEPT: pair}) for run in draw_runs(400, speedup=1.0)]
 
 
 def one_fault() -> Seen:
@@ -317,6 +324,9 @@ CASES = {
     "validity_margin": Case(0.01, seen(FAST)),  # nothing says whether an output was valid
     "score_margin": Case(0.01, seen(FAST)),
     "task_margin": Case(0.01, seen(FAST)),
+    "is_upgrade": Case(True, seen(FAST)),
+    "upgrade_margin": Case(0.001, seen(draw_runs(400, speedup=1.0)), {"is_upgrade": True}),
+    "acceptance_margin": Case(0.5, seen(less_accepted()), {"is_upgrade": True}),
     "drift_run_length": Case(10**9, drifted(speedup=0.9, blocks=60), DRIFT),
     "drift_tolerance": Case(1.0, drifted(speedup=1.05, blocks=100), DRIFT),
     "on_alarm": Case("hold", drifted(speedup=0.8, blocks=200), DRIFT),

@@ -55,6 +55,7 @@ def acceptance_test(clusters: Sequence[RunGroup], policy: GatePolicy) -> Betting
         "cluster",
         best=1.0,
         above=policy.floor,
+        is_required=not policy.is_upgrade,
         num_missing=int(missing.sum()),
         figures={"metric": policy.acceptance_metric, "judged": JUDGED_WORDS[policy.acceptance_metric]},
     )
@@ -98,6 +99,7 @@ def near_tie_test(blocks: Blocks, policy: GatePolicy, *, by_request: bool = Fals
         "request",
         best=0.0,
         below=policy.parity_margin,
+        is_required=policy.judges_parity,
         regime="greedy",
         num_missing=num_missing,
         totals={"num_differing": num_differing},
@@ -165,7 +167,8 @@ def z_test(clusters: Sequence[RunGroup], policy: GatePolicy) -> BettingTest:
         best=0.0,
         above=-policy.z_bound,
         below=policy.z_bound,
-        disables=True,
+        is_required=policy.judges_parity,
+        disables=policy.judges_parity,
         regime="sampled",
         num_missing=num_missing,
         totals=totals,
@@ -200,7 +203,7 @@ def _accepted_in(unit: RunGroup, policy: GatePolicy) -> tuple[int, int, int]:
 def _accepted_of(counts: SpeculationCounts, policy: GatePolicy) -> tuple[int, int]:
     if policy.acceptance_metric == "draft_acceptance_rate":
         return counts.num_accepted_tokens, counts.num_draft_tokens
-    return counts.num_accepted_tokens_per_pos[0], counts.num_drafts
+    return counts.num_first_accepted, counts.num_drafts
 
 
 def capped_rates(accepted: Floats, scored: Floats, cap: int) -> Sums:

@@ -21,7 +21,7 @@ from shadowspec.gate.evidence.series import BettingTest, UnitValues, is_missing,
 from shadowspec.gate.evidence.units import BlockUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.metrics import ratio, time_per_output_token_ms
-from shadowspec.types import ArmTiming, Dependence, Evaluation, PairedScore, Run, TestResult
+from shadowspec.types import ACCEPTANCE_KEPT, ArmTiming, Dependence, Evaluation, PairedScore, Run, TestResult
 
 COST_CLIP = 4.0  # a request's cost per token is clipped at this multiple of the limit
 COST_STEP = 1.02  # bounds of the cost over the limit are powers of this
@@ -55,6 +55,8 @@ def guardrail_tests(
         margin = getattr(policy, key)
         if margin is not None:
             tests.append(score_test(name, blocks, margin))
+    if policy.is_upgrade and policy.acceptance_margin is not None:
+        tests.append(acceptance_kept_test(blocks, policy.acceptance_margin))
     if policy.task_margin is not None:
         tests.append(task_test(documents, policy.task_margin))
     return tests
@@ -132,6 +134,30 @@ def stream_test(blocks: Sequence[BlockUnit], margin: float) -> BettingTest:
         return None if is_missing(run) else _NOT_APPLICABLE
 
     return replace(_difference_test("stream", _groups(blocks, score), "block", margin), regime="chat")
+
+
+def acceptance_kept_test(blocks: Sequence[BlockUnit], margin: float) -> BettingTest:
+    """The same mean of requests' acceptance at the first position, of those in which both deployments drafted.
+
+    It may be of no request, and so is not required: a loss beyond the margin refuses an upgrade, and both means stay
+    with the decision.
+    """
+    pairs = [run.scores[ACCEPTANCE_KEPT] for unit in blocks for run in (measured.run for measured in unit.runs)
+             if not is_missing(run) and run.scores.get(ACCEPTANCE_KEPT) is not None]  # fmt: skip
+    totals = {
+        "num_drafting": len(pairs),
+        "baseline_acceptance": math.fsum(pair.baseline or 0.0 for pair in pairs if pair is not None),
+        "speculative_acceptance": math.fsum(pair.speculative or 0.0 for pair in pairs if pair is not None),
+    }
+    return replace(
+        score_test(ACCEPTANCE_KEPT, blocks, margin),
+        is_required=False,
+        disables=True,
+        totals=totals,
+        describe=lambda totals: {
+            name: ratio(totals[name], totals["num_drafting"]) for name in totals if name != "num_drafting"
+        },
+    )
 
 
 def task_test(documents: Sequence[PairedScore], margin: float) -> BettingTest:

@@ -15,6 +15,9 @@ at once.  A capital that has fallen since ENABLE changes nothing: decay is the d
 Where the opposite bound of a test that may disable crosses at 5%, HOLD is `futile`: no verdict, but reason enough to
 measure its slice at the smallest rate.  That only stops early, on what is known: the bounds hold for all looks.
 
+On a second deployment (`GatePolicy.is_upgrade`) the same tests decide, and the verdict is HOLD: `may_replace` in place
+of ENABLE, `must_not_replace` in place of DISABLE.  No look inherits it, and nothing that acts on ENABLE reads it.
+
 Where the serving engine is not the one that measured, no test of latency decides, and no verdict from latency is
 current: HOLD (`GatePolicy.other_engine`).
 """
@@ -67,6 +70,7 @@ from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
 from shadowspec.text import percent, plural
 from shadowspec.types import (
+    ACCEPTANCE_KEPT,
     Decision,
     EvidenceSummary,
     FingerprintedConfig,
@@ -164,6 +168,8 @@ def decide(
             outcome = replace(outcome, reason=outcome.reason + assumption_note(policy))
         if outcome.verdict is not Verdict.HOLD and policy.recording_only:
             outcome = replace(outcome, reason=outcome.reason + recording_note(evidence, policy))
+        if policy.is_upgrade:
+            outcome = _of_upgrade(outcome)
         outcome = _named(outcome, hypothesis)
 
     if outcome.restarts:
@@ -202,6 +208,16 @@ def decide(
         verdict_since=verdict_start(outcome.verdict, previous, now),
         recording_only=policy.recording_only,
     )
+
+
+def _of_upgrade(outcome: _Outcome) -> _Outcome:
+    """A verdict on a second deployment says nothing of speculation: it is HOLD, and its code says what was decided."""
+    if outcome.verdict is Verdict.HOLD:
+        return outcome
+    is_passed = outcome.verdict is Verdict.ENABLE
+    code = ReasonCode.MAY_REPLACE if is_passed else ReasonCode.MUST_NOT_REPLACE
+    step = "change over to the second deployment" if is_passed else "keep the first deployment, and find the cause"
+    return replace(outcome, verdict=Verdict.HOLD, code=code, reason=f"{outcome.reason}; {step}")
 
 
 def _waits_for_entry(evidence: HypothesisEvidence, policy: GatePolicy) -> _Outcome:
@@ -313,15 +329,22 @@ def _judge(
     deciding = [
         name for name, code in DISABLE_CODES.items() if is_valid_for_engine(Verdict.DISABLE, code, other_engine)
     ]
-    crossing = [result for result in results if result.outcome == "fail" and result.name in deciding]
+    deciding += [ACCEPTANCE_KEPT] if policy.is_upgrade else []
+    crossing = [
+        result
+        for result in results
+        if result.outcome == "fail"
+        and result.name in deciding
+        and (result.is_required or result.name == ACCEPTANCE_KEPT)
+    ]
     waiting, restarts = _dependence(crossing)
     for result in crossing:
         if result.name not in waiting and result.name not in restarts:
-            low = by_name["acceptance"].outcome == "fail"
+            low = by_name["acceptance"].outcome == "fail" and by_name["acceptance"].is_required
             reason = f"{figures(result)}: the limit is {number(result.threshold)}" + (
                 f"; {figures(by_name['acceptance'])} below the floor" if low and result.name == "speedup" else ""
             )
-            return _Outcome(Verdict.DISABLE, DISABLE_CODES[result.name], reason)
+            return _Outcome(Verdict.DISABLE, DISABLE_CODES.get(result.name, ReasonCode.LOW_ACCEPTANCE), reason)
     if crossing:
         return _dependent(crossing, waiting, restarts)
 
@@ -341,7 +364,7 @@ def _judge(
         if result.betting is not None and result.betting.unprovable is not None:
             return _hold(ReasonCode.UNPROVABLE, f"{result.betting.unprovable}: change that limit")
     unknown = _unknown_parity(evidence)
-    if unknown is None or unknown > policy.max_missing:
+    if policy.judges_parity and (unknown is None or unknown > policy.max_missing):
         return _hold(ReasonCode.UNKNOWN_PARITY, unmeasured_parity(unknown, policy))
     if by_name["memory"].is_required and evidence.runs.num_blocks and not evidence.runs.num_memory_blocks:
         return _hold(
@@ -359,7 +382,7 @@ def _judge(
             return _hold(ReasonCode.CARRY_OVER, carried)
         if (too_short := short_span(evidence, policy)) is not None and not policy.recording_only:
             return _hold(ReasonCode.MIN_SPAN, f"every required test passes: {too_short}; send traffic for longer")
-        lower, limit = evidence.mix_lower, 1.0 + policy.margin
+        lower, limit = evidence.mix_lower, policy.min_speedup
         if policy.require_mix_bound and not hypothesis.slice_key and (lower is None or lower <= limit):
             return _hold(
                 ReasonCode.MIX_BOUND,
@@ -413,7 +436,7 @@ def _enabled_before(
     parts = [_shortfall(result, watch) for result in unmet]
     if (too_short := short_span(evidence, policy)) is not None and not policy.recording_only:
         parts.append(too_short)
-    lower, limit = _best(evidence.mix_lower, watch.proven.get(MIX_BOUND, _NOTHING).lower), 1.0 + policy.margin
+    lower, limit = _best(evidence.mix_lower, watch.proven.get(MIX_BOUND, _NOTHING).lower), policy.min_speedup
     if policy.require_mix_bound and not previous.slice_key and (lower is None or lower <= limit):
         parts.append(f"the slices' bounds prove {_speedup_of(lower)}, and the limit is {number(limit)}")
     if parts:
@@ -453,7 +476,8 @@ def _at_once(
 ) -> _Outcome | None:
     """DISABLE for a reason that one observation proves: a greedy fault, or memory over budget."""
     by_name = {result.name: result for result in results}
-    if "parity_faults" in by_name and by_name["parity_faults"].outcome == "fail":
+    faults = by_name.get("parity_faults")
+    if faults is not None and faults.is_required and faults.outcome == "fail":
         count = evidence.runs.num_faults(policy.near_tie_logit_of(hypothesis.config.dtype))
         return _Outcome(Verdict.DISABLE, ReasonCode.PARITY_FAULT, f"{count} greedy outputs differ from the target's")
     if "stream_faults" in by_name and by_name["stream_faults"].outcome == "fail":

@@ -223,7 +223,8 @@ def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) 
         "num_unknown": runs.num_greedy - runs.num_known_greedy,
         "near_tie_logit": limit,
     }
-    return _faults("parity_faults", runs, num_faults, runs.num_known_greedy, policy, level, figures)
+    faults = _faults("parity_faults", runs, num_faults, runs.num_known_greedy, policy, level, figures)
+    return replace(faults, is_required=policy.judges_parity)
 
 
 def stream_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResult:

@@ -101,7 +101,7 @@ class Tally:
                 "num_drafts": counts.num_drafts,
                 "num_draft_tokens": counts.num_draft_tokens,
                 "num_accepted_tokens": counts.num_accepted_tokens,
-                "num_first_accepted_tokens": counts.num_accepted_tokens_per_pos[0],
+                "num_first_accepted_tokens": counts.num_first_accepted,
                 "baseline_prefill_ms": baseline and baseline.prefill_ms,
                 "baseline_decode_ms": baseline and baseline.decode_ms,
                 "speculative_prefill_ms": speculative and speculative.prefill_ms,

@@ -226,7 +226,7 @@ def _hypothesis(
             others,
             num_repetition_loops=loops,
             num_drafts=acceptance.counts.num_drafts if acceptance else 0,
-            num_first_accepted=acceptance.counts.num_accepted_tokens_per_pos[0] if acceptance else 0,
+            num_first_accepted=acceptance.counts.num_first_accepted if acceptance else 0,
         ),
         sequences=paths,
     )
@@ -269,7 +269,7 @@ def _slice_figures(slice_key: str, runs: Sequence[JoinedRun]) -> SliceFigures:
         slice_key,
         sum(measured.run.failure is None for measured in runs),
         sum(weight * counts.num_drafts for counts, weight in counted),
-        sum(weight * counts.num_accepted_tokens_per_pos[0] for counts, weight in counted),
+        sum(weight * counts.num_first_accepted for counts, weight in counted),
         failure_counts(measured.run for measured in runs),
     )
 

@@ -23,6 +23,7 @@ from shadowspec.types import Decision, FingerprintedConfig, Rollout, Verdict
 from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public, shows
 from shadowspec.types.serving_engines import IN_PROCESS, is_for_serving, parse_engines, verdict_engine
 
+_OF_UPGRADE = {Outcome.ENABLE: Outcome.REPLACE, Outcome.DISABLE: Outcome.KEEP}
 WORST_FIRST = (Outcome.DISABLE, Outcome.UNUSABLE, Outcome.HOLD)
 
 
@@ -72,7 +73,7 @@ class LoadFinding:
         """A DISABLE stays in force at any age; a load without a decision is HOLD, as is an ENABLE that is off."""
         if self.served is None:
             return Outcome.HOLD
-        if self.served.decision.verdict is Verdict.DISABLE:
+        if self.served.decision.verdict is Verdict.DISABLE or self.served.off is Off.DISABLED:
             return Outcome.DISABLE
         if self.problem:
             return Outcome.UNUSABLE
@@ -147,6 +148,15 @@ class Answer:
         return next((outcome for outcome in WORST_FIRST if outcome in blocking), Outcome.ENABLE)
 
     @property
+    def shown_outcome(self) -> Outcome:
+        """The outcome as people and pipelines read it: of a second deployment it is no ENABLE and no DISABLE."""
+        return self.shown(self.outcome)
+
+    def shown(self, outcome: Outcome) -> Outcome:
+        """An outcome of this answer, or of a finding, as it is shown."""
+        return _OF_UPGRADE.get(outcome, outcome) if self.question.is_upgrade else outcome
+
+    @property
     def verdict_engine(self) -> str:
         """The engine that the answer is for."""
         return verdict_engine(self.serving_engine, " ".join(self.engines))
@@ -194,7 +204,8 @@ class Question:
 
     Without `slice_labels` it is about the whole endpoint, else about every slice with all these labels; without
     `concurrency` about all of the endpoint's loads, by their shares.  `accepts_schedule`: speculation may be on up to a
-    load and off above, as exports write it.  The expected deployment (None: any) is compared
+    load and off above, as exports write it.  `is_upgrade` asks instead whether the second deployment may replace the
+    first.  The expected deployment (None: any) is compared
     with the speculation configs that are measured now, by `Expectation`.
     """
 
@@ -206,6 +217,7 @@ class Question:
     model_revision: str | None = None
     expected_engine: str | None = None
     accepts_schedule: bool = False
+    is_upgrade: bool = False
 
     @property
     def is_for_in_process(self) -> bool:
@@ -297,7 +309,7 @@ class CheckDocument(PublicDocument, frozen=True, kw_only=True):
     endpoint: str
     slice: Labels
     load: AtLoad | None
-    outcome: Outcome
+    outcome: Annotated[Outcome, "shown_outcome"]
     exit_code: int
     on_hold: OnHold
     config: Annotated[str | None, "config_name"]
@@ -308,6 +320,7 @@ class CheckDocument(PublicDocument, frozen=True, kw_only=True):
     other_candidates: Annotated[list[OtherCandidate], "others"]
     remarks: Sequence[str]
     accepts_schedule: bool
+    is_upgrade: bool  # the outcome is REPLACE or KEEP in place of ENABLE and DISABLE, which findings have
     schedule_limit: int | None
     served_share: float
     loads: LoadsPart | None

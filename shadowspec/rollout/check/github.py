@@ -53,7 +53,7 @@ def append_summary(summary: Path, answer: Answer) -> None:
     """
     appended = [(summary, step_summary(answer))]
     if outputs := os.environ.get(OUTPUT_VARIABLE):
-        appended.append((Path(outputs), f"outcome={answer.outcome}\n"))
+        appended.append((Path(outputs), f"outcome={answer.shown_outcome}\n"))
     for path, text in appended:
         try:
             with path.open("a", encoding="utf-8") as opened:
@@ -64,9 +64,9 @@ def append_summary(summary: Path, answer: Answer) -> None:
 
 def step_summary(answer: Answer) -> str:
     """GitHub-flavoured Markdown; names from traffic can neither link nor mark up."""
-    parts = [f"## shadowspec check: {answer.outcome}", markdown_text(headline(answer))]
+    parts = [f"## shadowspec check: {answer.shown_outcome}", markdown_text(headline(answer))]
     if answer.findings:
-        rows = [_row(finding) for finding in answer.findings[:MAX_SUMMARY_ROWS]]
+        rows = [_row(answer, finding) for finding in answer.findings[:MAX_SUMMARY_ROWS]]
         head = (
             "Slice",
             "Verdict",
@@ -93,14 +93,14 @@ def step_annotations(answer: Answer, on_hold: OnHold) -> list[str]:
     if answer.outcome is Outcome.ENABLE:
         said = f"{headline(answer)} (measured with {engines_text(answer)}; for {verdict_engine_words(answer)})"
         level = "warning" if not answer.is_for_serving else "notice"
-        return [_command(level, f"shadowspec: {answer.question.endpoint} ENABLE", said)]
+        return [_command(level, f"shadowspec: {answer.question.endpoint} {answer.shown_outcome}", said)]
     hold = {OnHold.FAIL: "error", OnHold.WARN: "warning", OnHold.PASS: "notice"}[on_hold]
     blocking = answer.blocking
     shown = blocking if len(blocking) <= MAX_ANNOTATIONS else blocking[: MAX_ANNOTATIONS - 1]
     lines = [
         _command(
             _LEVEL.get(finding.outcome, hold),
-            f"shadowspec: {answer.question.endpoint}, {finding_title(finding)} {finding.outcome}",
+            f"shadowspec: {answer.question.endpoint}, {finding_title(finding)} {answer.shown(finding.outcome)}",
             f"{finding.reason} (speedup {speedup_text(finding.speedup)}, since {moment(finding.since)}, "
             f"{decisions_text(finding)}, measured with {engines_text(answer)}, for {verdict_engine_words(answer)})",
         )
@@ -117,10 +117,10 @@ def without_commands(lines: Iterable[str], token: str) -> list[str]:
     return [f"::stop-commands::{token}", *lines, f"::{token}::"]
 
 
-def _row(finding: Finding) -> tuple[str, ...]:
+def _row(answer: Answer, finding: Finding) -> tuple[str, ...]:
     return (
         markdown_text(finding_title(finding)),
-        f"**{finding.outcome}**",
+        f"**{answer.shown(finding.outcome)}**",
         "yes" if finding.is_blocking else "no",
         speedup_text(finding.speedup).replace("[", "\\[").replace("]", "\\]"),
         moment(finding.since),

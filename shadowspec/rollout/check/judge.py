@@ -22,6 +22,7 @@ from shadowspec.planning.demand import endpoint_loads, governing_shares, read_de
 from shadowspec.rollout.check.answer import Answer, CheckInput, EndpointTerms, Finding, Question, Role
 from shadowspec.rollout.check.load_weights import Place, find
 from shadowspec.rollout.check.outcome import Outcome
+from shadowspec.rollout.check.upgrade import require_kind, upgrade_decisions, upgrade_remarks
 from shadowspec.rollout.served_decision import ServedDecision, judge_decisions, read_fleet
 from shadowspec.servers.engines import rule_differences
 from shadowspec.store import Store
@@ -64,11 +65,28 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
     decisions = [latest.decision for latest in inputs.decisions.latest]
     if not decisions:
         raise NoDataError(f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate`")
-    require_promotable(question.endpoint, inputs.decisions)
     shares = _load_shares(question, decisions, inputs)
     slices = _slices(question, decisions)
     fingerprints = _find_expected(question, decisions, inputs)
-    served_decisions = judge_decisions(
+    configs = [inputs.configs[fingerprint] for fingerprint in fingerprints.values() if fingerprint in inputs.configs]
+    require_kind(question.endpoint, configs, is_upgrade=question.is_upgrade)
+    served_decisions = _served(question, inputs, now)
+    served = {
+        (one.decision.slice_key, one.decision.concurrency, one.decision.fingerprint): one for one in served_decisions
+    }
+    answers = [_answer(question, *current, slices, shares, served, inputs, now) for current in fingerprints.items()]
+    best = min(answers, key=_rank)
+    return replace(
+        best, others=tuple((str(answer.config_name), answer.outcome) for answer in answers if answer is not best)
+    )
+
+
+def _served(question: Question, inputs: CheckInput, now: datetime) -> list[ServedDecision]:
+    """The decisions as production acts on them."""
+    if question.is_upgrade:
+        return upgrade_decisions(inputs.decisions.latest, inputs.terms.policy, now, question.max_age)
+    require_promotable(question.endpoint, inputs.decisions)
+    return judge_decisions(
         inputs.decisions.latest,
         now=now,
         max_age=question.max_age,
@@ -77,14 +95,6 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
         accepts_any_engine=question.is_for_in_process,
         fleet=inputs.fleet,
         policy=inputs.terms.policy,
-    )
-    served = {
-        (one.decision.slice_key, one.decision.concurrency, one.decision.fingerprint): one for one in served_decisions
-    }
-    answers = [_answer(question, *current, slices, shares, served, inputs, now) for current in fingerprints.items()]
-    best = min(answers, key=_rank)
-    return replace(
-        best, others=tuple((str(answer.config_name), answer.outcome) for answer in answers if answer is not best)
     )
 
 
@@ -130,6 +140,8 @@ def _answer(
 
 def _remarks(config: FingerprintedConfig, serving_engine: str | None) -> tuple[str, ...]:
     """Where the candidate was drafted by another rule than the serving engine's, or its servers differed in more."""
+    if config.config.is_deployment:
+        return upgrade_remarks(config)
     rules = [difference.text for difference in rule_differences(config.config, serving_engine)]
     facts = [difference.text for difference in differing_facts(config.details)]
     return (*rules, *([f"the measured servers differ in {', '.join(facts)}"] if facts else []))

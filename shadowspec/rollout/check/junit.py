@@ -47,7 +47,7 @@ def junit_xml(answer: Answer) -> str:
     )
     properties = SubElement(suite, "properties")
     for name, value in (
-        ("outcome", answer.outcome.value),
+        ("outcome", answer.shown_outcome.value),
         ("config", answer.config_name or ""),
         ("fingerprints", " ".join(answer.fingerprints)),
         ("engines", "; ".join(answer.engines)),

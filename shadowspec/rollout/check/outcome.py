@@ -14,6 +14,8 @@ class Outcome(StrEnum):
     DISABLE = "DISABLE"
     HOLD = "HOLD"
     UNUSABLE = "UNUSABLE"
+    REPLACE = "REPLACE"  # shown in place of ENABLE and DISABLE where the question is of a second deployment
+    KEEP = "KEEP"
 
 
 class OnHold(StrEnum):

@@ -15,6 +15,13 @@ _ROLE = {
     Role.ORDERED: "ordered by an operator",
     Role.SHOWN: "shown only, under 5% of the traffic",
 }
+_UPGRADE_ROLE = {Role.REQUIRED: "must be REPLACE", Role.WATCHED: "must not be KEEP"}
+_UPGRADE_MEANING = {
+    Outcome.ENABLE: "{} may replace the deployment that serves",
+    Outcome.DISABLE: "{} must not replace the deployment that serves",
+    Outcome.HOLD: "whether {} may replace the deployment that serves is not decided yet",
+    Outcome.UNUSABLE: "there is no usable verdict on {}",
+}
 
 
 def answer_lines(answer: Answer) -> list[str]:
@@ -23,12 +30,17 @@ def answer_lines(answer: Answer) -> list[str]:
     for finding in answer.findings:
         lines += [
             "",
-            f"{finding_title(finding)}: {finding.outcome} ({_ROLE[finding.role]})",
+            f"{finding_title(finding)}: {answer.shown(finding.outcome)} ({_role(answer, finding)})",
             f"  speedup {speedup_text(finding.speedup)}, since {moment(finding.since)}, "
             f"evidence age {age(finding.age)}, traffic {percent(finding.traffic_share)}, {decisions_text(finding)}",
             f"  {finding.reason}",
         ]
     return lines
+
+
+def _role(answer: Answer, finding: Finding) -> str:
+    words = _ROLE[finding.role]
+    return words if not answer.question.is_upgrade else _UPGRADE_ROLE.get(finding.role, words)
 
 
 def headline(answer: Answer) -> str:
@@ -37,6 +49,10 @@ def headline(answer: Answer) -> str:
     if answer.problem is not None:
         return f"no answer for {asked}: {plain_text(answer.problem)}"
     blocking = answer.blocking
+    if answer.question.is_upgrade:
+        because = ", ".join(finding_title(finding) for finding in blocking if finding.outcome is answer.outcome)
+        said = _UPGRADE_MEANING[answer.outcome].format(answer.config_name)
+        return f"{answer.shown_outcome} {asked}: {said}{f' ({because})' if because else ''}"
     if answer.outcome is Outcome.ENABLE:
         where = "here" if answer.is_for_serving else f"for {plain_text(answer.verdict_engine)} only"
         limit = answer.schedule_limit if answer.question.accepts_schedule else None

@@ -84,6 +84,7 @@ def test_the_step_ends_as_the_check_does(action: dict[str, Any], shop: Shop) -> 
         "model_revision": "weights-a",
         "expect_engine": "vllm",
         "accept_schedule": "true",
+        "upgrade": "false",
         "junit": "out/junit.xml",
         "config": "shadowspec.toml",
         "database_url": "sqlite:///shadow.db",
@@ -95,6 +96,8 @@ def test_the_step_ends_as_the_check_does(action: dict[str, Any], shop: Shop) -> 
     assert run_step(action, shop, endpoint="chat", **other) == (4, "outcome=UNUSABLE\nexit-code=4\n")
     assert run_step(action, shop, endpoint="chat", **every) == (0, "outcome=ENABLE\nexit-code=0\n")
     assert (shop.folder / "out" / "junit.xml").is_file()
+    code, _ = run_step(action, shop, endpoint="chat", **every | {"upgrade": "true"})
+    assert code == 2, "the candidate is a way of speculating"
 
 
 @pytest.mark.all
