@@ -67,7 +67,9 @@ async def identify(client: ServerClient, model: str) -> ServerIdentity:
     if entry is None:
         names = ", ".join(sorted(str(entry.get("id")) for entry in entries)) or "none"
         raise ServerError(client.name, "other_model", f"it serves {names}, and not {model}")
-    return await engine_of(str(entry.get("owned_by"))).identify(client, entry)
+    engine = engine_of(str(entry.get("owned_by")))
+    known = client.engine if type(client.engine) is type(engine) else engine  # it remembers what it was told
+    return await known.identify(client, entry)
 
 
 async def _models(client: ServerClient) -> list[Mapping[str, Any]]:

@@ -43,6 +43,8 @@ class FakeServer:
     tells_cached: bool = False
     drafting: dict[str, Any] | None = None  # what it says of its drafting in dev mode; None: it has no dev mode
     started: dict[str, Any] = field(default_factory=dict)  # what it says of its flags, in dev mode where it has one
+    process_started: float | None = None  # seconds since 1970, on its page of metrics
+    num_info: int = 0  # how often it was asked for its flags
     kv_tokens: int | None = 48_768  # that its cache holds; None: it does not say
     cache_labels: dict[str, str] = field(default_factory=dict)  # of cache_config_info, beside or in place of the usual
     page_tokens: int = 0  # of its prefix cache, which holds whole pages by salt; 0: it has none
@@ -112,6 +114,7 @@ class FakeServer:
         elif path == "/version":
             await respond(writer, 200, json.dumps({"version": self.version}))
         elif path == "/server_info?config_format=json" and self.drafting is not None:
+            self.num_info += 1
             tables = {"speculative_config": self.drafting or None, **self.started}
             await respond(writer, 200, json.dumps({"vllm_config": tables, "vllm_env": tables.pop("env", {})}))
         elif path == "/metrics" and self.has_metrics:
@@ -121,7 +124,8 @@ class FakeServer:
 
     def _metrics(self) -> str:
         text = f'engine="0",model_name="{self.model}"'
-        lines = ["# TYPE vllm:request_success_total counter"]
+        lines = [] if self.process_started is None else [f"process_start_time_seconds {self.process_started}"]
+        lines.append("# TYPE vllm:request_success_total counter")
         lines.append(f'vllm:request_success_total{{{text},finished_reason="stop"}} {self.counters["done"]}.0')
         lines += [
             "# TYPE vllm:generation_tokens_total counter",

@@ -175,3 +175,20 @@ def test_sglang_s_default_of_running_requests_is_forced_by_speculation() -> None
         assert "max_num_seqs (512, 48): the drafting method forces it" in "; ".join(
             remarks(*probe_both(settings(pair)), CONFIG)
         )
+
+
+def test_a_server_in_dev_mode_is_asked_once_for_each_of_its_starts(servers: Pair) -> None:
+    for server in servers:
+        server.drafting = {}
+        server.process_started = 1.5e9
+    engine = connected(servers)
+    asked = [server.num_info for server in servers]
+    engine.measure(block(2))
+    first = [server.num_info for server in servers]
+    engine.measure(block(2))
+    assert [server.num_info for server in servers] == first, "it looks at its whole environment for an answer"
+    assert all(after - before <= 1 for before, after in zip(asked, first, strict=True))
+    servers[1].process_started = 1.6e9
+    servers[1].started = {"parallel_config": {"tensor_parallel_size": 2}}
+    with pytest.raises(ServiceUnavailableError, match="flags changed"):
+        engine.measure(block(2))

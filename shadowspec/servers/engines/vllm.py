@@ -115,6 +115,7 @@ HETEROGENEOUS_SAMPLED: Final = (
 SHARED_TOKENS: Final = (
     "vLLM finds shared tokens by their spelling: of other kinds of tokenizers fewer may be shared than here"
 )
+PROCESS_STARTED: Final = re.compile(r"^process_start_time_seconds (\S+)$", re.MULTILINE)
 FIRST_RUNNER: Final = frozenset({"suffix", "custom_class", "p_eagle", HETEROGENEOUS})  # run on model runner V1 only
 SYNCHRONOUS: Final = frozenset({"ngram", "suffix", "medusa", "custom_class"})  # switch asynchronous scheduling off
 PROPOSERS: Final = frozenset({"draft_model", HETEROGENEOUS, "ngram", "suffix", "eagle3"})
@@ -180,6 +181,10 @@ class Vllm(ServingEngine):
     counts_chats = True
     generation_defaults = (*GENERATION_DEFAULTS, "max_new_tokens")
 
+    def __init__(self, version: str = "") -> None:
+        super().__init__(version)
+        self._told: tuple[tuple[str, str], Mapping[str, Any]] | None = None  # of a server's start, /server_info
+
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
         """The body of /v1/completions, with an output's constraint in the fields that the version knows."""
         body = super().body_of(request, model, salt)
@@ -197,12 +202,24 @@ class Vllm(ServingEngine):
             labels = [sample.labels for family in families_on("\n".join([*lines, ""])) for sample in family.samples]
         except ValueError as error:
             raise ServerError(server.name, "garbage", "/metrics is not in Prometheus' text format") from error
-        return replace(identity, reported_facts=vllm_facts(labels, await self._own_info(server, identity)))
+        return replace(identity, reported_facts=vllm_facts(labels, await self._own_info(server, identity, page)))
 
-    async def _own_info(self, server: ServerPages, identity: ServerIdentity) -> Mapping[str, Any]:
-        """How it was started, which vLLM tells with VLLM_SERVER_DEV_MODE=1; else nothing."""
+    async def _own_info(self, server: ServerPages, identity: ServerIdentity, page: str | None) -> Mapping[str, Any]:
+        """How it was started, which vLLM tells with VLLM_SERVER_DEV_MODE=1; else nothing.
+
+        vLLM looks at its whole environment for an answer, for seconds, and each time anew where it finds no pip there
+        and fails.  It is therefore asked once for each start, which its `page` of metrics names.
+        """
         if identity.engine != self.owner:
             return {}
+        found = PROCESS_STARTED.search(page or "")
+        if found is None:
+            return await self._read_info(server)
+        if self._told is None or self._told[0] != (server.name, found[1]):
+            self._told = (server.name, found[1]), await self._read_info(server)
+        return self._told[1]
+
+    async def _read_info(self, server: ServerPages) -> Mapping[str, Any]:
         try:
             info: Any = json.loads(await server.look("server_info?config_format=json") or "{}")
         except ServerError as fault:
@@ -238,12 +255,14 @@ class Vllm(ServingEngine):
             and ("per_step_accepted" in reported or not reported.get("num_spec_steps")),
             has_counters=counters is not None,
             has_metrics=page is not None and page.is_known,
-            settings=await self._drafting(server, identity),
+            settings=await self._drafting(server, identity, text),
         )
 
-    async def _drafting(self, server: ServerPages, identity: ServerIdentity) -> tuple[tuple[str, str], ...]:
+    async def _drafting(
+        self, server: ServerPages, identity: ServerIdentity, page: str | None
+    ) -> tuple[tuple[str, str], ...]:
         """How vLLM says that it drafts, which it does when started with VLLM_SERVER_DEV_MODE=1; else nothing."""
-        config: Any = await self._own_info(server, identity)
+        config: Any = await self._own_info(server, identity, page)
         for name in ("vllm_config", "speculative_config"):
             config = config.get(name) if isinstance(config, dict) else None
         return tuple((str(key), str(value)) for key, value in config.items()) if isinstance(config, dict) else ()
