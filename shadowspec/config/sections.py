@@ -83,7 +83,9 @@ class CandidateSection(ConfigSection):
     )
     draft: Text | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)]
-    kind: Literal["speculation", "deployment"] = "speculation"
+    kind: Literal["speculation", "deployment"] = Field(
+        default="speculation", description='"deployment": the second server is another deployment of the target'
+    )
     speculative_config: dict[str, JsonValue] = Field(
         default={}, description="other settings of the speculative server's method, by its names"
     )

@@ -50,7 +50,11 @@ def test_every_key_of_the_configuration_has_a_meaning() -> None:
 def test_every_key_of_the_policy_has_a_meaning() -> None:
     rows = [line for line in settings.policy().splitlines() if ROW.match(line)]
     assert [line for line in rows if line.rstrip().endswith(":")] == []
-    known = {*asdict(GatePolicy(window_s=0.0)), *asdict(RolloutPolicy())} - {"serving_engine", "has_control"}
+    known = {*asdict(GatePolicy(window_s=0.0)), *asdict(RolloutPolicy())} - {
+        "serving_engine",
+        "has_control",
+        "is_upgrade",
+    }
     assert {ROW.match(line)[1] for line in rows} == known
 
 
