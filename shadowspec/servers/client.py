@@ -74,7 +74,10 @@ class ServerClient:
         """
         try:
             async with asyncio.timeout(LOOK_S):
-                response = await self._http.get(path)
+                try:
+                    response = await self._http.get(path)
+                except (httpx.ReadError, httpx.RemoteProtocolError):  # it closed an idle connection just then
+                    response = await self._http.get(path)
         except (TimeoutError, httpx.HTTPError) as error:
             raise self._unreachable(error, "unreachable") from error
         if response.status_code == httpx.codes.NOT_FOUND:

@@ -64,6 +64,7 @@ class FakeServer:
     spoils: int = 0  # so many of the next restricted answers lack their last character, as of a server that masks badly
     lost_token: int | None = None  # the output position at which this server's output is another one
     step_s: float = STEP_S
+    cut_looks: int = 0  # so many of the next looks at its pages end with the connection
     redirect: str | None = None  # where everything points
     script: deque[Behaviour] = field(default_factory=deque)
     scoring_script: deque[Behaviour] = field(default_factory=deque)
@@ -107,6 +108,10 @@ class FakeServer:
             writer.transport.abort()
 
     async def _look(self, path: str, writer: asyncio.StreamWriter) -> None:
+        if self.cut_looks:
+            self.cut_looks -= 1
+            writer.transport.abort()
+            raise ConnectionError
         if path == "/v1/models":
             entry = {"id": self.model, "owned_by": self.owner, "root": "/models/t", "max_model_len": self.max_model_len}
             data = [entry, *(entry | {"id": name} for name in self.adapters)]

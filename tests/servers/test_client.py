@@ -384,6 +384,18 @@ def test_a_server_says_what_it_is(server: FakeServer) -> None:
         run_async(look("n"))
 
 
+def test_a_look_on_a_connection_that_the_server_ended_is_taken_again(server: FakeServer) -> None:
+    async def look(cuts: int) -> str | None:
+        server_settings = settings(server.url)
+        async with open_client("baseline", server_settings.baseline_url, server_settings, trust(None), 1) as client:
+            server.cut_looks = cuts
+            return await client.look("version")
+
+    assert "0.32.0" in (run_async(look(1)) or "")
+    with pytest.raises(ServerError, match="cannot be reached"):
+        run_async(look(2))
+
+
 def ask_for_logprobs(server: ServerSettings) -> Any:
     async def look() -> Any:
         async with open_client("baseline", server.baseline_url, server, trust(server.ca_file), 2) as client:
