@@ -17,6 +17,7 @@ from shadowspec.reports.content.definitions import (
     title_of,
 )
 from shadowspec.reports.figures.by_turn import TURN_HEAD, TurnRow
+from shadowspec.reports.figures.chats import PART_HEAD, PartRow
 from shadowspec.reports.figures.failure_rows import FailureRow
 from shadowspec.reports.figures.funnel import UNMATCHED, CacheRow, Funnel, PromptRow
 from shadowspec.reports.figures.predictions import PREDICTION_HEAD, Prediction, prediction_cells
@@ -160,6 +161,12 @@ def turns_table(rows: Iterable[TurnRow]) -> Table:
     """What prefix caches held, turn by turn."""
     head = (Column(name, is_number=place > 0) for place, name in enumerate(TURN_HEAD))
     return table("Prefix cache", tuple(head), (row.cells for row in rows))
+
+
+def parts_table(rows: Iterable[PartRow]) -> Table:
+    """Reasoning and answer of chats."""
+    head = (Column(name, is_number=place > 0) for place, name in enumerate(PART_HEAD))
+    return table("Reasoning and answer", tuple(head), (row.cells for row in rows))
 
 
 def contexts_table(rows: Iterable[ContextRow]) -> Table:

@@ -22,6 +22,7 @@ from shadowspec.reports.content.definitions import config_name, find_test
 from shadowspec.reports.content.notes import with_forbidding
 from shadowspec.reports.figures.by_turn import production_cache, turn_rows
 from shadowspec.reports.figures.cells import MeasuredCell, measured_cell
+from shadowspec.reports.figures.chats import part_rows, stream_figures
 from shadowspec.reports.figures.failure_rows import failures_of
 from shadowspec.reports.figures.frontiers import frontiers
 from shadowspec.reports.figures.predictions import predictions
@@ -221,6 +222,8 @@ def _hypothesis(
             by_turn=config is not None and config.mode is not None,
         ),
         by_context=by_context(_context_points(runs), _cache_cost(used, fingerprint)),
+        streams=stream_figures(measured.run for measured in runs),
+        by_part=part_rows(measured.run for measured in runs),
         failures=failures_of(
             figures_of_slice,
             others,

@@ -98,6 +98,11 @@ def _measured(h: ReportedHypothesis) -> Iterator[Block]:
     if h.by_turn:
         yield Heading("Prefix cache, turn by turn" if len(h.by_turn) > 1 else "Prefix cache", "prefix-cache")
         yield tables.turns_table(h.by_turn)
+    if h.by_part:
+        yield Heading("Reasoning and answer", "by-part")
+        yield tables.parts_table(h.by_part)
+    if h.streams is not None:
+        yield Note(h.streams.text)
     yield from failures_content(h.failures)
     if h.acceptance is not None:
         yield _acceptance_facts(h, h.acceptance)

@@ -17,6 +17,7 @@ from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.planning.demand import EndpointLoads
 from shadowspec.reports.content.definitions import find_test
 from shadowspec.reports.figures.by_turn import ProductionCache, TurnRow
+from shadowspec.reports.figures.chats import PartRow, StreamFigures
 from shadowspec.reports.figures.failure_rows import Failures
 from shadowspec.reports.figures.frontiers import SliceFrontier
 from shadowspec.reports.figures.funnel import CacheRow, Funnel, PromptRow, cache_rows, prompt_rows
@@ -162,6 +163,8 @@ class ReportedHypothesis:
     repetition_loop_share: float | None
     by_context: tuple[ContextRow, ...]
     by_turn: tuple[TurnRow, ...]  # prefix caches; () where nothing is known, or nothing was cached
+    streams: StreamFigures | None  # of chats through servers
+    by_part: tuple[PartRow, ...]  # reasoning and answer; () where none came apart
     failures: Failures
     sequences: Mapping[str, tuple[SequencePoint, ...]]  # by test name
 
