@@ -369,7 +369,9 @@ def _speculation_config(section: EndpointSection, candidate: CandidateSection, b
             speculative_config=settings_text(candidate.speculative_config),
         )
     rule = candidate.verify_rule or ("rejection" if candidate.proposer == "draft_model" else "greedy_draft")
-    given = candidate.model_dump(exclude={"verify_rule", "method", "kind", "speculative_config", *ENGINE_OPTIONS})
+    given = candidate.model_dump(
+        exclude={"verify_rule", "method", "kind", "exported", "speculative_config", *ENGINE_OPTIONS}
+    )
     config = SpeculationConfig(target=section.target, verify_rule=VerifyRule(rule), backend=backend, **given)
     chosen = {name: value for name in ENGINE_OPTIONS if (value := getattr(candidate, name)) is not None}
     return SpeculationConfig.read(asdict(with_engine_rules(config, section.serving_engine)) | chosen)

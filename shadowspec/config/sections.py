@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -15,7 +16,15 @@ from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.language import LANGUAGE
 from shadowspec.types import OWN_SLICES, SUFFIX_OPTIONS, Contract, SpeculationConfig
-from shadowspec.types.served_methods import contradiction, settings_text
+from shadowspec.types.served_methods import (
+    DEPTH_KEYS,
+    DRAFT_KEYS,
+    METHOD_KEYS,
+    contradiction,
+    exported_settings,
+    setting,
+    settings_text,
+)
 from shadowspec.types.serving_engines import parse_engines
 from shadowspec.types.settings import (
     EngineSettings,
@@ -86,6 +95,9 @@ class CandidateSection(ConfigSection):
     kind: Literal["speculation", "deployment"] = Field(
         default="speculation", description='"deployment": the second server is another deployment of the target'
     )
+    exported: PathText | None = Field(
+        default=None, description="file of `shadowspec export` that the speculative server runs, in place of a method"
+    )
     speculative_config: dict[str, JsonValue] = Field(
         default={}, description="other settings of the speculative server's method, by its names"
     )
@@ -101,6 +113,28 @@ class CandidateSection(ConfigSection):
     draft_confidence_threshold: Annotated[float, Field(ge=0, lt=1)] = _DRAFTING["draft_confidence_threshold"]
     draft_sampling: Literal["request", "temperature"] | None = None  # likewise
     drafts_within_limit: bool | None = None  # likewise
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_export(cls, values: Any) -> Any:
+        """The candidate that an exported file describes."""
+        if not isinstance(values, dict) or not isinstance(path := values.get("exported"), str):
+            return values
+        if given := sorted(values.keys() - {"name", "exported", "verify_rule"}):
+            raise ValueError(f"{given[0]}: the exported file says it; remove the key")
+        try:
+            settings = exported_settings(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"exported: {path} cannot be read ({type(error).__name__})") from None
+        except ValueError as error:
+            raise ValueError(f"exported: {path}: {error}") from None
+        draft = setting(settings, DRAFT_KEYS)
+        return values | {
+            "method": setting(settings, METHOD_KEYS),
+            "num_speculative_tokens": setting(settings, DEPTH_KEYS),
+            "speculative_config": settings,
+            **({} if draft is None else {"draft": draft}),
+        }
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -294,6 +294,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 #                             Any other method goes by the server's name in place of proposer (docs/servers.md):
 #                                 method = "mtp"
 #                                 speculative_config = { draft_tensor_parallel_size = 1 }
+#                                 exported = "speculation.json"   # in their place: the export that this server runs
 """
 
 
@@ -397,6 +398,7 @@ version = 1
 # max_slowdown = ~              # end-to-end time and time per output token may be longer by this
 # max_first_token_slowdown = ~      # time to first token may be longer by this
 # max_failure_increase = ~      # share of failed requests may be higher by this
+# require_confirmed = ~         # a config leaves the shadow only if its export was measured as it is
 # max_load_difference = ~       # requests per replica may differ by this, or an interval does not count
 # control_retry_s = ~           # time until a config that the control moved back is tried again
 

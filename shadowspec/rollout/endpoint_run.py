@@ -129,6 +129,11 @@ def next_steps(
             _shares(served),
             decisions.overrides,
             controls.get(concurrency),
+            [
+                newest.decision
+                for newest in decisions.latest
+                if newest.is_current and not newest.decision.slice_key and newest.decision.concurrency != concurrency
+            ],
         )
         steps.append(next_step(before, look, policy))
     return steps

@@ -51,6 +51,8 @@ class RolloutPolicy:
     max_failure_increase: float = 0.005  # the share of failed requests may be higher by this
     max_load_difference: float = 0.5  # by which requests per replica may differ, else an interval does not count
     control_retry_s: float = 7 * DAY_S  # after which a config that the control moved back may be tried again
+    # A config leaves the shadow only if its export was measured as it is (a candidate that is `exported`).
+    require_confirmed: bool = True
     has_control: bool = False  # set from the endpoint's `plain_metrics_urls`; in no policy file
 
     def __post_init__(self) -> None:
@@ -67,6 +69,8 @@ class RolloutPolicy:
         _require_whole("control_requests", self.control_requests, 1)
         _require_whole("control_run_length", self.control_run_length, 1)
         _require("max_disabled_share", self.max_disabled_share, lambda value: 0.0 < value <= 1.0, "above 0, at most 1")
+        if not isinstance(self.require_confirmed, bool):
+            raise ConfigError(f"policy key 'require_confirmed' must be true or false, not {self.require_confirmed!r}")
         if self.alarm_stage not in _ALARM_STAGES:
             raise ConfigError(f"policy key 'alarm_stage' must be one of {_ALARM_STAGES}, not {self.alarm_stage!r}")
         if not isinstance(self.context_max_depths, Mapping):

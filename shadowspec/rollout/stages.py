@@ -21,7 +21,7 @@ from shadowspec.gate.verdict.slice_rules import bears_on_endpoint, keeps_off, na
 from shadowspec.rollout.control import Control, ControlVerdict
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.text import slice_title, span_text
-from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
+from shadowspec.types import Decision, Override, ReasonCode, Rollout, Stage, Verdict
 from shadowspec.types.speculation import draft_key
 
 WHOLE_ENDPOINT = ""
@@ -49,6 +49,7 @@ class StageLook:
     shares: Mapping[str, float] = field(default_factory=dict)
     orders: tuple[Override, ...] = ()
     control: Control | None = None
+    elsewhere: Sequence[Decision] = ()  # on the whole endpoint, at its other loads
 
     @property
     def decisions(self) -> list[Decision]:
@@ -139,6 +140,8 @@ def _missing(current: Rollout, decision: Decision, look: StageLook, policy: Roll
     for order in look.orders:
         if bears_on_endpoint(_ordered_share(order, look), policy.max_disabled_share):
             return f"override {order.override_id} of {slice_title(order.slice_key)} to end"
+    if policy.require_confirmed and (unconfirmed := _unconfirmed(decision, look)) is not None:
+        return unconfirmed
     if remaining > timedelta(0):
         return f"ENABLE to be in force for {remaining.total_seconds():.0f} s more"
     limit = depth_limits(_NEXT[current.stage], decision, look, policy)[ANY_CONTEXT]
@@ -151,6 +154,30 @@ def _missing(current: Rollout, decision: Decision, look: StageLook, policy: Roll
     if current.stage is Stage.PARTIAL and look.control is not None and look.control.verdict is ControlVerdict.HOLD:
         return f"the control: {look.control.reason}"
     return _retry(current, look, policy)
+
+
+def _unconfirmed(decision: Decision, look: StageLook) -> str | None:
+    """The run of the exported configuration that is missing before anybody is served by it; None where none is."""
+    config = decision.config
+    if not config.is_served_method:
+        return (
+            f"a run of the export itself: {config.name} was not measured as `shadowspec export` writes it. Start the "
+            'speculative server with that file, and give it a candidate with `exported = "FILE"` (docs/export.md)'
+        )
+    off_from = config.off_from
+    if off_from is None:
+        return None
+    harmless = [
+        other
+        for other in look.elsewhere
+        if other.fingerprint == decision.fingerprint and other.reason_code == ReasonCode.MAY_REPLACE
+    ]
+    if any(config.depth_at(other.concurrency) == 0 for other in harmless):
+        return None
+    return (
+        f"a load of {off_from} or more, where the schedule drafts nothing, to be shown as fast as without speculation: "
+        "measure one (`loads`)"
+    )
 
 
 def _retry(current: Rollout, look: StageLook, policy: RolloutPolicy) -> str | None:

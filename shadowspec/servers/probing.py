@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.servers.answer_parity import can_score
@@ -20,7 +20,15 @@ from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.step_counts import CENSORED, COUNTERS, NO_DRAFTS, CountsSource
 from shadowspec.types import Arm, SamplingParameters, SpeculationConfig
 from shadowspec.types.exactness import censoring_setting, lossy_setting
-from shadowspec.types.served_methods import DRAFT_KEYS, METHOD_KEYS, is_same_method, plain_key, setting
+from shadowspec.types.served_methods import (
+    DRAFT_KEYS,
+    METHOD_KEYS,
+    SCHEDULE_KEY,
+    is_reported,
+    is_same_method,
+    plain_key,
+    setting,
+)
 from shadowspec.types.server_facts import FACT, FACTS, Fact, differing_facts, fact_details
 
 TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
@@ -145,6 +153,8 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
         )
     if number != wanted:
         raise ModelError(f"{where}: num_speculative_tokens is {wanted}, and the speculative server drafts {number}")
+    if config.is_served_method:
+        _require_settings(where, config, speculative)
     if (refusal := engine.refusal_of(config)) is not None:
         raise ModelError(f"{where}: {refusal}")
     censoring = _censoring(config, speculative)
@@ -302,16 +312,31 @@ def _method_remarks(config: SpeculationConfig, speculative: Probe) -> list[str]:
             f"the speculative server does not say by which method it drafts: {config.proposer!r} and its "
             f"speculative_config are unchecked{_remedy(speculative, Lack.METHOD)}",
         ]
-    settings = {plain_key(key): value for key, value in config.server_settings.items()}
-    compared = {key: value for key, value in settings.items() if key not in (*METHOD_KEYS, *DRAFT_KEYS)}
-    texts += [
-        f"speculative_config has {key} = {value}, and the speculative server says {reported[key]}"
-        for key, value in compared.items()
-        if key in reported and not isinstance(value, dict | list) and str(value) != reported[key]
-    ]
-    if unsaid := sorted(key for key in compared if key not in reported):
+    if unsaid := sorted(key for key in _compared(config) if key not in reported):
         texts.append(f"the speculative server does not say {', '.join(unsaid)}: unchecked")
     return texts
+
+
+def _compared(config: SpeculationConfig) -> dict[str, Any]:
+    """The settings of a server's method that must be those that it reports; method and draft have names of many."""
+    settings = {plain_key(key): value for key, value in config.server_settings.items()}
+    return {key: value for key, value in settings.items() if key not in (*METHOD_KEYS, *DRAFT_KEYS)}
+
+
+def _require_settings(where: str, config: SpeculationConfig, speculative: Probe) -> None:
+    """Raise ModelError where the server drafts by other settings than the config names, or hides its schedule."""
+    reported = {plain_key(key): value for key, value in speculative.drafts.settings}
+    for key, value in _compared(config).items():
+        if key in reported and not is_reported(value, reported[key]):
+            raise ModelError(
+                f"{where}: speculative_config has {key} = {value}, and the speculative server says {reported[key]}: "
+                "start it as configured, or correct the configuration"
+            )
+    if SCHEDULE_KEY in _compared(config) and SCHEDULE_KEY not in reported:
+        raise ModelError(
+            f"{where}: the speculative server does not say by which schedule it drafts, so that none can be "
+            f"confirmed{_remedy(speculative, Lack.METHOD)}"
+        )
 
 
 def _censoring(config: SpeculationConfig, speculative: Probe) -> str | None:

@@ -229,8 +229,8 @@ class ReasonCode(StrEnum):
     MAY_REPLACE = (
         "may_replace",
         "HOLD",
-        "A second deployment passes every required test. It does not enable speculation.",
-        "change over to it (docs/ci.md)",
+        "A second deployment, or a schedule at 0 tokens, passes every required test. It enables no speculation.",
+        "change over to it (docs/ci.md); a schedule that is confirmed leaves the shadow",
     )
     MUST_NOT_REPLACE = (
         "must_not_replace",

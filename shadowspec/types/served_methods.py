@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ DEPTH_KEYS: Final = ("num_speculative_tokens", "speculative_num_steps", "spec_dr
 BLOCK_METHODS: Final = frozenset({"dflash", "dspark"})
 WINDOW_KEYS: Final = ("speculative_num_draft_tokens", "speculative_dflash_block_size")
 STEPS_KEY: Final = "speculative_num_steps"
+SCHEDULE_KEY: Final = "num_speculative_tokens_per_batch_size"  # vLLM's: [first, last, tokens] of each range, from 1 on
 DRAFT_KEYS: Final = ("model", "speculative_draft_model_path", "spec_draft_model", "speculative_model")
 
 
@@ -87,3 +90,53 @@ def contradiction(settings: Mapping[str, Any], method: str, num_speculative_toke
 def _name_of(settings: Mapping[str, Any], keys: tuple[str, ...]) -> str:
     """The key as it was written."""
     return next(key for wanted in keys for key in settings if plain_key(key) == wanted)
+
+
+def exported_settings(text: str) -> dict[str, Any]:
+    """The start settings in a file that `shadowspec export` wrote: JSON, arguments of a command, or flat YAML.
+
+    Raises:
+        ValueError: it holds no settings of speculation; the message says what it is.
+    """
+    lines = [line for line in text.split("\n") if line.strip() and not line.startswith("#")]
+    try:
+        if text.lstrip().startswith("{"):
+            read: dict[str, Any] = json.loads(text)
+        elif lines and lines[0].startswith("--"):
+            parts = shlex.split(lines[0])
+            read = {plain_key(name): _scalar(value) for name, value in zip(parts[::2], parts[1::2], strict=True)}
+        else:
+            read = {plain_key(name): json.loads(value) for name, value in (line.split(": ", 1) for line in lines)}
+    except ValueError:
+        raise ValueError("cannot be read as a server's settings: JSON, arguments or flat YAML") from None
+    if setting(read, METHOD_KEYS) in (None, "none") or type(setting(read, DEPTH_KEYS)) is not int:
+        raise ValueError("speculation is off there, or no method and depth are named: there is nothing to confirm")
+    return read
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def scheduled_depth(settings: Mapping[str, Any], batch_size: int) -> int | None:
+    """The tokens that a schedule among the settings drafts at a batch size; None without one.
+
+    A size that no range holds gets the depth of the range before it, as vLLM has it.
+    """
+    ranges = settings.get(SCHEDULE_KEY)
+    if not isinstance(ranges, list):
+        return None
+    return next((depth for first, _, depth in reversed(ranges) if first <= batch_size), None)
+
+
+def is_reported(value: Any, reported: str) -> bool:
+    """Whether a setting's value is the one that a server reports as text."""
+    if not isinstance(value, list | dict):
+        return str(value) == reported
+    try:
+        return settings_text({"": value}) == settings_text({"": ast.literal_eval(reported)})
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False

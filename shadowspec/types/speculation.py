@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from shadowspec.types.prompt_rules import UNNAMED, PromptRules
 from shadowspec.types.requests import SamplingParameters
-from shadowspec.types.served_methods import drafts_in_every_step
+from shadowspec.types.served_methods import SCHEDULE_KEY, drafts_in_every_step, scheduled_depth
 
 
 class VerifyRule(StrEnum):
@@ -130,8 +130,23 @@ class SpeculationConfig:
     @property
     def drafts_in_every_step(self) -> bool:
         """Whether every step is known to have a draft; lookups may find none, unless what they lack is filled."""
+        if SCHEDULE_KEY in self.server_settings:
+            return False
         is_filled = self.uses("ngram_occurrence") and self.ngram_occurrence is NgramOccurrence.LATEST_FILLED
         return is_filled or drafts_in_every_step(self.proposer)
+
+    def depth_at(self, load: int) -> int:
+        """Tokens that are drafted at most at a load: 0 where the server's schedule switches speculation off."""
+        scheduled = scheduled_depth(self.server_settings, load)
+        return self.num_speculative_tokens if scheduled is None else scheduled
+
+    @property
+    def off_from(self) -> int | None:
+        """The smallest batch size from which on the server's schedule drafts nothing; None without one."""
+        ranges = self.server_settings.get(SCHEDULE_KEY)
+        if not isinstance(ranges, list) or not ranges or ranges[-1][2] != 0:
+            return None
+        return int(ranges[-1][0])
 
     @property
     def title(self) -> str:

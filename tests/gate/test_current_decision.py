@@ -65,7 +65,7 @@ CONFIGS = {
     for fingerprinted in [config(name, revision, engine=ENGINES[revision])]
 }
 BEGIN = NOW - timedelta(days=40)
-AT_ONCE = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
+AT_ONCE = RolloutPolicy(require_confirmed=False, shadow_soak_s=0.0, min_soak_blocks=0)
 
 
 @dataclass

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from shadowspec.gate.run.endpoint_look import look_again
 from shadowspec.gate.verdict.e_values import fleet_of
 from shadowspec.types import ACCEPTANCE_KEPT, PairedScore, Run, Verdict
+from shadowspec.types.served_methods import settings_text
 from tests.builders.hypothesis_evidence import POLICY, draw_runs, evidence_of, look, result
+from tests.gate.worlds import CONFIG, START
 
 UPGRADE = replace(POLICY, is_upgrade=True)
 
@@ -55,3 +58,17 @@ def test_acceptance_needs_no_floor_and_a_loss_beyond_the_noise_refuses() -> None
     figures = result(lost, ACCEPTANCE_KEPT).figures
     assert (figures["baseline_acceptance"], figures["speculative_acceptance"]) == pytest.approx((0.7, 0.5), abs=1e-3)
     assert look(evidence_of(paired(0.7, 0.5)), POLICY).find_test(ACCEPTANCE_KEPT) is None, "of upgrades only"
+
+
+@pytest.mark.parametrize(
+    ("load", "speedup", "code"),
+    [(4, 1.0, "slowdown"), (16, 1.0, "may_replace"), (16, 1 / 1.1, "must_not_replace"), (4, 1.3, "all_tests_pass")],
+)
+def test_where_a_schedule_drafts_nothing_it_need_only_be_as_fast(load: int, speedup: float, code: str) -> None:
+    schedule = {"num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 2**31 - 1, 0]]}
+    drafting = replace(CONFIG.config, proposer="mtp", speculative_config=settings_text(schedule))
+    config = replace(CONFIG, config=drafting)
+    evidence = evidence_of(draw_runs(800, speedup=speedup))
+    before = replace(look(evidence), concurrency=load, config=drafting)
+    folded = evidence.folded(POLICY)
+    assert look_again(before, folded, config, POLICY).decide(START).reason_code == code

@@ -30,7 +30,7 @@ from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveWindow, Pool
 from tests.store import examples
 
-POLICY = RolloutPolicy()
+POLICY = RolloutPolicy(require_confirmed=False)
 LENGTH = timedelta(seconds=POLICY.control_interval_s)
 START = examples.NOON
 

@@ -18,7 +18,9 @@ from tests.store import examples
 
 NOON = examples.NOON
 DAY = timedelta(days=1)
-POLICY = RolloutPolicy(shadow_soak_s=3_600.0, partial_soak_s=3_600.0, min_soak_blocks=10, depth_soak_s=3_600.0)
+POLICY = RolloutPolicy(
+    require_confirmed=False, shadow_soak_s=3_600.0, partial_soak_s=3_600.0, min_soak_blocks=10, depth_soak_s=3_600.0
+)
 
 
 def decided(

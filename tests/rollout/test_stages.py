@@ -19,11 +19,12 @@ from shadowspec.rollout.control import Control, ControlVerdict, compare_pools
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.stages import StageLook, next_step, proven_depths
 from shadowspec.types import Decision, EvidenceSummary, LiveWindow, Rollout, Stage, Verdict
+from shadowspec.types.served_methods import settings_text
 from tests.store import examples
 
 NOON = examples.NOON
 DAY = timedelta(days=1)
-POLICY = RolloutPolicy()
+POLICY = RolloutPolicy(require_confirmed=False)
 CODE, CHAT = "prompt_class=code,context_bucket=<512", "prompt_class=chat,context_bucket=8k-32k"
 
 
@@ -326,6 +327,7 @@ CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
         11 * 86_400.0,
         lambda policy: next_step(rollout_at(Stage.BROAD, caps={"": 4}), look(*ladder(NOON, 4, 8)), policy),
     ),
+    "require_confirmed": (True, lambda policy: next_step(rollout_at(Stage.SHADOW), look(decided()), policy)),
     "partial_max_depth": (2, lambda policy: next_step(rollout_at(Stage.PARTIAL), look(decided(blocks=30)), policy)),
     "broad_max_depth": (2, lambda policy: next_step(rollout_at(Stage.BROAD), look(decided()), policy)),
     "context_max_depths": ({"128k+": 0}, lambda policy: next_step(rollout_at(Stage.BROAD), look(decided()), policy)),
@@ -387,3 +389,42 @@ def test_whatever_happens_nothing_is_served_without_a_current_enable(
                 assert blocks - before.num_blocks >= 20
             if rollout.stage is not Stage.SHADOW and before.stage is not Stage.SHADOW:
                 assert rollout.fingerprint == before.fingerprint
+
+
+def exported(*, load: int = 4, code: str = "all_tests_pass", schedule: object = None) -> Decision:
+    """A decision on the exported configuration itself, with this schedule of depths."""
+    plain = decided(Verdict.ENABLE if code == "all_tests_pass" else Verdict.HOLD)
+    settings_of = {} if schedule is None else {"num_speculative_tokens_per_batch_size": schedule}
+    config = replace(plain.config, proposer="mtp", speculative_config=settings_text(settings_of))
+    return replace(plain, config=config, concurrency=load, reason_code=code)
+
+
+SCHEDULE = [[1, 8, 8], [9, 2**31 - 1, 0]]
+LACKS = "a load of 9 or more, where the schedule drafts nothing"
+
+
+@pytest.mark.parametrize(
+    ("decision", "elsewhere", "waits_for"),
+    [
+        (decided(), (), "a run of the export itself: config-fp was not measured"),
+        (exported(), (), None),
+        (exported(schedule=[[1, 2**31 - 1, 8]]), (), None),
+        (exported(schedule=SCHEDULE), (), LACKS),
+        (exported(schedule=SCHEDULE), (exported(load=16, code="undecided", schedule=SCHEDULE),), LACKS),
+        (
+            exported(schedule=SCHEDULE),
+            (exported(load=8, code="may_replace", schedule=SCHEDULE),),
+            "a load of 9 or more",
+        ),
+        (exported(schedule=SCHEDULE), (exported(load=16, code="may_replace", schedule=SCHEDULE),), None),
+    ],
+)
+def test_only_a_config_that_was_measured_as_it_is_exported_leaves_the_shadow(
+    decision: Decision, elsewhere: tuple[Decision, ...], waits_for: str | None
+) -> None:
+    step = next_step(rollout_at(Stage.SHADOW), look(decision, elsewhere=elsewhere), RolloutPolicy())
+    if waits_for is None:
+        assert step.rollout.stage is Stage.PARTIAL
+    else:
+        assert step.rollout.stage is Stage.SHADOW
+        assert (step.waits_for or "").startswith(waits_for)

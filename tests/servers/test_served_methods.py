@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shadowspec.config.sections import CandidateSection
 from shadowspec.engine.replay.replayer import require_replayable
 from shadowspec.errors import ConfigError, InputError, ModelError
 from shadowspec.servers.measure_servers import connect
@@ -15,7 +18,7 @@ from shadowspec.servers.server_profile import ServerGrid, profile_servers
 from shadowspec.types import SpeculationConfig, VerifyRule
 from shadowspec.types.costs import CostKey
 from shadowspec.types.exactness import lossy_setting
-from shadowspec.types.served_methods import drafts_in_every_step, is_same_method, settings_text
+from shadowspec.types.served_methods import drafts_in_every_step, exported_settings, is_same_method, settings_text
 from tests.builders.server_blocks import COLD, block, settings
 from tests.identities import check_identities
 from tests.servers.fake_server import FakeServer, running
@@ -155,12 +158,76 @@ def test_what_a_server_does_not_say_of_its_method_is_said_to_be_unchecked() -> N
     with running(*(pair := (FakeServer(), FakeServer(3)))):
         assert "'mtp' and its speculative_config are unchecked" in told(pair, config)
         assert "unchecked" not in told(pair, replace(config, speculative_config=None, proposer="eagle3"))
-        pair[1].drafting = {"method": "mtp", "draft_tensor_parallel_size": 1}
-        found = told(pair, config)
-        assert "speculative_config has draft_tensor_parallel_size = 2, and the speculative server says 1" in found
-        assert "does not say nested, quantization: unchecked" in found
-        pair[1].drafting |= {"draft_tensor_parallel_size": 2, "quantization": "fp8", "nested": {}}
+        pair[1].drafting = {"method": "mtp", "draft_tensor_parallel_size": 2}
+        assert "does not say nested, quantization: unchecked" in told(pair, config)
+        pair[1].drafting |= {"quantization": "fp8", "nested": {"a": 1}}
         assert "speculative_config" not in told(pair, config)
+
+
+@pytest.mark.parametrize("changed", [{"draft_tensor_parallel_size": 1}, {"nested": {"a": 2}}, {"quantization": None}])
+def test_a_setting_that_the_server_says_otherwise_is_an_error_that_names_both(changed: dict[str, Any]) -> None:
+    said = {"draft_tensor_parallel_size": 2, "quantization": "fp8", "nested": {"a": 1}}
+    with running(*(pair := (FakeServer(), FakeServer(3, drafting={"method": "mtp", **said})))):
+        assert fingerprint(pair, method("mtp", **said))
+        pair[1].drafting = {"method": "mtp", **said, **changed}
+        (name,) = changed
+        with pytest.raises(ModelError, match=f"speculative_config has {name} = .*, and the speculative server says"):
+            fingerprint(pair, method("mtp", **said))
+
+
+SCHEDULE = [[1, 2, 3], [3, 8, 2], [9, 2147483647, 0]]
+EXPORTED: dict[str, Any] = {
+    "method": "draft_model",
+    "model": "org/draft",
+    "num_speculative_tokens": 3,
+    "num_speculative_tokens_per_batch_size": SCHEDULE,
+}
+
+
+def test_an_exported_file_is_a_candidate_that_the_server_must_run_as_it_is(tmp_path: Path) -> None:
+    """One flag changed is another configuration, and a hidden schedule confirms nothing."""
+    file = tmp_path / "speculation.json"
+    file.write_text(json.dumps(EXPORTED) + "\n")
+    section = CandidateSection(name="confirmed", exported=str(file))  # type: ignore[call-arg]
+    assert (section.method, section.num_speculative_tokens, section.draft) == ("draft_model", 3, "org/draft")
+    config = method("draft_model", **section.speculative_config)
+    assert [config.depth_at(load) for load in (1, 2, 3, 8, 9, 100)] == [3, 3, 2, 2, 0, 0]
+    assert not config.drafts_in_every_step
+    with running(*(pair := (FakeServer(), FakeServer(3, drafting=EXPORTED)))):
+        engine = connect(settings(pair), config, COLD, requests_per_slot=3, default_sampling={})
+        assert [run.failure for run in engine.measure(block(3)).runs] == [None] * 3
+        pair[1].drafting = EXPORTED | {"num_speculative_tokens_per_batch_size": [[1, 2147483647, 3]]}
+        with pytest.raises(ModelError, match=r"num_speculative_tokens_per_batch_size = .* says"):
+            fingerprint(pair, config)
+        pair[1].drafting = None
+        with pytest.raises(ModelError, match=r"by which schedule it drafts.*VLLM_SERVER_DEV_MODE"):
+            fingerprint(pair, config)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (json.dumps(EXPORTED), EXPORTED),
+        (
+            "# of decisions 1\n--spec-type draft-simple --spec-draft-model 'a b' --spec-draft-n-max 5 --parallel 2\n",
+            {"spec_type": "draft-simple", "spec_draft_model": "a b", "spec_draft_n_max": 5, "parallel": 2},
+        ),
+        (
+            '# of decisions 1\nspeculative-algorithm: "EAGLE3"\nspeculative-num-steps: 5\nmax-running-requests: 2\n',
+            {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 5, "max_running_requests": 2},
+        ),
+        ("null\n", "cannot be read"),
+        ("--spec-type none\n", "speculation is off"),
+        ("{", "cannot be read"),
+        ("max_batch_size: 8\nspeculative_config:\n  max_draft_len: 5\n", "cannot be read"),
+    ],
+)
+def test_exports_are_read_as_settings(text: str, found: dict[str, Any] | str) -> None:
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=found):
+            exported_settings(text)
+    else:
+        assert exported_settings(text) == found
 
 
 def test_settings_are_part_of_the_fingerprint_whatever_their_order() -> None:

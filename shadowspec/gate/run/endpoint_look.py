@@ -118,10 +118,11 @@ class EndpointLook:
         evidence, previous = folded.evidence if folded else HypothesisEvidence(), self.rules.previous.get(key)
         states = restarted_states(previous) if previous is not None and not previous.ends_run else {}
         evidence = evidence.with_documents(first_scores(self.evaluations, key[2]), policy, states.get(TASK_SCORE))
+        hypothesis = Hypothesis(self.endpoint, key[0], key[1], self.configs[key[2]])
         return Look(
-            hypothesis=Hypothesis(self.endpoint, key[0], key[1], self.configs[key[2]]),
+            hypothesis=hypothesis,
             evidence=with_counts(evidence, self.state, key, policy, trial, self.known_until),
-            policy=evidence.policy_of(policy),
+            policy=_judging(hypothesis, evidence, policy),
             trial=trial,
             has_entered=has_entered,
             previous=previous,
@@ -247,8 +248,18 @@ def look_again(
         newest_event=decision.evidence.newest_record,
     )
     hypothesis = Hypothesis(decision.endpoint, decision.slice_key, decision.concurrency, config)
-    policy, has_entered = evidence.policy_of(policy), decision.run is not None
-    return Look(hypothesis, evidence, policy, decision.run, has_entered=has_entered, previous=None)
+    judging, has_entered = _judging(hypothesis, evidence, policy), decision.run is not None
+    return Look(hypothesis, evidence, judging, decision.run, has_entered=has_entered, previous=None)
+
+
+def _judging(hypothesis: Hypothesis, evidence: HypothesisEvidence, policy: GatePolicy) -> GatePolicy:
+    """The policy with the clip of the evidence.
+
+    Where a server's schedule drafts nothing there is no gain to prove: it is judged as a second deployment is.
+    """
+    policy, config = evidence.policy_of(policy), hypothesis.config.config
+    is_off = config.off_from is not None and config.depth_at(hypothesis.concurrency) == 0
+    return replace(policy, is_upgrade=True, acceptance_margin=None) if is_off else policy
 
 
 def evidence_after(before: RunEvidence, decision: Decision) -> RunEvidence:

@@ -214,7 +214,7 @@ def test_an_endpoints_gate_run_holds_its_lock_throughout_and_reads_its_decisions
     monkeypatch.setattr(locks, "endpoint_lock", counted_lock)
     for day in range(2):
         at = START + timedelta(days=day, hours=3)  # when all of it has happened
-        policy = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
+        policy = RolloutPolicy(require_confirmed=False, shadow_soak_s=0.0, min_soak_blocks=0)
         run = run_endpoint(store, ENDPOINT, POLICY, policy, input_ended=True, now=at)
         assert locked == [ENDPOINT] * (day + 1)
         assert len(reads) == day + 1
@@ -233,7 +233,7 @@ def test_no_rollout_moves_after_the_endpoints_lock_was_lost(
         return gate
 
     monkeypatch.setattr(endpoint_run, "run_endpoint_gate", gate_and_lose_lock)
-    policy = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
+    policy = RolloutPolicy(require_confirmed=False, shadow_soak_s=0.0, min_soak_blocks=0)
     with Store.open(new_database("postgres")) as store:
         save(store, World(80, make_run=noisy_run()).evidence())
         with pytest.raises(ServiceUnavailableError):
