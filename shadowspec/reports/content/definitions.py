@@ -141,7 +141,7 @@ DEFINITIONS = {
     "prefix-cache": (
         "Prefix cache",
         "Share of the prompts' tokens that each server reports as found in its prefix cache; plain sums over requests. "
-        "Each measured conversation begins with a cold cache in both arms, and a turn may find the turns before it.",
+        "The setting `prefix_cache` of the servers decides how much a request may find.",
     ),
     "queue": (
         "Queue",
