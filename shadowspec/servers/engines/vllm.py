@@ -272,8 +272,9 @@ class Vllm(ServingEngine):
         return None if page is None else capacity_on(page, identity.max_model_len)
 
     def forced_facts(self, config: SpeculationConfig) -> Collection[FactName]:
+        """As `VllmConfig` of 0.33 decides (`config/vllm.py`)."""
         method, names = plain_method(config.proposer), set[FactName]()
-        is_parallel = config.server_settings.get("parallel_drafting") is True
+        is_parallel = config.server_settings.get("parallel_drafting") is True and method not in ("dflash", "dspark")
         if method in FIRST_RUNNER or is_parallel or config.server_settings.get("use_heterogeneous_vocab") is True:
             names.add("model_runner")
         if method in SYNCHRONOUS:
