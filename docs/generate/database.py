@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Column
 from sqlalchemy.dialects import postgresql
 
-from docs.generate.markdown import code, listing
+from docs.generate.markdown import code
 from shadowspec.store.table_definitions import metadata
 
 # By table: what a row is, and what its number of rows grows with.
@@ -67,21 +67,16 @@ ROWS = {
 _SHORT = {"timestamp with time zone": "timestamptz", "double precision": "float8", "character varying": "varchar"}
 
 
-def tables() -> str:
-    """Every table: what a row is, and what makes it grow."""
-    rows = ((name, *ROWS[name]) for name in metadata.tables)
-    return listing((f"[`{name}`](tables.md#{name})", grows_with, row) for name, row, grows_with in rows)
-
-
 def columns() -> str:
-    """Every column of every table by its type: those of the primary key in bold."""
+    """Every table: what a row is, what makes it grow, and its columns by type, those of the primary key in bold."""
     parts = []
     for owner in metadata.tables.values():
         by_type: dict[str, list[str]] = {}
         for column in owner.columns:
             by_type.setdefault(_type(column), []).append(_name(column))
         lists = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_type.items())
-        parts.append(f"## {owner.name}\n\n{lists}.\n\n")
+        row, grows_with = ROWS[owner.name]
+        parts.append(f"## {owner.name}\n\n{row} ({grows_with})\n\n{lists}.\n\n")
     return "".join(parts)
 
 

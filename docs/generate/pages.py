@@ -16,7 +16,6 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "formats.md": {"funnel": codes.funnel},
     "reading-a-hold.md": {"hold": codes.hold, "other verdicts": codes.other_verdicts},
     "metrics.md": {"metrics": metrics.metrics, "verdicts": metrics.verdicts},
-    "database.md": {"tables": database.tables},
     "tables.md": {"columns": database.columns},
     "licences.md": {"allowed": licences.allowed, "licences": licences.licences},
     "support.md": {"engines": support.engines, "methods": support.methods, "exports": support.exports},
