@@ -291,10 +291,11 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # draft = "models/draft"
 # num_speculative_tokens = 4
 #
-#                             Any other method goes by the server's name in place of proposer (docs/servers.md):
+#                             Any other method goes by the server's name in place of proposer (docs/servers.md).
 #                                 method = "mtp"
 #                                 speculative_config = { draft_tensor_parallel_size = 1 }
-#                                 exported = "speculation.json"   # in their place: the export that this server runs
+#                             Or the export that this server runs, in their place.
+#                                 exported = "speculation.json"
 """
 
 
