@@ -86,7 +86,7 @@ def null_worlds(table: WorldTable) -> str:
 
 
 def early_stops() -> str:
-    """What stopping early saves, and what was tried and is not in the product."""
+    """What stopping early saves."""
     found = json.loads((RESULTS / "early_stops.json").read_text(encoding="utf-8"))
     by_truth: dict[tuple[float, float], list[str]] = {}
     for row in found["futile"]:
@@ -100,19 +100,9 @@ def early_stops() -> str:
     body = markdown(
         WorldTable("", heads, tuple((f"{x:.2f}x, {slowed:.0%}", *cells) for (x, slowed), cells in by_truth.items()))
     )
-    by_world = {(row["speedup"], row["noise"]): row for row in found["futile"]}
-    deadlines = {(row["speedup"], row["noise"]): row for row in found["deadlines"]}
-    slow, noisy = by_world[1.03, 0.1], by_world[1.08, 0.25]
-    weak, wide = deadlines[1.07, 0.1], deadlines[1.15, 0.25]
     return _TEXTS["early"].format(
         repetitions=f"{found['repetitions']:,}",
-        week=f"{1.0 - slow['week_units'] / slow['units']:.0%}",
-        fortnight=f"{1.0 - slow['fortnight_units'] / slow['units']:.0%}",
-        lost=f"{noisy['week_lost'] / noisy['enable']:.0%}",
-        weak=f"{weak['mixture_share']:.0%} to {weak['deadline_share']:.0%}",
-        units=f"{weak['mixture_units']:.0f} to {weak['deadline_units']:.0f}",
         given_up=f"{max(row['futile_lost'] for row in found['futile']):.1%}",
-        wide=f"{wide['mixture_share']:.0%} to {wide['deadline_share']:.0%}",
         table=body,
     )
 

@@ -83,7 +83,6 @@ def _real_model(found: Row) -> list[str]:
             max_tokens=found["max_tokens"],
             depths=_depths(found["equality"]),
             flags=" ".join(f"`{flag}`" for flag in found["vllm"]["flags"]) or "none",
-            verdicts="\n".join(f"- {line}" for line in equality_verdicts(found)),
         ),
         *_equality(found),
         _ran_on(found),

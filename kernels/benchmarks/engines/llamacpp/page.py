@@ -45,7 +45,7 @@ def _real_model(found: Row) -> list[str]:
     """The section of another pair."""
     depths = ", ".join(map(str, found["depths"]))
     head = _TEXTS["real_model"].format(
-        requests=found["requests"], max_tokens=found["max_tokens"], depths=depths, verdicts="\n".join(_verdicts(found))
+        requests=found["requests"], max_tokens=found["max_tokens"], depths=depths, verdicts=_replayed(found)
     )
     return [head, *_equality(found), acceptance_table(found["cells"])]
 
@@ -61,6 +61,11 @@ def _both_sides(name: str, difference: Row) -> str:
 
 def _of(way: LlamaWay, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["way"] == way.name]
+
+
+def _replayed(document: Row) -> str:
+    equal, every = (sum(row[name] for row in document["own_outputs"]) for name in ("equal", "requests"))
+    return f"Replay of llama.cpp's outputs gives its counters in {equal} of {every} requests that are sure."
 
 
 def _verdicts(document: Row) -> list[str]:
@@ -80,9 +85,7 @@ def _verdicts(document: Row) -> list[str]:
                 f"- `{way.name}`: within llama.cpp's interval lie {inside} of {len(cells)} ({inside / len(cells):.1%}) "
                 "cells of `loop`."
             )
-    outputs = document["own_outputs"]
-    equal, every = (sum(row[name] for row in outputs) for name in ("equal", "requests"))
-    lines.append(f"- Replay of llama.cpp's outputs gives its counters in {equal} of {every} requests that are sure.")
+    lines.append(f"- {_replayed(document)}")
     if arms := document.get("arms"):
         equal, every = (sum(row[name] for row in arms) for name in ("equal", "requests"))
         lines.append(f"- llama.cpp's two arms gave the same tokens in {equal} of {every} requests, sampled ones too.")
