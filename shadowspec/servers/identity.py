@@ -128,7 +128,7 @@ def fingerprint_server_config(
         "baseline_engine": identity.name,
         "max_model_len": f"{identity.max_model_len}, {other.max_model_len}",
         "counts_source": source.name,
-        "api": settings.api,
+        **({"api": settings.api} if settings.api == "chat" else {}),
         "requests_per_slot": str(requests_per_slot),
         **(
             {PREFIX_CACHE: settings.prefix_cache, "max_turns": str(max_turns)}

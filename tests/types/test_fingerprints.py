@@ -82,7 +82,8 @@ def fingerprinted(
 ) -> FingerprintedConfig:
     """The config of a case through its engine's own function."""
     if case["engine"] == "servers":
-        settings = ServerSettings("http://a", "http://b", case["model"], case["device"], "bfloat16", prefix_cache="off")
+        modes: dict[str, Any] = {"prefix_cache": "off", "api": "completions"}
+        settings = ServerSettings("http://a", "http://b", case["model"], case["device"], "bfloat16", **modes)
         slots = case["requests_per_slot"]
         source = SOURCES[case["source"]]
         return served.fingerprint_server_config(
@@ -216,7 +217,7 @@ def test_another_fingerprint_ends_verdict_and_rollout_of_the_one_before(store: S
     make_run = changing((100, noisy_run()), (110, with_fingerprint(noisy_run(), new.fingerprint)))
     feed = Feed(store, World(110, make_run=make_run).evidence(), (CONFIG, new))
     policy = GatePolicy(max_hypotheses=3, min_span_s=0.0, window_s=0.0)
-    rollout = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
+    rollout = RolloutPolicy(require_confirmed=False, shadow_soak_s=0.0, min_soak_blocks=0)
     feed.write_blocks(0, 100)
     now = START + timedelta(days=1)
     enabled = run_endpoint_gate(store, ENDPOINT, policy, input_ended=True, now=now).decisions[0]
