@@ -210,6 +210,11 @@ class GatePolicy:
         return 1.0 - self.upgrade_margin if self.is_upgrade else 1.0 + self.margin
 
     @property
+    def log_min_speedup(self) -> float:
+        """Its logarithm, which is the threshold of the test."""
+        return math.log1p(-self.upgrade_margin if self.is_upgrade else self.margin)
+
+    @property
     def judges_parity(self) -> bool:
         """Whether outputs must be the target's: not of a second deployment that is judged by a score of quality."""
         return not self.is_upgrade or (self.score_margin is None and self.task_margin is None)

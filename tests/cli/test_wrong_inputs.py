@@ -112,7 +112,7 @@ CONFIGURATIONS: dict[tuple[str, str], tuple[int, str, str]] = {
     ("[{ concurrency = 2 }]", "4"): (2, "loads: must be an array", "for example loads = [{ concurrency = 4 }]"),
     ("[{ concurrency = 2 }]", "[4]"): (2, "loads.0: must be a table", "for example loads = [{ concurrency = 4 }]"),
     ('"draft_model"', '"draft_modl"'): (2, "draft.proposer: must be", "did you mean draft_model?"),
-    ("num_speculative_tokens = 3", "num_speculative_tokens = 0"): (2, "tokens", "must be greater than or equal to 1"),
+    ("num_speculative_tokens = 3", "num_speculative_tokens = 0"): (2, "tokens", "must be at least 1"),
     ("loads =", 'contract = "x"\nloads ='): (2, "unknown contract 'x'", "choose json, tool_call, sql"),
     ('served_models = ["m"]', 'served_models = "m"'): (2, "must be an array", 'example served_models = ["my-model"]'),
     ("sqlite:///shadow.db", "mysql://x/y"): (2, "database 'mysql' is not supported", "use sqlite:///FILE or"),

@@ -88,7 +88,8 @@ def test_reasons_name_the_mode_and_stay_as_they_are_while_the_verdict_does(is_on
 
 def test_a_plan_counts_conversations_as_the_tests_do() -> None:
     evidence = evidence_of(*(conversation_block(number, 16) for number in range(10)))
-    assert fault_units(evidence.runs) == ("cluster", 40)
+    assert fault_units(evidence.runs, evidence.runs.num_known_greedy) == ("cluster", 40)
     alone = [conversation_block(number, 16) for number in range(10)]
     alone = [replace(unit, block=replace(unit.block, max_turns=1)) for unit in alone]
-    assert fault_units(evidence_of(*alone).runs) == ("request", 160)
+    runs = evidence_of(*alone).runs
+    assert fault_units(runs, runs.num_known_greedy) == ("request", 160)

@@ -149,7 +149,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         check_blocks,
         [
             ("clip), -clip, clip)", "clip), +clip, clip)"),
-            ("above=math.log1p(policy.margin)", "above=math.log1p(-policy.margin)"),
+            ("above=policy.log_min_speedup", "above=-policy.log_min_speedup"),
             ("np.abs(logs) > clip", "np.abs(logs) < clip"),
             ("-math.log1p(policy.tail_margin)", "+math.log1p(policy.tail_margin)"),
             ("logs < slow_log", "logs > slow_log"),
@@ -183,7 +183,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
             ("Sums(weights * rates,", "Sums(weights / rates,"),
             ("accepted + missing * cap, scored", "accepted - missing * cap, scored"),
             ("lower=capped_rates(accepted, scored + missing * cap", "lower=capped_rates(accepted, scored + missing"),
-            ("_per_pos[0], counts.num_drafts", "_per_pos[0], counts.num_drafts+1"),
+            ("num_first_accepted, counts.num_drafts", "num_first_accepted, counts.num_drafts+1"),
             ("min(num_tokens, policy.parity_tokens)", "max(num_tokens, policy.parity_tokens)"),
             ("min(max(value, -policy.z_clip), policy.z_clip)", "max(max(value, -policy.z_clip), policy.z_clip)"),
             ("else (-worst[0], worst[1])", "else (+worst[0], worst[1])"),

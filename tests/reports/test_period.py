@@ -169,7 +169,7 @@ def test_what_is_undecided_says_what_it_wants(history: Store) -> None:
     (code,) = report_of(history, 0, 8).needs
     (whole,) = report_of(history, 0, 12).needs
     assert (code.needed and code.needed.sessions, code.is_planned, code.days_median) == (40, False, None)
-    assert code.open_tests == (("speedup", "block", None),)
+    assert code.open_tests == (("speedup", "window", None),)
     assert whole.needed is not None
     assert whole.needed.sessions == 11
 

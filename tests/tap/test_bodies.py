@@ -90,6 +90,7 @@ class UsageModel(Model):
     prompt_tokens: Any = None
     input_tokens: Any = None
     prompt_tokens_details: Any = None
+    completion_tokens_details: Any = None
     input_tokens_details: Any = None
     cache_read_input_tokens: Any = None
     cache_creation_input_tokens: Any = None

@@ -73,7 +73,7 @@ def explains(found: CarryOver | None, policy: GatePolicy, slack: float = 0.0) ->
     It is shown to add more than `max_carry_over`, or adds more by its estimate and leaves less than the margin.  With
     `slack` it must do so by more than that.
     """
-    limit, margin = math.log1p(policy.max_carry_over) + slack, math.log(policy.min_speedup) - slack
+    limit, margin = math.log1p(policy.max_carry_over) + slack, policy.log_min_speedup - slack
     return found is not None and found.added > limit and (found.lower > limit or found.without <= margin)
 
 

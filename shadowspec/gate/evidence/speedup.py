@@ -32,7 +32,7 @@ def speedup_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
         block_series(timed, np.clip(logs, -clip, clip), -clip, clip),
         "block",
         best=clip,
-        above=math.log(policy.min_speedup),
+        above=policy.log_min_speedup,
         is_log=True,
         batch_errors=6.5,
         disables=True,

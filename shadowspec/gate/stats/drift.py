@@ -136,7 +136,7 @@ def start_reopening(policy: GatePolicy, result: TestResult) -> dict[str, Detecto
     """
     is_high = (result.estimate or 0.0) > 0.0
     promise = {
-        "speedup": ("reopen_speedup", math.log(policy.min_speedup), -policy.log_speedup_clip),
+        "speedup": ("reopen_speedup", policy.log_min_speedup, -policy.log_speedup_clip),
         "tail": ("reopen_tail", policy.tail_share, 1.0),
         "parity_sampled": ("reopen_z_high", policy.z_bound, policy.z_clip)
         if is_high
@@ -157,7 +157,7 @@ def start_detectors(
     slowed by the noise of pairs alone: an estimate, by which the slowed share may exceed its limit.
     """
     started = {
-        "drift_speedup": Detector(math.log(policy.min_speedup), policy.log_speedup_clip),
+        "drift_speedup": Detector(policy.log_min_speedup, policy.log_speedup_clip),
         "drift_acceptance": Detector(policy.floor, 1.0),
         "drift_tail": Detector(min(policy.tail_share + noise_share, 1.0), 0.0),
         "drift_z_low": Detector(-policy.z_bound, policy.z_clip),

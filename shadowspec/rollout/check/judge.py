@@ -65,6 +65,8 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
     decisions = [latest.decision for latest in inputs.decisions.latest]
     if not decisions:
         raise NoDataError(f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate`")
+    if not question.is_upgrade:
+        require_promotable(question.endpoint, inputs.decisions)
     shares = _load_shares(question, decisions, inputs)
     slices = _slices(question, decisions)
     fingerprints = _find_expected(question, decisions, inputs)
@@ -85,7 +87,6 @@ def _served(question: Question, inputs: CheckInput, now: datetime) -> list[Serve
     """The decisions as production acts on them."""
     if question.is_upgrade:
         return upgrade_decisions(inputs.decisions.latest, inputs.terms.policy, now, question.max_age)
-    require_promotable(question.endpoint, inputs.decisions)
     return judge_decisions(
         inputs.decisions.latest,
         now=now,
