@@ -186,13 +186,14 @@ class ServerEngine:
             repeated: tuple[Outcome, ...] | None = None
             order, before = block.arm_order(1), self._last_arm
             for place in order:
-                arm = self._last_arm = Arm.BASELINE if place is None else Arm.SPECULATIVE
+                arm = Arm.BASELINE if place is None else Arm.SPECULATIVE
                 salt: str | None = None
                 if arm in outcomes:
                     first = outcomes[arm][: len(block.requests)]
                     salt = await self._caches.repeat_salt(clients[arm], requests[: len(first)], first, slots)
                     if salt is None:
                         continue
+                self._last_arm = arm
                 await asyncio.sleep(self._measuring.pause_s)
                 salts = self._caches.salts(num_measured, len(conversations) - num_measured, salt)
                 answers = await self._run_arm(arm, clients[arm], conversations, slots, salts)
