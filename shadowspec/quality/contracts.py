@@ -18,7 +18,7 @@ import re2
 
 from shadowspec.errors import ConfigError
 from shadowspec.quality.custom_scores import is_json
-from shadowspec.quality.tool_calls import ToolCall, find_calls
+from shadowspec.quality.tool_calls import ToolCall, arguments_of, find_calls
 from shadowspec.types import Contract, OutputContract, Validity
 
 SQL_PACKAGE: Final = "sqlglot"
@@ -67,13 +67,10 @@ def require_sql(dialect: str | None) -> None:
         raise ConfigError(f"sql_dialect: {SQL_PACKAGE} knows no dialect {dialect!r}") from error
 
 
-def _parsed(name: str, arguments: str) -> ToolCall | None:
+def _parsed(name: str, text: str) -> ToolCall | None:
     """A call that a server cut out; None of arguments that are no JSON object."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return ToolCall(name, value) if isinstance(value, dict) else None
+    arguments = arguments_of(text)
+    return None if arguments is None else ToolCall(name, arguments)
 
 
 def _is_valid(contract: OutputContract, text: str, parsed: list[ToolCall | None] | None) -> bool | None:

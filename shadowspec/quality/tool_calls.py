@@ -199,6 +199,12 @@ def _seems_to_begin_call(text: str) -> bool:
 _NOTHING: Final = object()  # not JSON; None is
 
 
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """The arguments of a call that a server cut out, from their text ("": none); None where they are no JSON object."""
+    value = _parse_json(text or "{}")
+    return value if isinstance(value, dict) else None
+
+
 def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
@@ -213,3 +219,4 @@ _MARKED: Final = (
     (_GRANITE, _json_after_mark),
     (_DEEPSEEK, _deepseek),
 )
+CALL_MARKS: Final = tuple(mark for mark, _ in _MARKED)  # text with which only a call begins

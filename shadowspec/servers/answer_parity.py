@@ -95,7 +95,7 @@ async def top_two_gap(client: ServerClient, request: ServerRequest, output: tupl
     if request.is_adjusted or len(output) < request.sampling.min_tokens:
         return None
     sampling = SamplingParameters(temperature=0.0, max_tokens=1, ignore_eos=True)
-    asked = ServerRequest((*request.prompt_token_ids, *output), sampling, request.seed, num_logprobs=2)  # no chat
+    asked = ServerRequest((*request.prompt_token_ids, *output), sampling, request.seed, num_logprobs=2)
     try:
         first = (await client.complete(asked, fresh_salt())).first_logprobs
     except ServerError:

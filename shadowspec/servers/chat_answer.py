@@ -7,19 +7,19 @@ make the same message.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from shadowspec.quality.tool_calls import CALL_MARKS, arguments_of
 from shadowspec.servers.stream import LENGTH, TOOL_CALLS, ChatMessage, Completion, StreamedAnswer
 from shadowspec.types import WHOLE_STREAM, StreamParity, Thinking
 
 # Text that a template or a parser writes around parts of an answer, and no part holds.
 MARKERS: Final = (
-    *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>"),
+    *(*CALL_MARKS, "</tool_call>", "<\uff5ctool\u2581calls\u2581begin\uff5c>"),
+    *("<think>", "</think>", "[THINK]", "[/THINK]"),
     *("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|channel|>", "<|message|>", "<|call|>"),
-    *("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581begin\uff5c>", "[THINK]", "[/THINK]"),
 )
 REASONING_FIELDS: Final = ("reasoning", "reasoning_content")  # the later name, and the earlier one
 # Codes of faults, as runs store them.
@@ -148,16 +148,9 @@ def _fault_of(content: str, reasoning: str, calls: tuple[tuple[str, str], ...], 
         return CALL_PLACES
     if any(marker in text for text in (content, reasoning) for marker in MARKERS):
         return MARKER
-    if finish_reason != LENGTH and not all(_is_object(arguments) for _, arguments in calls):
+    if finish_reason != LENGTH and any(arguments_of(arguments) is None for _, arguments in calls):
         return CALL_ARGUMENTS
     return None
-
-
-def _is_object(arguments: str) -> bool:
-    try:
-        return isinstance(json.loads(arguments or "{}"), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def stream_parity(base: Completion, spec: Completion) -> StreamParity | None:

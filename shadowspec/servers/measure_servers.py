@@ -228,13 +228,9 @@ class ServerEngine:
         served, config = {}, self._config.config
         for index, prompt in enumerate(block.requests):
             answer, known = arms.speculative[index], accepted[index]
-            is_rendered_alike = isinstance(answer, Completion) and (
-                answer.num_prompt_tokens == len(prompt.prompt_token_ids)
-                and answer.prompt_token_ids in (None, prompt.prompt_token_ids)
-            )
-            if not is_rendered_alike:
+            if not isinstance(answer, Completion) or not _is_rendered_alike(prompt, answer):
                 continue
-            if isinstance(answer, Completion) and answer.token_ids and isinstance(known, Accepted):
+            if answer.token_ids and isinstance(known, Accepted):
                 response = LoggedResponse(
                     token_ids=answer.token_ids,
                     finish_reason=answer.finish_reason,
@@ -559,6 +555,12 @@ def connect(
         },
         baseline_depth=baseline.num_speculative_tokens or 0,
     )
+
+
+def _is_rendered_alike(prompt: ShadowPrompt, answer: Completion) -> bool:
+    """Whether the server made the tokens of a prompt that are known here, as far as it says."""
+    is_as_long = answer.num_prompt_tokens == len(prompt.prompt_token_ids)
+    return is_as_long and answer.prompt_token_ids in (None, prompt.prompt_token_ids)
 
 
 def _shortened(request: ServerRequest) -> ServerRequest:

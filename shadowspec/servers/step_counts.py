@@ -238,3 +238,10 @@ def integers(value: Any) -> list[int]:
     if not isinstance(value, list) or not all(type(count) is int for count in value):
         raise UncountableError("a list of steps holds something else than counts")
     return value
+
+
+def mean_draft(num_drafted: Any, num_steps: Any) -> int:
+    """Tokens of a draft by totals that an answer reports, rounded up: at least 1 where a step verified one, else 0."""
+    if type(num_steps) is not int or num_steps <= 0:
+        return 0
+    return max(1, -(-num_drafted // num_steps)) if type(num_drafted) is int else 1

@@ -50,7 +50,14 @@ from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import PARALLEL_RANKS, MetricNames
 from shadowspec.servers.request import ANY_OBJECT, ServerRequest, choice_rule
-from shadowspec.servers.step_counts import Accepted, CountsSource, OtherDepthError, UncountableError, from_histogram
+from shadowspec.servers.step_counts import (
+    Accepted,
+    CountsSource,
+    OtherDepthError,
+    UncountableError,
+    from_histogram,
+    mean_draft,
+)
 from shadowspec.servers.stream import Completion, StreamedAnswer
 from shadowspec.types import (
     END_TO_END,
@@ -325,10 +332,7 @@ class Sglang(ServingEngine):
     def longest_draft_in(self, answer: Completion) -> int:
         """As many as it proposed in each verification; at least 1 where something was verified."""
         meta = answer.speculation or {}
-        verified = meta.get("spec_verify_ct")
-        if type(verified) is not int or verified <= 0:
-            return 0
-        return max(1, -(-(_num_proposed(meta) or 0) // verified))
+        return mean_draft(_num_proposed(meta), meta.get("spec_verify_ct"))
 
     async def capacity_of(self, server: ServerPages, identity: ServerIdentity) -> KvCapacity | None:
         return capacity_in(await _server_info(server), identity.max_model_len)

@@ -52,6 +52,7 @@ from shadowspec.servers.step_counts import (
     UncountableError,
     from_histogram,
     integers,
+    mean_draft,
 )
 from shadowspec.servers.stream import Completion, ServerError, StreamedAnswer
 from shadowspec.types import (
@@ -178,10 +179,7 @@ class TensorRtLlm(ServingEngine):
     def longest_draft_in(self, answer: Completion) -> int:
         """As many as it proposed in each verification; at least 1 where something was verified."""
         counts = answer.speculation or {}
-        steps, drafted = counts.get("num_spec_steps"), counts.get("total_draft_tokens")
-        if type(steps) is not int or steps <= 0:
-            return 0
-        return max(1, -(-drafted // steps)) if type(drafted) is int else 1
+        return mean_draft(counts.get("total_draft_tokens"), counts.get("num_spec_steps"))
 
     def count(
         self, answer: Completion, num_prompt_tokens: int, num_speculative_tokens: int, *, drafts_always: bool
