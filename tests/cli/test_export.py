@@ -192,7 +192,7 @@ def test_an_enable_of_blocks_is_refused(workspace: Workspace) -> None:
     for command in (("export", "-f", "flagd"), ("check", "--endpoint", "letters")):
         refused = workspace.run(*command)
         assert refused.code == 4
-        assert "the units of its ENABLE are blocks (window_s = 0)" in " ".join(refused.err.split())
+        assert "the units of its verdict are blocks (window_s = 0)" in " ".join(refused.err.split())
 
 
 def test_files(enabled: Workspace) -> None:

@@ -47,7 +47,14 @@ def upgraded(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """A function that measures an endpoint through two deployments."""
     with ExitStack() as stack:
 
-        def upgrade(pair: Pair, factor: float = 1.0, number: int = 200, drafts: int = 0, gate: str = NARROW) -> Result:
+        def upgrade(
+            pair: Pair,
+            factor: float = 1.0,
+            number: int = 200,
+            drafts: int = 0,
+            gate: str = NARROW,
+            units: str = "hours",
+        ) -> Result:
             for server in pair:
                 server.step_s, server.tells_queue = 0.0, True
             pair[0].queue_ms, pair[1].queue_ms = 0.25, 0.5
@@ -59,11 +66,14 @@ def upgraded(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[
             candidate = f'name = "next"\nkind = "deployment"\nnum_speculative_tokens = {drafts}\n'
             text += f"[[endpoints.letters.candidates]]\n{candidate}[endpoints.letters.servers]"
             text += servers.partition("[endpoints.letters.servers]")[2]
-            path.write_text(text.replace("[gate]", f"[gate]\n{gate}"), encoding="utf-8")
+            if units == "hours":
+                text = re.sub("min_span_s = .*\nwindow_s = .*", "min_span_s = 86400.0", text)
+            text = text.replace("[gate]", f"[gate]\n{gate}")
+            path.write_text(text, encoding="utf-8")
             workspace.migrate()
-            begin = datetime.now(UTC) - timedelta(hours=1)
+            begin = datetime.now(UTC) - timedelta(hours=number)
             records = [
-                record(place, max_tokens=6) | {"timestamp": (begin + timedelta(seconds=place)).isoformat()}
+                record(place, max_tokens=6) | {"timestamp": (begin + timedelta(hours=place)).isoformat()}
                 for place in range(number)
             ]
             done = workspace.run("run", str(write_traffic(workspace.folder / "traffic.jsonl", records)), "--json")
@@ -103,6 +113,14 @@ def test_a_new_version_of_equal_speed_may_replace_the_old_one_and_is_no_enable(
         assert {row.verdict for row in store.latest_decisions()} == {Verdict.HOLD}
         assert {run.counts.num_drafts for run in store.runs("letters") if run.counts} == {0}
     assert workspace.run("report", "--format", "md").code == 0
+
+
+def test_a_replacement_that_blocks_prove_holds_for_the_recording_only(workspace: Workspace, upgraded: Any) -> None:
+    gated = upgraded((FakeServer(version=OLD), FakeServer(version=NEW)), units="blocks")
+    assert whole(gated)["reason_code"] == "may_replace"
+    done = workspace.run("check", "--endpoint", "letters", "--upgrade")
+    assert (done.code, done.out) == (4, "")
+    assert "the units of its verdict are blocks (window_s = 0)" in " ".join(done.err.split())
 
 
 def test_one_that_is_slower_by_a_tenth_is_refused(workspace: Workspace, upgraded: Any) -> None:

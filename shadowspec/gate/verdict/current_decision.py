@@ -17,7 +17,15 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_verdict import CurrentVerdict, active, current_verdict, for_what_serves
 from shadowspec.gate.verdict.trial_levels import Seen, current_fingerprint, is_superseded
-from shadowspec.types import MAX_CLOCK_AHEAD, Decision, FingerprintedConfig, Override, OverrideRecord, Verdict
+from shadowspec.types import (
+    MAX_CLOCK_AHEAD,
+    Decision,
+    FingerprintedConfig,
+    Override,
+    OverrideRecord,
+    ReasonCode,
+    Verdict,
+)
 from shadowspec.types.serving_engines import is_measured_on
 
 MIN_PREFIX: Final = 8  # characters of a digest by which it may be named
@@ -151,23 +159,27 @@ def read_endpoint_decisions(
 
 
 def require_promotable(endpoint: str, found: EndpointDecisions) -> None:
-    """Refuse what no promotion and no export may use: a trial policy's verdicts, and ENABLE of blocks.
+    """Refuse what no promotion and no export may use: a trial policy's verdicts, and ENABLE or REPLACE of blocks.
 
-    Blocks of one incident are many units, so that their ENABLE holds for the recording that was measured.
+    Blocks of one incident are many units, so that their verdict holds for the recording that was measured.
 
     Raises:
-        NoDataError: a current decision is of a trial policy, or an ENABLE whose units are blocks.
+        NoDataError: a current decision is of a trial policy, or an ENABLE or REPLACE whose units are blocks.
     """
     if any(decision.recording_only for decision in found.current):
         raise NoDataError(
             f"endpoint {endpoint!r}: its verdicts are of a trial policy (recording_only = true) and speak of this "
             "recording only; to promote, run `shadowspec gate` with a production policy (docs/policy.md)"
         )
-    if any(decision.verdict is Verdict.ENABLE and has_block_units(decision) for decision in found.current):
+    if any(_promotes(decision) and has_block_units(decision) for decision in found.current):
         raise NoDataError(
-            f"endpoint {endpoint!r}: the units of its ENABLE are blocks (window_s = 0); to promote, remove that from "
+            f"endpoint {endpoint!r}: the units of its verdict are blocks (window_s = 0); to promote, remove that from "
             "its policy and gate new traffic (docs/policy.md)"
         )
+
+
+def _promotes(decision: Decision) -> bool:
+    return decision.verdict is Verdict.ENABLE or decision.reason_code == ReasonCode.MAY_REPLACE
 
 
 def has_block_units(decision: Decision) -> bool:

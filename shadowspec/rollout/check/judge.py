@@ -65,8 +65,7 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
     decisions = [latest.decision for latest in inputs.decisions.latest]
     if not decisions:
         raise NoDataError(f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate`")
-    if not question.is_upgrade:
-        require_promotable(question.endpoint, inputs.decisions)
+    require_promotable(question.endpoint, inputs.decisions)
     shares = _load_shares(question, decisions, inputs)
     slices = _slices(question, decisions)
     fingerprints = _find_expected(question, decisions, inputs)
