@@ -369,10 +369,12 @@ def _matched(endpoint: EndpointConfig, survey: Survey | None, refused: Counter[s
     span_s = (survey.last - survey.first).total_seconds()
     min_span_s = 0.0 if endpoint.policy.recording_only else endpoint.policy.min_span_s
     wish = f" of the {span_text(min_span_s)} that ENABLE needs (min_span_s)" if span_s < min_span_s else ""
-    num_timed = round(survey.num_timed(endpoint.rule.timed_positions))
+    positions, enough = endpoint.rule.timed_positions, survey.timed_positions
+    more = f" (timed_positions is {positions}; {enough} fits these sessions and times more)" * (enough < positions)
     return (
         f"{plural(len(survey.requests), 'usable request')} of {plural(len(survey.sessions), 'session')}{unsampled}; "
-        f"about {num_timed:,} of the file would be timed; {span_text(span_s)}{wish}{survey.mismatch}{not_usable}"
+        f"about {round(survey.num_timed(positions)):,} of the file would be timed{more}; "
+        f"{span_text(span_s)}{wish}{survey.mismatch}{not_usable}"
     )
 
 

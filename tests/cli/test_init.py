@@ -50,6 +50,7 @@ def test_a_model_and_a_recording_give_a_short_configuration_that_works(
     assert checked.code == 0, checked.out
     words = " ".join(checked.out.split())
     assert "12 usable requests of 12 sessions; about 3 of the file would be timed" in words
+    assert "timed (timed_positions is 4; 1 fits these sessions and times more); 11 seconds" in words
     assert "11 seconds of the 7 days that ENABLE needs (min_span_s); not usable: " in words
     assert "of no endpoint: no_endpoint: 1, not_an_object: 1" in words
 
