@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from shadowspec.errors import ModelError
+from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
@@ -69,6 +69,7 @@ class FakeEngine:
 
     configs: tuple[FingerprintedConfig, ...]
     seed: int = 0
+    server: Path | None = None  # it is away while this file is
     acceptance_rate: float = 0.7
     speedup: float = 1.3
     delay_s: float = 0.0
@@ -80,9 +81,11 @@ class FakeEngine:
         """One run per own request and config, unless a mark says otherwise.
 
         Raises:
+            ServiceUnavailableError: the server is away.
             RuntimeError: a prompt holds the mark `error`; the message quotes the prompt, as careless code does.
         """
         started_at = datetime.now(UTC)
+        _require_server(self.server)
         self._misbehave((*block.requests, *block.fillers))
         time.sleep(self.delay_s)
         runs = tuple(self._run(block, prompt, config) for config in self.configs for prompt in block.requests)
@@ -147,6 +150,11 @@ class FakeEngine:
         )
 
 
+def _require_server(server: Path | None) -> None:
+    if server is not None and not server.exists():
+        raise ServiceUnavailableError(f"server {server.name}: it cannot be reached")
+
+
 def _flags(prompt: ShadowPrompt, text: str, drafted_text: str, finish_reason: str) -> RunFlags:
     """What a real engine would say of these outputs; no draft is ever too short."""
     base, spec = (
@@ -183,7 +191,7 @@ def fake_config(name: str = "fake", num_speculative_tokens: int = 4) -> Fingerpr
 class FakeEngineFactory:
     """Builds a `FakeEngine` for each endpoint; picklable, so that a child process can build it.
 
-    `model_folder`, if given, must exist, as a real engine's must.
+    `model_folder`, if given, must exist, as a real engine's must, and so must `server`, which may come back.
     """
 
     endpoints: tuple[str, ...]
@@ -193,16 +201,19 @@ class FakeEngineFactory:
     build_s: float = 0.0
     marks: Marks = Marks()
     model_folder: Path | None = None
+    server: Path | None = None
 
     def __call__(self) -> Mapping[str, FakeEngine]:
         """
         Raises:
             ModelError: the model folder does not exist.
+            ServiceUnavailableError: the server is away.
         """
         time.sleep(self.build_s)
+        _require_server(self.server)
         if self.model_folder is not None and not self.model_folder.is_dir():
             raise ModelError(f"{self.model_folder}: this folder does not exist")
-        engine = FakeEngine(self.configs, seed=self.seed, delay_s=self.delay_s, marks=self.marks)
+        engine = FakeEngine(self.configs, seed=self.seed, server=self.server, delay_s=self.delay_s, marks=self.marks)
         return dict.fromkeys(self.endpoints, engine)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from shadowspec.app.before_loading import open_keyed_hash, require_mirror
-from shadowspec.config import Config, load_hash_secret
+from shadowspec.app.before_loading import connect_servers, load_scorers, open_keyed_hash, require_mirror
+from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.errors import ServiceUnavailableError
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
@@ -41,16 +41,54 @@ PATIENCE_S = 60.0  # for a service to come up; after that its address is probabl
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredEngines:
-    """Builds the configured engines on one device, in the process that calls it."""
+    """Builds the engines of a configuration's endpoints on one device, in the process that calls it.
+
+    Servers that are away are not waited for there: the supervisor tries again.
+    """
 
     config: Config
     device: str
 
-    def __call__(self) -> Mapping[str, ConfiguredEngine]:
-        from shadowspec.app.measure_files import build_engines
+    @property
+    def endpoints(self) -> Collection[str]:
+        return self.config.endpoints.keys()
 
-        engine = replace(self.config.engine, device=self.device)
-        return build_engines(replace(self.config, engine=engine))
+    def __call__(self) -> Mapping[str, ConfiguredEngine]:
+        config = replace(
+            self.config,
+            engine=replace(self.config.engine, device=self.device),
+            endpoints={name: _impatient(endpoint) for name, endpoint in self.config.endpoints.items()},
+        )
+        if any(endpoint.loads_models for endpoint in config.endpoints.values()):
+            from shadowspec.app.measure_files import build_engines
+
+            return build_engines(config)
+        scorers = load_scorers(config)  # without torch: a fleet has a process for each pair of servers
+        return {name: connect_servers(config, endpoint, scorers[name]) for name, endpoint in config.endpoints.items()}
+
+
+def _impatient(endpoint: EndpointConfig) -> EndpointConfig:
+    servers = endpoint.servers
+    return endpoint if servers is None else replace(endpoint, servers=replace(servers, reachable_within_s=0.0))
+
+
+def engine_factories(config: Config) -> list[ConfiguredEngines]:
+    """One for each set of servers, with the endpoints that share one of them, and for each device of the others."""
+    served: list[tuple[set[str], list[str]]] = []  # roots of servers, and the endpoints that name them
+    in_process = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}
+    for name, endpoint in config.endpoints.items():
+        if endpoint.servers is not None:
+            roots, names = {url.rstrip("/") for url in endpoint.servers.roots}, [name]
+            for shared in [known for known in served if known[0] & roots]:
+                served.remove(shared)
+                roots, names = roots | shared[0], shared[1] + names
+            served.append((roots, names))
+    devices = config.worker.devices or (config.engine.device,)
+    factories = [ConfiguredEngines(replace(config, endpoints=in_process), device) for device in devices if in_process]
+    for index, (_, names) in enumerate(served):  # audits of servers' outputs load models too
+        endpoints = {name: config.endpoints[name] for name in names}
+        factories.append(ConfiguredEngines(replace(config, endpoints=endpoints), devices[index % len(devices)]))
+    return factories
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +122,41 @@ def patiently(connect: Callable[[], T]) -> T:
         wait_s = min(MAX_WAIT_S, 2 * wait_s)
 
 
+def shard_group(group_id: str, endpoints: Iterable[str]) -> str:
+    """The consumer group of workers that measure only these endpoints: each of them reads the whole topic."""
+    return f"{group_id}.{'+'.join(endpoints)}"
+
+
 @contextmanager
 def serving(
-    config: Config, tokenizers: Mapping[str, Tokenizer], factories: Sequence[EngineFactory]
+    config: Config,
+    tokenizers: Mapping[str, Tokenizer],
+    factories: Sequence[EngineFactory],
+    endpoints: Collection[str] | None = None,
 ) -> Iterator[Service]:
     """A worker ready to run; everything it owns is closed at the end.
+
+    Args:
+        endpoints: those that it measures, in a consumer group of this worker and its like (None: all, in the
+            configured group).
 
     Raises:
         ConfigError: nothing to consume or to measure is configured, or there is no secret.
         ServiceUnavailableError: broker or database cannot be reached or refuse.
     """
     kafka = require_mirror(config)
-    rules = [endpoint.rule for endpoint in config.endpoints.values()]
+    every_rule = [endpoint.rule for endpoint in config.endpoints.values()]
+    rules, elsewhere = every_rule, frozenset[str]()
+    if endpoints is not None:
+        rules = [rule for rule in every_rule if rule.name in endpoints]
+        elsewhere = frozenset(config.endpoints).difference(endpoints)
+        kafka = replace(kafka, group_id=shard_group(kafka.group_id, [rule.name for rule in rules]))
     telemetry = Telemetry()
-    rates = SliceRates({name: tuple(load.concurrency for load in e.rule.loads) for name, e in config.endpoints.items()})
+    rates = SliceRates({rule.name: tuple(load.concurrency for load in rule.loads) for rule in rules})
     with ExitStack() as stack:
         load_hash_secret(config)  # refused before anything is waited for
         store = stack.enter_context(patiently(lambda: Store.open(config.database_url)))
-        admission = Admission(rules, tokenizers, open_keyed_hash(config, store), rates)
+        admission = Admission(every_rule, tokenizers, open_keyed_hash(config, store), rates, elsewhere)
         writer = stack.enter_context(patiently(lambda: DeadLetterWriter(kafka)))
         tap = stack.enter_context(patiently(lambda: KafkaTap(kafka)))
         supervisor = Supervisor(factories, store, config.worker, on_restart=telemetry.engine_restarted)
@@ -128,5 +183,6 @@ def serving(
             telemetry=telemetry,
         )
         host, _, port = config.worker.health_address.rpartition(":")
-        stack.enter_context(HealthServer(host.strip("[]"), int(port), telemetry, service.conditions))
+        health = HealthServer(host.strip("[]"), int(port), telemetry, service.conditions, lambda: service.waiting)
+        stack.enter_context(health)
         yield service

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from types import FrameType
+from typing import Annotated
 
 import typer
 
 from shadowspec.app.before_loading import load_tokenizers, require_inputs, require_mirror
 from shadowspec.app.progress_bar import notes
-from shadowspec.app.serve_worker import ConfiguredEngines, serving
+from shadowspec.app.serve_worker import engine_factories, serving
 from shadowspec.cli.options import ConfigOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ExitCode
 from shadowspec.worker.service import Service
 
 
-def worker(config_path: ConfigOption = None) -> None:
+def worker(
+    config_path: ConfigOption = None,
+    endpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Measure only these endpoints, in a consumer group named after them.",
+        ),
+    ] = None,
+) -> None:
     """Consume mirrored prompts from Kafka, measure them and store the results, until stopped.
 
     SIGTERM and Ctrl-C drain: the worker finishes, stores and commits its blocks, then exits. A second Ctrl-C exits at
     once; Kafka delivers unfinished messages again.
     """
     config = load_config(find_config(config_path))
+    names = None if endpoints is None else [name.strip() for name in endpoints.split(",")]
+    measured = config
+    if names is not None:
+        measured = replace(config, endpoints={name: config.chosen(name)[name] for name in names})
     mirror = require_mirror(config)
-    require_inputs(config, ())
+    require_inputs(measured, ())
 
     with notes.status("connecting"):
-        tokenizers = load_tokenizers(config)
-    factories = [ConfiguredEngines(config, device) for device in config.worker.devices or (config.engine.device,)]
-    with serving(config, tokenizers, factories) as service:
+        tokenizers = load_tokenizers(measured)
+    with serving(config, tokenizers, engine_factories(measured), names) as service:
         notes.print(
             f"consuming {', '.join(mirror.consumed_topics)}; health on http://{config.worker.health_address}",
             highlight=False,

@@ -176,12 +176,6 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
         raise ConfigError(_explain(path, error, document)) from None
     except ConfigError as error:  # parts that do not fit together
         raise ConfigError(f"{path}: {error}") from error
-    served = [name for name, section in sections.endpoints.items() if section.servers is not None]
-    if served and len(sections.worker.devices) > 1:
-        raise ConfigError(
-            f"{path}: worker.devices: name one device, because the servers of endpoints.{served[0]} take one block at "
-            "a time"
-        )
     tables = _policy_tables(path, sections)
     default = default_policy(tables)
     return Config(

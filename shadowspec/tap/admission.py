@@ -17,7 +17,7 @@ its slices.  A session whose draw is above the endpoint's rate is dropped before
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -142,6 +142,7 @@ class Admission:
         tokenizers: Mapping[str, Tokenizer],
         keyed_hash: KeyedHash,
         slice_rate: SliceRate = lambda rule, slice_key: rule.sample_rate,
+        elsewhere: Collection[str] = (),
     ) -> None:
         """
         Args:
@@ -150,15 +151,17 @@ class Admission:
             keyed_hash: hashes under the operator's secret.
             slice_rate: the rate at which a slice is sampled now, at most the endpoint's `sample_rate`; of the slice
                 "", the smallest that is in force.
+            elsewhere: those of the endpoints whose records other workers decide.
         """
-        missing = [rule.name for rule in rules if rule.name not in tokenizers]
+        decided = [rule for rule in rules if rule.name not in elsewhere]
+        missing = [rule.name for rule in decided if rule.name not in tokenizers]
         if missing:
             raise ValueError(f"no tokenizer for {', '.join(missing)}")
-        self.reader = Reader(rules, tokenizers, keyed_hash)
+        self.reader = Reader(rules, tokenizers, keyed_hash, elsewhere)
         self._hash = keyed_hash
         self._slice_rate = slice_rate
         self._partitions: dict[tuple[str, int], PartitionId] = {}  # one of each, not one of each record
-        self._memories = {rule.name: EndpointMemory(rule.forget_unit_after) for rule in rules}
+        self._memories = {rule.name: EndpointMemory(rule.forget_unit_after) for rule in decided}
 
     def restore(
         self, partition: PartitionId, endpoint: str, units: Mapping[str, UnitMemory], request_ids: Iterable[str]

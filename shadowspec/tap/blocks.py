@@ -21,7 +21,7 @@ import hashlib
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import chain
 from statistics import fmean
 from typing import Final
@@ -87,11 +87,6 @@ class _EndpointBlocks:
     # Conversations of the traffic that each represents: those of one turn by place, those of several by session.
     represented: dict[Place, float] = field(default_factory=dict)
     stands_for: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def max_wait(self) -> timedelta:
-        """How long a block waits to be full."""
-        return max(self.rule.block_max_wait, self.rule.window or timedelta(0))
 
     timed: dict[str, deque[Conversation]] = field(default_factory=dict)  # by slice, newest last
 
@@ -288,7 +283,7 @@ def _block_id(endpoint: str, slice_key: str, concurrency: int, requests: tuple[S
 
 def _is_overdue(blocks: _EndpointBlocks, waiting: _OpenBlock, watermark: datetime) -> bool:
     """Whether an open block has waited for as long as it may."""
-    return watermark - waiting.opened >= blocks.max_wait
+    return watermark - waiting.opened >= blocks.rule.longest_wait
 
 
 def _draw(text: str, number: int) -> int:

@@ -127,6 +127,11 @@ class EndpointRule:
         own = (OUTPUT_CONSTRAINT, *((REASONING,) if self.takes_chats else ())) if self.takes_constraints else ()
         return (*self.slice_by, *(name for name in own if name not in self.slice_by))
 
+    @property
+    def longest_wait(self) -> timedelta:
+        """How long a block waits to be full."""
+        return max(self.block_max_wait, self.window or timedelta(0))
+
     def places(self, concurrency: int) -> int:
         """Requests, or conversations, of a full block at a load."""
         return concurrency * self.requests_per_slot

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
@@ -79,13 +79,14 @@ class Tokenizer(Protocol):
 class Reading:
     """The known facts of one record, filled in the order of the steps.
 
-    `error` ends the record; `is_placed` says that its event time and endpoint were known by then.
+    `error` ends the record; `is_placed` says that its event time and endpoint were known by then.  `is_elsewhere`:
+    another worker counts it.
     """
 
     __slots__ = (
-        "draw", "error", "event_time", "is_placed", "key", "labels", "logged", "num_prompt_tokens", "num_served_tokens",
-        "prompt_token_ids", "record", "request", "request_id_hash", "rule", "sampling", "sampling_rate",
-        "session_hash", "slice_key", "unit_key", "user_hash",
+        "draw", "error", "event_time", "is_elsewhere", "is_placed", "key", "labels", "logged", "num_prompt_tokens",
+        "num_served_tokens", "prompt_token_ids", "record", "request", "request_id_hash", "rule", "sampling",
+        "sampling_rate", "session_hash", "slice_key", "unit_key", "user_hash",
     )  # fmt: skip
 
     record: MirroredRecord
@@ -97,7 +98,7 @@ class Reading:
 
     def __init__(self, key: RecordKey, error: RecordError | None) -> None:
         self.key, self.error = key, error
-        self.is_placed = False
+        self.is_placed = self.is_elsewhere = False
         self.event_time: datetime | None = None
         self.session_hash: str | None = None
         self.user_hash: str | None = None
@@ -115,9 +116,19 @@ class Reader:
     """Reads the records of one configuration's endpoints; several threads may share it."""
 
     def __init__(
-        self, rules: Sequence[EndpointRule], tokenizers: Mapping[str, Tokenizer], keyed_hash: KeyedHash
+        self,
+        rules: Sequence[EndpointRule],
+        tokenizers: Mapping[str, Tokenizer],
+        keyed_hash: KeyedHash,
+        elsewhere: Collection[str] = (),
     ) -> None:
-        self._rules = tuple(rules)
+        """
+        Args:
+            elsewhere: endpoints of `rules` whose records other workers count; what belongs to no endpoint is counted
+                with the first of all.
+        """
+        self._rules, self._elsewhere = tuple(rules), frozenset(elsewhere)
+        self._leaves_unplaced = bool(self._rules) and self._rules[0].name in self._elsewhere
         self._tokenizers = tokenizers
         self._hash = keyed_hash
         self._matched: dict[tuple[str | None, str | None, str | None], EndpointRule | None] = {}
@@ -133,7 +144,7 @@ class Reader:
         if endpoint is None or session is None or key.timestamp_ms <= 0:
             return None
         rule = self._match(endpoint, None, None)
-        if rule is None or rule.sample_rate >= 1.0:
+        if rule is None or rule.sample_rate >= 1.0 or rule.name in self._elsewhere:
             return None  # the body may still say more
         session_key = _session_key(self._hash.identifier("session", session))
         unit_key = _numbered(session_key, key.timestamp_ms / 1000, rule.unit_span)
@@ -152,6 +163,7 @@ class Reader:
             readings.append(reading := Reading(opened_record.key, opened_record.error))
             if opened_record.record is not None and _is_done(self._place, reading, opened_record.record, hints):
                 placed.append(reading)
+            reading.is_elsewhere |= self._leaves_unplaced and not reading.is_placed
         parsed = [reading for reading in placed if _is_done(self._parse, reading)]
         classes = [_prompt_class(reading.record, reading.request, reading.rule) for reading in parsed]
         for reading, name in zip(parsed, classes, strict=True):
@@ -172,6 +184,9 @@ class Reader:
         rule = self._match(record.endpoint if endpoint is None else endpoint, record.model, record.request_path)
         if rule is None:
             raise unsupported_error("no_endpoint")
+        if rule.name in self._elsewhere:
+            reading.is_elsewhere = True
+            raise unsupported_error("elsewhere")
         reading.rule, reading.is_placed = rule, True
         # Step 3
         identifier = self._hash.identifier

@@ -26,7 +26,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
@@ -36,6 +36,8 @@ from shadowspec.types import Block, BlockResult, FingerprintedConfig
 
 log = logging.getLogger(__name__)
 
+FIRST_BACKOFF_S = 1.0  # before an engine is built again where no block explains why it was not; doubled each time
+LONGEST_BACKOFF_S = 30.0
 EXIT_GRACE_S = 10.0  # for a child that has closed its end: a driver takes seconds to let go of a device
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _IGNORED = (signal.SIGINT, signal.SIGTERM)
@@ -70,6 +72,13 @@ class BuildFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Away:
+    """A server could not be reached while the engines were built; the process goes on trying."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Died:
     """The process has ended, and nothing follows.  A negative `exit_code` is the signal that killed it."""
 
@@ -81,8 +90,8 @@ class Died:
         return f"exit code {self.exit_code}"
 
 
-# A child's reports: its configs, a measured block, or why it ends.
-Event: TypeAlias = Ready | BlockResult | MeasuringFailed | BuildFailed | Died
+# A child's reports: its configs, a measured block, or why it ends or waits.
+Event: TypeAlias = Ready | BlockResult | MeasuringFailed | BuildFailed | Away | Died
 
 
 class Channel:
@@ -155,8 +164,13 @@ class ConfiguredEngine(Protocol):
     def measure(self, block: Block) -> BlockResult: ...
 
 
-# Builds the engine of each endpoint; must be picklable, e.g. a frozen dataclass with __call__.
-EngineFactory = Callable[[], Mapping[str, ConfiguredEngine]]
+class EngineFactory(Protocol):
+    """Builds the engine of each of its endpoints; picklable, e.g. a frozen dataclass."""
+
+    @property
+    def endpoints(self) -> Collection[str]: ...
+
+    def __call__(self) -> Mapping[str, ConfiguredEngine]: ...
 
 
 class EngineProcess:
@@ -173,7 +187,7 @@ class EngineProcess:
         self._is_over = False
 
     def start(self) -> None:
-        """Start the child; `Ready`, `BuildFailed` or `Died` follows."""
+        """Start the child; `Ready`, `BuildFailed` or `Died` follows, and before it any number of `Away`."""
         assert self._process is None, "a process is started once"
         ours, its = socket.socketpair()
         arguments = (its, pickle.dumps(self._factory), os.getpid(), log.getEffectiveLevel())
@@ -290,7 +304,7 @@ def _run(connection: socket.socket, factory: bytes, parent: int, log_level: int)
 def _build(channel: Channel, factory: bytes) -> Mapping[str, ConfiguredEngine] | None:
     """The engines, announced to the parent; None where they cannot be built."""
     try:
-        engines: Mapping[str, ConfiguredEngine] = pickle.loads(factory)()  # noqa: S301  (our parent's)
+        engines = _build_patiently(channel, pickle.loads(factory))  # noqa: S301  (our parent's)
         configs = {endpoint: engine.configs for endpoint, engine in engines.items()}
     except ShadowSpecError as error:
         channel.send(BuildFailed(str(error), error.exit_code))
@@ -302,6 +316,20 @@ def _build(channel: Channel, factory: bytes) -> Mapping[str, ConfiguredEngine] |
     devices = sorted({config.device for group in configs.values() for config in group})
     channel.send(Ready(configs, ", ".join(devices)))
     return engines
+
+
+def _build_patiently(channel: Channel, factory: EngineFactory) -> Mapping[str, ConfiguredEngine]:
+    """Build the engines; while a server is away, again and again."""
+    wait_s = FIRST_BACKOFF_S
+    while True:
+        try:
+            return factory()
+        except ServiceUnavailableError as error:
+            if not error.is_retryable:
+                raise
+            channel.send(Away(str(error)))
+        time.sleep(wait_s)
+        wait_s = min(LONGEST_BACKOFF_S, 2.0 * wait_s)
 
 
 def _without_message(error: BaseException) -> str:

@@ -1,11 +1,11 @@
 """Whether the worker lives and is ready, and its metrics, over HTTP only on the configured address.
 
     /livez    200 while the poll loop runs; 503: an orchestrator should restart the worker
-    /readyz   200 while every service that it needs is there, else 503 and the missing ones
+    /readyz   200 while every service that it needs is there, else 503 and the missing ones; and the waiting endpoints
     /metrics  Prometheus
 
 A dead engine, broker or database is no reason to restart the worker: it waits for them and loses nothing.
-The answers name conditions, never addresses, errors or secrets.
+The answers name conditions and endpoints, never addresses, errors or secrets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -41,6 +41,7 @@ class HealthServer:
         port: int,
         telemetry: Telemetry,
         conditions: Mapping[str, Callable[[], bool]],
+        waiting: Callable[[], Sequence[str]] = tuple,
         *,
         max_beat_age_s: float = MAX_BEAT_AGE_S,
     ) -> None:
@@ -48,9 +49,10 @@ class HealthServer:
         Args:
             port: 0 takes a free one (see `port`).
             conditions: the conditions of readiness, by name; evaluated at each request, from another thread.
+            waiting: the endpoints that cannot be measured now; others are.
         """
         self._host, self._wanted_port = host, port
-        self._telemetry, self._conditions = telemetry, conditions
+        self._telemetry, self._conditions, self._waiting = telemetry, conditions, waiting
         self._max_beat_age_s = max_beat_age_s
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -97,7 +99,8 @@ class HealthServer:
             return _status(is_alive), JSON_TYPE, _json({"is_alive": is_alive})
         if path == "/readyz":
             missing = sorted(name for name, holds in self._conditions.items() if not holds())
-            return _status(not missing), JSON_TYPE, _json({"is_ready": not missing, "missing": missing})
+            body = {"is_ready": not missing, "missing": missing, "waiting": list(self._waiting())}
+            return _status(not missing), JSON_TYPE, _json(body)
         if path == "/metrics":
             return HTTPStatus.OK, CONTENT_TYPE_LATEST, self._telemetry.exposition()
         return HTTPStatus.NOT_FOUND, JSON_TYPE, _json({"paths": ["/livez", "/metrics", "/readyz"]})

@@ -109,6 +109,11 @@ class Outbox:
             self.num_finished += 1
             self.counts[counted] += 1
 
+    def end_elsewhere(self, key: RecordKey, event_time: datetime | None) -> None:
+        """A record ended that another worker counts."""
+        if (tracker := self.tracker(key)) is not None:
+            tracker.end(key.offset, None, event_time, None)
+
     def end_half(self, key: RecordKey, whole: RecordKey) -> None:
         """A message became part of the record that is counted under another message's key."""
         tracker = self.tracker(key)

@@ -9,7 +9,7 @@ writes the batches.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from shadowspec.tap.admission import Admission, Admitted, Rejected
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.formats import MessageFormat, Opened, open_message
 from shadowspec.tap.joining import Joiner
+from shadowspec.tap.reading import Reading
 from shadowspec.tap.records import EPOCH, transport_time
 from shadowspec.tap.routing import NO_HINTS, Hints, Routing
 from shadowspec.tap.sources import RawRecord
@@ -102,7 +103,7 @@ class Pipeline:
         # By message and stage: a message of many records makes one dead letter, not a copy of itself for every record.
         self._letters: dict[tuple[RecordKey, str], tuple[RawRecord, Counter[str]]] = {}
         self.ready: deque[Block] = deque()
-        self.is_shedding = False  # admitted requests are shed instead of measured
+        self.shedding: Collection[str] = ()  # endpoints whose admitted requests are shed instead of measured
         self._next_tick = EPOCH + TICK
         self.num_admitted = 0
         self.num_found = 0  # admitted requests whose rows were stored already
@@ -208,7 +209,7 @@ class Pipeline:
                     continue
                 reading = next(readings)
                 if is_new or tracker.is_reread:  # else the ledger has passed it, and only halves matter
-                    self._end(self._admission.decide(reading), raw)
+                    self._decide(reading, raw)
         self._send_letters()
 
     def _pass_over(self, tracker: PartitionTracker, key: RecordKey, counted: FunnelKey) -> None:
@@ -247,6 +248,13 @@ class Pipeline:
         self._send_letters()
         self.outbox.add(result, [waiting.record for waiting in measured])
 
+    def shed(self, block: Block, reason: str) -> None:
+        """A block is not going to be measured: its requests are shed."""
+        for prompt in block.requests:
+            if (waiting := self._waiting.pop(prompt.key, None)) is not None:
+                shed = replace(waiting.record, counter=FunnelCounter.SHED, reason=reason)
+                self.outbox.end(shed, row=shed)
+
     # one record
 
     def _admit_joined(self, settled: Sequence[Opened]) -> None:
@@ -259,7 +267,16 @@ class Pipeline:
             tracker = self.outbox.tracker(record.key)
             if tracker is not None and tracker.was_passed(record.key.offset) and not tracker.is_reread:
                 continue  # counted already; it was read again for its other half
-            self._end(self._admission.admit(record, hints), raw)
+            (reading,) = self._reader.read([(record, hints)])
+            self._decide(reading, raw)
+
+    def _decide(self, reading: Reading, raw: RawRecord) -> None:
+        if not reading.is_elsewhere:
+            self._end(self._admission.decide(reading), raw)
+            return
+        self.outbox.end_elsewhere(reading.key, reading.event_time)
+        if reading.event_time is not None:
+            self._pass_time(reading.event_time)
 
     def _end(self, fate: Admitted | Rejected, raw: RawRecord) -> None:
         """A record ends here, or waits for its block."""
@@ -286,7 +303,7 @@ class Pipeline:
         elif self._former.passes_over(fate.prompt, fate.concurrency, slice_key):
             passed = replace(fate.record, counter=FunnelCounter.SAMPLED_OUT, reason="window_budget")
             self.outbox.end(passed, row=passed)
-        elif self.is_shedding or self._former.is_shed(fate.prompt):
+        elif fate.prompt.endpoint in self.shedding or self._former.is_shed(fate.prompt):
             shed = replace(fate.record, counter=FunnelCounter.SHED, reason="queue_full")
             self.ready += self._former.shed(fate.prompt, fate.concurrency, slice_key)
             self.outbox.end(shed, row=shed)

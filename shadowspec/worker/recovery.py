@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,6 +54,7 @@ class Case:
     attempt: int = 0  # the number of the first suspect's trial that is measured now; 0: the block is
     poisoned: dict[RecordKey, str] = field(default_factory=dict)
     reason: str = "engine_died"  # of the failure at the block
+    since: float = field(default_factory=time.monotonic)  # when it was taken
 
     def suspect(self, prompts: Iterable[ShadowPrompt], reason: str) -> None:
         """The engine failed at the block: each of these is to be tried."""

@@ -23,6 +23,7 @@ from shadowspec.types.settings import WorkerSettings
 from shadowspec.worker.background import Background, RetriedCall
 from shadowspec.worker.outbox import Writer
 from shadowspec.worker.pipeline import Pipeline
+from shadowspec.worker.supervisor import SERVER_AWAY
 from shadowspec.worker.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Service:
         self._rates, self._rules = rates, tuple(rules)
         # Of the wall clock, where no message comes to move event time.
         self._block_max_wait_s = min(rule.block_max_wait for rule in rules).total_seconds()
+        self._longest_waits_s = {rule.name: rule.longest_wait.total_seconds() for rule in rules}
         self._consumer, self._settings, self._telemetry = consumer, settings, telemetry
         self._database = Background("shadowspec-database")
         self._starting: dict[PartitionId, RetriedCall[PartitionPast]] = {}
@@ -75,6 +77,7 @@ class Service:
             on_fenced=self._read_again,
         )
         self._refreshed_at = self._taken_at = time.monotonic()
+        self._behind: set[str] = set()  # endpoints whose engines' queue was full for a block
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -89,6 +92,11 @@ class Service:
             "database": lambda: self._database.error is None,
             "engine": lambda: self._supervisor.is_ready,
         }
+
+    @property
+    def waiting(self) -> list[str]:
+        """The endpoints without an engine that could measure them now."""
+        return sorted(self._longest_waits_s.keys() - self._supervisor.groups.ready_endpoints)
 
     def run(self) -> None:
         """Poll until asked to stop, then drain: finish started work, write it, commit it.
@@ -157,9 +165,27 @@ class Service:
             self._pipeline.end_waiting()
 
     def _measure(self) -> None:
-        ready = self._pipeline.ready
-        while ready and self._supervisor.offer(ready[0]):
-            ready.popleft()
+        """Give every endpoint's queue its blocks, in their order, and take back those that are finished.
+
+        Where an endpoint's servers are away and others are measured, it waits without them: what its queue does not
+        take is shed, and what has waited there for as long as a block may wait to be full, or holds half of the
+        unfinished messages that there may be.  A worker that ends leaves them unfinished.
+        """
+        ready, self._behind = self._pipeline.ready, set()
+        stranded = frozenset() if self._is_stopping else self._supervisor.groups.stranded_endpoints
+        if stranded:
+            waits_s = dict.fromkeys(self._longest_waits_s, 0.0) if self._is_half_full else self._longest_waits_s
+            for block in self._supervisor.withdraw(waits_s):
+                self._pipeline.shed(block, SERVER_AWAY)
+        for _ in range(len(ready)):
+            block = ready.popleft()
+            if block.endpoint not in self._behind and self._supervisor.offer(block):
+                continue
+            if block.endpoint in stranded:
+                self._pipeline.shed(block, SERVER_AWAY)
+            else:
+                self._behind.add(block.endpoint)
+                ready.append(block)
         for outcome in self._supervisor.step():
             self._pipeline.finish(outcome.result, outcome.poisoned)
             self._telemetry.record_block(outcome.result, outcome.poisoned, outcome.seconds, outcome.failure)
@@ -187,12 +213,11 @@ class Service:
 
         A block of a rare slice waits long to be full, and the ledger with it: well before the limit it runs short.
         """
-        if 2 * self._outbox.num_unfinished >= self._settings.max_unfinished_messages:
+        if self._is_half_full:
             self._pipeline.start_fronts()
-        is_engine_behind = bool(self._pipeline.ready)  # the engine's queue is full
         is_held = self._outbox.num_unfinished >= self._settings.max_unfinished_messages
-        self._pipeline.is_shedding = is_engine_behind and self._settings.overload == "shed"
-        is_paused = is_held or (is_engine_behind and not self._pipeline.is_shedding)
+        self._pipeline.shedding = self._behind if self._settings.overload == "shed" else ()
+        is_paused = is_held or bool(self._behind.difference(self._pipeline.shedding))
         if is_paused:
             self.source.pause_all()
         else:
@@ -201,9 +226,15 @@ class Service:
             is_paused=is_paused, num_unfinished=self._outbox.num_unfinished, num_waiting=self._pipeline.num_waiting
         )
 
+    @property
+    def _is_half_full(self) -> bool:
+        return 2 * self._outbox.num_unfinished >= self._settings.max_unfinished_messages
+
     def _observe(self) -> None:
+        groups = self._supervisor.groups
         self._telemetry.beat()
-        self._telemetry.engine(num_queued=self._supervisor.num_queued, num_in_flight=self._supervisor.in_flight)
+        self._telemetry.engine(num_queued=groups.num_queued, num_in_flight=self._supervisor.in_flight)
+        self._telemetry.record_ready(self._longest_waits_s, groups.ready_endpoints)
         self._telemetry.record_configs(self._configs)
         lag = self.source.lag().items()
         self._telemetry.lag({(self.source.topic_of(p.source) or p.source, p.partition): n for p, n in lag})
@@ -221,14 +252,13 @@ class Service:
             self._measure()
             self._writer.step(self._configs, may_begin=not self._starting, at_once=True)
             self._telemetry.beat()
-            if not self._pipeline.ready and self._supervisor.in_flight == 0 and self._writer.is_idle:
-                return
+            waiting = self._supervisor.groups.waiting_endpoints
+            is_left = any(block.endpoint not in waiting for block in self._pipeline.ready)
+            if not is_left and self._supervisor.is_done and self._writer.is_idle:
+                break
             time.sleep(POLL_S)
-        log.warning(
-            "drained for %.0f s; %d requests are unfinished and will be delivered again",
-            self._settings.drain_timeout_s,
-            self._pipeline.num_waiting,
-        )
+        if (number := self._pipeline.num_waiting) > 0:
+            log.warning("drained; %d requests are unfinished and will be delivered again", number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Keeps the engines running: a bounded queue of blocks, one child process per device, and the recovery from failures.
+"""Keeps the engines running: one child process for each device or set of servers, and the recovery from failures.
 
 `step` is called from the poll loop and never waits.  A child that dies or stalls at a block is replaced and the block
 fails (see `recovery`).  A child that dies or stalls while it builds, dies idle, or finds that a server is away, is
@@ -11,15 +11,18 @@ from __future__ import annotations
 import logging
 import select
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from shadowspec.errors import ModelError, ServiceUnavailableError
+from shadowspec.errors import ModelError, ServiceUnavailableError, ShadowSpecError
 from shadowspec.types import Block, BlockResult, FingerprintedConfig, RecordKey
 from shadowspec.types.settings import WorkerSettings
+from shadowspec.worker.engine_groups import EngineGroups, Slot
 from shadowspec.worker.engine_process import (
+    FIRST_BACKOFF_S,
+    LONGEST_BACKOFF_S,
+    Away,
     BuildFailed,
     Died,
     EngineFactory,
@@ -36,28 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SENT_AHEAD = 2  # blocks in a child's hands: the next begins without waiting for the poll loop
-FIRST_BACKOFF_S = 1.0  # doubles with every death that no block explains, up to the longest
-LONGEST_BACKOFF_S = 30.0
 SERVER_AWAY = "server_away"  # why a child ended that could not begin its block
 CLOSE_TIMEOUT_S = 5.0  # for an idle child to leave by itself
-
-
-@dataclass(slots=True)
-class _Slot:
-    """One device: its child, if one runs, and its work.  `case` is the block that it is recovering."""
-
-    factory: EngineFactory
-    name: str
-    process: EngineProcess | None = None
-    is_ready: bool = False
-    has_been_ready: bool = False
-    configs: Mapping[str, tuple[FingerprintedConfig, ...]] = field(default_factory=dict)  # when last ready
-    sent: deque[Case] = field(default_factory=deque)  # in the child's hands, in the order in which they are measured
-    since: float = 0.0  # when the first of them began; before the child is ready, when it was started
-    case: Case | None = None
-    blame: str | None = None  # why the child is about to end, where we know
-    restart_at: float = 0.0
-    num_unexplained_deaths: int = 0  # in a row
 
 
 class Supervisor:
@@ -72,16 +55,16 @@ class Supervisor:
     ) -> None:
         """
         Args:
-            factories: one for each child process; each runs on a separate device.
-            settings: a child that is not built after `build_timeout_s` is killed; at its first start that is an error.
-                So is one that gives no result of a block for `block_timeout_s`.  A request is poisoned after
+            factories: one for each child process; two of them measure the same endpoints, or none that both do.
+            settings: each group of them queues `max_queued_blocks`.  A child that is not built after `build_timeout_s`
+                is killed, and one that gives no result of a block for `block_timeout_s`.  A request is poisoned after
                 `max_attempts` failures of its single tries.
             on_restart: called with a short reason whenever a child has ended and another will be started.
         """
-        self._slots = [_Slot(factory, f"engine-{index}") for index, factory in enumerate(factories)]
+        self.groups = EngineGroups(factories)
+        self._slots = self.groups.slots
         self._attempts = Attempts(store)
         self._settings, self._on_restart = settings, on_restart
-        self._queue: deque[Case] = deque()
         self._outcomes: list[BlockOutcome] = []
         self._measured = MeasuredPrompts()
         self._poisoned: dict[RecordKey, str] = {}  # grows by requests that each cost several restarts: slowly
@@ -99,25 +82,19 @@ class Supervisor:
         return any(slot.is_ready for slot in self._slots)
 
     @property
-    def is_full(self) -> bool:
-        """No block is taken now."""
-        return len(self._queue) >= self._settings.max_queued_blocks
-
-    @property
     def is_idle(self) -> bool:
         """Every block that was taken has been given back."""
         return self.in_flight == 0
 
     @property
-    def num_queued(self) -> int:
-        """Blocks that wait."""
-        return len(self._queue)
+    def is_done(self) -> bool:
+        """No block is left, but of endpoints that wait."""
+        return not self._outcomes and self.groups.num_measurable == 0
 
     @property
     def in_flight(self) -> int:
         """Blocks that were taken and not yet given back, the waiting ones included."""
-        in_hand = sum(max(len(slot.sent), slot.case is not None) for slot in self._slots)
-        return len(self._queue) + in_hand + len(self._outcomes)
+        return self.groups.num_blocks + len(self._outcomes)
 
     @property
     def configs_by_endpoint(self) -> dict[str, tuple[FingerprintedConfig, ...]]:
@@ -130,24 +107,44 @@ class Supervisor:
             self._start(slot)
 
     def offer(self, block: Block) -> bool:
-        """Queue a block; False if the queue is full."""
-        if self.is_full:
+        """Queue a block; False if the queue of its endpoint is full."""
+        queue = self.groups.queue_of(block.endpoint)
+        if len(queue) >= self._settings.max_queued_blocks:
             return False
-        self._queue.append(Case(block))
+        queue.append(Case(block))
         return True
+
+    def withdraw(self, waits_s: Mapping[str, float]) -> list[Block]:
+        """Take back stranded blocks that were taken longer than `waits_s` of their endpoint ago, in seconds.
+
+        One at which an engine failed is not taken back: it ends as a failed one.
+        """
+        now, withdrawn = time.monotonic(), list[Block]()
+
+        def is_over(case: Case) -> bool:
+            return now - case.since > waits_s[case.block.endpoint]
+
+        for group in self.groups.stranded:
+            for case in [case for case in group.queue if is_over(case)]:
+                group.queue.remove(case)
+                withdrawn.append(case.block)
+            for slot in group.slots:
+                if slot.case is not None and is_over(slot.case):
+                    self._fail(slot, slot.case)
+        return withdrawn
 
     def step(self) -> list[BlockOutcome]:
         """Handle the events of the children, replace those that ended, give them work; the blocks finished meanwhile.
 
         Raises:
-            ShadowSpecError: engines cannot be built at their first start, or not in time, or attempts cannot be
-                written down.
+            ShadowSpecError: no engine can be built at its first start, or not in time, and no server is only away; or
+                attempts cannot be written down.
         """
         for slot in self._slots:
             for event in slot.process.poll() if slot.process is not None else ():
                 self._handle(slot, event)
             self._watch(slot)
-        for depth in range(1, SENT_AHEAD + 1):  # every engine has a block before any has two
+        for depth in range(1, SENT_AHEAD + 1):  # every engine of a group has a block before any has two
             for slot in self._slots:
                 self._give_work(slot, depth)
         outcomes, self._outcomes = self._outcomes, []
@@ -168,22 +165,24 @@ class Supervisor:
         return outcomes
 
     def close(self) -> None:
-        """End the children, at once where they are measuring; their blocks in hand are not measured."""
+        """End the children, at once where they are at work; their blocks in hand are not measured."""
         self._attempts.close()
         for slot in self._slots:
             if slot.process is not None:
-                slot.process.stop(0.0 if slot.sent else CLOSE_TIMEOUT_S)
+                slot.process.stop(0.0 if slot.sent or not slot.is_ready else CLOSE_TIMEOUT_S)
                 slot.process, slot.is_ready = None, False
 
-    def _start(self, slot: _Slot) -> None:
+    def _start(self, slot: Slot) -> None:
         slot.process, slot.since = EngineProcess(slot.factory, slot.name), time.monotonic()
         slot.process.start()
 
-    def _handle(self, slot: _Slot, event: Event) -> None:
+    def _handle(self, slot: Slot, event: Event) -> None:
         match event:
             case Ready():
+                if slot.is_waiting:
+                    log.warning("%s is built again", slot)
                 slot.is_ready = slot.has_been_ready = True
-                slot.configs = event.configs
+                slot.is_waiting, slot.refusal, slot.configs = False, None, event.configs
             case BlockResult():
                 case, now = slot.sent.popleft(), time.monotonic()
                 seconds, slot.since = now - slot.since, now
@@ -195,44 +194,51 @@ class Supervisor:
                     self._outcomes.append(BlockOutcome(replace(event, block=case.block), {}, seconds))
             case MeasuringFailed():
                 slot.blame = SERVER_AWAY if event.is_away else "engine_failed"
+            case Away(message):
+                log.log(_level(slot), "%s: %s; trying again", slot, message)
+                slot.is_waiting, slot.refusal, slot.since = True, None, time.monotonic()
             case BuildFailed(message, exit_code):
-                if not slot.has_been_ready:
-                    error = ModelError(message)
-                    error.exit_code = exit_code
-                    raise error
-                log.error("%s cannot be built: %s", slot.name, message)
+                error = ModelError(message)
+                error.exit_code = exit_code
                 slot.blame = "build_failed"
+                self._refuse(slot, error)
             case Died():
                 self._replace(slot, event)
 
-    def _watch(self, slot: _Slot) -> None:
+    def _watch(self, slot: Slot) -> None:
         """Kill a child that has been at its build or at one block for too long; start one whose time has come."""
         now = time.monotonic()
         if slot.process is None:
             if now >= slot.restart_at:
                 self._start(slot)
         elif not slot.is_ready and slot.blame is None and now - slot.since > self._settings.build_timeout_s:
-            limit = f"{self._settings.build_timeout_s:g} s ([worker] build_timeout_s)"
-            message = f"{slot.name} was not built within {limit}"
             slot.process.kill()
-            if not slot.has_been_ready:
-                raise ServiceUnavailableError(
-                    f"{message}: its device or the disk with the models does not answer, or is slower than that"
-                )
-            log.error("%s", message)
             slot.blame = "build_stalled"
+            limit = f"{self._settings.build_timeout_s:g} s ([worker] build_timeout_s)"
+            error = f"{slot.name} was not built within {limit}: its device or the disk with the models does not answer"
+            self._refuse(slot, ServiceUnavailableError(f"{error}, or is slower than that"))
         elif slot.sent and slot.blame is None and now - slot.since > self._settings.block_timeout_s:
             slot.blame = "engine_stalled"
             slot.process.kill()
 
-    def _replace(self, slot: _Slot, death: Died) -> None:
+    def _refuse(self, slot: Slot, error: ShadowSpecError) -> None:
+        """A child cannot be built as it is configured: the end, unless another one has been, or may yet be."""
+        if not slot.has_been_ready:
+            slot.refusal = error
+            if all(other.refusal is not None for other in self._slots):
+                raise error
+        log.log(_level(slot), "%s cannot be built: %s; trying again", slot, error)
+
+    def _replace(self, slot: Slot, death: Died) -> None:
         """A child has ended: blame the block that it was at, if any, take back the others, and plan its successor."""
         reason = slot.blame or "engine_died"
-        log.error("%s ended (%s, %s)%s", slot.name, reason, death, "" if slot.sent else " while no block was measured")
+        idle = "" if slot.sent else " while no block was measured"
+        log.log(_level(slot), "%s ended (%s, %s)%s", slot, reason, death, idle)
+        slot.is_waiting = reason == SERVER_AWAY or not slot.is_ready
         slot.process, slot.is_ready, slot.blame = None, False, None
         slot.restart_at = time.monotonic()
         first = slot.sent.popleft() if slot.sent and reason != SERVER_AWAY else None
-        self._queue.extendleft(case for case in reversed(slot.sent) if case is not slot.case)
+        slot.queue.extendleft(case for case in reversed(slot.sent) if case is not slot.case)
         slot.sent.clear()
         if first is not None:
             self._blame(slot, first, reason)
@@ -241,7 +247,7 @@ class Supervisor:
             slot.num_unexplained_deaths += 1
         self._on_restart(reason)
 
-    def _blame(self, slot: _Slot, case: Case, reason: str) -> None:
+    def _blame(self, slot: Slot, case: Case, reason: str) -> None:
         """The engine failed at the block that it was sent: a suspect by itself, or all of it."""
         slot.case = case
         if not case.attempt:
@@ -249,17 +255,17 @@ class Supervisor:
         elif case.attempt >= self._settings.max_attempts:
             self._poison(case, reason)
 
-    def _give_work(self, slot: _Slot, depth: int) -> None:
+    def _give_work(self, slot: Slot, depth: int) -> None:
         if not slot.is_ready or slot.blame is not None or len(slot.sent) >= depth:
             return
         if slot.case is not None:
             if not slot.sent:
                 self._recover(slot, slot.case)
-        elif self._queue:
-            case = self._queue.popleft()
+        elif slot.queue:
+            case = slot.queue.popleft()
             self._send(slot, case, self._measured.without(case.block, self._poisoned))
 
-    def _recover(self, slot: _Slot, case: Case) -> None:
+    def _recover(self, slot: Slot, case: Case) -> None:
         """The next step of a recovery: a suspect by itself, or, when all were tried, the block's end."""
         while case.suspects:
             suspect = case.suspects[0]
@@ -270,6 +276,9 @@ class Supervisor:
                 self._send(slot, case, self._measured.trial(case.block, suspect), attempt)
                 return
             self._poison(case, case.reason)  # an earlier worker has tried it often enough
+        self._fail(slot, case)
+
+    def _fail(self, slot: Slot, case: Case) -> None:
         slot.case = None
         self._outcomes.append(case.fail(slot.configs[case.block.endpoint]))
 
@@ -278,7 +287,7 @@ class Supervisor:
         log.error("%s is poisoned: %s", key, reason)
         self._poisoned[key] = reason
 
-    def _send(self, slot: _Slot, case: Case, block: Block, attempt: int = 0) -> None:
+    def _send(self, slot: Slot, case: Case, block: Block, attempt: int = 0) -> None:
         """Have the child measure this block for a case: only its suspect at this attempt, or all of it (0)."""
         assert slot.process is not None
         if not slot.sent:
@@ -286,3 +295,8 @@ class Supervisor:
         case.attempt = attempt
         slot.sent.append(case)
         slot.process.submit(block)
+
+
+def _level(slot: Slot) -> int:
+    """Of messages on a child that cannot measure: a long wait is reported once."""
+    return logging.DEBUG if slot.is_waiting else logging.ERROR

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,6 +85,11 @@ class Telemetry:
         self._queued = gauge("queued_blocks", "Blocks that wait for an engine.")
         self._in_flight = gauge(
             "in_flight_blocks", "Blocks sent to the engines and not returned yet, the waiting ones included."
+        )
+        self._ready = gauge(
+            "endpoint_ready",
+            "1 while the endpoint can be measured.",
+            "endpoint",
         )
         self._batch = histogram(
             "batch_requests",
@@ -189,6 +194,11 @@ class Telemetry:
         """How much the engines have before them."""
         self._queued.set(num_queued)
         self._in_flight.set(num_in_flight)
+
+    def record_ready(self, endpoints: Iterable[str], ready: Collection[str]) -> None:
+        """Which of the worker's endpoints can be measured now."""
+        for endpoint in endpoints:
+            self._ready.labels(endpoint).set(endpoint in ready)
 
     def record_configs(self, configs: Iterable[FingerprintedConfig]) -> None:
         """The engines' configs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 from shadowspec.tap.admission import Admission
@@ -42,10 +42,14 @@ class Letters:
         self.sent.append((raw.key, stage, ", ".join(reasons)))
 
 
-def pipeline(letters: Letters | None = None, rules: Sequence[EndpointRule] = RULES) -> tuple[Pipeline, Admission]:
-    admission = Admission(rules, TOKENIZERS, KeyedHash(SECRET))
+def pipeline(
+    letters: Letters | None = None, rules: Sequence[EndpointRule] = RULES, elsewhere: Collection[str] = ()
+) -> tuple[Pipeline, Admission]:
+    measured = [rule for rule in rules if rule.name not in elsewhere]
+    tokenizers = {rule.name: FakeTokenizer() for rule in measured}
+    admission = Admission(rules, tokenizers, KeyedHash(SECRET), elsewhere=elsewhere)
     joiner = Joiner(timedelta(minutes=5))
-    return Pipeline(admission, BlockFormer(rules), joiner=joiner, dead_letters=letters), admission
+    return Pipeline(admission, BlockFormer(measured), joiner=joiner, dead_letters=letters), admission
 
 
 def raw_records(count: int, seed: int, num_partitions: int) -> dict[PartitionId, list[RawRecord]]:

@@ -90,6 +90,7 @@ COMMANDS: dict[str, tuple[int, str, str]] = {
     "profile-server -e letters": (2, "does not have engine", "add its servers (docs/servers.md)"),
     "produce t.jsonl --topic t": (2, "no mirror is configured", "add [kafka], or give --bootstrap-servers"),
     "worker": (2, "no mirror is configured", "add [kafka]"),
+    "worker --endpoints lettres": (2, "no endpoint 'lettres' is configured", "letters"),
     "dead-letters list": (2, "no mirror is configured", "add [kafka]"),
     "schedule": (2, "schedule.jobs: is missing", "add a job"),
     "schedule --list": (2, "schedule.jobs: is missing", "add a job"),

@@ -449,8 +449,6 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (SERVED.replace("= 4", "= 4\ndraft_confidence_threshold = 0.5"), "is only for the engine in this process"),
         (SERVED.replace("= 4", "= 4\ndraft_sampling = 'request'"), "draft_sampling is only for the engine"),
         (SERVED.replace("= 4", "= 4\ndrafts_within_limit = false"), "drafts_within_limit is only for the engine"),
-        (SERVED + "[worker]\ndevices = ['cuda:0', 'cuda:1']\n",
-         "worker.devices: name one device, because the servers"),
         (ENDPOINT.replace("[[", "serving_engine = ''\n[[", 1), "endpoints.chat.serving_engine: must have at"),
         (ENDPOINT.replace("[[", "serving_engine = '  '\n[[", 1), "serving_engine: give one engine, such as vllm"),
         (ENDPOINT.replace("[[", "serving_engine = 'vllm sglang'\n[[", 1), "serving_engine: give one engine"),

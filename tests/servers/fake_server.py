@@ -65,6 +65,7 @@ class FakeServer:
     lost_token: int | None = None  # the output position at which this server's output is another one
     step_s: float = STEP_S
     cut_looks: int = 0  # so many of the next looks at its pages end with the connection
+    is_away: bool = False  # it cuts every connection
     redirect: str | None = None  # where everything points
     script: deque[Behaviour] = field(default_factory=deque)
     scoring_script: deque[Behaviour] = field(default_factory=deque)
@@ -76,10 +77,15 @@ class FakeServer:
     per_pos: list[int] = field(default_factory=list)
     num_generated: int = 0
     _in_flight: int = 0
+    _loop: asyncio.AbstractEventLoop | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
+        self._loop = asyncio.get_running_loop()
+        if self.is_away:
+            writer.transport.abort()
+            return
         self._writers.add(writer)
         try:
             while (head := await reader.readuntil(b"\r\n\r\n")) is not None:
@@ -101,6 +107,12 @@ class FakeServer:
         finally:
             self._writers.discard(writer)
             writer.close()
+
+    def leave(self) -> None:
+        """Be away from now on, in the middle of whatever it does; may be called from any thread."""
+        self.is_away = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.kill)
 
     def kill(self) -> None:
         """Cut every connection, in the middle of whatever it carries."""

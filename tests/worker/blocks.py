@@ -123,6 +123,7 @@ class DiaryFactory:
     build_deaths: int = 0
     slow_build: int = 0
     fault: str = "die"
+    endpoints: tuple[str, ...] = ("chat",)
 
     def __call__(self) -> Mapping[str, DiaryEngine]:
         self.diary.write(f"build {time.monotonic()}")
@@ -131,4 +132,5 @@ class DiaryFactory:
             os._exit(7)
         if number == self.slow_build:
             time.sleep(600)
-        return {"chat": DiaryEngine(self.inner, self.diary, self.mark, self.deaths, self.fault)}
+        engine = DiaryEngine(self.inner, self.diary, self.mark, self.deaths, self.fault)
+        return dict.fromkeys(self.endpoints, engine)

@@ -136,6 +136,8 @@ def test_an_error_crosses_by_name_alone(start: Start) -> None:
 class Unbuildable:
     """A factory whose build raises an error that is not ours."""
 
+    endpoints = ("chat",)
+
     def __call__(self) -> Mapping[str, FakeEngine]:
         raise OSError("no device")
 

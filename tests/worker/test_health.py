@@ -43,13 +43,15 @@ def test_readiness_names_what_is_missing() -> None:
     def holds(name: str) -> Callable[[], bool]:
         return lambda: state[name]
 
-    with HealthServer("127.0.0.1", 0, Telemetry(), {name: holds(name) for name in state}) as server:
+    waiting = ["chat"]
+    with HealthServer("127.0.0.1", 0, Telemetry(), {name: holds(name) for name in state}, lambda: waiting) as server:
         status, _, body = ask(server, "/readyz")
-        assert (status, json.loads(body)) == (503, {"is_ready": False, "missing": ["database", "engine"]})
+        assert status == 503
+        assert json.loads(body) == {"is_ready": False, "missing": ["database", "engine"], "waiting": ["chat"]}
         assert ask(server, "/livez")[0] == 200, "what is missing is no reason to start anew"
         state.update(engine=True, database=True)
         status, _, body = ask(server, "/readyz")
-        assert (status, json.loads(body)) == (200, {"is_ready": True, "missing": []})
+        assert (status, json.loads(body)) == (200, {"is_ready": True, "missing": [], "waiting": ["chat"]})
 
 
 def test_metrics_and_unknown_paths() -> None:

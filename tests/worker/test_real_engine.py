@@ -30,6 +30,7 @@ class Factory:
 
     target: Path
     draft: Path
+    endpoints: tuple[str, ...] = ("chat",)
 
     def __call__(self) -> Mapping[str, Engine]:
         config = SpeculationConfig("draft", "t", str(self.draft), "draft_model", 3, VerifyRule.REJECTION)
@@ -42,6 +43,7 @@ class FragileFactory:
     """The same, but it dies, as of a broken kernel, at a prompt of nothing but KILL."""
 
     sound: Factory
+    endpoints: tuple[str, ...] = ("chat",)
 
     def __call__(self) -> Mapping[str, Engine]:
         prefill = Runner.prefill

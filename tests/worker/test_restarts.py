@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -88,8 +88,13 @@ class World:
         store: Store,
         draw: random.Random,
         rules: Sequence[EndpointRule] = RULES,
+        elsewhere: Collection[str] = (),
+        shed_rate: float = 0.0,
     ) -> None:
+        """`elsewhere` are the endpoints of another worker, `shed_rate` the share of blocks that wait in vain."""
         self.placed, self.store, self.draw, self.rules = placed, store, draw, rules
+        self.elsewhere, self.shed_rate = elsewhere, shed_rate
+        self.group = f"group without {', '.join(elsewhere)}" if elsewhere else "group"
         self.engine = FakeEngine((CONFIG,))
         self.letters = Letters()
         self.num_crashes = 0
@@ -97,13 +102,13 @@ class World:
 
     def begin(self) -> None:
         """A new process: nothing is known but what the database says."""
-        self.pipeline, self.admission = pipeline(self.letters, self.rules)
+        self.pipeline, self.admission = pipeline(self.letters, self.rules, self.elsewhere)
         self.place: dict[PartitionId, int] = {}
         for partition in self.placed:
             self.assign(partition)
 
     def assign(self, partition: PartitionId) -> None:
-        past = partition_past(self.store, "group", partition, self.rules)
+        past = partition_past(self.store, self.group, partition, self.rules)
         for endpoint, remembered in past.endpoints.items():
             self.admission.restore(partition, endpoint, remembered.units, remembered.request_ids)
         self.pipeline.start(partition, past.entry, past.stored)
@@ -122,7 +127,11 @@ class World:
                 self.pipeline.take(raw)
             self.place[partition] = place + len(batch)
         elif action == "measure" and self.pipeline.ready:
-            self.pipeline.finish(self.engine.measure(self.pipeline.ready.popleft()))
+            block = self.pipeline.ready.popleft()
+            if self.draw.random() < self.shed_rate:
+                self.pipeline.shed(block, "server_away")
+            else:
+                self.pipeline.finish(self.engine.measure(block))
         elif action == "write":
             self.write()
         elif action == "rebalance":
@@ -136,7 +145,7 @@ class World:
             return None
         if self.draw.random() < 0.1:
             return self.crash()  # before the write
-        self.store.save_batch(batch, "group")
+        self.store.save_batch(batch, self.group)
         if self.draw.random() < 0.1:
             return self.crash()  # between write and commit
         self.pipeline.outbox.settle()
@@ -157,7 +166,7 @@ class World:
 
     def check_ledger(self) -> None:
         """Every message is passed once, and each of its records is counted once."""
-        ledger = {entry.partition: entry for entry in self.store.ledger("group")}
+        ledger = {entry.partition: entry for entry in self.store.ledger(self.group)}
         for partition, item in self.placed.items():
             assert ledger[partition].num_messages == len(item)
         assert sum(self.store.funnel().values()) == sum(entry.num_records for entry in ledger.values())
@@ -175,7 +184,7 @@ class World:
         while self.pipeline.ready:
             self.pipeline.finish(self.engine.measure(self.pipeline.ready.popleft()))
         while (batch := self.pipeline.outbox.batch()) is not None:
-            self.store.save_batch(batch, "group")
+            self.store.save_batch(batch, self.group)
             self.pipeline.outbox.settle()
 
 
@@ -208,6 +217,42 @@ def test_crashes_and_rebalances_lose_and_repeat_nothing(sqlite: Store, seed: int
     malformed = {raw for raw, stage, _ in world.letters.sent if stage == "tap"}
     wanted = expected([raw for item in placed.values() for raw in item], RULES, TOKENIZERS, SECRET)
     assert {(key.partition, key.offset) for key in malformed} == wanted.malformed
+
+
+@pytest.mark.representative("0")
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_that_waited_in_vain_are_shed_once(sqlite: Store, seed: int) -> None:
+    placed = raw_records(700, seed, num_partitions=4)
+    world = World(placed, sqlite, random.Random(seed), shed_rate=0.5)
+    world.disturb()
+    world.check_ledger()
+    wanted = expected([raw for item in placed.values() for raw in item], RULES, TOKENIZERS, SECRET)
+    measured = Counter(run.key for rule in RULES for run in sqlite.runs(rule.name))
+    shed = Counter(r.key for rule in RULES for r in sqlite.records(rule.name) if r.reason == "server_away")
+    assert measured + shed == Counter(wanted.measured)
+    assert min(shed.total(), measured.total()) > 20
+    funnel = Counter[FunnelCounter]()
+    for (_, counter, _), number in sqlite.funnel().items():
+        funnel[counter] += number
+    assert (funnel[FunnelCounter.SHED], funnel[FunnelCounter.MEASURED]) == (shed.total(), measured.total())
+
+
+@pytest.mark.representative("0")
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_of_one_endpoint_each_count_together_what_one_of_all_would(sqlite: Store, seed: int) -> None:
+    placed = raw_records(500, seed, num_partitions=2)
+    worlds = [World(placed, sqlite, random.Random(seed), elsewhere=[name]) for name in ("code", "chat")]
+    for world in worlds:
+        world.disturb()
+        ledger = {entry.partition: entry for entry in sqlite.ledger(world.group)}
+        assert {partition: entry.num_messages for partition, entry in ledger.items()} == {
+            partition: len(item) for partition, item in placed.items()
+        }
+    wanted = expected([raw for item in placed.values() for raw in item], RULES, TOKENIZERS, SECRET)
+    assert sqlite.funnel() == dict(wanted.funnel)
+    assert Counter(run.key for rule in RULES for run in sqlite.runs(rule.name)) == Counter(wanted.measured)
+    assert not worlds[1].letters.sent, "what belongs to no endpoint is the first one's"
+    assert {(key.partition, key.offset) for key, _, _ in worlds[0].letters.sent} == wanted.malformed
 
 
 @pytest.mark.representative("0")

@@ -113,6 +113,27 @@ class Engines:
     is_running: bool = True
     queue: list[Block] = field(default_factory=list)
     is_ready: bool = True
+    is_stranded: bool = False  # its servers are away, and another endpoint's are not
+    ready_endpoints = frozenset({"chat"})
+
+    @property
+    def stranded_endpoints(self) -> frozenset[str]:
+        return frozenset({"chat"} if self.is_stranded else ())
+
+    waiting_endpoints = stranded_endpoints
+
+    def withdraw(self, waits_s: Mapping[str, float]) -> Sequence[Block]:
+        withdrawn = () if any(waits_s.values()) else tuple(self.queue)
+        self.queue = [block for block in self.queue if block not in withdrawn]
+        return withdrawn
+
+    @property
+    def groups(self) -> Engines:
+        return self
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_stranded or not self.queue
 
     def offer(self, block: Block) -> bool:
         if len(self.queue) == 2:
@@ -240,6 +261,27 @@ def test_it_sheds_instead_where_it_is_told_to(store: Store) -> None:
     shed = [record for record in store.records("chat") if record.counter is FunnelCounter.SHED]
     assert len(shed) == funnel["chat", FunnelCounter.SHED, "queue_full"]
     assert source.committed[-1] == 200
+
+
+def test_an_endpoint_that_waits_pauses_nothing_and_holds_few_offsets(store: Store) -> None:
+    """Its queue keeps two blocks; when half of what may be unfinished is behind them they are shed too."""
+    source, engines = Source(records(400)), Engines(is_running=False, is_stranded=True)
+    settings = replace(SETTINGS, max_unfinished_messages=60)
+    running = Running(service(source, engines, store, settings))
+    wait_for(lambda: source.place == 400)
+    began = time.monotonic()
+    running.end()
+    assert time.monotonic() - began < SETTINGS.drain_timeout_s, "what waits is not waited for"
+    assert source.committed[-1] > 400 - 60
+    shed = store.funnel()["chat", FunnelCounter.SHED, "server_away"]
+    assert shed > 10
+    again = Source(records(400))
+    running = Running(service(again, Engines(), store))
+    wait_for(lambda: again.place == 400)
+    running.end()
+    assert sum(store.funnel().values()) == store.ledger("g")[0].num_records
+    assert store.funnel()["chat", FunnelCounter.SHED, "server_away"] == shed
+    assert store.funnel()["chat", FunnelCounter.MEASURED, None] == len(store.runs("chat")) > 0
 
 
 def test_too_much_unfinished_pauses_too(store: Store) -> None:

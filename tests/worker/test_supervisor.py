@@ -109,12 +109,10 @@ def test_the_queue_is_bounded(started: Start) -> None:
     supervisor = started(max_queued_blocks=2)
     assert not supervisor.is_ready
     assert [supervisor.offer(block(prompt(i))) for i in range(3)] == [True, True, False]
-    assert supervisor.is_full
-    assert (supervisor.num_queued, supervisor.in_flight) == (2, 2)
+    assert (supervisor.groups.num_queued, supervisor.in_flight) == (2, 2)
     outcomes = supervisor.drain(PATIENCE_S)
     assert [outcome.result.block.requests[0].key.offset for outcome in outcomes] == [0, 1]
     assert supervisor.is_ready
-    assert not supervisor.is_full
     assert supervisor.is_idle
 
 
@@ -132,10 +130,10 @@ def test_a_drain_ends_in_time(started: Start) -> None:
 def test_two_engines_share_the_blocks(started: Start) -> None:
     slow = FakeEngineFactory(("chat",), CONFIGS, delay_s=0.05)
     supervisor = started(slow, slow, max_queued_blocks=20)
-    wait_until(lambda: all(slot.is_ready for slot in supervisor._slots), supervisor)
+    wait_until(lambda: all(slot.is_ready for slot in supervisor.groups.slots), supervisor)
     assert all(supervisor.offer(block(prompt(i), sequence=i)) for i in range(8))
     outcomes = supervisor.step()
-    assert all(slot.sent for slot in supervisor._slots)
+    assert all(slot.sent for slot in supervisor.groups.slots)
     outcomes += wait_until(lambda: supervisor.is_idle, supervisor)
     assert sorted(outcome.result.block.sequence for outcome in outcomes) == list(range(8))
 
@@ -143,15 +141,15 @@ def test_two_engines_share_the_blocks(started: Start) -> None:
 def test_an_engine_holds_no_more_than_its_next_block(started: Start) -> None:
     """What it holds when it dies is measured again; and the other engine could have had it."""
     supervisor = started(FACTORY, FACTORY)
-    wait_until(lambda: all(slot.is_ready for slot in supervisor._slots), supervisor)
+    wait_until(lambda: all(slot.is_ready for slot in supervisor.groups.slots), supervisor)
     for offset in range(6):
         assert supervisor.offer(block(prompt(offset, STALL), sequence=offset))
     held = []
     for _ in range(5):
         assert supervisor.step() == []
-        held.append([[sent.block.sequence for sent in slot.sent] for slot in supervisor._slots])
+        held.append([[sent.block.sequence for sent in slot.sent] for slot in supervisor.groups.slots])
     assert held[0] == held[-1] == [[0, 2], [1, 3]]
-    assert (supervisor.num_queued, supervisor.in_flight) == (2, 6)
+    assert (supervisor.groups.num_queued, supervisor.in_flight) == (2, 6)
 
 
 @pytest.mark.representative(f"{KILL}-engine_died", f"{ERROR}-engine_failed")
@@ -262,7 +260,7 @@ def test_a_worker_that_is_asked_to_end_fails_no_block(started: Start) -> None:
     """What its engine was at is not stored, and will be delivered again."""
     supervisor = started()
     supervisor.offer(block(prompt(1, STALL)))
-    wait_until(lambda: bool(supervisor._slots[0].sent), supervisor)
+    wait_until(lambda: bool(supervisor.groups.slots[0].sent), supervisor)
     supervisor.close()
     assert supervisor.step() == []
     assert supervisor.in_flight == 1
@@ -361,7 +359,7 @@ def test_an_engine_that_is_never_built_is_an_error(started: Start) -> None:
         ServiceUnavailableError, match=r"engine-0 was not built within 1 s \(\[worker\] build_timeout_s\)"
     ):
         wait_until(lambda: supervisor.is_ready, supervisor)
-    process = supervisor._slots[0].process
+    process = supervisor.groups.slots[0].process
     assert process is not None
     assert isinstance(process.stop(PATIENCE_S)[-1], Died), "it is ended, and nothing is waited for"
 
@@ -389,10 +387,94 @@ def test_deaths_while_building_are_followed_by_longer_and_longer_waits(started: 
     assert second >= 2.0
 
 
+def test_an_endpoint_whose_server_is_away_waits_and_holds_no_other_back(started: Start, tmp_path: Path) -> None:
+    """From the start on, and again later: it is queued by itself, and measured when its server is there."""
+    server = tmp_path / "server"
+    supervisor = started(
+        FakeEngineFactory(("chat",), CONFIGS), FakeEngineFactory(("code",), CONFIGS, server=server), max_queued_blocks=2
+    )
+    groups = supervisor.groups
+    for away in range(2):
+        wait_until(lambda: groups.waiting_endpoints == {"code"} and groups.ready_endpoints == {"chat"}, supervisor)
+        assert supervisor.is_ready
+        assert groups.stranded_endpoints == {"code"}
+        code = [block(prompt(100 * away + i, endpoint="code"), sequence=i) for i in range(3)]
+        assert [supervisor.offer(each) for each in code] == [True, True, False]
+        outcomes: list[BlockOutcome] = []
+        for offset in range(6):
+            given = block(prompt(100 * away + offset))
+            outcomes += wait_until(lambda given=given: supervisor.offer(given), supervisor)  # type: ignore[misc]
+        outcomes += wait_until(lambda: supervisor.is_done, supervisor)
+        assert [outcome.result.block.endpoint for outcome in outcomes] == ["chat"] * 6
+        assert (groups.num_queued, supervisor.in_flight) == (2, 2)
+        server.touch()
+        outcomes = wait_until(lambda: supervisor.is_idle, supervisor)
+        assert [outcome.result.block for outcome in outcomes] == code[:2]
+        assert [failures(outcome) for outcome in outcomes] == [{100 * away: None}, {100 * away + 1: None}]
+        assert not groups.waiting_endpoints
+        server.unlink()
+        supervisor.offer(block(prompt(99 - away, endpoint="code")))  # at which it is missed
+        wait_until(lambda: groups.waiting_endpoints == {"code"}, supervisor)
+        assert [each.requests[0].key.offset for each in supervisor.withdraw({"code": 0.0})] == [99 - away]
+
+
+def test_what_waits_too_long_is_taken_back_where_others_go_on(started: Start, tmp_path: Path) -> None:
+    server = tmp_path / "server"
+    away = FakeEngineFactory(("code", "sql"), CONFIGS, server=server)
+    alone = started(away)
+    wait_until(lambda: bool(alone.groups.waiting_endpoints), alone)
+    alone.offer(block(prompt(1, endpoint="code")))
+    assert alone.withdraw({"code": 0.0, "sql": 0.0}) == [], "nobody waits for it"
+    assert alone.groups.stranded_endpoints == frozenset()
+    supervisor = started(FakeEngineFactory(("chat",), CONFIGS), away)
+    wait_until(lambda: supervisor.groups.waiting_endpoints == {"code", "sql"}, supervisor)
+    code, sql = (block(prompt(1, endpoint=name)) for name in ("code", "sql"))
+    assert supervisor.offer(code)
+    assert supervisor.offer(sql)
+    assert supervisor.withdraw({"code": 3600.0, "sql": 0.0}) == [sql]
+    assert supervisor.withdraw({"code": 3600.0, "sql": 0.0}) == []
+    assert supervisor.withdraw({"code": 0.0, "sql": 0.0}) == [code]
+    assert supervisor.is_idle
+
+
+def test_a_failed_block_whose_server_is_gone_ends_as_failed(started: Start, tmp_path: Path) -> None:
+    """The cause cannot be looked for, and other endpoints' records must not wait for it."""
+    server = tmp_path / "server"
+    server.touch()
+    factory = FakeEngineFactory(("code",), CONFIGS, marks=MARKS, server=server)
+    supervisor = started(FakeEngineFactory(("chat",), CONFIGS), factory)
+    supervisor.offer(block(prompt(1, KILL, endpoint="code"), prompt(2, endpoint="code")))
+    wait_until(lambda: supervisor.groups.slots[1].case is not None, supervisor)
+    server.unlink()
+    wait_until(lambda: supervisor.groups.waiting_endpoints == {"code"}, supervisor)
+    assert supervisor.step() == []
+    assert supervisor.withdraw({"code": 0.0}) == []
+    (outcome,) = supervisor.step()
+    assert failures(outcome) == {1: "engine_died", 2: "engine_died"}
+    assert supervisor.is_idle
+
+
+def test_a_refused_endpoint_ends_the_worker_only_where_nothing_can_be_measured(started: Start, tmp_path: Path) -> None:
+    refused = FakeEngineFactory(("code",), CONFIGS, model_folder=tmp_path / "models")
+    away = FakeEngineFactory(("sql",), CONFIGS, server=tmp_path / "server")
+    restarts: list[str] = []
+    supervisor = started(refused, away, FakeEngineFactory(("chat",), CONFIGS), on_restart=restarts.append)
+    wait_until(lambda: "build_failed" in restarts and supervisor.is_ready, supervisor)
+    wait_until(lambda: supervisor.groups.waiting_endpoints == {"code", "sql"}, supervisor)
+    assert {*restarts} == {"build_failed"}, "a process that waits for a server is not started again"
+    unready = started(refused, away)
+    wait_until(lambda: unready.groups.waiting_endpoints == {"code", "sql"}, unready)
+    assert not unready.is_ready, "and it goes on trying"
+    (tmp_path / "server").touch()
+    wait_until(lambda: unready.is_ready, unready)
+    with pytest.raises(ModelError, match="models: this folder does not exist"):
+        wait_until(lambda: False, started(refused, refused))
+
+
 def test_an_idle_engine_that_dies_is_replaced(started: Start) -> None:
     supervisor = started()
     wait_until(lambda: supervisor.is_ready, supervisor)
-    process = supervisor._slots[0].process
+    process = supervisor.groups.slots[0].process
     assert process is not None
     process.kill()
     wait_until(lambda: not supervisor.is_ready, supervisor)

@@ -28,6 +28,7 @@ def exercised() -> Telemetry:
     telemetry.lag({("prompts", 0): 7, ("prompts", 1): 0})
     telemetry.record_backpressure(is_paused=True, num_unfinished=5, num_waiting=4)
     telemetry.engine(num_queued=2, num_in_flight=3)
+    telemetry.record_ready(["chat", "code"], {"chat"})
     telemetry.record_configs([CONFIG])
     telemetry.engine_restarted("engine_died")
     given = structs.replace(
