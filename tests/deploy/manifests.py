@@ -1,11 +1,10 @@
-"""The manifests as `kubectl kustomize` builds them, as far as ours go: resources, files, images and JSON patches.
+"""The manifests as `kubectl kustomize` builds them, as far as ours go: resources, files, images, labels, JSON patches.
 
 (Names of generated ConfigMaps get no hash here.)
 """
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,9 +38,10 @@ def pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:
 
 
 def pod(documents: list[Document], component: str) -> Document:
-    """The pod's spec of a component."""
-    (found,) = [template["spec"] for text, template in pods(documents) if text == component]
-    return dict(found)
+    """The pod's spec of a component; the first worker's, where there are several (they differ in arguments alone)."""
+    found = [template["spec"] for text, template in pods(documents) if text == component]
+    assert len(found) == 1 or component == "worker"
+    return dict(found[0])
 
 
 def container(documents: list[Document], component: str) -> Document:
@@ -59,7 +59,7 @@ def probed_port(container: Document, probe: str) -> tuple[str, int]:
 
 def _build(folder: Path) -> list[Document]:
     safe_load = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
-    known = {"apiVersion", "kind", "resources", "configMapGenerator", "images", "patches"}
+    known = {"apiVersion", "kind", "resources", "configMapGenerator", "images", "patches", "nameSuffix", "labels"}
     assert safe_load.keys() <= known, safe_load.keys() - known
     documents: list[Document] = []
     for resource in safe_load["resources"]:
@@ -81,7 +81,24 @@ def _build(folder: Path) -> list[Document]:
         target = named(documents, patch["target"]["kind"], patch["target"]["name"])
         for operation in yaml.safe_load(patch["patch"]):
             _apply(target, operation)
-    return copy.deepcopy(documents)  # YAML's anchors share parts, and a test may change one
+    documents = [_unshared(document) for document in documents]
+    for document in documents:
+        document["metadata"]["name"] += safe_load.get("nameSuffix", "")
+        for added in safe_load.get("labels", ()):
+            assert added["includeSelectors"], "else they are not the selectors'"
+            spec = document["spec"]
+            places = [document["metadata"].setdefault("labels", {}), spec["selector"]["matchLabels"]]
+            places += [spec["template"]["metadata"]["labels"]] if "template" in spec else []
+            for place in places:
+                place.update(added["pairs"])
+    return documents
+
+
+def _unshared(value: Any) -> Any:
+    """A copy without YAML's anchors, so that no change of a part is one of another part."""
+    if isinstance(value, dict):
+        return {name: _unshared(part) for name, part in value.items()}
+    return [_unshared(part) for part in value] if isinstance(value, list) else value
 
 
 def _apply(document: Document, operation: Document) -> None:

@@ -104,7 +104,8 @@ class Place:
 
     def start(self, documents: list[Document], component: str, name: str | None = None) -> Recorded:
         entry = container(documents, component)
-        return Recorded(entry["command"], self.environment(entry), self.folder, name or component)
+        command = [*entry["command"], *entry.get("args", ())]
+        return Recorded(command, self.environment(entry), self.folder, name or component)
 
     def require_nothing_else(self, recorded: Recorded, *ports: int) -> None:
         """It spoke to these ports of this machine, and wrote to its volume alone."""

@@ -40,9 +40,14 @@ def mistaken(change: Callable[[Document], object], kind: str, name: str) -> Docu
 @pytest.mark.parametrize(
     ("kind", "name", "change", "says"),
     [
-        ("Deployment", "shadowspec-worker", lambda spec: spec.update(replica=1), "'replica' was unexpected"),
-        ("Deployment", "shadowspec-worker", lambda spec: spec.pop("selector"), "'selector' is a required property"),
-        ("Deployment", "shadowspec-worker", lambda spec: spec.update(replicas="one"), "is not of type"),
+        ("Deployment", "shadowspec-worker-chat", lambda spec: spec.update(replica=1), "'replica' was unexpected"),
+        (
+            "Deployment",
+            "shadowspec-worker-chat",
+            lambda spec: spec.pop("selector"),
+            "'selector' is a required property",
+        ),
+        ("Deployment", "shadowspec-worker-chat", lambda spec: spec.update(replicas="one"), "is not of type"),
         (
             "Deployment",
             "shadowspec-dashboard",
@@ -126,6 +131,24 @@ def test_every_secret_is_by_reference_and_documented() -> None:
     for secret, options in re.findall(r"create secret generic (\S+)((?:.*\\\n)*.*)", DOCS):
         made |= {(secret, key) for key in re.findall(r"--from-(?:literal|file)=([^= ]+)=", options)}
     assert made == wanted
+
+
+def test_base_has_a_worker_for_each_endpoint(tmp_path: Path) -> None:
+    documents = build("base")
+    config = load_config(written(named(documents, "ConfigMap", "shadowspec"), tmp_path), {})
+    workers = [template for component, template in pods(documents) if component == "worker"]
+    assert [template["spec"]["containers"][0].pop("args") for template in workers] == [
+        ["--endpoints", name] for name in config.endpoints
+    ]
+    names = [template["metadata"]["labels"].pop("shadowspec/worker") for template in workers]
+    assert (names, len(names)) == (list(config.endpoints), 3)
+    assert all(template == workers[0] for template in workers)
+    selected = [
+        {**document["spec"]["selector"]["matchLabels"]}["shadowspec/worker"]
+        for document in documents
+        if document["kind"] in ("Deployment", "PodDisruptionBudget") and "-worker-" in document["metadata"]["name"]
+    ]
+    assert sorted(selected) == sorted(2 * names)
 
 
 @pytest.mark.parametrize("name", ["base", "gpu"])
