@@ -25,13 +25,19 @@ TABLES = (
     ("[endpoints.NAME.default_sampling]", "DefaultSamplingSection", ("endpoints.chat.default_sampling",)),
     ("[endpoints.NAME.servers]", "ServerSettings", ("endpoints.served.servers",)),
     ("[endpoints.NAME.live]", "LiveSettings", ("endpoints.chat.live",)),
+    ("[endpoints.NAME.pools]", "Pools", ("endpoints.chat.pools",)),
     ("[kafka]", "KafkaSettings", ("kafka",)),
     ("[engine]", "EngineSettings", ("engine",)),
     ("[worker]", "WorkerSettings", ("worker",)),
     ("[dashboard]", "DashboardSettings", ("dashboard",)),
     ("[dashboard.roles]", "RoleSettings", ("dashboard.roles",)),
     ("[schedule]", "ScheduleSettings", ("schedule",)),
-    ("[schedule.jobs.NAME]", "JobSettings", ("schedule.jobs.daily", "schedule.jobs.alerts")),
+    ("[schedule.jobs.NAME]", "JobSettings", ("schedule.jobs.daily", "schedule.jobs.alerts", "schedule.jobs.apply")),
+    ("[schedule.targets.NAME]", "WhatToExport", ("schedule.targets.routes",)),
+    ('[schedule.targets.NAME], kind = "file"', "FileTarget", ("schedule.targets.routes",)),
+    ('[schedule.targets.NAME], kind = "git"', "GitTarget", ("schedule.targets.repository",)),
+    ('[schedule.targets.NAME], kind = "config_map"', "ConfigMapTarget", ("schedule.targets.servers",)),
+    ('[schedule.targets.NAME], kind = "http"', "HttpTarget", ("schedule.targets.flags",)),
     ('[schedule.receivers.NAME], kind = "folder"', "FolderSettings", ("schedule.receivers.archive",)),
     ('[schedule.receivers.NAME], kind = "email"', "EmailSettings", ("schedule.receivers.team",)),
     ('[schedule.receivers.NAME], kind = "webhook"', "WebhookSettings", ("schedule.receivers.chat",)),
@@ -125,8 +131,8 @@ def _keys(kind: Mapping[str, Any], kinds: Mapping[str, Any]) -> Iterator[tuple[s
     for key, item in kind.get("properties", {}).items():
         if not key.startswith("("):
             yield key, item, required
-        elif "$ref" in item:
-            yield from _keys(kinds[item["$ref"].rpartition("/")[2]], kinds)
+        elif "$ref" in item and (part := item["$ref"].rpartition("/")[2]) not in {kind for _, kind, _ in TABLES}:
+            yield from _keys(kinds[part], kinds)
 
 
 def _is_table(item: Mapping[str, Any]) -> bool:

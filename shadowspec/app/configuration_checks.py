@@ -20,6 +20,7 @@ from shadowspec.app.before_loading import (
     with_endpoint_context,
 )
 from shadowspec.app.progress_bar import notes
+from shadowspec.app.scheduled_jobs import wanted_export
 from shadowspec.app.try_out.sample import read_sample
 from shadowspec.app.try_out.survey import Survey, refusals, remedy_for, survey_endpoints
 from shadowspec.config import (
@@ -41,8 +42,11 @@ from shadowspec.live.scrape import failures, scrape_all
 from shadowspec.model_folder import stated_sampling
 from shadowspec.quality.custom_scores import score_name
 from shadowspec.scheduler.cron import crons_of
+from shadowspec.scheduler.http_pages import EXPORTS
 from shadowspec.scheduler.job_settings import ReceiverSettings
 from shadowspec.scheduler.receivers import require_place, require_secret
+from shadowspec.scheduler.target_settings import HttpTarget
+from shadowspec.scheduler.targets import require_target
 from shadowspec.servers.probing import counts_source, facts_text, probe_both, remarks, require_length, slot_remarks
 from shadowspec.store import Store, head
 from shadowspec.tap.sources import require_file
@@ -106,6 +110,7 @@ def examine(config_path: Path | None, traffic: str | None = None) -> list[CheckR
             ("broker", _broker),
             ("schedule", _schedule),
             *((f"receiver {receiver.name}", _receiver(receiver)) for receiver in config.schedule.receivers.values()),
+            *((f"target {name}", _target(name)) for name in config.schedule.targets),
             ("scores", _scores),
             ("serving engine", _serving_engines),
             ("sampling", _sampling),
@@ -230,6 +235,21 @@ def _receiver(receiver: ReceiverSettings) -> Callable[[Config], str]:
         require_secret(receiver)
         require_place(receiver)
         jobs = [job.name for job in config.schedule.jobs.values() if receiver.name in job.receivers]
+        return f"of {', '.join(jobs)}" if jobs else "no job uses it"
+
+    return check
+
+
+def _target(name: str) -> Callable[[Config], str]:
+    """The check of one target; nothing is written to it."""
+
+    def check(config: Config) -> str:
+        target = config.schedule.targets[name]
+        wanted_export(config, target)
+        if isinstance(target, HttpTarget):
+            return f"served at http://{config.schedule.metrics_address}{EXPORTS}{name}"
+        require_target(target)
+        jobs = [job.name for job in config.schedule.jobs.values() if name in job.targets]
         return f"of {', '.join(jobs)}" if jobs else "no job uses it"
 
     return check

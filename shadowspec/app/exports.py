@@ -11,20 +11,22 @@ from typing import Annotated, Self
 
 from shadowspec.app.stored_evidence import no_decision
 from shadowspec.config import Config
-from shadowspec.errors import UsageError
+from shadowspec.errors import NoDataError, UsageError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions, require_promotable
 from shadowspec.metrics import pool_counts
-from shadowspec.rollout.export import flagd, modelopt, routes
-from shadowspec.rollout.export.formats import ExportFormat, reader_of, require_engine
+from shadowspec.rollout.export import flagd, gateways, modelopt
+from shadowspec.rollout.export.formats import ROUTES, ExportFormat, reader_of, require_engine
+from shadowspec.rollout.export.gateways import Gateway, RoutedEndpoint
 from shadowspec.rollout.export.load_schedule import (
+    Schedule,
     endpoint_schedule,
     engine_schedule,
     ranges_text,
     slice_schedules,
     with_share,
 )
-from shadowspec.rollout.export.routes import Pools, choose_routes
+from shadowspec.rollout.export.routes import Pools, ServerPool, choose_routes
 from shadowspec.rollout.served_decision import Off, ServedDecision, judge_decisions, read_fleet
 from shadowspec.servers.engines import ENGINES
 from shadowspec.servers.engines.export_parts import Export
@@ -32,25 +34,29 @@ from shadowspec.store import Store
 from shadowspec.types import Override, SpeculationCounts, Verdict
 from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
 
-ROUTES = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.ENVOY)
 BESIDE_WITHOUT_FILE = "speculation"  # named where nothing says where the export will lie
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WantedExport:
     """What to export, of verdicts at most `max_age` old; `out` is the file that will hold it, if any.
 
-    `endpoint`: None is the only one, and all of them for flagd.  `pools` are those that routes choose between.
+    `endpoint`: None is the only one, and all of them for flags and routes.  `speculative` and `plain` are pools in
+    place of the endpoint's.  `is_unattended`: nobody reads a refusal; what would be refused is off, with a remark.
     """
 
     form: str  # one of FORMATS
-    endpoint: str | None
+    endpoint: str | None = None
     max_age: timedelta
-    engine: str | None
-    pools: Pools
-    is_routed: bool
-    accepts_other_engine: bool
-    out: Path | None
+    engine: str | None = None
+    speculative: str | None = None
+    plain: str | None = None
+    gateway: str = "gateway"
+    otherwise: str | None = None
+    is_routed: bool = False
+    accepts_other_engine: bool = False
+    out: Path | None = None
+    is_unattended: bool = False
 
     def __post_init__(self) -> None:
         if self.is_routed and self.form not in ENGINES:
@@ -113,25 +119,37 @@ def export_document(form: str, document: Export, served: ServedDecisions) -> Exp
     return public(ExportDocument, document, served, format=form)
 
 
-def export_decisions(config: Config, wanted: WantedExport) -> tuple[Export, ServedDecisions]:
+def export_decisions(config: Config, wanted: WantedExport, store: Store) -> tuple[Export, ServedDecisions]:
     """The export, and the decisions and overrides that it rests on.
 
     Raises:
-        UsageError: one endpoint must be named, or the verdicts are for another engine.
+        UsageError: one endpoint must be named, pools or the rule of all other requests are missing, or the verdicts
+            are for another engine.
         NoDataError: nothing has been decided, or by a trial policy.
     """
     names = _endpoints(wanted.form, wanted.endpoint, config)
     policies = {name: config.endpoints[name].policy for name in names}
-    with Store.open(config.database_url) as store:
-        served = _load_served(store, policies, wanted)
-        if wanted.form in ROUTES:
-            return _render_routes(names[0], served, wanted, config.endpoints[names[0]].rule.served_models), served
-        return _render(names, served, store, wanted), served
+    served = _load_served(store, policies, wanted)
+    if wanted.form in ROUTES:
+        return _render_routes(names, served, wanted, config), served
+    return _render(names, served, store, wanted), served
+
+
+def require_exportable(config: Config, wanted: WantedExport) -> None:
+    """Check all that the configuration alone decides.
+
+    Raises:
+        UsageError: as `export_decisions`.
+    """
+    nothing = ServedDecisions((), ())
+    names = _endpoints(wanted.form, wanted.endpoint, config)
+    if wanted.form in ROUTES:
+        _render_routes(names, nothing, wanted, config)
 
 
 def _endpoints(form: str, endpoint: str | None, config: Config) -> list[str]:
     names = list(config.chosen(endpoint))
-    if form != ExportFormat.FLAGD and len(names) != 1:
+    if form not in (ExportFormat.FLAGD, *ROUTES) and len(names) != 1:
         raise UsageError(
             f"--endpoint NAME is needed: {form} configures one server (configured: {', '.join(names) or 'none'})"
         )
@@ -142,7 +160,8 @@ def _load_served(store: Store, policies: Mapping[str, GatePolicy], wanted: Wante
     """The current decisions on these endpoints.
 
     Raises:
-        NoDataError: nothing has been decided on any of them, or by a trial policy on one.
+        NoDataError: nothing has been decided on any of them, or by a trial policy on one, and somebody is there to
+            read it.
     """
     now = datetime.now(UTC)
     configs, fleet = store.fingerprints(), read_fleet(store, policies.values())
@@ -150,8 +169,13 @@ def _load_served(store: Store, policies: Mapping[str, GatePolicy], wanted: Wante
     orders: list[Override] = []
     for name, policy in policies.items():
         current = read_endpoint_decisions(store, name, policy, now)
-        require_promotable(name, current)
         orders += current.overrides
+        try:
+            require_promotable(name, current)
+        except NoDataError:
+            if not wanted.is_unattended:
+                raise
+            continue  # nothing of it is on
         served += judge_decisions(
             current.latest,
             now=now,
@@ -164,9 +188,20 @@ def _load_served(store: Store, policies: Mapping[str, GatePolicy], wanted: Wante
             fleet=fleet,
             policy=policy,
         )
-    if not served:
+    if not served and not wanted.is_unattended:
         raise no_decision(store, policies)
     return ServedDecisions(tuple(served), tuple(orders))
+
+
+def _accepted(wanted: WantedExport, schedules: Sequence[Schedule]) -> list[str]:
+    """Remarks on verdicts for other engines.
+
+    Raises:
+        ConfigError: as `require_engine`, where somebody reads it.
+    """
+    if not wanted.is_unattended:
+        return require_engine(wanted.form, schedules, is_accepted=wanted.accepts_other_engine)
+    return sorted({served.reason for schedule in schedules for served in schedule.for_other_engines})
 
 
 def _render(names: Sequence[str], served: ServedDecisions, store: Store, wanted: WantedExport) -> Export:
@@ -177,7 +212,7 @@ def _render(names: Sequence[str], served: ServedDecisions, store: Store, wanted:
             for name in names
         ]
         schedules = [schedule for whole, slices in endpoints for schedule in (whole, *slices)]
-        accepted = require_engine(form, schedules, is_accepted=wanted.accepts_other_engine)
+        accepted = _accepted(wanted, schedules)
         document = flagd.render(endpoints)
         loads = [f"{whole.endpoint}, by the verdicts: {ranges_text(whole)}" for whole, _ in endpoints]
         return replace(document, remarks=(*accepted, *loads, *document.remarks))
@@ -193,24 +228,66 @@ def _render(names: Sequence[str], served: ServedDecisions, store: Store, wanted:
         document = engine.export(schedule, str(path))
     else:
         document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
-    accepted = require_engine(form, [schedule], is_accepted=wanted.accepts_other_engine)
+    accepted = _accepted(wanted, [schedule])
     document = with_share(document, schedule)
     return replace(document, remarks=(*accepted, f"by the verdicts: {ranges_text(schedule)}", *document.remarks))
 
 
-def _render_routes(
-    endpoint: str, served: ServedDecisions, wanted: WantedExport, served_models: Sequence[str]
-) -> Export:
-    chosen = routes.choose_routes(endpoint, served.decisions, overrides=served.orders)
-    accepted = require_engine(wanted.form, [chosen.pool_schedule], is_accepted=wanted.accepts_other_engine)
+def _render_routes(names: Sequence[str], served: ServedDecisions, wanted: WantedExport, config: Config) -> Export:
+    shared = gateways.sharing({name: endpoint.pools or Pools() for name, endpoint in config.endpoints.items()})
+    endpoints = [
+        RoutedEndpoint(
+            choose_routes(name, served.decisions, overrides=served.orders),
+            _pools(name, wanted, config),
+            tuple(config.endpoints[name].rule.served_models),
+            is_shared=name in shared,
+        )
+        for name in names
+    ]
+    accepted = _accepted(wanted, [endpoint.routes.pool_schedule for endpoint in endpoints])
+    gateway = Gateway(wanted.gateway, _otherwise(wanted, sorted(shared & set(names))))
     match wanted.form:
         case ExportFormat.LITELLM:
-            document = routes.litellm(chosen, wanted.pools, served_models)
+            document = gateways.litellm(endpoints)
         case ExportFormat.HTTPROUTE:
-            document = routes.httproute(chosen, wanted.pools)
+            document = gateways.httproute(endpoints, gateway)
         case _:
-            document = routes.envoy(chosen, wanted.pools)
+            document = gateways.envoy(endpoints, gateway)
     return replace(document, remarks=(*accepted, *document.remarks))
+
+
+def _pools(name: str, wanted: WantedExport, config: Config) -> Pools:
+    """The endpoint's pools; those of the options count more.
+
+    Raises:
+        UsageError: several endpoints are exported, and this one's pools are unknown.
+    """
+    pools = config.endpoints[name].pools
+    if pools is None and wanted.endpoint is None and len(config.endpoints) > 1:
+        raise UsageError(
+            f"endpoints.{name}.pools: is missing; name the pools of servers there, or export one endpoint with "
+            "--endpoint NAME, --speculative and --plain"
+        )
+    given = {key: value for key in ("speculative", "plain") if (value := getattr(wanted, key)) is not None}
+    return replace(pools or Pools(), **given)
+
+
+def _otherwise(wanted: WantedExport, shared: Sequence[str]) -> ServerPool | None:
+    """The pool of requests of no endpoint, where endpoints share hosts.
+
+    Raises:
+        UsageError: it is not named.
+    """
+    if not shared or wanted.form == ExportFormat.LITELLM:
+        return None
+    if wanted.otherwise is not None:
+        return ServerPool.parse(wanted.otherwise, "--otherwise")
+    if wanted.endpoint is not None:
+        return None  # the export of all endpoints has the rule
+    raise UsageError(
+        f"{', '.join(shared)} share all hosts: give --otherwise HOST:PORT, the servers of requests that the classifier "
+        "cannot name, or name `hosts` in [endpoints.NAME.pools]"
+    )
 
 
 def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCounts]]:

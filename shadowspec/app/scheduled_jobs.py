@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated
 
+from shadowspec.app.exports import WantedExport, export_decisions, require_exportable
 from shadowspec.app.written_reports import period_settings
 from shadowspec.config import Config
-from shadowspec.errors import ConfigError
+from shadowspec.errors import ConfigError, UsageError
 from shadowspec.rollout.endpoint_run import GatePolicies
+from shadowspec.rollout.served_decision import describe, describe_orders
 from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.leader import Scheduler
 from shadowspec.scheduler.receivers import require_secret
+from shadowspec.scheduler.target_settings import FileTarget, TargetSettings
+from shadowspec.scheduler.targets import Renderer, StateExport
 from shadowspec.store import Store
 from shadowspec.types import Delivery
 from shadowspec.types.public_documents import PublicDocument, PublicValue, public
@@ -29,6 +34,7 @@ class ScheduledJob(PublicValue, frozen=True, kw_only=True):
     time_zone: Annotated[str, "zone.key"]
     does: Annotated[Sequence[str], "actions"]
     receivers: Sequence[str]
+    targets: Sequence[str]
     last_due_at: datetime | None
     next_due_at: datetime | None
 
@@ -86,7 +92,48 @@ def configured_scheduler(config: Config, crons: Mapping[str, Cron], store: Store
         {name: endpoint.policy for name, endpoint in config.endpoints.items()},
         {name: endpoint.rollout for name, endpoint in config.endpoints.items()},
     )
-    return Scheduler(store, config.schedule, dict(crons), policies, period_settings(config), config.live_jobs())
+    renderers = export_renderers(config, config.schedule.kept.values(), store)
+    reports, live = period_settings(config), config.live_jobs()
+    return Scheduler(store, config.schedule, dict(crons), policies, reports, live, renderers)
+
+
+def export_renderers(config: Config, targets: Iterable[TargetSettings], store: Store) -> dict[str, Renderer]:
+    """What makes each target's export.
+
+    Raises:
+        ConfigError: as `wanted_export`.
+    """
+    return {target.name: partial(_export, config, wanted_export(config, target), store) for target in targets}
+
+
+def wanted_export(config: Config, target: TargetSettings) -> WantedExport:
+    """What a target gets.
+
+    Raises:
+        ConfigError: it names an endpoint that is not configured, or none where it must, or pools are missing.
+    """
+    what = target.what
+    wanted = WantedExport(
+        form=what.format,
+        endpoint=what.endpoint,
+        max_age=timedelta(seconds=what.max_age_s),
+        gateway=what.gateway,
+        otherwise=what.otherwise,
+        is_routed=what.routed,
+        accepts_other_engine=what.accept_other_engine,
+        out=target.path if isinstance(target, FileTarget) else None,
+        is_unattended=True,
+    )
+    try:
+        require_exportable(config, wanted)
+    except UsageError as error:
+        raise ConfigError(f"{config.path}: schedule.targets.{target.name}: {error}") from error
+    return wanted
+
+
+def _export(config: Config, wanted: WantedExport, store: Store) -> StateExport:
+    document, served = export_decisions(config, wanted, store)
+    return StateExport(document.text, document.beside, (*describe(served.decisions), *describe_orders(served.orders)))
 
 
 def waiting_deliveries(store: Store) -> list[Delivery]:

@@ -13,8 +13,8 @@ from shadowspec.cli.console import print_json, require_folder_of, write_file
 from shadowspec.cli.options import DEFAULT_MAX_AGE, ConfigOption, ExpectEngineOption, MaxAgeOption
 from shadowspec.config import find_config, load_config
 from shadowspec.rollout.export.formats import FORMATS
-from shadowspec.rollout.export.routes import Pools, ServerPool
 from shadowspec.rollout.served_decision import describe, describe_orders
+from shadowspec.store import Store
 from shadowspec.text import parse_duration
 
 
@@ -31,7 +31,7 @@ def export(
     ],
     endpoint: Annotated[
         str | None,
-        typer.Option("--endpoint", "-e", metavar="NAME", help="The endpoint; default: the only one, for flagd all."),
+        typer.Option("--endpoint", "-e", metavar="NAME", help="The endpoint; default: the only one, or all in one."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write; default: standard output.")
@@ -46,11 +46,21 @@ def export(
         typer.Option("--routed", help="For the servers behind routes: they get only the slices that are on."),
     ] = False,
     speculative: Annotated[
-        str, typer.Option("--speculative", metavar="HOST:PORT", help="Routes: the pool of servers that speculate.")
-    ] = "speculative:8000",
+        str | None,
+        typer.Option(
+            "--speculative", metavar="HOST:PORT", help="Routes: servers that speculate; default: the endpoint's pools."
+        ),
+    ] = None,
     plain: Annotated[
-        str, typer.Option("--plain", metavar="HOST:PORT", help="Routes: the pool of servers that do not.")
-    ] = "plain:8000",
+        str | None,
+        typer.Option("--plain", metavar="HOST:PORT", help="Routes: servers that do not; default: the same."),
+    ] = None,
+    otherwise: Annotated[
+        str | None,
+        typer.Option(
+            "--otherwise", metavar="HOST:PORT", help="Routes: servers of requests of no endpoint, on shared hosts."
+        ),
+    ] = None,
     gateway: Annotated[
         str, typer.Option("--gateway", metavar="NAME", help="Routes: the Gateway that an HTTPRoute attaches to.")
     ] = "gateway",
@@ -66,16 +76,21 @@ def export(
     """
     require_folder_of(out)
     wanted = WantedExport(
-        form,
-        endpoint,
-        parse_duration(max_age),
-        expect_engine,
-        Pools(ServerPool.parse(speculative, "--speculative"), ServerPool.parse(plain, "--plain"), gateway),
-        routed,
-        accept_other_engine,
-        out,
+        form=form,
+        endpoint=endpoint,
+        max_age=parse_duration(max_age),
+        engine=expect_engine,
+        speculative=speculative,
+        plain=plain,
+        gateway=gateway,
+        otherwise=otherwise,
+        is_routed=routed,
+        accepts_other_engine=accept_other_engine,
+        out=out,
     )
-    document, served = export_decisions(load_config(find_config(config_path)), wanted)
+    config = load_config(find_config(config_path))
+    with Store.open(config.database_url) as store:
+        document, served = export_decisions(config, wanted, store)
     if as_json:
         print_json(export_document(form, document, served))
     elif out is None and document.instead is None:

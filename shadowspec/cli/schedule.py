@@ -18,6 +18,7 @@ from shadowspec.app.scheduled_jobs import (
     DeliveriesDocument,
     ScheduleDocument,
     configured_scheduler,
+    export_renderers,
     list_schedule,
     waiting_deliveries,
 )
@@ -26,8 +27,9 @@ from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError
 from shadowspec.scheduler.cron import crons_of
+from shadowspec.scheduler.http_pages import serving
 from shadowspec.scheduler.job_settings import JobSettings
-from shadowspec.scheduler.verdict_metrics import VerdictMetrics, serving
+from shadowspec.scheduler.verdict_metrics import VerdictMetrics
 from shadowspec.store import Store
 from shadowspec.types import Delivery
 
@@ -42,7 +44,7 @@ def schedule(
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run gates and send reports when they are due, by the section schedule of the configuration.
+    """Run gates, send reports and keep exports up to date, by the section schedule of the configuration.
 
     It also reads production's engines, where an endpoint names them (live). Several schedulers elect one leader. Jobs
     missed while none ran are run late.
@@ -74,7 +76,8 @@ def schedule(
             address = config.schedule.metrics_address
             names += [] if address is None else [f"metrics on http://{address}/metrics"]
             notes.print(f"scheduled: {', '.join(names)}", markup=False, highlight=False)
-            with serving(VerdictMetrics(store, config.terms), address):
+            pages = export_renderers(config, config.schedule.pages.values(), store)
+            with serving(VerdictMetrics(store, config.terms), pages, address):
                 scheduler.run(stopped)
             return
         if not scheduler.run_once():
@@ -90,13 +93,13 @@ def schedule(
 
 
 def _list(listed: ScheduleDocument, jobs: Mapping[str, JobSettings]) -> None:
-    table = Table("job", "when", "does", "receivers", "last due", "next due (UTC)", title="jobs", box=None)
+    table = Table("job", "when", "does", "receivers, targets", "last due", "next due (UTC)", title="jobs", box=None)
     for job in listed.jobs:
         cells = (
             job.job,
             f"{job.cron} {job.time_zone}" if job.cron else jobs[job.job].when,
             ", ".join(job.does),
-            ", ".join(job.receivers),
+            ", ".join((*job.receivers, *job.targets)),
         )
         table.add_row(*map(escape, (*cells, _moment(job.last_due_at), _moment(job.next_due_at))))
     results.print(table)
@@ -110,7 +113,7 @@ def _print_deliveries(deliveries: Sequence[Delivery]) -> None:
     if not deliveries:
         return
     table = Table(
-        "due (UTC)", "job", "receiver", "state", "attempts", "sent", "last error", title="deliveries", box=None
+        "due (UTC)", "job", "receiver, target", "state", "attempts", "sent", "last error", title="deliveries", box=None
     )
     for delivery in deliveries:
         cells = (

@@ -33,8 +33,10 @@ from shadowspec.config.template import suggest_key
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.check.answer import EndpointTerms
+from shadowspec.rollout.export.routes import Pools
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.job_settings import RECEIVERS, LiveSettings, ScheduleSettings
+from shadowspec.scheduler.target_settings import TARGETS, FileTarget
 from shadowspec.servers.engines import known_engine, prompt_rules_of, with_engine_rules
 from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.servers.server_settings import ServerSettings
@@ -69,6 +71,7 @@ class EndpointConfig:
     scores: tuple[str, ...] = ()  # scorers of both outputs: "json_valid", "package.module:function"
     servers: ServerSettings | None = None  # through which it is measured; None: by the engine in this process
     live: LiveSettings | None = None  # None: production is not read
+    pools: Pools | None = None  # None: named when its routes are exported
     sampling: ServedSampling = field(default_factory=ServedSampling)  # from which the rule has its defaults
 
     @property
@@ -325,6 +328,7 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         scores=section.scores,
         servers=section.servers,
         live=None if section.live is None else _with_guard(section.live, policy),
+        pools=section.pools,
         sampling=sampling,
     )
 
@@ -381,6 +385,7 @@ def _nest_document(document: Mapping[str, Any]) -> dict[str, Any]:
         zone = {key: schedule[key] for key in ("time_zone",) if key in schedule}
         _each_table(schedule, "jobs", lambda name, job: {**zone, **job, "(name)": name})
         _each_table(schedule, "receivers", lambda name, receiver: {**receiver, "(name)": name})
+        _each_table(schedule, "targets", lambda name, target: {**nest_table(FileTarget, target), "(name)": name})
     _each_table(nested, "endpoints", lambda _, endpoint: _nest_endpoint(endpoint))
     return nested
 
@@ -438,11 +443,11 @@ def _explain(path: Path, error: ValidationError, document: Mapping[str, Any]) ->
         ):
             continue  # pydantic leaves out faulty entries, then misses them
         message, parts = _describe(fault), _key_parts(fault["loc"], document)
-        if parts[:2] == ["schedule", "receivers"] and len(parts) > 2:
+        if len(parts) > 2 and parts[0] == "schedule" and parts[1] in ("receivers", "targets"):
             if fault["type"].startswith("union_tag"):
                 parts.append("kind")
             elif len(parts) > 3 and (kind := parts.pop(3)) and fault["type"] == "unexpected_keyword_argument":
-                message += f" of a receiver of kind {kind!r}"
+                message += f" of a {parts[1][:-1]} of kind {kind!r}"
         if message.endswith("is not a known key") and parts:
             missing = [
                 str(other_fault["loc"][-1])
@@ -473,7 +478,7 @@ def _describe(fault: Mapping[str, Any]) -> str:
         "float_type": f"must be a number, not {given}",
         "string_type": f"must be a string, not {given}",
         "string_pattern_mismatch": f"must be {wanted}",
-        "union_tag_invalid": f"must be one of {', '.join(RECEIVERS)}",
+        "union_tag_invalid": f"must be one of {', '.join(TARGETS if 'targets' in fault['loc'] else RECEIVERS)}",
     }
     text = re.sub(r"^(Value error, )?(\w+ should )?", lambda match: "must " if match[2] else "", fault["msg"])
     message = messages.get(fault["type"], text.replace(" after validation", ""))

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from shadowspec.config.dashboard_settings import DashboardSettings
 from shadowspec.quality.custom_scores import CONTRACT_VALID, JSON_VALID
+from shadowspec.rollout.export.routes import Pools
 from shadowspec.scheduler.job_settings import LiveSettings, ScheduleSettings
 from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.servers.server_settings import ServerSettings
@@ -240,6 +241,7 @@ class EndpointSection(ConfigSection):
     serving_engine: Text | None = None
     servers: ServerSettings | None = None
     live: LiveSettings | None = None
+    pools: Pools | None = None
     candidates: Annotated[tuple[CandidateSection, ...], Field(min_length=1)]
     gate: dict[str, Any] = Field(default={}, description="keys of the policy for this endpoint, without a policy file")
 

@@ -16,8 +16,10 @@ from zoneinfo import ZoneInfo
 from shadowspec.config.dashboard_settings import DashboardSettings, RoleSettings
 from shadowspec.config.sections import CandidateSection, ConfigSection, DatabaseSection, EndpointSection
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.rollout.export.routes import Pools
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, JobSettings, LiveSettings, ScheduleSettings
+from shadowspec.scheduler.target_settings import ConfigMapTarget, FileTarget, GitTarget, HttpTarget
 from shadowspec.servers.engines import ENGINES
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.kafka import KafkaSettings
@@ -140,8 +142,47 @@ hash_secret_file = "shadowspec.secret"
 # receivers = ["archive", "team", "chat"]  # names of the receivers of the report
 
 # [schedule.jobs.alerts]
-# on = ["alarm", "reversion", "verdict"]  # in place of cron: events that the job reports at once
+# on = ["alarm", "reversion", "verdict", "confirmed"]  # in place of cron: events that the job reports at once
 # receivers = ["team", "chat"]
+
+# [schedule.jobs.apply]
+# cron = "*/15 * * * *"  # and at once when a decision, an override or a rollout has changed
+# does = ["export"]
+# targets = ["routes", "repository"]  # names of the targets of the exports
+
+# [schedule.targets.routes]
+# kind = ~                     # this kind of target
+# path = "routes/envoy.yaml"   # file that is replaced when the export changes
+# format = "envoy"             # as of `shadowspec export`
+# endpoint = "chat"            # default: the only one; for flags and routes all
+# max_age_s = ~                # an ENABLE of older evidence is off
+# accept_other_engine = ~      # also export verdicts for another engine
+# routed = ~                   # for servers behind routes: only the slices that are on
+# gateway = ~                  # Gateway that an HTTPRoute attaches to
+# otherwise = "router:8000"    # servers of requests of no endpoint, where endpoints share hosts
+
+# [schedule.targets.repository]
+# kind = ~                      # this kind of target
+# format = "vllm"               # as above
+# endpoint = "chat"             # as above
+# repository = "/var/lib/shadowspec/deploy.git"  # clone, best a bare one; its working tree is not touched
+# path = "speculation/chat.json"  # file within the repository
+# branch = ~                    # branch that gets a commit for each change
+# remote = "origin"             # to which the branch is pushed; default: none
+
+# [schedule.targets.servers]
+# kind = ~               # this kind of target
+# format = "vllm"               # as above
+# endpoint = "chat"             # as above
+# config_map = "shadowspec"     # name of the ConfigMap, which is made if it is missing
+# key = "speculation.json"      # its key
+# namespace = "models"          # default: the pod's
+# api_url = ~                                 # address of Kubernetes' API
+# account_folder = "/var/run/secrets/kubernetes.io/serviceaccount"  # folder of the service account's token
+
+# [schedule.targets.flags]
+# kind = ~                     # this kind of target, at http://METRICS_ADDRESS/exports/NAME
+# format = "flagd"              # as above
 
 # [schedule.receivers.archive]
 # kind = "folder"              # this kind of receiver
@@ -244,6 +285,13 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # timeout_s = ~              # for a page
 # scored_drafts = ~          # drafts from which on a window has its full weight
 # run_length = ~             # average number of windows between two false alarms, at least
+# off_within_s = ~           # drafts later than this after an override are an alarm
+
+# Pools of servers that routes choose between (docs/routes.md).
+# [endpoints.chat.pools]
+# speculative = ~                   # HOST:PORT of the servers that speculate, or InferencePool/NAME
+# plain = ~             # HOST:PORT of those that do not
+# hosts = ["chat.example.com"]  # under which clients ask only for this endpoint; default: all that no other names
 
 # Heads that draft from the target's hidden states, as they are published (docs/proposers.md, Heads).
 # [[endpoints.chat.candidates]]
@@ -433,9 +481,14 @@ def config_template(policy: str = DEFAULT_POLICY_NAME, serving_engine: str = IN_
         "dashboard.roles": keys_of(RoleSettings),
         "schedule": keys_of(ScheduleSettings),
         "schedule.jobs.daily": keys_of(JobSettings),
+        "schedule.targets.routes": keys_of(FileTarget),
+        "schedule.targets.repository": keys_of(GitTarget),
+        "schedule.targets.servers": keys_of(ConfigMapTarget),
+        "schedule.targets.flags": keys_of(HttpTarget),
         "schedule.receivers.archive": keys_of(FolderSettings),
         "schedule.receivers.team": keys_of(EmailSettings),
         "endpoints.chat.live": keys_of(LiveSettings),
+        "endpoints.chat.pools": keys_of(Pools),
         "endpoints.served.servers": keys_of(ServerSettings),
     }
     written = _with_defaults(_CONFIG, tables).replace("serving_engine = @", f"serving_engine = {_text(serving_engine)}")

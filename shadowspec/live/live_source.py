@@ -61,6 +61,11 @@ class LiveSource:
         """Names of the plain pool's replicas."""
         return tuple(replica_name(url) for url in self.plain_urls)
 
+    @property
+    def all_replicas(self) -> tuple[str, ...]:
+        """Those of both pools."""
+        return (*self.replicas, *self.plain_replicas)
+
 
 def replica_name(url: str) -> str:
     """A replica as it is stored and named in messages."""

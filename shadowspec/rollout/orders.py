@@ -168,9 +168,11 @@ def state_words(record: OverrideRecord, now: datetime) -> str:
     """The override's state as text."""
     if record.clearing is not None:
         return f"cleared by {record.clearing.author}: {record.clearing.reason}"
+    shown = "".join(f"; {effect.reason}" for effect in record.effects[-1:])
     if record.override.expires_at is None:
-        return "in force"
-    return f"{'in force until' if record.is_active(now) else 'expired'} {record.override.expires_at:%Y-%m-%d %H:%M}"
+        return f"in force{shown}"
+    in_force = "in force until" if record.is_active(now) else "expired"
+    return f"{in_force} {record.override.expires_at:%Y-%m-%d %H:%M}{shown}"
 
 
 def _find_stored(store: Store, override_id: int) -> OverrideRecord:

@@ -1,4 +1,4 @@
-"""Sends one receiver's deliveries: stored as started, sent, stored as sent, in that order.
+"""Makes one receiver's or target's deliveries: stored as started, sent, stored as sent, in that order.
 
 A crash between sending and storing leaves a delivery only started: the next leader sends it again, with the same key
 and Message-ID, because whether it arrived cannot be known.  A receiver that fails waits, longer each time.
@@ -19,6 +19,8 @@ from shadowspec.reports.period.period_build import PeriodSettings, build_period_
 from shadowspec.reports.period.period_model import PeriodReport
 from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, ReceiverSettings, RetrySettings
 from shadowspec.scheduler.receivers import ReportMessage, error_kind, send_mail, send_to_folder, send_to_webhook
+from shadowspec.scheduler.target_settings import KeptTarget
+from shadowspec.scheduler.targets import Renderer, TargetError, keep
 from shadowspec.store import Store
 from shadowspec.types import Delivery, DeliveryState
 
@@ -70,20 +72,22 @@ class ReportCache:
         )
 
 
+Send = Callable[[], str | None]  # a remark for the log where something arrived in part
+Prepare = Callable[[Delivery], Send]
+
+
 class Deliverer:
-    """Delivers to one receiver.  `may_send` is checked before every step; after a no it begins nothing more."""
+    """Delivers to one place.  `may_send` is checked before every step; after a no it begins nothing more."""
 
     def __init__(
-        self,
-        store: Store,
-        receiver: ReceiverSettings,
-        reports: ReportCache,
-        retry: RetrySettings,
-        timeout_s: float,
-        may_send: Callable[[], bool],
+        self, store: Store, place: str, prepare: Prepare, retry: RetrySettings, may_send: Callable[[], bool]
     ) -> None:
-        self._store, self._receiver, self._reports = store, receiver, reports
-        self._retry, self._timeout_s, self._may_send = retry, timeout_s, may_send
+        """
+        Args:
+            prepare: what sends a delivery, made before it is asked whether it may.
+        """
+        self._store, self._place, self._prepare = store, place, prepare
+        self._retry, self._may_send = retry, may_send
 
     def run(self) -> None:
         """Send everything that is due now, oldest first, each once.
@@ -91,7 +95,7 @@ class Deliverer:
         Raises:
             ServiceUnavailableError, StoreError: the database is gone or refuses.
         """
-        for delivery in self._store.open_deliveries(self._receiver.name, datetime.now(UTC)):
+        for delivery in self._store.open_deliveries(self._place, datetime.now(UTC)):
             if not self._may_send():
                 return
             self._attempt(delivery)
@@ -103,39 +107,27 @@ class Deliverer:
         begun = replace(delivery, state=DeliveryState.SENDING, attempts=delivery.attempts + 1)
         self._store.keep_delivery(begun)
         try:
-            message = ReportMessage(begun, self._reports.report(delivery.job, delivery.due_at))
+            send = self._prepare(begun)
             if not self._may_send():
                 return
-            note = self._send(message)
+            note = send()
         except ServiceUnavailableError:  # the database: nothing was sent yet
             raise
         except Exception as error:
-            if isinstance(error, ConfigError):  # our message, which quotes no secret
+            if isinstance(error, ConfigError | TargetError):  # our message, which quotes no secret
                 _log.warning("%s", error)
             self._keep(self._fail(begun, error_kind(error)))
             return
         sent = replace(begun, state=DeliveryState.SENT, sent_at=datetime.now(UTC), last_error=note)
         self._keep(sent)
-        _log.info("job %s: report of %s delivered to %s", sent.job, sent.due_at.isoformat(), sent.receiver)
-
-    def _send(self, message: ReportMessage) -> str | None:
-        """Send it; a remark for the log where it arrived in part."""
-        receiver = self._receiver
-        if isinstance(receiver, FolderSettings):
-            send_to_folder(receiver, message)
-        elif isinstance(receiver, EmailSettings):
-            refused = send_mail(receiver, message, self._timeout_s)
-            return f"{refused} of {len(receiver.to)} addresses refused" if refused else None
-        else:
-            send_to_webhook(receiver, message, self._timeout_s)
-        return None
+        _log.info("job %s: delivery of %s made to %s", sent.job, sent.due_at.isoformat(), sent.receiver)
 
     def _fail(self, begun: Delivery, kind: str) -> Delivery:
         is_last = begun.attempts >= self._retry.max_attempts
         state = DeliveryState.FAILED if is_last else DeliveryState.PENDING
         wait = self._retry.wait_after(begun.attempts)
         _log.warning(
-            "job %s: report of %s not delivered to %s (%s), attempt %d; %s",
+            "job %s: delivery of %s to %s failed (%s), attempt %d; %s",
             begun.job,
             begun.due_at.isoformat(),
             begun.receiver,
@@ -155,3 +147,40 @@ class Deliverer:
                 if attempt == KEEP_ATTEMPTS - 1:
                     raise
                 time.sleep(KEEP_WAIT_S)
+
+
+def report_sender(receiver: ReceiverSettings, reports: ReportCache, timeout_s: float) -> Prepare:
+    """Sends the report of a delivery's period."""
+
+    def prepare(delivery: Delivery) -> Send:
+        message = ReportMessage(delivery, reports.report(delivery.job, delivery.due_at))
+
+        def send() -> str | None:
+            if isinstance(receiver, FolderSettings):
+                send_to_folder(receiver, message)
+            elif isinstance(receiver, EmailSettings):
+                refused = send_mail(receiver, message, timeout_s)
+                return f"{refused} of {len(receiver.to)} addresses refused" if refused else None
+            else:
+                send_to_webhook(receiver, message, timeout_s)
+            return None
+
+        return send
+
+    return prepare
+
+
+def export_keeper(target: KeptTarget, render: Renderer, timeout_s: float) -> Prepare:
+    """Keeps the export of now, whenever the delivery was asked for."""
+
+    def prepare(_: Delivery) -> Send:
+        export = render()
+
+        def send() -> None:
+            if keep(target, export, timeout_s):
+                reasons = "; ".join(export.reasons) or "nothing is decided"
+                _log.info("export %s has changed: %s", target.name, reasons)
+
+        return send
+
+    return prepare

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from shadowspec.errors import ConfigError
 from shadowspec.live.live_source import LiveSource
+from shadowspec.scheduler.target_settings import HttpTarget, KeptTarget, TargetSettings
 from shadowspec.types.settings import (
     GuardPolicy,
     Name,
@@ -27,7 +28,7 @@ from shadowspec.types.settings import (
 )
 
 PORTS: Final = {"tls": 465, "starttls": 587, "none": 25}
-ACTIONS: Final = ("gate", "report")  # in the order in which a job does them
+ACTIONS: Final = ("gate", "report", "export")  # in the order in which a job does them
 
 Address = Annotated[str, Field(pattern=r"^[^\s@<>,;:\"]+@[^\s@<>,;:\"]+$")]
 RECEIVERS: Final = ("folder", "email", "webhook")  # kinds
@@ -144,7 +145,8 @@ ReceiverSettings = Annotated[FolderSettings | EmailSettings | WebhookSettings, F
 class JobSettings:
     """One job: when it is due, and its actions.
 
-    A job has either a time (`cron`) or events (`on`), which it reports as soon as one of them has happened.
+    A job has either a time (`cron`) or events (`on`), which it reports as soon as one of them has happened.  A job that
+    exports is due as well as soon as a decision, an override or a rollout has changed.
 
     Raises:
         ValueError: the parts do not fit together.
@@ -152,19 +154,33 @@ class JobSettings:
 
     name: Annotated[str, Field(alias="(name)")]
     cron: Text | None = None
-    on: tuple[Literal["alarm", "reversion", "verdict"], ...] = ()
+    on: tuple[Literal["alarm", "reversion", "verdict", "confirmed"], ...] = ()
     zone: Annotated[ZoneInfo, Field(alias="time_zone")] = field(default_factory=_utc)  # in the file: the schedule's
-    does: Annotated[tuple[Literal["gate", "report"], ...], Field(min_length=1)] = ("report",)
+    does: Annotated[tuple[Literal["gate", "report", "export"], ...], Field(min_length=1)] = ("report",)
     receivers: tuple[Name, ...] = ()
+    targets: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
-        require_distinct(does=self.does, receivers=self.receivers, on=self.on)
+        require_distinct(does=self.does, receivers=self.receivers, on=self.on, targets=self.targets)
         if (self.cron is None) != bool(self.on):
             raise ValueError("cron: give either cron, the times of the job, or on, the events that it reports at once")
-        if self.on and "gate" in self.does:
-            raise ValueError("does: a job with events only reports; add another job for the gate")
+        if self.on and self.does != ("report",):
+            raise ValueError("does: a job with events only reports; add another job for the rest")
+        if self.exports and len(self.does) > 1:
+            raise ValueError("does: a job that exports does only that: a gate would hold an alarm up; add another job")
+        if self.exports != bool(self.targets):
+            raise ValueError("targets: a job that exports needs some, and one that does not takes none")
         if ("report" in self.does) != bool(self.receivers):
             raise ValueError("receivers: a job that reports needs some, and one that does not takes none")
+
+    @property
+    def exports(self) -> bool:
+        return "export" in self.does
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The names of its receivers, or of its targets."""
+        return self.receivers or self.targets
 
     @property
     def when(self) -> str:
@@ -202,12 +218,13 @@ class LiveSettings:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSettings:
-    """The whole schedule, by the names of jobs and receivers; cron expressions are read when something is scheduled.
+    """The whole schedule, by the names of jobs, receivers and targets.
 
+    Cron expressions are read when something is scheduled.
     `catch_up` is the number of missed periods of a job that get a report each.
 
     Raises:
-        ValueError: a job's receiver does not exist.
+        ValueError: a job's receiver or target does not exist, or is of another kind.
     """
 
     zone: Annotated[ZoneInfo, Field(alias="time_zone")] = field(default_factory=_utc)
@@ -217,9 +234,27 @@ class ScheduleSettings:
     retry: Annotated[RetrySettings, Field(alias="(retry)")] = RetrySettings()
     jobs: Mapping[Name, JobSettings] = field(default_factory=dict)
     receivers: Mapping[Name, ReceiverSettings] = field(default_factory=dict)
+    targets: Mapping[Name, TargetSettings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, job in self.jobs.items():
-            if unknown := [receiver for receiver in job.receivers if receiver not in self.receivers]:
-                known = ", ".join(self.receivers) or "none"
-                raise ValueError(f"jobs.{name}.receivers: there is no receiver {unknown[0]!r} (there are: {known})")
+            for key, places in (("receivers", self.receivers), ("targets", self.targets)):
+                if unknown := [place for place in getattr(job, key) if place not in places]:
+                    known = ", ".join(places) or "none"
+                    raise ValueError(f"jobs.{name}.{key}: there is no {key[:-1]} {unknown[0]!r} (there are: {known})")
+            if served := [target for target in job.targets if isinstance(self.targets[target], HttpTarget)]:
+                raise ValueError(f"jobs.{name}.targets: {served[0]} is served at any time; remove it from the job")
+        if both := sorted(self.receivers.keys() & self.targets.keys()):
+            raise ValueError(f"targets.{both[0]}: a receiver has this name; choose another one")
+        if self.metrics_address is None and self.pages:
+            raise ValueError(f"targets.{next(iter(self.pages))}: needs metrics_address, at which it is served")
+
+    @property
+    def pages(self) -> dict[str, HttpTarget]:
+        """The targets that are served."""
+        return {name: target for name, target in self.targets.items() if isinstance(target, HttpTarget)}
+
+    @property
+    def kept(self) -> dict[str, KeptTarget]:
+        """The targets that jobs write."""
+        return {name: target for name, target in self.targets.items() if not isinstance(target, HttpTarget)}

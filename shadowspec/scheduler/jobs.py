@@ -1,4 +1,4 @@
-"""Runs one job: a report's, or the reading of an endpoint's production engines for the live guard.
+"""Runs one job: a report's, an export's, or the reading of an endpoint's production engines for the live guard.
 
 Of a report's job due periods are stored first, then the gate runs, then the deliveries are stored.
 
@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.live.override_effects import observe_overrides
 from shadowspec.live.promise import UNWATCHED, unwatched_because
 from shadowspec.live.scrape import scrape_all
 from shadowspec.live.watch import Taken, Watched, alarm_words, take_scrapes, watch
@@ -29,7 +30,7 @@ from shadowspec.rollout.endpoint_run import GatePolicies, run_endpoints
 from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.job_settings import EmailSettings, JobSettings, LiveSettings, ScheduleSettings
 from shadowspec.store import Store
-from shadowspec.types import Delivery, FailedScrape, LiveScrape, Period, Pool
+from shadowspec.types import Delivery, FailedScrape, LiveScrape, OverrideEffect, Period, Pool
 
 SETTLE_S = 30.0  # that a report waits for a gate run which is on
 COMMIT_S = 1.0  # within which an order is committed after its time was taken
@@ -69,7 +70,7 @@ def prepare_due_periods(
         elif "report" in job.does:
             settle(store, policies.gate, SETTLE_S)
         run_period = replace(period, until=max(until, since or period.since), gate_outcome=outcome)
-        store.prepare_period(run_period, [_delivery(run_period, name, settings) for name in job.receivers])
+        store.prepare_period(run_period, [_delivery(run_period, name, settings) for name in job.places])
         since = run_period.until
         _log.info("job %s: the period due at %s is prepared", job.name, period.due_at.isoformat())
     return len(open_periods)
@@ -102,9 +103,41 @@ def report_events(store: Store, job: JobSettings, settings: ScheduleSettings, po
         open_periods = store.unprepared_periods(job.name)
     for period in open_periods:
         run_period = replace(period, until=period.due_at)
-        store.prepare_period(run_period, [_delivery(run_period, name, settings) for name in job.receivers])
+        store.prepare_period(run_period, [_delivery(run_period, name, settings) for name in job.places])
         _log.info("job %s: events up to %s are prepared", job.name, period.due_at.isoformat())
     return len(open_periods)
+
+
+@dataclass
+class ExportWatch:
+    """When a job that exports is due: at first, at its times, and as soon as something has changed that it exports.
+
+    A delivery has the state of the moment at which it is made, so that a crash at any point costs nothing: the next
+    leader begins with a delivery.
+    """
+
+    job: JobSettings
+    cron: Cron
+    seen: tuple[int | None, ...] | None = None
+
+    def prepare(self, store: Store, settings: ScheduleSettings) -> int:
+        """Prepare a delivery to every target, if it is due; how many periods were prepared.
+
+        Raises:
+            ServiceUnavailableError, StoreError: the database is gone or refuses; a later look does the rest.
+        """
+        now, pulse = datetime.now(UTC), store.pulse()
+        state = pulse.decision_id, pulse.override_id, pulse.num_clearings, pulse.rollout_id
+        last = store.last_period(self.job.name)
+        next_at = None if last is None else self.cron.next_after(last.due_at)
+        if self.seen == state and (next_at is None or next_at > now):
+            return 0
+        period = Period(self.job.name, now, since=now)
+        store.begin_periods([period])
+        deliveries = [_delivery(period, name, settings) for name in self.job.targets]
+        store.prepare_period(replace(period, until=now), deliveries)
+        self.seen = state
+        return 1
 
 
 def first_period(job: str, cron: Cron, now: datetime) -> Period:
@@ -128,7 +161,7 @@ def due_periods(cron: Cron, last: Period, now: datetime, catch_up: int) -> list[
 
 
 def _delivery(period: Period, receiver: str, settings: ScheduleSettings) -> Delivery:
-    email_settings = settings.receivers[receiver]
+    email_settings = settings.receivers.get(receiver)
     key = uuid.uuid4().hex  # kept before anything is sent, and so the same for every repeat
     domain = email_settings.sender.partition("@")[2] if isinstance(email_settings, EmailSettings) else None
     return Delivery(
@@ -178,6 +211,8 @@ class LiveRun:
     settings: LiveSettings
     taken: tuple[Taken, ...]
     watched: Watched
+    effects: tuple[OverrideEffect, ...]  # of overrides, newly observed
+    is_waiting: bool  # for production to show the effect of an override
 
     @property
     def failed(self) -> list[FailedScrape]:
@@ -213,7 +248,10 @@ def run_live(store: Store, endpoint: str, policy: GatePolicy, settings: LiveSett
     watched = watch(store, endpoint, settings.source.replicas, policy, settings.guard, datetime.now(UTC))
     if watched.ordered is not None:
         _log.warning("endpoint %s: override %d: %s", endpoint, watched.ordered, alarm_words(watched))
-    run = LiveRun(endpoint, settings, tuple(taken), watched)
+    effects, is_waiting = observe_overrides(store, endpoint, settings.source.all_replicas, settings.guard)
+    for effect in effects:
+        _log.log(logging.INFO if effect.is_off else logging.WARNING, "endpoint %s: %s", endpoint, effect.reason)
+    run = LiveRun(endpoint, settings, tuple(taken), watched, tuple(effects), is_waiting)
     begun = {taking.replica.replica for taking in taken if taking.window is None}
     for replica, why in run.unwatched.items():
         level = logging.WARNING if replica in begun else logging.DEBUG  # logged once, where counting begins

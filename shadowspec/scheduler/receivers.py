@@ -34,6 +34,7 @@ from shadowspec.reports.period.period_content import (
 )
 from shadowspec.reports.period.period_model import PeriodReport
 from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, ReceiverSettings, WebhookSettings
+from shadowspec.scheduler.targets import TargetError
 from shadowspec.text import write_whole
 from shadowspec.types import Delivery
 
@@ -72,7 +73,7 @@ class DeliveryError(ShadowSpecError):
 
 def error_kind(error: BaseException) -> str:
     """The class of an error, with a server's code where it has one."""
-    if isinstance(error, DeliveryError):
+    if isinstance(error, DeliveryError | TargetError):
         return error.kind
     name = type(error).__name__
     if isinstance(error, smtplib.SMTPResponseException):

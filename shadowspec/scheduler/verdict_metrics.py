@@ -6,18 +6,14 @@ figures, whether it leads or not.  docs/metrics.md describes them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shadowspec.errors import ConfigError
 from shadowspec.gate.verdict.current_verdict import active
 from shadowspec.reports.content.definitions import find_test
 from shadowspec.rollout.check.answer import CheckInput, EndpointTerms, Question
@@ -26,9 +22,6 @@ from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.store import Store
 from shadowspec.types import AUDITOR, GUARD, Decision, ReasonCode, Stage, Verdict
 
-_log = logging.getLogger(__name__)
-
-REQUEST_TIMEOUT_S: Final = 5.0
 FINGERPRINT_CHARACTERS: Final = 12  # as the worker's metrics name configs
 _HYPOTHESIS: Final = ("endpoint", "slice", "load", "config", "name")
 # Name without its prefix, meaning, labels.
@@ -123,34 +116,3 @@ def _add_decision(families: Mapping[str, GaugeMetricFamily], decision: Decision,
             value = getattr(speedup, bound)
             if value is not None and abs(value) != float("inf"):
                 families["speedup_ratio"].add_metric([*labels, bound], value)
-
-
-@contextmanager
-def serving(metrics: VerdictMetrics, address: str | None) -> Iterator[None]:
-    """Answer scrapes at HOST:PORT meanwhile (None: not at all).
-
-    Raises:
-        ConfigError: the address cannot be listened on.
-    """
-    if address is None:
-        yield
-        return
-    host, _, port = address.rpartition(":")
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    try:
-        server: Any
-        server, thread = start_http_server(int(port), host.strip("[]"), registry)
-    except OSError as error:
-        raise ConfigError(
-            f"schedule.metrics_address {address}: cannot be listened on ({error.strerror}); choose another port"
-        ) from error
-    # A client that connects and says nothing is let go, without a word.
-    server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": REQUEST_TIMEOUT_S})
-    server.handle_error = lambda *_: _log.debug("a scrape failed or its client went away", exc_info=True)
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

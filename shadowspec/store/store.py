@@ -164,6 +164,7 @@ class Store:
     add_override = writing(append_only_rows.add_override)
     clear_override = writing(append_only_rows.clear_override)
     append_rollouts = writing(append_only_rows.append_rollouts)
+    add_effects = writing(append_only_rows.add_effects)
     overrides = reading(append_only_rows.read_overrides)
     rollouts = reading(append_only_rows.read_rollouts)
     rollout_history = reading(append_only_rows.read_rollout_history)

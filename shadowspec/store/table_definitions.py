@@ -248,6 +248,15 @@ override_clearings = Table(  # append-only: an override is cleared once, or neve
     Column("cleared_at", UtcDateTime, nullable=False),
 )
 
+override_effects = Table(  # append-only: once that speculation is still on, and once that it is off
+    "override_effects",
+    metadata,
+    Column("override_id", BigInteger, ForeignKey("overrides.override_id"), primary_key=True, autoincrement=False),
+    Column("is_off", Boolean, primary_key=True),
+    Column("observed_at", UtcDateTime, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
 rollouts = Table(  # append-only: a row per change of stage or depth
     "rollouts",
     metadata,

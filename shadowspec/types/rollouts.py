@@ -104,11 +104,22 @@ class Clearing:
 
 
 @dataclass(frozen=True, slots=True)
+class OverrideEffect:
+    """What production's counters show after an override: that speculation is off, or that it is still on."""
+
+    override_id: int
+    is_off: bool
+    observed_at: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class OverrideRecord:
-    """An override with its clearing: the whole of its history."""
+    """An override with its clearing and its effects in production: the whole of its history."""
 
     override: Override
     clearing: Clearing | None
+    effects: tuple[OverrideEffect, ...] = ()
 
     def is_active(self, now: datetime) -> bool:
         """Whether it is in force.  It is from the moment it is stored, even if the storing machine's clock is ahead."""

@@ -147,11 +147,13 @@ class GuardPolicy:
     """How the live guard of one endpoint, which reads the counters of production engines, listens.
 
     `metric` is the policy's acceptance metric, `scored_drafts` S, `run_length` windows between false alarms.
+    `off_within_s` after an override speculation has to be off.
     """
 
     metric: Annotated[str, Field(alias="(metric)")] = FIRST_POSITION
     scored_drafts: Positive = 256
     run_length: Positive = 100_000
+    off_within_s: Seconds = 300.0
     num_replicas: Annotated[int, Field(alias="(num_replicas)")] = 1
 
     @property

@@ -360,7 +360,7 @@ def test_a_scheduler_that_leads_reads_again_and_again(
     config, stopped = load_config(tmp_path / "shadowspec.toml", {}), threading.Event()
     with Store.open(config.database_url) as store:
         policies = GatePolicies({"chat": config.endpoints["chat"].policy}, {})
-        scheduler = Scheduler(store, config.schedule, {}, policies, period_settings(config), config.live_jobs())
+        scheduler = Scheduler(store, config.schedule, {}, policies, period_settings(config), config.live_jobs(), {})
         thread = threading.Thread(target=scheduler.run, args=(stopped,))
         thread.start()
         deadline = time.monotonic() + PATIENCE_S

@@ -113,7 +113,7 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     )
     assert plain_dashboard == DashboardSettings()
     assert (shown.dashboard.access.local_role, shown.dashboard.access.roles.claim) == (DashboardRole.VIEWER, "email")
-    assert replace(shown.schedule, jobs={}, receivers={}, metrics_address=None) == ScheduleSettings()
+    assert replace(shown.schedule, jobs={}, receivers={}, targets={}, metrics_address=None) == ScheduleSettings()
     servers = shown.endpoints["served"].servers
     assert servers is not None
     server = ServerSettings(*servers.roots, servers.model, servers.device, servers.dtype)

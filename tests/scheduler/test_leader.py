@@ -143,7 +143,7 @@ def test_a_second_one_leaves_what_is_due_to_the_leader(new_database: Callable[[s
 
 
 def test_a_stopped_process_finds_that_its_term_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    term = LeaderTerm()
+    term = LeaderTerm({})
     assert term.is_on()
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + leader.TRUST_S + 1)
@@ -161,7 +161,7 @@ def test_nothing_is_sent_once_the_term_is_over(new_database: Callable[[str], str
         job = 'cron = "0 * * * *"\nreceivers = ["folder"]'
         config = config_of(tmp_path, url, job, FOLDER.format(tmp_path / "reports"))
         scheduler = scheduler_of(config, store)
-        assert scheduler._prepare_due(config.schedule.jobs["often"], LeaderTerm()) == 3
+        assert scheduler._prepare_due(config.schedule.jobs["often"], LeaderTerm({})) == 3
         (deliverer,) = scheduler._deliverers(lambda: False).values()
         deliverer.run()
         assert not (tmp_path / "reports").exists()

@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.check.answer import EndpointTerms
-from shadowspec.scheduler.verdict_metrics import VerdictMetrics, serving
+from shadowspec.scheduler.http_pages import serving
+from shadowspec.scheduler.verdict_metrics import VerdictMetrics
 from shadowspec.store import Store
 from shadowspec.types import GUARD, Decision, EvidenceSummary, Override, Stage, TestResult, Verdict
 from tests.services import PATIENCE_S, free_port
@@ -45,7 +46,7 @@ def scrape(store: Store) -> Samples:
     """By name and the label that tells samples of a family apart; the other labels are the same in all of them."""
     address = f"127.0.0.1:{free_port()}"
     with (
-        serving(VerdictMetrics(store, {"chat": TERMS}), address),
+        serving(VerdictMetrics(store, {"chat": TERMS}), {}, address),
         urllib.request.urlopen(f"http://{address}/metrics") as answer,
     ):
         text = answer.read().decode()
@@ -121,18 +122,18 @@ def test_an_address_that_is_taken_is_named(store: Store) -> None:
     address = f"127.0.0.1:{free_port()}"
     metrics = VerdictMetrics(store)
     with (
-        serving(metrics, address),
+        serving(metrics, {}, address),
         pytest.raises(ConfigError, match=f"metrics_address {address}: cannot be listened on"),
-        serving(metrics, address),
+        serving(metrics, {}, address),
     ):
         pass
 
 
 def test_a_client_that_says_nothing_is_let_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shadowspec.scheduler.verdict_metrics.REQUEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("shadowspec.scheduler.http_pages.REQUEST_TIMEOUT_S", 0.1)
     port = free_port()
     with (
-        serving(VerdictMetrics(store), f"127.0.0.1:{port}"),
+        serving(VerdictMetrics(store), {}, f"127.0.0.1:{port}"),
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as silent,
     ):
         assert silent.recv(1) == b""

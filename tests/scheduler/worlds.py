@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from shadowspec.app.scheduled_jobs import export_renderers
 from shadowspec.config import Config, load_config
 from shadowspec.reports.period.period_build import PeriodSettings
 from shadowspec.rollout.endpoint_run import GatePolicies
@@ -40,7 +41,8 @@ def config_of(folder: Path, url: str, job: str, *receivers: str) -> Config:
 def scheduler_of(config: Config, store: Store, policies: Mapping[str, Any] | None = None) -> Scheduler:
     crons = crons_of(config.path, config.schedule.jobs)
     gates = GatePolicies({name: endpoint.policy for name, endpoint in config.endpoints.items()}, dict(policies or {}))
-    return Scheduler(store, config.schedule, crons, gates, PeriodSettings(data_note="Made up."), {})
+    renderers = export_renderers(config, config.schedule.kept.values(), store)
+    return Scheduler(store, config.schedule, crons, gates, PeriodSettings(data_note="Made up."), {}, renderers)
 
 
 def fill(store: Store) -> None:

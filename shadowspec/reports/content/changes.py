@@ -18,6 +18,7 @@ class ChangeKind(StrEnum):
     ALARM = "alarm"  # what was proven no longer holds: by a detector, or by a fault or memory over budget
     OVERRIDE_SET = "override_set"
     VERDICT = "verdict"
+    CONFIRMED = "confirmed"  # production's counters show that an order has switched speculation off
     ALARM_CLEARED = "alarm_cleared"
     OVERRIDE_CLEARED = "override_cleared"
     OVERRIDE_EXPIRED = "override_expired"

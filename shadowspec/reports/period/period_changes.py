@@ -177,6 +177,11 @@ def _of_overrides(records: Iterable[OverrideRecord], since: datetime, until: dat
             )
             kind = ChangeKind.ALARM if override.author in (AUDITOR, GUARD) else ChangeKind.OVERRIDE_SET
             changes.append(_of_order(override, override.created_at, kind, f"{override.verdict} {ends}"))
+        for effect in record.effects:
+            if since <= effect.observed_at < until:
+                kind = ChangeKind.CONFIRMED if effect.is_off else ChangeKind.ALARM
+                shown = Change.of_order(override, effect.observed_at, kind, effect.reason, override_text(override))
+                changes.append(shown)
         if clearing is not None and since <= clearing.cleared_at < until:
             what = f"override {override.override_id} cleared by {clearing.author}: {clearing.reason}"
             changes.append(_of_order(override, clearing.cleared_at, ChangeKind.OVERRIDE_CLEARED, what))

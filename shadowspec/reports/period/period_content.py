@@ -31,6 +31,7 @@ KIND_TITLE: Final = {
     ChangeKind.ALARM: "Alarm",
     ChangeKind.OVERRIDE_SET: "Override",
     ChangeKind.VERDICT: "Verdict",
+    ChangeKind.CONFIRMED: "Confirmed off",
     ChangeKind.ALARM_CLEARED: "Alarm over",
     ChangeKind.OVERRIDE_CLEARED: "Override cleared",
     ChangeKind.OVERRIDE_EXPIRED: "Override expired",
@@ -42,6 +43,7 @@ KIND_TITLE: Final = {
 KIND_TONE: Final = {
     ChangeKind.ALARM: "bad",
     ChangeKind.OVERRIDE_SET: "bad",
+    ChangeKind.CONFIRMED: "good",
     ChangeKind.ALARM_CLEARED: "good",
     ChangeKind.OVERRIDE_CLEARED: "good",
     ChangeKind.OVERRIDE_EXPIRED: "warn",

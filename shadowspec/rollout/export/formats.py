@@ -29,6 +29,7 @@ class ExportFormat(StrEnum):
 
 
 FORMATS: Final = (*ENGINES, *ExportFormat)
+ROUTES: Final = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.ENVOY)
 
 
 def require_engine(form: str, schedules: Iterable[Schedule], *, is_accepted: bool) -> list[str]:

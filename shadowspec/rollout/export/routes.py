@@ -1,4 +1,4 @@
-"""Routes by slice between two pools of servers, one that speculates and one that does not.
+"""Routes by slice between two pools of servers, one that speculates and one that does not: what is routed.
 
 A gateway reads the slice of a request from headers that `shadowspec classify` sets.  Only slices that are on go to
 the speculative pool; all other requests, those without a slice included, go to the plain pool.  A pool runs one draft
@@ -8,31 +8,26 @@ it.  The pool may hold no more requests than the smallest of the slices' largest
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from hashlib import sha256
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, Field
 
 from shadowspec.errors import UsageError
 from shadowspec.rollout.export.load_schedule import Schedule, endpoint_schedule, slice_schedules
 from shadowspec.rollout.served_decision import ServedDecision
-from shadowspec.servers.engines.export_parts import BatchRange, Export, comment_lines
+from shadowspec.servers.engines.export_parts import BatchRange
 from shadowspec.types import ENDPOINT_HEADER, SLICE_HEADER, Override, SpeculationConfig, slice_tag
-from shadowspec.types.settings import LAST_PORT
+from shadowspec.types.settings import LAST_PORT, require_distinct
 from shadowspec.types.speculation import draft_key
 
 SPECULATIVE, PLAIN = "speculative", "plain"
 INFERENCE_POOL: Final = "InferencePool"  # of the Gateway API Inference Extension (v1)
 INFERENCE_GROUP: Final = "inference.networking.k8s.io"
 WEIGHTS: Final = 1_000  # a share in whole parts of this, rounded down
-MAX_RULES: Final = 16  # of one HTTPRoute
-MAX_MATCHES: Final = 64  # of one rule; Gateway API allows 128 in all rules together
-MAX_ALL_MATCHES: Final = 128
-NAME_DIGITS: Final = 8  # of the digest that tells names apart which are written alike
-DEFAULT_GROUP: Final = "default"  # LiteLLM's tag of deployments for requests without a known tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +75,39 @@ class ServerPool:
         return {"name": self.host, "port": self.port}
 
 
+def _pool_address(text: str) -> str:
+    try:
+        ServerPool.parse(text, "the pool")
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+PoolAddress = Annotated[str, AfterValidator(_pool_address)]
+HostName = Annotated[str, Field(pattern=r"^(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
+
+
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Both pools, and the name of the gateway that an HTTPRoute attaches to."""
+    """[endpoints.NAME.pools]: the pools that routes choose between.
 
-    speculative: ServerPool
-    plain: ServerPool
-    gateway: str = "gateway"
+    `hosts` are names of the gateway under which clients ask only for this endpoint; without any it shares the others.
+    """
+
+    speculative: PoolAddress = "speculative:8000"
+    plain: PoolAddress = "plain:8000"
+    hosts: tuple[HostName, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_distinct(hosts=self.hosts)
+
+    @property
+    def speculative_pool(self) -> ServerPool:
+        return ServerPool.parse(self.speculative, "speculative")
+
+    @property
+    def plain_pool(self) -> ServerPool:
+        return ServerPool.parse(self.plain, "plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,140 +230,3 @@ def _pool_schedule(endpoint: str, routed: Sequence[Schedule]) -> Schedule:
     ranges = (BatchRange(1, last, routed[0].max_num_speculative_tokens, ids), BatchRange(last + 1, None, 0))
     expires_at = min(schedule.expires_at for schedule in routed if schedule.expires_at is not None)
     return Schedule(endpoint, "", routed[0].config, ranges, behind, expires_at=expires_at)
-
-
-def litellm(routes: Routes, pools: Pools, served_models: Sequence[str]) -> Export:
-    """LiteLLM's proxy configuration with tag-based routing.
-
-    Each model name has a deployment in either pool.  Requests without a known tag go to the one tagged `default`, which
-    is plain.  LiteLLM keeps a tagged request from other deployments even if all of its own are down, so a fallback
-    group leads to the plain pool.
-    """
-    hosts = (pool.address for pool in (pools.speculative, pools.plain))
-    speculative, plain = (f"http://{host}:{port}/v1" for host, port in hosts)
-    deployments: list[dict[str, Any]] = []
-    fallbacks = []
-    by_share: dict[float, list[Route]] = defaultdict(list)
-    for route in routes.on:
-        by_share[route.share].append(route)
-    for model in served_models:
-        backup = f"{model}-{PLAIN}"
-        for routed in by_share.values():
-            tags, weights = [route.tag for route in routed], routed[0].weights
-            deployments.append(_deployment(model, model, speculative, tags, weights[0]))
-            if weights[1]:
-                deployments.append(_deployment(model, model, plain, tags, weights[1]))
-        deployments += [
-            _deployment(model, model, plain, [DEFAULT_GROUP]),
-            _deployment(backup, model, plain, [DEFAULT_GROUP]),
-        ]
-        fallbacks.append({model: [backup]})
-    document = {
-        "model_list": deployments,
-        "router_settings": {"enable_tag_filtering": True, "fallbacks": fallbacks},
-    }
-    return _commented(routes, document)
-
-
-def _deployment(group: str, model: str, url: str, tags: list[str], weight: int | None = None) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"model": f"hosted_vllm/{model}", "api_base": url, "tags": tags}
-    if weight is not None:
-        parameters["weight"] = weight
-    return {"model_name": group, "litellm_params": parameters}
-
-
-def httproute(routes: Routes, pools: Pools) -> Export:
-    """A Gateway API HTTPRoute (v1) that matches the header of the slice.
-
-    Raises:
-        UsageError: more slices are on than an HTTPRoute can match.
-    """
-    by_share: dict[float, list[Route]] = defaultdict(list)
-    for route in routes.on:
-        by_share[route.share].append(route)
-    groups = [
-        (routed[0].weights, routed[start : start + MAX_MATCHES])
-        for routed in by_share.values()
-        for start in range(0, len(routed), MAX_MATCHES)
-    ]
-    if len(groups) >= MAX_RULES or len(routes.on) >= MAX_ALL_MATCHES:
-        raise UsageError(
-            f"export --format httproute: {len(routes.on)} slices with {len(by_share)} shares exceed an HTTPRoute's "
-            f"{MAX_RULES} rules or {MAX_ALL_MATCHES} matches; use --format envoy, or slice by fewer labels"
-        )
-    rules: list[dict[str, Any]] = [
-        {
-            "matches": [
-                {"headers": [{"type": "Exact", "name": route.header[0], "value": route.header[1]}]} for route in routed
-            ],
-            "backendRefs": [
-                {**pool.backend, "weight": weight}
-                for pool, weight in zip((pools.speculative, pools.plain), weights, strict=True)
-                if weight
-            ],
-        }
-        for weights, routed in groups
-    ]
-    rules.append({"backendRefs": [pools.plain.backend]})
-    metadata: dict[str, Any] = {"name": f"shadowspec-{_resource_name(routes.endpoint)}"}
-    if routes.expires_at is not None:
-        metadata["annotations"] = {"shadowspec/expires-at": routes.expires_at.isoformat()}
-    document = {
-        "apiVersion": "gateway.networking.k8s.io/v1",
-        "kind": "HTTPRoute",
-        "metadata": metadata,
-        "spec": {"parentRefs": [{"name": pools.gateway}], "rules": rules},
-    }
-    return _commented(routes, document)
-
-
-def envoy(routes: Routes, pools: Pools) -> Export:
-    """Envoy's route configuration and clusters, as fragments of a static or a file-based dynamic configuration."""
-    listed: list[dict[str, Any]] = []
-    resource = f"shadowspec-{_resource_name(routes.endpoint)}"
-    speculative, plain = f"{resource}-{SPECULATIVE}", f"{resource}-{PLAIN}"
-    for route in routes.on:
-        name, value = route.header
-        match = {"prefix": "/", "headers": [{"name": name, "string_match": {"exact": value}}]}
-        weights = [
-            {"name": pool, "weight": weight}
-            for pool, weight in zip((speculative, plain), route.weights, strict=True)
-            if weight
-        ]
-        target = {"weighted_clusters": {"clusters": weights}} if len(weights) > 1 else {"cluster": speculative}
-        listed.append({"match": match, "route": {**target, "timeout": "0s"}})
-    listed.append({"match": {"prefix": "/"}, "route": {"cluster": plain, "timeout": "0s"}})
-    document = {
-        "route_config": {
-            "name": resource,
-            "virtual_hosts": [{"name": "llm", "domains": ["*"], "routes": listed}],
-        },
-        "clusters": [_cluster(speculative, pools.speculative), _cluster(plain, pools.plain)],
-    }
-    return _commented(routes, document)
-
-
-def _cluster(name: str, pool: ServerPool) -> dict[str, Any]:
-    host, port = pool.address
-    address = {"socket_address": {"address": host, "port_value": port}}
-    return {
-        "name": name,
-        "type": "STRICT_DNS",
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
-        },
-    }
-
-
-def _resource_name(endpoint: str) -> str:
-    """The endpoint's name as a name of Kubernetes: lower case, without underscores, and another for every endpoint."""
-    name = "".join(character if character.isalnum() else "-" for character in endpoint.lower()).strip("-")
-    return name if name == endpoint else f"{name}-{sha256(endpoint.encode()).hexdigest()[:NAME_DIGITS]}".strip("-")
-
-
-def _commented(routes: Routes, document: Mapping[str, Any]) -> Export:
-    """The document as YAML: JSON, which YAML includes, below comments."""
-    remarks = routes.describe()
-    text = "".join(f"{line}\n" for line in comment_lines(remarks)) + json.dumps(document, indent=2) + "\n"
-    return Export(text, tuple(remarks))

@@ -33,7 +33,8 @@ _VERDICT = "SELECT (decision_id, endpoint, slice_key, concurrency, fingerprint, 
 
 _GATE = Rights(
     _EVERYTHING
-    | dict.fromkeys(("decisions", "test_snapshots", "rollouts", "folds", "overrides"), "SELECT, INSERT")
+    | dict.fromkeys(("decisions", "test_snapshots", "rollouts", "folds"), "SELECT, INSERT")
+    | dict.fromkeys(("overrides", "override_effects"), "SELECT, INSERT")
     | dict.fromkeys(
         ("evidence", "evidence_endpoints", "evidence_cursors", "evidence_keys", "evidence_blocks", "audit_states"),
         "SELECT, INSERT, UPDATE, DELETE",

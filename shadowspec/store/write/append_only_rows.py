@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Final, TypedDict
@@ -9,12 +10,21 @@ from typing import Final, TypedDict
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, select
 
 from shadowspec.errors import UsageError
-from shadowspec.store.table_definitions import cost_surfaces, evaluations, override_clearings, overrides, rollouts
+from shadowspec.store import bulk
+from shadowspec.store.table_definitions import (
+    cost_surfaces,
+    evaluations,
+    override_clearings,
+    override_effects,
+    overrides,
+    rollouts,
+)
 from shadowspec.types import (
     Clearing,
     CostKey,
     Evaluation,
     Override,
+    OverrideEffect,
     OverrideRecord,
     PairedScore,
     ProfiledCosts,
@@ -60,6 +70,13 @@ def clear_override(connection: Connection, clearing: Clearing) -> None:
     connection.execute(insert(override_clearings), asdict(clearing))
 
 
+def add_effects(connection: Connection, effects: Iterable[OverrideEffect]) -> None:
+    """Append what was observed; the first observation of a kind stays."""
+    names = tuple(field.name for field in fields(OverrideEffect))
+    values = [tuple(getattr(effect, name) for name in names) for effect in effects]
+    bulk.insert_new(connection, override_effects, names, values)
+
+
 def read_overrides(connection: Connection, endpoint: str | None = None) -> list[OverrideRecord]:
     """Every override ever set (of one endpoint), oldest first, with when and by whom it was cleared."""
     return _read_overrides(connection, *(() if endpoint is None else (overrides.c.endpoint == endpoint,)))
@@ -77,15 +94,20 @@ def _read_overrides(connection: Connection, *conditions: ColumnElement[bool]) ->
         .where(*conditions)
         .order_by(overrides.c.override_id)
     )
-    return [_override(row) for row in connection.execute(statement).mappings()]
+    effects: dict[int, list[OverrideEffect]] = defaultdict(list)
+    of_these = override_effects.c.override_id.in_(select(overrides.c.override_id).where(*conditions))
+    observed = select(override_effects).where(of_these).order_by(override_effects.c.observed_at)
+    for row in connection.execute(observed).mappings():
+        effects[row["override_id"]].append(OverrideEffect(**row))
+    return [_override(row, tuple(effects[row["override_id"]])) for row in connection.execute(statement).mappings()]
 
 
-def _override(row: RowMapping) -> OverrideRecord:
+def _override(row: RowMapping, effects: tuple[OverrideEffect, ...]) -> OverrideRecord:
     entry = {name: row[name] for name in overrides.c.keys()}  # noqa: SIM118 - a table's columns, no dict
     clearing = None
     if row["cleared_at"] is not None:
         clearing = Clearing(row["override_id"], row["clearing_reason"], row["clearing_author"], row["cleared_at"])
-    return OverrideRecord(Override(**(entry | {"verdict": Verdict(row["verdict"])})), clearing)
+    return OverrideRecord(Override(**(entry | {"verdict": Verdict(row["verdict"])})), clearing, effects)
 
 
 def append_rollouts(connection: Connection, changed: Iterable[Rollout]) -> None:

@@ -93,7 +93,7 @@ def explanation(measured: Measured) -> None:
 def scheduled_job(measured: Measured) -> None:
     make_due(measured.store)
     scheduler = scheduler_of(measured.config, measured.store, {ENDPOINT: RolloutPolicy()})
-    assert scheduler._prepare_due(measured.config.schedule.jobs["often"], LeaderTerm())
+    assert scheduler._prepare_due(measured.config.schedule.jobs["often"], LeaderTerm({}))
     assert measured.store.latest_decisions(ENDPOINT)
 
 
