@@ -14,6 +14,7 @@ from typing import Final
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
+from shadowspec.live.causes import plausible_causes
 from shadowspec.live.guard import (
     MAX_UNITS,
     Guarded,
@@ -65,6 +66,7 @@ class Watched:
     promise: Promise | None
     replicas: tuple[Guarded, ...]
     ordered: int | None = None
+    causes: tuple[str, ...] = ()  # plausible ones of the alarms
 
     @property
     def alarms(self) -> tuple[Guarded, ...]:
@@ -102,7 +104,8 @@ def watch(
     its evidence, because its speculation is still served.
     """
     with store.endpoint_lock(f"live guard of {endpoint}"):
-        promise = promise_of(read_endpoint_decisions(store, endpoint, gate_policy, now).current)
+        decisions = read_endpoint_decisions(store, endpoint, gate_policy, now).current
+        promise = promise_of(decisions)
         if promise is None:
             return Watched(endpoint, None, ())
         promise = from_then(promise, _last_cleared(store.overrides(endpoint)))
@@ -113,18 +116,24 @@ def watch(
             for name in replicas
         )
         watched = Watched(endpoint, promise, guarded)
-        return replace(watched, ordered=store.add_override(_order(watched, now))) if watched.alarms else watched
+        if not watched.alarms:
+            return watched
+        known = {name: replica for name, replica in store.live_replicas(endpoint).items() if name in replicas}
+        causes = plausible_causes([alarm.replica for alarm in watched.alarms], known, windows, decisions, now)
+        watched = replace(watched, causes=tuple(causes))
+        return replace(watched, ordered=store.add_override(_order(watched, now)))
 
 
 def alarm_words(watched: Watched) -> str:
-    """An alarm's sentence: the replicas, their acceptance, and the promise."""
+    """An alarm's sentences: the replicas, their acceptance, the promise, and what it looks like."""
     assert watched.promise is not None, "an alarm without a promise"
     sentences = [
         f"{alarm.replica} accepts {percent(alarm.newest_rate)} in its newest window, "
         f"{percent(alarm.rate)} in the {plural(alarm.detector.num_units, 'window')} since then"
         for alarm in watched.alarms
     ]
-    return f"live alarm: at least {percent(watched.promise.rate)} was promised at ENABLE; {'; '.join(sentences)}"
+    promised = f"live alarm: at least {percent(watched.promise.rate)} was promised at ENABLE; {'; '.join(sentences)}"
+    return f"{promised}. Look first at: {'; '.join(watched.causes)}" if watched.causes else promised
 
 
 def _order(watched: Watched, now: datetime) -> Override:
