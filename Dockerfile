@@ -40,7 +40,7 @@ RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     [ ! -s /run/secrets/certificates ] || export PIP_CERT=/run/secrets/certificates; \
     sed '/^torch==/d' constraints.txt > constraints.image.txt; \
     pip install --quiet --constraint constraints.image.txt setuptools; \
-    pip install --no-build-isolation --constraint constraints.image.txt '.[dashboard,schedule,sql]'; \
+    pip install --no-build-isolation --constraint constraints.image.txt '.[classify,dashboard,schedule,sql]'; \
     pip uninstall --quiet --yes pip; \
     find /opt/shadowspec/lib/python3*/site-packages/{pandas,pyarrow,scipy} -name tests -prune -exec rm -r {} +
 

@@ -170,7 +170,7 @@ def test_probes_and_grace_fit_the_configuration(name: str, tmp_path: Path) -> No
     for document in documents:
         if document["kind"] == "PodDisruptionBudget":
             component = document["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
-            assert component in {"worker", "scheduler"}
+            assert component in {"worker", "scheduler", "classifier"}
             assert document["spec"]["maxUnavailable"] == 1
 
 

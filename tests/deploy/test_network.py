@@ -16,7 +16,7 @@ from tests.deploy.manifests import Document, build, named, pods
 
 OUTSIDE = "outside"  # of the cluster: a policy names it by its address alone
 DATABASE = "postgres.database.svc:5432"  # of the secrets' URLs, in docs/kubernetes.md
-COMPONENTS = {"worker", "scheduler", "dashboard", "retention", "migrate"}
+COMPONENTS = {"worker", "scheduler", "classifier", "dashboard", "retention", "migrate"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,10 @@ def peer_of(address: str) -> Peer:
 
 def contacted(component: str, config: Config | None) -> set[Peer]:
     """Every host that a component contacts, by its configuration."""
-    found = {Peer("kube-system", "kube-dns", 53), Peer("kube-system", "kube-dns", 53, "UDP"), peer_of(DATABASE)}
+    found = {Peer("kube-system", "kube-dns", 53), Peer("kube-system", "kube-dns", 53, "UDP")}
+    if component == "classifier":
+        return found
+    found.add(peer_of(DATABASE))
     if config is None or component in ("retention", "migrate"):
         return found
     if component == "worker":
@@ -63,9 +66,16 @@ def contacted(component: str, config: Config | None) -> set[Peer]:
 def allowed(documents: list[Document], labels: dict[str, str]) -> set[Peer]:
     """Every peer that the policies of a pod let it reach."""
     policies = [document["spec"] for document in documents if document["kind"] == "NetworkPolicy"]
-    rows = [spec for spec in policies if spec["podSelector"].get("matchLabels", {}).items() <= labels.items()]
+    rows = [spec for spec in policies if _selects(spec["podSelector"], labels)]
     assert any("Egress" in spec["policyTypes"] for spec in rows), "nothing is denied"
     return {peer for spec in rows for rule in spec.get("egress", ()) for peer in _peers(rule)}
+
+
+def _selects(selector: Document, labels: dict[str, str]) -> bool:
+    excluded = selector.get("matchExpressions", ())
+    assert all(each["operator"] == "NotIn" for each in excluded)
+    is_excluded = any(labels.get(each["key"]) in each["values"] for each in excluded)
+    return not is_excluded and selector.get("matchLabels", {}).items() <= labels.items()
 
 
 def _peers(rule: Document) -> Iterator[Peer]:
