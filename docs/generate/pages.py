@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import codes, database, licences, metrics, schemas, settings, support
+from docs.generate import capture_figures, codes, database, licences, metrics, schemas, settings, support
 
 DOCS = Path(__file__).parents[1]
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "capture.md": {"capture": capture_figures.capture},
     "configuration.md": {"configuration": settings.configuration},
     "policy.md": {"policy": settings.policy},
     "json.md": {"documents": schemas.documents},

@@ -14,12 +14,11 @@ from shadowspec.app.before_loading import require_mirror
 from shadowspec.app.progress_bar import notes
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption, MaxMessagesOption
-from shadowspec.cli.produce import flush_patiently
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import UsageError
 from shadowspec.tap.dead_letter_topic import DeadLetter, make_retry_message, read_dead_letters
 from shadowspec.tap.kafka import KafkaSettings
-from shadowspec.tap.kafka.producer import TopicWriter
+from shadowspec.tap.kafka.producer import TopicWriter, deliver
 from shadowspec.types.public_documents import PublicDocument, PublicValue, public, shows
 
 REPLAY_BATCH = 500  # messages in hand at a time
@@ -126,8 +125,8 @@ def replay(
                 writer.send(make_retry_message(letter))
                 num_replayed += 1
                 if num_replayed % REPLAY_BATCH == 0:
-                    flush_patiently(writer)
-        flush_patiently(writer)
+                    deliver(writer)
+        deliver(writer)
     if as_json:
         print_json(
             ReplayedLettersDocument(

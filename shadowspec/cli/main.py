@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "run": ("Measure", "run.run"),
     "worker": ("Measure", "worker.worker"),
     "produce": ("Measure", "produce.produce"),
+    "tail": ("Measure", "tail.tail"),
     "replay": ("Measure", "replay.replay"),
     "backfill": ("Measure", "backfill.backfill"),
     "export-training": ("Measure", "export_training.export_training_data"),

@@ -11,19 +11,28 @@ from typing import Annotated
 import typer
 
 from shadowspec.app.progress_bar import progress_bar
+from shadowspec.capture.capture_settings import kafka_settings
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxMessagesOption
 from shadowspec.config import find_config, load_config
-from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError
+from shadowspec.errors import ConfigError, UsageError
 from shadowspec.tap.kafka import KafkaSettings
-from shadowspec.tap.kafka.producer import Arrival, Pace, TopicWriter, arrival, batches
+from shadowspec.tap.kafka.arrivals import Arrival, Pace, arrival, batches
+from shadowspec.tap.kafka.producer import TopicWriter, deliver
 from shadowspec.tap.sources import read_records, require_file
 from shadowspec.types.public_documents import PublicDocument
 
 MAX_BATCH_MESSAGES = 2_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 TICK_S = 0.02  # messages that are due within it go together
-PATIENCE_S = 120.0  # of waiting for a broker that is gone
+
+TopicOption = Annotated[str, typer.Option("--topic", "-t", help="Topic to write to; it must exist.")]
+BrokersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers", metavar="HOST:PORT,...", help="Brokers to use without login instead of [kafka]."
+    ),
+]
 
 
 class ProduceDocument(PublicDocument, frozen=True, kw_only=True):
@@ -38,14 +47,9 @@ class ProduceDocument(PublicDocument, frozen=True, kw_only=True):
 
 def produce(
     files: FilesArgument,
-    topic: Annotated[str, typer.Option("--topic", "-t", help="Topic to write to; it must exist.")],
+    topic: TopicOption,
     config_path: ConfigOption = None,
-    bootstrap_servers: Annotated[
-        str | None,
-        typer.Option(
-            "--bootstrap-servers", metavar="HOST:PORT,...", help="Brokers to use without login instead of [kafka]."
-        ),
-    ] = None,
+    bootstrap_servers: BrokersOption = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="Messages per second.")] = None,
     trace_speed: Annotated[
         float | None,
@@ -63,7 +67,7 @@ def produce(
         raise UsageError("--rate and --trace-speed exclude each other; give one")
     for file in files:
         require_file(file)
-    settings = _settings(config_path, bootstrap_servers, topic)
+    settings = mirror_settings(config_path, bootstrap_servers, topic)
     arrivals = islice(_arrivals(files), max_messages)
     num_messages = num_bytes = num_without_key = 0
     with TopicWriter(settings, topic, name="shadowspec-produce") as writer, progress_bar() as bar:
@@ -78,9 +82,7 @@ def produce(
         )
         for due_s, batch in due_batches:
             time.sleep(max(0.0, began + due_s - time.monotonic()))
-            for message in batch:
-                writer.send(message)
-            flush_patiently(writer)
+            deliver(writer, batch)
             num_messages += len(batch)
             num_bytes += sum(len(message.value or b"") for message in batch)
             num_without_key += sum(message.key is None for message in batch)
@@ -105,33 +107,17 @@ def produce(
     )
 
 
-def flush_patiently(writer: TopicWriter) -> None:
-    """Flush, and go on trying while that may help.
-
-    Raises:
-        ServiceUnavailableError: the brokers stayed away, or refuse.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            writer.flush()
-            return
-        except ServiceUnavailableError as error:
-            if not error.is_retryable or time.monotonic() > deadline:
-                raise
-
-
 def _arrivals(files: list[str]) -> Iterator[Arrival]:
     for path in files:
         for raw in read_records(path):
             yield arrival(raw)
 
 
-def _settings(config_path: Path | None, bootstrap_servers: str | None, topic: str) -> KafkaSettings:
+def mirror_settings(config_path: Path | None, bootstrap_servers: str | None, topic: str) -> KafkaSettings:
     """The configured mirror, or the brokers that an option names."""
     if bootstrap_servers is not None:
         servers = tuple(server.strip() for server in bootstrap_servers.split(",") if server.strip())
-        return KafkaSettings(servers, (topic,), dead_letter_topic=f"{topic}.dead-letters")
+        return kafka_settings(servers, topic)
     config = load_config(find_config(config_path))
     if config.kafka is None:
         raise ConfigError(f"{config.path}: no mirror is configured; add [kafka], or give --bootstrap-servers")

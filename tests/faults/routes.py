@@ -10,7 +10,7 @@ measure again: `shadowspec db upgrade`, `shadowspec run TRAFFIC`, `shadowspec ga
 
 1. `export --format litellm` makes the proxy's configuration, `classify --listen` names the slices.  Requests of five
    endpoints land in their pools: text-to-sql by the share of its rollout, all others in the plain pool.
-2. The proxy's mirror goes to Kafka; a worker measures it.  Every record is counted.
+2. The proxy's callback copies to Kafka; a worker measures it.  Every record is counted.
 3. The speculative pool comes back with a draft of random weights.  `schedule` reads its counters, raises the alarm,
    reports it by mail and webhook, and its gate moves the rollout back.  The next export routes nothing to the pool.
 
@@ -48,7 +48,7 @@ from shadowspec.types.settings import GuardPolicy
 from tests.faults.live_guard import ANY_AGE, CONCURRENCY, ENDPOINT, MAX_TOKENS, Command, bad_draft, serving
 from tests.faults.outcome import conclude
 from tests.kafka_server import kafka_server
-from tests.kafka_topics import Topics
+from tests.kafka_topics import Topics, read_topic
 from tests.scheduler.receivers import Hook, Mailbox, mail_server, web_server
 from tests.services import free_port
 
@@ -212,23 +212,25 @@ def proxy_configuration(command: Command, speculative: int, plain: int) -> tuple
     for each in document["model_list"]:
         each["litellm_params"]["api_key"] = "none"
     document["litellm_settings"] = {
-        "callbacks": ["litellm_routes.routes", "litellm_mirror.mirror"],
+        "callbacks": ["litellm_routes.routes", "shadowspec.capture.litellm_callback.mirror"],
         "request_correlation_in_logs": True,
     }
     return document, routed
 
 
 @contextmanager
-def proxy(options: argparse.Namespace, folder: Path, document: Mapping[str, Any], classifier: int) -> Iterator[int]:
+def proxy(
+    options: argparse.Namespace, folder: Path, document: Mapping[str, Any], classifier: int, broker: str
+) -> Iterator[int]:
     """LiteLLM with this configuration, both hooks beside it; yields its port."""
     port = free_port()
-    for name in ("routes/litellm_routes.py", "capture/litellm_mirror.py"):
-        shutil.copy(EXAMPLES / name, folder)
+    shutil.copy(EXAMPLES / "routes" / "litellm_routes.py", folder)
     (folder / "litellm.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     command = [options.litellm, "--config", "litellm.yaml", "--host", "127.0.0.1", "--port", port]
     variables = {
-        "PYTHONPATH": ".",
-        "MIRROR_FILE": "traffic.jsonl",
+        "PYTHONPATH": f".{os.pathsep}{ROOT}",
+        "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": broker,
+        "SHADOWSPEC_CAPTURE_TOPIC": TOPIC,
         "CLASSIFIER_URL": f"http://127.0.0.1:{classifier}",
         "CLASSIFIER_TIMEOUT_S": "10",  # two servers of models share the cores with it
         "LITELLM_MASTER_KEY": KEY,
@@ -284,10 +286,10 @@ def bad_windows(command: Command, since: datetime) -> list[tuple[int, int]]:
         ]
 
 
-def wait_lines(file: Path, count: int) -> int:
-    """Wait until a file has as many lines; returns how many it has."""
-    wait_until(f"{file.name} has {count} lines", lambda: file.exists() and len(file.read_bytes().splitlines()) >= count)
-    return len(file.read_bytes().splitlines())
+def wait_messages(broker: str, count: int) -> int:
+    """Wait until the topic has as many messages; returns how many it has."""
+    wait_until(f"{TOPIC} has {count} messages", lambda: len(read_topic(broker, TOPIC)) >= count)
+    return len(read_topic(broker, TOPIC))
 
 
 def told(mails: Mailbox, chat: Hook) -> set[str]:
@@ -344,25 +346,24 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
     wait_until("the classifier answers", lambda: answers(f"http://127.0.0.1:{classifier}/"))
     pools = {f"http://127.0.0.1:{speculative}/v1": "speculative", f"http://127.0.0.1:{plain}/v1": "plain"}
 
+    topics = stack.enter_context(Topics(kafka.bootstrap))
+    for name in (TOPIC, f"{TOPIC}.dead-letters"):
+        topics.create(name=name)
+
     # 1. Routes.
     with serving(*server, demo.DRAFT, speculative, folder / "good.log", models=models, depth=depth):
         document, routed = proxy_configuration(command, speculative, plain)
         checks.expect("only text-to-sql has a route", routed == [ENDPOINT])
-        with proxy(options, folder, document, classifier) as port:
+        with proxy(options, folder, document, classifier, kafka.bootstrap) as port:
             landed = send(port, traffic, ENDPOINTS)
             shares = {name: {pools[url]: number for url, number in found.items()} for name, found in landed.items()}
             for name in ENDPOINTS:
                 wanted = {"speculative", "plain"} if name == ENDPOINT else {"plain"}
                 checks.expect(f"{name}: {shares[name]}", set(shares[name]) == wanted)
-            num_mirrored = wait_lines(folder / "traffic.jsonl", NUM_REQUESTS * len(ENDPOINTS))
+            num_mirrored = wait_messages(kafka.bootstrap, NUM_REQUESTS * len(ENDPOINTS))
 
             # 2. Mirrored and measured.
-            topics = stack.enter_context(Topics(kafka.bootstrap))
-            for name in (TOPIC, f"{TOPIC}.dead-letters"):
-                topics.create(name=name)
             before = consumed(command)
-            produced = command("produce", str(folder / "traffic.jsonl"), "--topic", TOPIC)
-            checks.expect(f"produced {produced.stderr.strip()}", produced.returncode == 0)
             with running([*shadowspec, "worker"], folder / "worker.log", **stated):
                 wait_until("the worker has read every record", lambda: lag(health) == 0)
             num_counted = consumed(command) - before  # the worker counts what waits for a block to fill when it drains
@@ -375,7 +376,7 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
     swapped, began = time.monotonic(), datetime.now(UTC)
     with serving(*server, bad_draft(folder / "bad"), speculative, folder / "bad.log", models=models, depth=depth):
         ready = time.monotonic()
-        with proxy(options, folder, document, classifier) as port:
+        with proxy(options, folder, document, classifier, kafka.bootstrap) as port:
             bodies = traffic[ENDPOINT]
             number = 0
             while command.check() != 1 and number < 2_000:
@@ -392,7 +393,7 @@ def play(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[st
         )
         document, routed = proxy_configuration(command, speculative, plain)
         checks.expect("nothing has a route", routed == [])
-        with proxy(options, folder, document, classifier) as port:
+        with proxy(options, folder, document, classifier, kafka.bootstrap) as port:
             landed = send(port, traffic, [ENDPOINT])
             found = {pools[url]: number for url, number in landed[ENDPOINT].items()}
             checks.expect(f"text-to-sql is served by the plain pool: {found}", set(found) == {"plain"})

@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 
 from shadowspec.cli.main import app
 from shadowspec.errors import ServiceUnavailableError, UsageError
-from shadowspec.tap.kafka.producer import Arrival, OutgoingMessage, Pace, arrival, batches
+from shadowspec.tap.kafka.arrivals import Arrival, Pace, arrival, batches
+from shadowspec.tap.kafka.producer import OutgoingMessage
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
 from tests.kafka_topics import Topics, read_topic

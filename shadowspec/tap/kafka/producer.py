@@ -2,28 +2,24 @@
 
 A message is safe when `flush` has returned.  Undelivered messages are retained and delivered by the next flush, so a
 message may be written twice, and is never dropped.
-
-Recorded traffic is put on a topic by `batches`: which key a record gets, and when it is due.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final, Self
 
 from kafka import KafkaProducer, errors
 
-from shadowspec.errors import DeadLetterError, RecordError, ServiceUnavailableError
-from shadowspec.tap.formats import MessageFormat, open_message
+from shadowspec.errors import DeadLetterError, ServiceUnavailableError
 from shadowspec.tap.kafka.broker_clients import await_topics, is_lasting, open_client, unavailable
 from shadowspec.tap.kafka.kafka_settings import KafkaSettings
-from shadowspec.tap.sources import RawRecord
 
 DELIVERY_TIMEOUT_S: Final = 30.0  # a flush that takes longer is reported, and repeated
+PATIENCE_S: Final = 120.0  # of waiting for a broker that is gone
 CLOSE_TIMEOUT_S: Final = 2.0
 MAX_REQUEST_BYTES: Final = 2**30  # the broker and the topic set the limit
 BATCH_BYTES: Final = 256 * 1024
@@ -204,76 +200,25 @@ def _name(error: Exception) -> str:
     return type(error).__name__.removesuffix("Error")
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A message to produce, and when its request was made; None if it does not say."""
+def deliver(
+    writer: TopicWriter,
+    messages: Iterable[OutgoingMessage] = (),
+    *,
+    patience_s: float = PATIENCE_S,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> None:
+    """Write messages, and go on trying while that may help.
 
-    message: OutgoingMessage
-    time: datetime | None
-
-
-def arrival(raw: RawRecord) -> Arrival:
-    """A line of a file as a message.  A line that cannot be read is sent unchanged, without key and time.
-
-    The key is the record's session, else its user, else its request id, so that a session's requests stay in order; of
-    the halves of a call it is their common id.
+    Raises:
+        ServiceUnavailableError: the brokers stayed away for `patience_s` or until `is_stopping`, or refuse.
     """
-    opened = open_message(raw, MessageFormat.AUTO)[0]
-    key: str | None = None
-    time: datetime | None = None
-    if opened.half is not None:
-        key, time = opened.half.join_id, opened.half.event_time
-    elif opened.record is not None:
-        record = opened.record
-        key = record.session() or record.user_id() or record.request_identity()
+    for message in messages:
+        writer.send(message)
+    deadline = time.monotonic() + patience_s
+    while True:
         try:
-            time = record.event_time(0)
-        except RecordError:
-            time = None
-    message = OutgoingMessage(None if key is None else key.encode("utf-8", "surrogatepass"), raw.value, raw.headers)
-    return Arrival(message, time)
-
-
-class Pace:
-    """When each message is due, in seconds from the first: by a steady rate, by recorded times, or at once.
-
-    A message that is earlier than the one before it, or has no time, is due with that one.
-    """
-
-    def __init__(self, *, rate: float | None = None, trace_speed: float | None = None) -> None:
-        """`rate` in messages per second; `trace_speed` as a multiple of the recorded speed; at most one of them."""
-        assert rate is None or trace_speed is None
-        self._rate, self._speed = rate, trace_speed
-        self._count = 0
-        self._first: datetime | None = None
-        self._due = 0.0
-
-    def due_s(self, arriving: Arrival) -> float:
-        """When this message, the next one, is due."""
-        self._count += 1
-        if self._rate is not None:
-            return (self._count - 1) / self._rate
-        if self._speed is not None and arriving.time is not None:
-            self._first = self._first or arriving.time
-            self._due = max(self._due, (arriving.time - self._first).total_seconds() / self._speed)
-        return self._due
-
-
-def batches(
-    arrivals: Iterator[Arrival], pace: Pace, *, max_messages: int, max_bytes: int, tick_s: float
-) -> Iterator[tuple[float, list[OutgoingMessage]]]:
-    """Messages that can be sent together, with when the batch is due; none is more than a tick early."""
-    batch: list[OutgoingMessage] = []
-    batch_due = 0.0
-    num_bytes = 0
-    for arriving in arrivals:
-        due = pace.due_s(arriving)
-        if batch and (due > batch_due + tick_s or len(batch) >= max_messages or num_bytes >= max_bytes):
-            yield batch_due, batch
-            batch, num_bytes = [], 0
-        if not batch:
-            batch_due = due
-        batch.append(arriving.message)
-        num_bytes += len(arriving.message.value or b"")
-    if batch:
-        yield batch_due, batch
+            writer.flush()
+            return
+        except ServiceUnavailableError as error:
+            if not error.is_retryable or time.monotonic() > deadline or is_stopping():
+                raise

@@ -1,0 +1,201 @@
+"""What the capture adds to the time of a client's request, and what it drops, with a broker and without.
+
+    make bench NAME=capture               (nothing else may run meanwhile)
+
+A trivial ASGI application streams an answer, in uvicorn.  Three servers run at once: without the middleware, with it,
+and with it while its broker is away.  A client offers each requests at a steady rate, whether earlier ones have been
+answered or not, in short turns one after the other.  A time is that from when a request was due until its answer ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from kernels.benchmarks.harness import ROOT, machine, options, show, write
+from shadowspec.capture.asgi import Mirror
+from shadowspec.capture.outlet import Outlet
+from tests.kafka_server import kafka_server
+from tests.kafka_topics import Topics
+from tests.services import free_port, is_listening
+
+PROMPT = "Why is the sky blue? " * 100  # 2 kB
+NUM_PIECES = 20  # chunks of the answer
+PATH = "/v1/chat/completions"
+BODY = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": PROMPT}]}).encode()
+END = b"0\r\n\r\n"  # of an answer in chunks
+CONTESTANTS = ("without", "with", "broker away")
+TURN_S = 4.0
+
+
+async def answer(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    """The application: it reads the request and streams an answer of fixed pieces."""
+    if scope["type"] == "lifespan":
+        while (message := await receive())["type"] != "lifespan.shutdown":
+            await send({"type": f"{message['type']}.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    for number in range(NUM_PIECES):
+        piece = {"choices": [{"index": 0, "delta": {"content": f"{number} "}, "finish_reason": None}]}
+        body = f"data: {json.dumps(piece)}\n\n".encode()
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+class Counted:
+    """The middleware around the application; a GET gives its counts."""
+
+    def __init__(self) -> None:
+        self.mirror = Mirror(answer, Outlet.from_environment())
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "GET":
+            await self.mirror(scope, receive, send)
+            return
+        counts = self.mirror.outlet.counts
+        body = json.dumps({"sent": counts.sent, "dropped": counts.dropped, "held": self.mirror.outlet.held_bytes})
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body.encode()})
+
+
+@contextmanager
+def served(app: str, **variables: str) -> Iterator[tuple[int, int]]:
+    """uvicorn with an application of this module; yields its port and its process."""
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", f"kernels.benchmarks.capture:{app}", "--port", str(port)]
+    command += ["--factory"] if app == "Counted" else []
+    process = subprocess.Popen([*command, "--log-level", "error"], cwd=ROOT, env=os.environ | variables)  # noqa: S603
+    try:
+        while not is_listening(port):
+            time.sleep(0.1)
+        yield port, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Client:
+    """Connections that are kept, and no more work for a request than writing and reading it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def call(self, due: float, session: int) -> float:
+        """One request; the milliseconds from when it was due."""
+        connection = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = connection
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nx-session-id: s-{session}\r\ncontent-length: {len(BODY)}\r\n\r\n"
+        writer.write(head.encode() + BODY)
+        answer = await reader.readuntil(END)
+        if b" 200 OK" not in answer or b"[DONE]" not in answer:
+            raise SystemExit("an answer is broken")
+        self._idle.append(connection)
+        return (time.perf_counter() - due) * 1e3
+
+    def close(self) -> None:
+        """Close the connections."""
+        for _, writer in self._idle:
+            writer.close()
+
+
+def cpu_s(process: int) -> float:
+    """Processor time that a process has taken."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def offer(port: int, rate: float, seconds: float) -> list[float]:
+    """The milliseconds of each request, in a turn."""
+    client = Client(port)
+    calls = []
+    async for due, number in _dues(time.perf_counter(), rate, seconds):
+        calls.append(asyncio.create_task(client.call(due, number % 50)))
+    times = list(await asyncio.gather(*calls))
+    client.close()
+    return times
+
+
+async def _dues(began: float, rate: float, seconds: float) -> AsyncIterator[tuple[float, int]]:
+    for number in range(int(rate * seconds)):
+        due = began + number / rate
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        yield due, number
+
+
+def main() -> None:
+    """Measure, print, and write the results."""
+    parser = options(__doc__, "capture.json")
+    parser.add_argument("--rate", type=float, default=500.0, help="offered requests per second (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=8)
+    arguments = parser.parse_args()
+    with ExitStack() as stack:
+        broker = stack.enter_context(kafka_server())
+        topic = stack.enter_context(Topics(broker.bootstrap)).create(3)
+        of_topic = {"SHADOWSPEC_CAPTURE_TOPIC": topic, "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap}
+        of_none = {**of_topic, "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": f"localhost:{free_port()}"}
+        of_none |= {"SHADOWSPEC_CAPTURE_MAX_WAITING_BYTES": str(4 * 1024 * 1024)}
+        servers = {
+            "without": stack.enter_context(served("answer")),
+            "with": stack.enter_context(served("Counted", **of_topic)),
+            "broker away": stack.enter_context(served("Counted", **of_none)),
+        }
+        turns: dict[str, list[list[float]]] = {name: [] for name in CONTESTANTS}
+        cpu = dict.fromkeys(CONTESTANTS, 0.0)
+        for number in range(arguments.turns + 1):
+            for name in CONTESTANTS:
+                port, process = servers[name]
+                before = cpu_s(process)
+                times = asyncio.run(offer(port, arguments.rate, TURN_S))
+                time.sleep(0.5)  # the last copies are sent
+                if number:  # the first turn warms up
+                    turns[name].append(times)
+                    cpu[name] += cpu_s(process) - before
+        counts = {name: httpx.get(f"http://127.0.0.1:{servers[name][0]}/").json() for name in CONTESTANTS[1:]}
+    medians = {name: [statistics.median(times) for times in turns[name]] for name in CONTESTANTS}
+    rows = []
+    for name in CONTESTANTS:
+        times = sorted(time_ms for turn in turns[name] for time_ms in turn)
+        ratios = [mine / plain for mine, plain in zip(medians[name], medians["without"], strict=True)]
+        rows.append(
+            {
+                "server": name,
+                "p50_ms": statistics.median(times),
+                "p99_ms": times[int(len(times) * 0.99)],
+                "ratio_of_medians": statistics.median(ratios),
+                "cpu_ms_per_request": cpu[name] * 1e3 / len(times),
+                "sent": counts.get(name, {}).get("sent"),
+                "dropped": counts.get(name, {}).get("dropped"),
+            }
+        )
+    show("milliseconds", rows)
+    document = {
+        "offered_per_s": arguments.rate,
+        "turns": arguments.turns,
+        "turn_s": TURN_S,
+        "requests_each": int(arguments.rate * TURN_S) * (arguments.turns + 1),
+        "request_bytes": len(PROMPT),
+        "chunks": NUM_PIECES,
+        "load_of_machine": os.getloadavg()[0],
+        "machine": machine("kafka-python"),
+        "results": rows,
+    }
+    write(arguments.out, document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Outlets of the tests: to a real broker, to one that is away, and to none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from shadowspec.capture.capture_settings import CaptureSettings
+from shadowspec.capture.outlet import Outlet
+from shadowspec.tap.kafka.producer import OutgoingMessage
+from tests.services import PATIENCE_S, free_port
+
+
+def settings(bootstrap: str = "", topic: str = "shadow.prompts", **limits: Any) -> CaptureSettings:
+    return CaptureSettings((bootstrap or f"localhost:{free_port()}",), topic, **limits)
+
+
+class KeptOutlet(Outlet):
+    """Hands messages to the test in place of a broker; nothing is taken while `gate` is closed."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(settings(**limits))
+        self.messages: list[OutgoingMessage] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def _connected(self) -> Any:
+        return self
+
+    def _write(self, writer: Any, messages: list[OutgoingMessage]) -> Any:
+        self.gate.wait(PATIENCE_S)
+        self.messages += messages
+        self.counts.sent += len(messages)
+        return writer
+
+
+@contextmanager
+def outlet_to(bootstrap: str, topic: str, **limits: Any) -> Iterator[Outlet]:
+    outlet = Outlet(settings(bootstrap, topic, **limits))
+    try:
+        yield outlet
+    finally:
+        outlet.close(0.1)
+
+
+def until(is_done: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    ends = time.monotonic() + PATIENCE_S
+    while not is_done():
+        if time.monotonic() > ends:
+            pytest.fail("it did not come to be")
+        time.sleep(0.01)
