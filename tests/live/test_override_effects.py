@@ -56,6 +56,12 @@ def test_requests_without_drafts_after_the_order_confirm_it_once(store: Store) -
     assert shown(store) == []
 
 
+def test_a_window_that_began_before_the_order_confirms_nothing(store: Store) -> None:
+    order(store)
+    read(store, "a", (-5, 100, 1_000), (5, 100, 1_100))
+    assert shown(store) == []
+
+
 def test_without_requests_nothing_is_confirmed(store: Store) -> None:
     order(store)
     read(store, "a", (1, 100, 1_000), (5, 100, 1_000), (500, 100, 1_000))

@@ -53,17 +53,15 @@ def store(new_database: Callable[[str], str]) -> Iterator[Store]:
         yield opened
 
 
-def enable(store: Store, name: str) -> None:
-    now = datetime.now(UTC)
+def enable(store: Store, name: str, *, engine: str = "vllm/0.32.0", first: int = 1) -> None:
+    now, lines = datetime.now(UTC), range(first, first + 2)
     store.save_fingerprints([replace(examples.config(), config=DRAFT)])
-    block = examples.block("b", range(1, 3))
-    records = [
-        structs.replace(examples.record(line, name), event_time=now - timedelta(hours=1)) for line in range(1, 3)
-    ]
+    block = examples.block(f"b{first}", lines)
+    records = [structs.replace(examples.record(line, name), event_time=now - timedelta(hours=1)) for line in lines]
     save_block(store, replace(block, block=structs.replace(block.block, endpoint=name)), records)
     decision = examples.decision(Verdict.ENABLE, endpoint=name)
     tests = tuple(replace(test, unit="window") for test in decision.tests)
-    store.append_decisions([replace(decision, config=DRAFT, decided_at=now, engine="vllm/0.32.0", tests=tests)])
+    store.append_decisions([replace(decision, config=DRAFT, decided_at=now, engine=engine, tests=tests)])
 
 
 def configure(folder: Path, store: Store, *parts: str, job: str = HOURLY) -> Config:
@@ -267,12 +265,13 @@ def test_a_page_has_the_state_of_now_and_nothing_else_is_served(store: Store, tm
 
 
 def test_an_endpoint_that_cannot_be_exported_holds_no_other_one_up(store: Store, tmp_path: Path) -> None:
-    """Nothing is decided on one, and the other's ENABLE is killed: the routes of both are written."""
+    """One's verdict is for another engine, and the other's ENABLE is killed: the routes of both are written."""
+    enable(store, "code", engine="shadowspec-torch/0.1", first=11)
     out = tmp_path / "routes.yaml"
     pools = "[endpoints.{0}.pools]\nspeculative = '{0}-fast:80'\nplain = '{0}-plain:80'\n"
     target = (
         f'[schedule.targets.out]\nkind = "file"\nformat = "envoy"\npath = "{out}"\notherwise = "router:80"\n'
-        + pools.format("letters") + endpoint("code", pools.format("code"))
+        + pools.format("letters") + endpoint("code", pools.format("code")).replace('serving_engine = "vllm"', "")
     )  # fmt: skip
     scheduler = scheduler_of(configure(tmp_path, store, target), store)
     assert scheduler.run_once()
