@@ -22,7 +22,7 @@ class Slot:
     process: EngineProcess | None = None
     is_ready: bool = False
     has_been_ready: bool = False
-    is_waiting: bool = False  # its last child found a server away, or was never built
+    is_waiting: bool = False  # its last child found a server away, measured nothing of its last block, or is not built
     refusal: ShadowSpecError | None = None  # why it cannot be built as it is configured, before it has ever been
     configs: Mapping[str, tuple[FingerprintedConfig, ...]] = field(default_factory=dict)  # when last ready
     sent: deque[Case] = field(default_factory=deque)  # in the child's hands, in the order in which they are measured
@@ -46,12 +46,12 @@ class Group:
 
     @property
     def is_ready(self) -> bool:
-        """Some engine of it is built."""
-        return any(slot.is_ready for slot in self.slots)
+        """Some engine of it is built, and measures."""
+        return any(slot.is_ready and not slot.is_waiting for slot in self.slots)
 
     @property
     def is_waiting(self) -> bool:
-        """Its servers are away, or no engine of it can be built."""
+        """Its servers are away or answer nothing, or no engine of it can be built."""
         return all(slot.is_waiting for slot in self.slots)
 
     @property
@@ -80,7 +80,7 @@ class EngineGroups:
 
     @property
     def ready_endpoints(self) -> frozenset[str]:
-        """Those of which an engine is built."""
+        """Those that can be measured now."""
         return _endpoints(group for group in self._groups if group.is_ready)
 
     @property

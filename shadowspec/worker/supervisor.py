@@ -129,7 +129,7 @@ class Supervisor:
                 group.queue.remove(case)
                 withdrawn.append(case.block)
             for slot in group.slots:
-                if slot.case is not None and is_over(slot.case):
+                if slot.case is not None and not slot.sent and is_over(slot.case):
                     self._fail(slot, slot.case)
         return withdrawn
 
@@ -187,6 +187,7 @@ class Supervisor:
                 case, now = slot.sent.popleft(), time.monotonic()
                 seconds, slot.since = now - slot.since, now
                 slot.num_unexplained_deaths = 0
+                slot.is_waiting = all(run.failure is not None for run in event.runs)
                 self._measured.remember(event)
                 if case.attempt:
                     self._attempts.clear(case.clear_suspect())

@@ -454,6 +454,21 @@ def test_a_failed_block_whose_server_is_gone_ends_as_failed(started: Start, tmp_
     assert supervisor.is_idle
 
 
+def test_an_endpoint_whose_servers_answer_nothing_waits_until_they_do(started: Start) -> None:
+    """They may hang: each of their blocks takes as long as the time-outs, and no other endpoint waits for that."""
+    code = FakeEngineFactory(("code",), CONFIGS, marks=MARKS)
+    supervisor = started(FakeEngineFactory(("chat",), CONFIGS), code)
+    wait_until(lambda: supervisor.groups.ready_endpoints == {"chat", "code"}, supervisor)
+    silent = block(prompt(1, OOM, endpoint="code"), prompt(2, OOM, endpoint="code"))
+    assert failures(measured(supervisor, silent)[silent.block_id]) == dict.fromkeys((1, 2), "out_of_memory")
+    assert supervisor.groups.stranded_endpoints == {"code"}
+    assert supervisor.groups.ready_endpoints == {"chat"}
+    answered = block(prompt(3, OOM, endpoint="code"), prompt(4, endpoint="code"), sequence=1)
+    assert failures(measured(supervisor, answered)[answered.block_id]) == {3: "out_of_memory", 4: None}
+    assert supervisor.groups.ready_endpoints == {"chat", "code"}
+    assert not supervisor.groups.waiting_endpoints
+
+
 def test_a_refused_endpoint_ends_the_worker_only_where_nothing_can_be_measured(started: Start, tmp_path: Path) -> None:
     refused = FakeEngineFactory(("code",), CONFIGS, model_folder=tmp_path / "models")
     away = FakeEngineFactory(("sql",), CONFIGS, server=tmp_path / "server")
