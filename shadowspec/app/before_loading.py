@@ -22,7 +22,9 @@ from shadowspec.errors import ConfigError, ModelError, NoDataError
 from shadowspec.model_folder import download_remedy, require_settings, require_weights
 from shadowspec.quality.contracts import require_sql
 from shadowspec.quality.custom_scores import Scorer, load_scorer
-from shadowspec.servers.measure_servers import OutputAuditor, ServerEngine, connect
+from shadowspec.servers.connecting import connect
+from shadowspec.servers.judging import OutputAuditor
+from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.hashing import KeyedHash, RotatedHash
@@ -218,11 +220,11 @@ def connect_servers(
     scorer: Scorer,
     new_auditor: Callable[[FingerprintedConfig], OutputAuditor] | None = None,
 ) -> ServerEngine:
-    """The engine of an endpoint with servers; both are looked at.  Without `new_auditor` it audits nothing.
+    """The engine of an endpoint with servers; all are looked at.  Without `new_auditor` it audits nothing.
 
     Raises:
         ServerError: one of them gives no usable answer.
-        ModelError: they do not fit the candidate.
+        ModelError: they do not fit the candidates.
     """
     assert endpoint.servers is not None, "only an endpoint with servers has them"
     if scorer.takes_prompt:
@@ -231,7 +233,7 @@ def connect_servers(
         scorer = replace(scorer, decode=load_tokenizer(endpoint.target).decode_marked)
     engine = connect(
         endpoint.servers,
-        endpoint.candidates[0],
+        endpoint.candidates,
         config.engine,
         requests_per_slot=endpoint.rule.requests_per_slot,
         default_sampling=endpoint.rule.default_sampling,
@@ -240,8 +242,9 @@ def connect_servers(
         scorer=scorer,
         new_auditor=new_auditor,
     )
-    if (doubt := sampling_doubt(endpoint, engine.configs[0].engine)) is not None:
-        log.warning("endpoints.%s: %s", endpoint.rule.name, doubt)
+    for name in dict.fromkeys(known.engine for known in engine.configs):
+        if (doubt := sampling_doubt(endpoint, name)) is not None:
+            log.warning("endpoints.%s: %s", endpoint.rule.name, doubt)
     return engine
 
 

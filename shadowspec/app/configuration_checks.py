@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +51,7 @@ from shadowspec.servers.probing import counts_source, facts_text, probe_both, re
 from shadowspec.store import Store, head
 from shadowspec.tap.sources import require_file
 from shadowspec.text import plural, span_text
-from shadowspec.types import LiveScrape
+from shadowspec.types import LiveScrape, SpeculationConfig
 from shadowspec.types.public_documents import PublicDocument, PublicValue, public
 from shadowspec.types.serving_engines import IN_PROCESS, verdict_engine
 
@@ -117,11 +117,7 @@ def examine(config_path: Path | None, traffic: str | None = None) -> list[CheckR
             ("audits", _audits),
             ("device", _device),
             ("models", _models),
-            *(
-                (f"servers {name}", _servers(name))
-                for name, endpoint in config.endpoints.items()
-                if endpoint.servers is not None
-            ),
+            *_server_checks(config),
             *(
                 (f"live {name}", _live(name))
                 for name, endpoint in config.endpoints.items()
@@ -398,14 +394,22 @@ def _matched(endpoint: EndpointConfig, survey: Survey | None, refused: Counter[s
     )
 
 
-def _servers(name: str) -> Callable[[Config], str]:
-    """The check of one endpoint's two servers, each asked one tiny request."""
+def _server_checks(config: Config) -> Iterator[tuple[str, Callable[[Config], str]]]:
+    """A check for each candidate's server, which names the candidate where there are several."""
+    for name, endpoint in config.endpoints.items():
+        for candidate in endpoint.candidates if endpoint.servers is not None else ():
+            several = len(endpoint.candidates) > 1
+            yield f"servers {name} {candidate.name}" if several else f"servers {name}", _servers(name, candidate)
+
+
+def _servers(name: str, candidate: SpeculationConfig) -> Callable[[Config], str]:
+    """The check of an endpoint's baseline and of one candidate's server, each asked one tiny request."""
 
     def check(config: Config) -> str:
         endpoint = config.endpoints[name]
         assert endpoint.servers is not None, "only endpoints with servers are checked"
-        baseline, speculative = probe_both(endpoint.servers)
-        source = counts_source(endpoint.candidates[0], baseline, speculative)
+        baseline, speculative = probe_both(endpoint.servers, candidate.name)
+        source = counts_source(candidate, baseline, speculative)
         length = load_tokenizers(config)[name].context_length
         require_length(f"{config.path}: endpoints.{name}.servers", length, baseline, speculative)
         served = (
@@ -414,7 +418,7 @@ def _servers(name: str) -> Callable[[Config], str]:
         )
         slots = slot_remarks(max(load.concurrency for load in endpoint.rule.loads), baseline, speculative)
         doubt = sampling_doubt(endpoint, speculative.identity.name)
-        more = [*remarks(baseline, speculative, endpoint.candidates[0]), *slots, *([] if doubt is None else [doubt])]
+        more = [*remarks(baseline, speculative, candidate), *slots, *([] if doubt is None else [doubt])]
         return "; ".join([served, facts_text(baseline, speculative), *more])
 
     return check

@@ -1,4 +1,4 @@
-"""A task set of lm-evaluation-harness through both servers of an endpoint, stored as paired scores.
+"""A task set of lm-evaluation-harness through the servers of an endpoint, stored as paired scores.
 
 The harness runs as another process, mostly in a separate environment.  Its files and its messages hold prompts: the
 files lie in a folder that only this user can read and that is removed, and the messages are dropped.
@@ -11,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,10 +25,10 @@ from shadowspec.gate.evidence.guardrails import first_scores
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.task_samples import TaskSamples, read_samples
 from shadowspec.servers.client import bearer
-from shadowspec.servers.server_settings import ServerSettings
+from shadowspec.servers.server_settings import NamedServer, ServerSettings
 from shadowspec.store import Store
 from shadowspec.tap.hashing import KeyedHash
-from shadowspec.types import Arm, Evaluation
+from shadowspec.types import Evaluation
 
 PROGRAM: Final = "lm_eval"
 # Given here, because both arms must be asked alike and their samples found.
@@ -50,15 +50,19 @@ class TaskSet:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A task set's evaluation; `num_new` of its documents had no score with this config before."""
+    """A task set's evaluation; `num_new` of its documents had no score with their config before."""
 
     evaluations: tuple[Evaluation, ...]
+    candidates: Mapping[str, str]  # names, by fingerprint
     num_documents: int
     num_new: int
 
 
-def evaluate_tasks(config: Config, endpoint: str, task_set: TaskSet, on_arm: Callable[[Arm], None]) -> Evaluated:
-    """Ask the task set of both servers of an endpoint and store the paired scores under the config's fingerprint.
+def evaluate_tasks(config: Config, endpoint: str, task_set: TaskSet, on_server: Callable[[str], None]) -> Evaluated:
+    """Ask the task set of each server of an endpoint and store the paired scores under each config's fingerprint.
+
+    Args:
+        on_server: called with the label of each server before it is asked.
 
     Raises:
         UsageError: the endpoint is not measured through servers, or an argument belongs to this command.
@@ -75,17 +79,18 @@ def evaluate_tasks(config: Config, endpoint: str, task_set: TaskSet, on_arm: Cal
         if _SHORT.get(name, name) in _OURS:
             raise UsageError(f"lm_eval's {name} is set by this command: use the option of this command")
     with Store.open(config.database_url) as store:
-        # 1. The servers are those of the candidate.
+        # 1. The servers are those of the candidates.
         engine = connect_servers(config, settings, Scorer())
-        (measured,) = engine.configs
+        names = {known.fingerprint: known.config.name for known in engine.configs}
         before = store.evaluations(endpoint)
 
-        # 2. Both arms, each with the same prompts.
+        # 2. Every arm, each with the same prompts.
         load = max(load.concurrency for load in settings.rule.loads)
-        samples: dict[Arm, dict[str, TaskSamples]] = {}
-        for arm, url in zip((Arm.BASELINE, Arm.SPECULATIVE), settings.servers.roots, strict=True):
-            on_arm(arm)
-            samples[arm] = _ask(program, settings.servers, arm, url, task_set, load)
+        samples: list[dict[str, TaskSamples]] = []
+        for server in (settings.servers.baseline, *map(settings.servers.server_of, names.values())):
+            on_server(server.label)
+            samples.append(_ask(program, settings.servers, server, task_set, load))
+        plain, *speculative = samples
 
         # 3. They are still the same servers.
         engine.require_same_servers()
@@ -102,17 +107,19 @@ def evaluate_tasks(config: Config, endpoint: str, task_set: TaskSet, on_arm: Cal
                     now,
                     {
                         keyed_hash.identifier("document", f"{name}\0{document}"): pair
-                        for document, pair in base.paired_with(samples[Arm.SPECULATIVE][name]).items()
+                        for document, pair in base.paired_with(answers[name]).items()
                     },
                 )
-                for name, base in samples[Arm.BASELINE].items()
+                for measured, answers in zip(engine.configs, speculative, strict=True)
+                for name, base in plain.items()
             )
             _require_same_metrics(before, evaluations)
-            store.save_fingerprints([measured])
+            store.save_fingerprints(engine.configs)
             store.append_evaluations(evaluations)
-    num_known = len(first_scores(before, measured.fingerprint))
-    num_new = len(first_scores([*before, *evaluations], measured.fingerprint)) - num_known
-    return Evaluated(evaluations, sum(len(evaluation.documents) for evaluation in evaluations), num_new)
+    num_new = sum(
+        len(first_scores([*before, *evaluations], known)) - len(first_scores(before, known)) for known in names
+    )
+    return Evaluated(evaluations, names, sum(len(evaluation.documents) for evaluation in evaluations), num_new)
 
 
 def find_program(given: Path | None) -> Path:
@@ -136,12 +143,12 @@ def find_program(given: Path | None) -> Path:
 
 
 def _ask(
-    program: Path, servers: ServerSettings, arm: Arm, url: str, task_set: TaskSet, load: int
+    program: Path, servers: ServerSettings, server: NamedServer, task_set: TaskSet, load: int
 ) -> dict[str, TaskSamples]:
     path = "chat/completions" if task_set.is_chat else "completions"
     model_arguments = {
         "model": servers.model,
-        "base_url": f"{url.rstrip('/')}/v1/{path}",
+        "base_url": f"{server.url.rstrip('/')}/v1/{path}",
         "num_concurrent": str(load),
         "tokenizer_backend": "None",  # prompts are sent as text, which the server tokenizes as it does a client's
         **({} if servers.ca_file is None else {"ca_cert_path": str(servers.ca_file)}),
@@ -171,9 +178,9 @@ def _ask(
             raise ConfigError(f"--lm-eval: {program} cannot be started: {error.strerror}") from error
         if done.returncode != 0:
             raise InputError(
-                f"{PROGRAM} ended with exit code {done.returncode} at the {arm} server. Tasks must generate their "
-                "answers (output_type generate_until). Its messages may quote prompts and are not shown; see them "
-                f"with: {shlex.join([*command, 'OUTPUT_FOLDER'])}"
+                f"{PROGRAM} ended with exit code {done.returncode} at the {server.label} server. Tasks must generate "
+                "their answers (output_type generate_until). Its messages may quote prompts and are not shown; see "
+                f"them with: {shlex.join([*command, 'OUTPUT_FOLDER'])}"
             )
         return read_samples(Path(folder), task_set.metric)
 

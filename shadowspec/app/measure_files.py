@@ -134,14 +134,14 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
 
 
 def _new_auditor(config: Config, name: str, models: Models, known: FingerprintedConfig) -> Auditor:
-    """The auditor of an endpoint's servers, whose drafts follow the rules of the engine that answers.
+    """The auditor of one server's outputs, whose drafts follow the rules of the engine that answers.
 
     Raises:
         ModelError: a model cannot be loaded, the pair does not fit, or the draft cannot follow its target to the end.
     """
     endpoint = config.endpoints[name]
     assert endpoint.servers is not None, "only outputs of servers are audited apart"
-    drafting = with_engine_rules(replace(endpoint.candidates[0], backend=BACKEND), known.engine, known.device)
+    drafting = with_engine_rules(replace(known.config, backend=BACKEND), known.engine, known.device)
     with with_endpoint_context(config, name):
         target, (candidate,) = models.candidates(endpoint.target, [drafting], log.warning, 1, {})
         if candidate.context_limit is not None:

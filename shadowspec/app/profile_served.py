@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import product
 
 from shadowspec.app.progress_bar import progress_bar
 from shadowspec.config import Config, EndpointConfig
@@ -13,7 +14,7 @@ from shadowspec.errors import UsageError
 from shadowspec.planning.cost_model import CostSurface
 from shadowspec.servers.server_profile import ServerGrid, ServerProfile, profile_servers
 from shadowspec.store import Store
-from shadowspec.types import CostKey, ProfiledCosts
+from shadowspec.types import CostKey, ProfiledCosts, SpeculationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def profile_served(
     rounds: int,
     store: Store | None,
 ) -> list[ServerCosts]:
-    """The costs of each endpoint's servers for each kind of requests, with a progress bar on stderr.
+    """The costs of each endpoint's servers for each kind of requests and each candidate, with a progress bar on stderr.
 
     Args:
         loads: None: each endpoint's.
@@ -58,7 +59,7 @@ def profile_served(
     """
     from shadowspec.engine.tokenizer import load_tokenizer
 
-    known = {} if store is None else store.costs()
+    known = {} if store is None else dict(store.costs())
     grids = {
         name: [
             ServerGrid(tuple(loads or sorted(load.concurrency for load in endpoint.rule.loads)), contexts, kind, rounds)
@@ -66,27 +67,35 @@ def profile_served(
         ]
         for name, endpoint in served.items()
     }
+    profiled = {name: _profiled(endpoint) for name, endpoint in served.items()}
     vocabularies = {name: load_tokenizer(endpoint.target).vocabulary_size for name, endpoint in served.items()}
     profiles = []
     with progress_bar() as bar:
         task = bar.add_task(
             "profiling",
-            total=sum(server_grid.num_runs for server_grids in grids.values() for server_grid in server_grids),
+            total=sum(grid.num_runs * len(profiled[name]) for name, of_kinds in grids.items() for grid in of_kinds),
             detail="",
         )
         for name, endpoint in served.items():
-            for grid in grids[name]:
-                bar.update(task, detail=f"{name}, {'greedy' if grid.is_greedy else 'sampled'}")
+            for grid, candidate in product(grids[name], profiled[name]):
+                bar.update(task, detail=f"{name}, {candidate.name}, {'greedy' if grid.is_greedy else 'sampled'}")
                 on_run = partial(bar.update, task, advance=1)
-                profiles.append(_profile(name, endpoint, grid, vocabularies[name], known, on_run))
+                profiles.append(_profile(name, endpoint, candidate, grid, vocabularies[name], known, on_run))
+                known[profiles[-1].costs.key] = profiles[-1].costs  # a later one may be the same pair at another depth
                 if store is not None:
                     store.append_costs(profiles[-1].costs)
     return profiles
 
 
+def _profiled(endpoint: EndpointConfig) -> Sequence[SpeculationConfig]:
+    """The candidates that draft to one depth; without any the first, whose refusal says why."""
+    return [config for config in endpoint.candidates if config.drafts_in_every_step] or endpoint.candidates[:1]
+
+
 def _profile(
     name: str,
     endpoint: EndpointConfig,
+    candidate: SpeculationConfig,
     grid: ServerGrid,
     vocab_size: int,
     known: Mapping[CostKey, ProfiledCosts],
@@ -95,7 +104,7 @@ def _profile(
     assert endpoint.servers is not None, "only endpoints with servers are profiled"
     measured = profile_servers(
         endpoint.servers,
-        endpoint.candidates[0],
+        candidate,
         grid,
         vocab_size=vocab_size,
         requests_per_slot=endpoint.rule.requests_per_slot,

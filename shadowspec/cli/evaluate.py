@@ -24,6 +24,8 @@ from shadowspec.types.public_documents import PublicDocument, PublicValue, publi
 class EvaluatedTask(PublicValue, frozen=True, kw_only=True):
     """A task's mean scores over the documents that both arms have one of; `num_different` of these differ."""
 
+    config: str
+    fingerprint: str
     task: str
     metric: str
     num_documents: int
@@ -36,7 +38,6 @@ class EvaluateDocument(PublicDocument, frozen=True, kw_only=True):
     """The scores of `evaluate --json`."""
 
     endpoint: str
-    fingerprint: str
     num_documents: int
     num_new_documents: Annotated[int, "num_new"]
     tasks: Sequence[EvaluatedTask]
@@ -67,7 +68,7 @@ def evaluate(
         typer.Argument(metavar="[-- ARGUMENT]...", help="Further arguments of lm_eval, such as --include_path DIR."),
     ] = None,
 ) -> None:
-    """Run your task set of lm-evaluation-harness through both servers of an endpoint, and store the paired scores.
+    """Run your task set of lm-evaluation-harness through the servers of an endpoint, and store the paired scores.
 
     The endpoint needs engine = "openai". With task_margin in its policy, `shadowspec gate` requires that the mean score
     with speculation is not lower by more than this. Only hashes of documents and scores are stored, no text.
@@ -76,11 +77,13 @@ def evaluate(
     names = tuple(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
     task_set = TaskSet(names, limit, metric, is_chat, program, tuple(arguments or ()))
     done = evaluate_tasks(
-        config, endpoint, task_set, lambda arm: notes.print(f"{endpoint}: the task set through the {arm} server")
+        config,
+        endpoint,
+        task_set,
+        lambda label: notes.print(f"{endpoint}: the task set through the {label} server", markup=False),
     )
     if as_json:
-        fingerprint, scores = done.evaluations[0].fingerprint, list(map(_task, done.evaluations))
-        print_json(public(EvaluateDocument, done, endpoint=endpoint, fingerprint=fingerprint, tasks=scores))
+        print_json(public(EvaluateDocument, done, endpoint=endpoint, tasks=_tasks(done)))
         return
     _print(done)
     margin = config.endpoints[endpoint].policy.task_margin
@@ -88,13 +91,18 @@ def evaluate(
         notes.print("no verdict depends on it: set task_margin in the endpoint's policy (docs/evaluate.md)")
 
 
-def _task(evaluation: Evaluation) -> EvaluatedTask:
+def _tasks(done: Evaluated) -> list[EvaluatedTask]:
+    return [_task(evaluation, done.candidates[evaluation.fingerprint]) for evaluation in done.evaluations]
+
+
+def _task(evaluation: Evaluation, config: str) -> EvaluatedTask:
     """Means over the documents that both arms have a score of, and how many of these differ."""
     pairs = [(pair.baseline, pair.speculative) for pair in evaluation.documents.values()]
     known = [(base, spec) for base, spec in pairs if base is not None and spec is not None]
     return public(
         EvaluatedTask,
         evaluation,
+        config=config,
         num_documents=len(evaluation.documents),
         baseline=ratio(sum(base for base, _ in known), len(known)),
         speculative=ratio(sum(spec for _, spec in known), len(known)),
@@ -104,14 +112,14 @@ def _task(evaluation: Evaluation) -> EvaluatedTask:
 
 def _print(done: Evaluated) -> None:
     table = Table()
-    for name in ("task", "metric"):
+    for name in ("config", "task", "metric"):
         table.add_column(name)
     for name in ("documents", "baseline", "speculative", "difference", "documents that differ"):
         table.add_column(name, justify="right")
-    for task in map(_task, done.evaluations):
+    for task in _tasks(done):
         base, spec = task.baseline, task.speculative
         difference = None if base is None or spec is None else spec - base
         figures = (figure(base), figure(spec), format_signed(difference), str(task.num_different))
-        table.add_row(escape(task.task), escape(task.metric), str(task.num_documents), *figures)
+        table.add_row(*map(escape, (task.config, task.task, task.metric)), str(task.num_documents), *figures)
     results.print(table)
     results.print(f"{plural(done.num_new, 'new document')} of {done.num_documents} for the gate", style="dim")

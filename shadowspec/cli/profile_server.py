@@ -77,10 +77,10 @@ def profile_server(
     is_wanted: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the cost of a step of an endpoint's two servers, and the acceptance that pays for speculation.
+    """Measure the cost of a step of an endpoint's servers, and the acceptance that pays for speculation.
 
     The endpoint needs engine = "openai", and its servers no other clients meanwhile. A server runs one number of
-    speculative tokens. To profile several, change its configuration and run the command again with the same loads and
+    speculative tokens. To profile several, give each a server, or change it and run again with the same loads and
     contexts. Report and dashboard show predictions from these costs; no verdict uses them.
     """
     require_folder_of(out)
@@ -104,7 +104,8 @@ def _warn(profile: ServerCosts) -> None:
     measured = profile.measured
     if measured.num_compared and not measured.num_same:
         notes.print(
-            f"{profile.endpoint}: none of {measured.num_compared} greedy answers is the same from both servers. The "
+            f"{profile.endpoint}: candidate {measured.config.config.name!r}: none of {measured.num_compared} greedy "
+            "answers is the same from both servers. The "
             "speculative one simulates acceptance (rejection_sample_method synthetic, --spec-synth-len), or serves "
             "another target. Its costs are valid; do not measure acceptance or verdicts through it",
             markup=False,

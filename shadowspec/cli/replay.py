@@ -201,6 +201,8 @@ def _print(done: ReplayedTraffic) -> None:
         + (f", {done.num_near_ties} greedy tokens are near-ties" if done.num_near_ties else ""),
         highlight=False,
     )
+    if done.num_replayed:
+        results.print("the best K at each load is in the frontier of `shadowspec report`, once steps are profiled")
     print_funnel(done.funnel, done.refusals)
 
 

@@ -314,9 +314,10 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         )
     backend = "torch" if section.servers is None else "openai"
     candidates = tuple(_speculation_config(section, candidate, backend) for candidate in section.candidates)
-    if section.servers is not None and section.servers.audit_share and not candidates[0].drafts_follow_from_output:
+    opaque = [candidate.name for candidate in candidates if not candidate.drafts_follow_from_output]
+    if section.servers is not None and section.servers.audit_share and opaque:
         raise ConfigError(
-            f"endpoint {name!r}: servers.audit_share: drafts of candidate {candidates[0].name!r} do not follow from an "
+            f"endpoint {name!r}: servers.audit_share: drafts of candidate {opaque[0]!r} do not follow from an "
             "output, so that replay cannot audit them; remove the key"
         )
     return EndpointConfig(

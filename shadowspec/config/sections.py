@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -262,25 +263,18 @@ class EndpointSection(ConfigSection):
             raise ValueError("serving_engine: give one engine, such as vllm, or vllm 0.32")
         if (self.engine == "openai") != (self.servers is not None):
             raise ValueError('engine = "openai" needs the table servers, and servers need engine = "openai"; give both')
-        if self.servers is not None and len(self.candidates) != 1:
-            raise ValueError(
-                "candidates: an endpoint with servers has one candidate; define another endpoint for another one"
-            )
+        if self.servers is not None:
+            _check_servers(self.servers, self.candidates)
         if self.servers is None and any(candidate.kind == DEPLOYMENT for candidate in self.candidates):
             raise ValueError('candidates: kind = "deployment" is only for engine = "openai"')
         if self.servers is None and (
             named := [candidate.name for candidate in self.candidates if candidate.method is not None]
         ):
             raise ValueError(f'candidates: {named[0]}: method is only for engine = "openai"; give a proposer instead')
-        in_process = [name for name in IN_PROCESS_OPTIONS if name in self.candidates[0].model_fields_set]
-        if self.servers is not None and in_process:
-            raise ValueError(f"candidates: {in_process[0]} is only for the engine in this process; remove it")
         if len([name for name in self.scores if ":" in name]) > 1:
             raise ValueError("scores: give at most one function, beside json_valid or contract_valid")
         if {JSON_VALID, CONTRACT_VALID} <= set(self.scores):
             raise ValueError("scores: json_valid and contract_valid exclude each other; give one")
-        if self.servers is not None and len({url.rstrip("/") for url in self.servers.roots}) == 1:
-            raise ValueError("servers: baseline_url and speculative_url must be two servers")
         require_distinct(
             slice_by=self.slice_by,
             candidates=[candidate.name for candidate in self.candidates],
@@ -288,6 +282,34 @@ class EndpointSection(ConfigSection):
             scores=self.scores,
         )
         return self
+
+
+def _check_servers(servers: ServerSettings, candidates: Sequence[CandidateSection]) -> None:
+    """Each candidate has one server, which no other one has."""
+    names, served = [candidate.name for candidate in candidates], [server.candidate for server in servers.speculative]
+    if servers.speculative_url is not None and len(names) > 1:
+        raise ValueError(
+            f"servers: speculative_url is one server, and there are {len(names)} candidates: replace it by a table "
+            "[[endpoints.NAME.servers.speculative]] for each, with candidate and url"
+        )
+    if servers.speculative:
+        if twice := [name for name in served if served.count(name) > 1]:
+            raise ValueError(f"servers.speculative: candidate {twice[0]!r} has two servers; remove one")
+        if lacking := [name for name in names if name not in served]:
+            raise ValueError(f"servers.speculative: candidate {lacking[0]!r} has no server; add its table")
+        if unknown := [name for name in served if name not in names]:
+            raise ValueError(f"servers.speculative: no candidate is named {unknown[0]!r}; correct or remove its table")
+    if (keys := servers.shared_root) is not None:
+        raise ValueError(
+            f"servers: {keys[0]} and {keys[1]} must be two servers: no server changes its drafts by request"
+        )
+    options = [(candidate, name) for candidate in candidates for name in IN_PROCESS_OPTIONS]
+    if in_process := [name for candidate, name in options if name in candidate.model_fields_set]:
+        raise ValueError(f"candidates: {in_process[0]} is only for the engine in this process; remove it")
+    if len({candidate.kind for candidate in candidates}) > 1:
+        raise ValueError(
+            'candidates: kind = "deployment" asks another question than speculation; define another endpoint for it'
+        )
 
 
 def _check_contract(contracts: dict[str, str], dialect: str | None) -> None:

@@ -300,23 +300,23 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # draft = "models/eagle3"
 # num_speculative_tokens = 4
 
-# An endpoint that ShadowSpec measures through two deployments of its target behind the OpenAI API (docs/servers.md).
-# The engine in this process does not measure it.  It has one candidate; `target` is only the folder of its tokenizer.
+# An endpoint that ShadowSpec measures through deployments of its target behind the OpenAI API (docs/servers.md).
+# The engine in this process does not measure it; `target` is only the folder of its tokenizer.
 # [endpoints.served]
-# engine = "openai"           # "openai": two servers measure; default: ~, the engine in this process
+# engine = "openai"           # "openai": servers measure; default: ~, the engine in this process
 # target = "models/target"
 # served_models = ["served-model"]
 # requests_per_slot = 1
-# Two servers with and without speculation.
+# Servers with and without speculation.
 # [endpoints.served.servers]
 # baseline_url = "https://baseline.example:8000"        # root of the API, without /v1; no other host is contacted
-# speculative_url = "https://speculative.example:8000"  # the same, of the server with speculation
-# model = "served-model"      # name under which both serve the target; default: the first of served_models
-# device = "2x H100"          # hardware of both servers, for reports and the fingerprint
-# dtype = "bfloat16"          # dtype of the target on both servers
+# speculative_url = "https://speculative.example:8000"  # the same, of the only candidate's server
+# model = "served-model"      # name under which all serve the target; default: the first of served_models
+# device = "2x H100"          # hardware of each server, for reports and the fingerprint
+# dtype = "bfloat16"          # dtype of the target on all servers
 # api_key_variable = "VLLM_API_KEY"  # environment variable with the key
 # ca_file = "servers-ca.pem"  # certificate authorities; default: the system's
-# max_model_len = 8192        # context of both servers in tokens; default: the target's
+# max_model_len = 8192        # context of all servers in tokens; default: the target's
 # connect_timeout_s = ~       # to connect
 # first_token_timeout_s = ~     # for the first token
 # token_timeout_s = ~         # between two chunks with tokens
@@ -329,10 +329,16 @@ num_speculative_tokens = 4   # tokens proposed in a step
 #                             --max-logprobs must allow it).  0: sampled outputs have no parity (docs/server-figures.md)
 # tool_call_format = "hermes" # form in which the target writes tool calls; default: requests with strict tools are
 #                             refused
-# facts = ~                   # how both servers were started, where they do not report it (docs/servers.md)
+# facts = ~                   # how all servers were started, where they do not report it (docs/servers.md)
 # audit_share = ~             # share of the outputs to replay in this process; then target and draft are folders with
 #                             weights here
 # audit_tolerance = ~         # share of the tokens by which the servers' rounding may move the audit's mean difference
+#
+#                             In place of speculative_url a server of each of several candidates:
+#                                 [[endpoints.served.servers.speculative]]
+#                                 candidate = "served-k4"
+#                                 url = "https://k4.example:8000"
+#                                 facts = { lora = false }
 # [[endpoints.served.candidates]]
 # name = "served-k4"
 # proposer = "draft_model"

@@ -1,6 +1,6 @@
-"""The engine behind the OpenAI API: a baseline and a speculative deployment of one target.
+"""The engine behind the OpenAI API: a baseline and speculative deployments of one target.
 
-In: blocks of prompts and two server addresses.
+In: blocks of prompts and the servers' addresses.
 Out: runs with the servers' counts and timings.
 Imports: quality, metrics, model_folder, types, errors.
 """

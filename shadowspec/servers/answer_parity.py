@@ -9,7 +9,7 @@ that samples wrongly would also return wrong probabilities of its samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ async def parity_of(
     spec: Completion,
     score_logprobs: int,
     max_model_len: int | None,
+    baseline_score: Callable[[], Awaitable[OutputScore | None]],
 ) -> Parity | None:
     """Where greedy answers diverge, how far from a tie, and whether the baseline diverges from itself; others' scores.
 
@@ -43,6 +44,7 @@ async def parity_of(
         client: of the baseline server.
         score_logprobs: number of likeliest tokens to request at each place of a sampled answer; 0: no score.
         max_model_len: the baseline server's limit.
+        baseline_score: that of the baseline's output, which is the same for every candidate.
     """
     if base.token_ids is None or spec.token_ids is None:
         return None
@@ -50,7 +52,7 @@ async def parity_of(
         speculative_score = await score(client, request, spec.token_ids, score_logprobs, max_model_len)
         if speculative_score is None:
             return Parity()
-        plain = await score(client, request, base.token_ids, score_logprobs, max_model_len)
+        plain = await baseline_score()
         return Parity(
             z_sum=speculative_score.total,
             z_tokens=speculative_score.tokens,

@@ -14,7 +14,7 @@ from shadowspec.model_folder import tokenizer_digest
 from shadowspec.servers.client import ServerClient, open_client, run_async, trust
 from shadowspec.servers.engines import ServerIdentity, configured_name, engine_of
 from shadowspec.servers.engines.engine import document_of
-from shadowspec.servers.server_settings import ServerSettings
+from shadowspec.servers.server_settings import NamedServer, ServerSettings
 from shadowspec.servers.step_counts import CountsSource
 from shadowspec.servers.stream import ServerError
 from shadowspec.types import (
@@ -41,7 +41,7 @@ def engine_name(url: str) -> str:
     Raises:
         ServerError: it cannot be reached, or does not say which engine it is.
     """
-    settings = ServerSettings(url, url, "any", "unknown", "float32")  # a look at its models needs no more than a URL
+    settings = ServerSettings(url, "any", "unknown", "float32", url)  # a look at its models needs no more than a URL
 
     async def look() -> str:
         async with open_client("serving", url, settings, trust(None), 1) as client:
@@ -80,19 +80,18 @@ async def _models(client: ServerClient) -> list[Mapping[str, Any]]:
     return [entry for entry in entries if isinstance(entry, dict)]
 
 
-def known_facts(identity: ServerIdentity, arm: Arm, settings: ServerSettings) -> dict[str, Fact]:
+def known_facts(identity: ServerIdentity, server: NamedServer) -> dict[str, Fact]:
     """What a server reports of itself, and where it reports nothing what the operator has declared.
 
     Raises:
         ModelError: the server contradicts the operator.
     """
     read = {name: Fact(value, is_read=True) for name, value in identity.reported_facts}
-    declared = settings.declared_facts(arm)
-    for name, fact in declared.items():
+    for name, fact in server.facts.items():
         known = read.get(name)
         if known is not None and known.value not in (AUTO, fact.value):
             raise ModelError(
-                f"servers.facts: {name} is {fact.value!r}, and the {arm} server reports {known.value!r}: "
+                f"servers.facts: {name} is {fact.value!r}, and the {server.label} server reports {known.value!r}: "
                 "correct it, or remove it"
             )
         if known is None or known.value == AUTO:
@@ -111,7 +110,7 @@ def fingerprint_server_config(
     prompt_rules: PromptRules = UNNAMED,
     baseline_depth: int = 0,
 ) -> FingerprintedConfig:
-    """The config with everything known of the servers that its figures depend on; their address is no part of it.
+    """The config with everything known of its two servers that its figures depend on; their address is no part of it.
 
     A server's weights have no known digest: their source replaces it, and the draft's name in the configuration for the
     draft's.  Prompts are rendered by the tokenizer of the target's folder, and by `prompt_rules`.  `max_turns` are
@@ -137,7 +136,7 @@ def fingerprint_server_config(
         ),
         **dict(other.reported_settings),
         **({"baseline_drafts": str(baseline_depth)} if config.is_deployment else {}),
-        **fact_details(*(known_facts(identities[arm], arm, settings) for arm in (Arm.BASELINE, Arm.SPECULATIVE))),
+        **fact_details(known_facts(identity, settings.baseline), known_facts(other, settings.server_of(config.name))),
     }
     return fingerprint_config(
         config,

@@ -1,9 +1,9 @@
-"""Two servers' self-description and their answers to one tiny request, and whether a pair of them can be measured."""
+"""Servers' self-description and their answers to one tiny request, and whether a pair of them can be measured."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.prefix_caches import require_fillable
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_checks import CacheBehaviour, cache_behaviour, read_capacity, require_prefix_cache
-from shadowspec.servers.server_settings import ServerSettings
+from shadowspec.servers.server_settings import NamedServer, ServerSettings
 from shadowspec.servers.step_counts import CENSORED, COUNTERS, NO_DRAFTS, CountsSource
 from shadowspec.types import Arm, SamplingParameters, SpeculationConfig
 from shadowspec.types.exactness import censoring_setting, lossy_setting
@@ -86,8 +86,14 @@ async def probe(client: ServerClient, model: str, score_logprobs: int = 0) -> Pr
     )
 
 
-def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
-    """The baseline and the speculative server, one after the other.
+def probe_both(settings: ServerSettings, candidate: str = "") -> tuple[Probe, Probe]:
+    """The baseline and the server of one candidate (`probe_servers`), by its name where there are several."""
+    baseline, (speculative,) = probe_servers(settings, [candidate])
+    return baseline, speculative
+
+
+def probe_servers(settings: ServerSettings, candidates: Sequence[str]) -> tuple[Probe, list[Probe]]:
+    """The baseline and the servers of these candidates, one after the other.
 
     Raises:
         ServerError: one of them gives no usable answer.
@@ -95,33 +101,27 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
         ModelError: prefix caches are needed, and the baseline's is off, or one cannot be filled; or a server
             contradicts a declared fact.
     """
+    context = trust(settings.ca_file)
 
-    async def look() -> tuple[Probe, Probe]:
-        context = trust(settings.ca_file)
-        async with (
-            open_client("baseline", settings.baseline_url, settings, context, 1) as baseline,
-            open_client("speculative", settings.speculative_url, settings, context, 1) as speculative,
-        ):
-            plain = await probe(baseline, settings.model, settings.score_logprobs)
-            speculating = await probe(speculative, settings.model)
-            plain = replace(plain, facts=known_facts(plain.identity, Arm.BASELINE, settings))
-            speculating = replace(speculating, facts=known_facts(speculating.identity, Arm.SPECULATIVE, settings))
+    async def look(server: NamedServer, arm: Arm) -> Probe:
+        async with open_client(server.label, server.url, settings, context, 1) as client:
+            known = await probe(client, settings.model, settings.score_logprobs if arm is Arm.BASELINE else 0)
+            known = replace(known, facts=known_facts(known.identity, server))
             if not settings.measures_conversations:
-                return plain, speculating
-            plain, speculating = await _with_cache(baseline, plain), await _with_cache(speculative, speculating)
-            require_prefix_cache(baseline.speaking_to(plain.engine), plain.cache, settings.prefix_cache)
+                return known
+            client = client.speaking_to(known.engine)
+            known = replace(known, cache=await cache_behaviour(client, known.identity.max_model_len))
+            if arm is Arm.BASELINE:
+                require_prefix_cache(client, known.cache, settings.prefix_cache)
             if settings.prefix_cache == "evicted":
-                require_fillable(baseline.name, plain.engine, plain.kv_capacity)
-                require_fillable(speculative.name, speculating.engine, speculating.kv_capacity)
-            return plain, speculating
+                require_fillable(client.name, known.engine, known.kv_capacity)
+            return known
 
-    return run_async(look())
+    async def look_at_all() -> tuple[Probe, list[Probe]]:
+        baseline = await look(settings.baseline, Arm.BASELINE)
+        return baseline, [await look(settings.server_of(name), Arm.SPECULATIVE) for name in candidates]
 
-
-async def _with_cache(client: ServerClient, plain: Probe) -> Probe:
-    """The probe with the behaviour of the server's prefix cache."""
-    client = client.speaking_to(plain.engine)
-    return replace(plain, cache=await cache_behaviour(client, plain.identity.max_model_len))
+    return run_async(look_at_all())
 
 
 def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe) -> CountsSource:

@@ -18,7 +18,7 @@ from shadowspec.servers.engines import Lack, ServerIdentity
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import ServerError
-from shadowspec.types import Arm, ConstraintForm, ConstraintKind, OutputConstraint, SamplingParameters
+from shadowspec.types import ConstraintForm, ConstraintKind, OutputConstraint, SamplingParameters
 
 TRIAL_WORD: Final = "shadowspec"
 _CONSTRAINT: Final = OutputConstraint(ConstraintKind.GRAMMAR, ConstraintForm.CHOICE, json.dumps([TRIAL_WORD]))
@@ -30,19 +30,19 @@ log = logging.getLogger(__name__)
 
 
 class Enforcement:
-    """The check results of two servers; each is checked once."""
+    """The check results of servers, by name; each is checked once."""
 
     def __init__(self) -> None:
-        self._enforced: dict[Arm, bool] = {}
+        self._enforced: dict[str, bool] = {}
 
-    async def enforces(self, arm: Arm, client: ServerClient) -> bool:
-        """Whether the arm's server restricts its answers.
+    async def enforces(self, client: ServerClient) -> bool:
+        """Whether the server restricts its answers.
 
         Raises:
             ServerError: it cannot be asked now.
         """
-        if arm in self._enforced:
-            return self._enforced[arm]
+        if client.name in self._enforced:
+            return self._enforced[client.name]
         try:
             is_enforced = (await client.complete(TRIAL, fresh_salt())).text.strip() == TRIAL_WORD
         except ServerError as fault:
@@ -55,7 +55,7 @@ class Enforcement:
                 "forced tools) fail here. Its grammar backend may be switched off",
                 client.name,
             )
-        self._enforced[arm] = is_enforced
+        self._enforced[client.name] = is_enforced
         return is_enforced
 
 

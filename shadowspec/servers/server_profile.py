@@ -167,7 +167,7 @@ def profile_servers(
         raise InputError(
             f"{config.name}: how deep {config.proposer} drafts depends on the text, or is not known; not profiled"
         )
-    baseline, speculative = probe_both(settings)
+    baseline, speculative = probe_both(settings, config.name)
     source = counts_source(config, baseline, speculative)
     lengths = (baseline.identity.max_model_len, speculative.identity.max_model_len, settings.max_model_len)
     longest = min((length for length in lengths if length is not None), default=math.inf) - OUTPUT_TOKENS[1]
@@ -193,13 +193,16 @@ async def _profile(
     on_run: Callable[[], None],
 ) -> ServerProfile:
     context = trust(settings.ca_file)
+    servers = {Arm.BASELINE: settings.baseline, Arm.SPECULATIVE: settings.server_of(config.config.name)}
     runs: dict[tuple[int, int, Arm], list[ProfiledRun]] = {(*at, arm): [] for at in grid.places for arm in Arm}
     async with AsyncExitStack() as stack:
         clients: Mapping[Arm, ServerClient] = {
             arm: (
-                await stack.enter_async_context(open_client(arm, url, settings, context, max(grid.loads)))
+                await stack.enter_async_context(
+                    open_client(server.label, server.url, settings, context, max(grid.loads))
+                )
             ).speaking_to(engine_of(identities[arm].engine, identities[arm].version))
-            for arm, url in ((Arm.BASELINE, settings.baseline_url), (Arm.SPECULATIVE, settings.speculative_url))
+            for arm, server in servers.items()
         }
         for arm, client in clients.items():  # untimed: connections, allocation, choice of kernels
             await asyncio.gather(*(identify(client, settings.model) for _ in range(max(grid.loads))))

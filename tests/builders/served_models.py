@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tests.builders.workspace import Workspace, record, write_traffic
@@ -29,6 +30,20 @@ def serve(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> None:
     workspace.replace_in_config("[gate]", "[engine]\nwarmup_blocks = 0\n\n[gate]")
     tables = SERVERS.format(baseline=servers[0].url, speculative=servers[1].url, length=64)
     path.write_text(path.read_text(encoding="utf-8") + tables, encoding="utf-8")
+
+
+def serve_several(workspace: Workspace, baseline: FakeServer, candidates: Mapping[str, FakeServer]) -> None:
+    """Replace the endpoint's candidate by these names, each with its server and the depth of that server."""
+    path = workspace.folder / "shadowspec.toml"
+    serve(workspace, (baseline, baseline))
+    text, table, rest = path.read_text(encoding="utf-8").partition("[[endpoints.letters.candidates]]")
+    candidate, servers, settings = rest.partition("\n[endpoints.letters.servers]")
+    text += servers + settings.replace(f'speculative_url = "{baseline.url}"\n', "")
+    for name, server in candidates.items():
+        text += f'[[endpoints.letters.servers.speculative]]\ncandidate = "{name}"\nurl = "{server.url}"\n'
+        depth = f"tokens = {server.num_speculative_tokens}"
+        text += table + candidate.replace('"draft"', f'"{name}"', 1).replace("tokens = 3", depth)
+    path.write_text(text, encoding="utf-8")
 
 
 def measured(workspace: Workspace, *numbers: int) -> Any:

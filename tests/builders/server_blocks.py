@@ -9,7 +9,8 @@ from typing import Any
 
 from msgspec import structs
 
-from shadowspec.servers.measure_servers import ServerEngine, connect
+from shadowspec.servers.connecting import connect
+from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.types import (
     Arm,
@@ -43,13 +44,15 @@ COLD = EngineSettings(warmup_blocks=0)
 
 def settings(servers: tuple[FakeServer, FakeServer], **changes: Any) -> ServerSettings:
     """Every request is cold, unless told otherwise."""
-    urls = servers[0].url, servers[1].url
-    server = ServerSettings(*urls, "m", "cpu", "float32", max_attempts=2, reachable_within_s=0.0, prefix_cache="off")
+    plain, speculative = (server.url for server in servers)
+    server = ServerSettings(
+        plain, "m", "cpu", "float32", speculative, max_attempts=2, reachable_within_s=0.0, prefix_cache="off"
+    )
     return replace(server, **changes)
 
 
 def connected(servers: tuple[FakeServer, FakeServer], **changes: Any) -> ServerEngine:
-    engine = connect(settings(servers, **changes), CONFIG, COLD, requests_per_slot=3, default_sampling={})
+    engine = connect(settings(servers, **changes), [CONFIG], COLD, requests_per_slot=3, default_sampling={})
     for server in servers:
         server.bodies.clear()
     return engine

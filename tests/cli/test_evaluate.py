@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from shadowspec.errors import InputError
 from shadowspec.quality.task_samples import read_samples
 from shadowspec.store import Store
 from shadowspec.types import PairedScore
-from tests.builders.served_models import measured, serve
+from tests.builders.served_models import measured, serve, serve_several
 from tests.builders.workspace import Workspace
 from tests.servers.fake_server import FakeServer, running
 
@@ -52,21 +52,21 @@ with open(folder / "samples_sums_now.jsonl", "w") as samples:
 class Harness:
     """The imitated harness, and what it was asked."""
 
-    def __init__(self, folder: Path, servers: tuple[FakeServer, FakeServer]) -> None:
+    def __init__(self, folder: Path, servers: Sequence[FakeServer]) -> None:
         self.program, self._plan, self._asked = folder / "lm_eval", folder / "plan.json", folder / "asked.jsonl"
         self._urls = [server.url for server in servers]
         self.program.write_text(HARNESS.format(python=sys.executable, plan=str(self._plan)))
         self.program.chmod(0o755)
 
-    def plans(self, baseline: list[Any], speculative: list[Any], **changes: Any) -> None:
-        """What it will find, by arm; the changes go into the plan."""
+    def plans(self, *scores: list[Any], **changes: Any) -> None:
+        """What it will find at each server, the baseline first; the changes go into the plan."""
         results = json.loads((RECORDED / "results.json").read_text())
         sample = json.loads((RECORDED / "samples.jsonl").read_text().splitlines()[0])
         plan = {
             "results": results,
             "sample": sample,
             "asked": str(self._asked),
-            "scores": dict(zip(self._urls, (baseline, speculative), strict=True)),
+            "scores": dict(zip(self._urls, scores, strict=True)),
         }
         self._plan.write_text(json.dumps(plan | changes))
 
@@ -106,8 +106,13 @@ def test_a_task_set_becomes_evidence_for_the_config_that_was_measured(served: Wo
     harness.plans([1.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0])
     done = evaluated(served, harness, "--limit", "4", "--json", "--", "--include_path", "tasks of ours")
     assert done.code == 0, done.err
+    with Store.open("sqlite:///shadow.db") as store:
+        (evaluation,) = store.evaluations("letters")
+        measured_fingerprints = {run.fingerprint for run in store.runs("letters")}
     assert done.document["tasks"] == [
         {
+            "config": "draft",
+            "fingerprint": evaluation.fingerprint,
             "task": "sums",
             "metric": "exact_match,first-number",
             "num_documents": 4,
@@ -128,10 +133,7 @@ def test_a_task_set_becomes_evidence_for_the_config_that_was_measured(served: Wo
     assert not Path(base[3]).exists(), "its folder holds prompts"
 
     # The evidence belongs to the fingerprint of the measured runs, and the gate counts it.
-    with Store.open("sqlite:///shadow.db") as store:
-        (evaluation,) = store.evaluations("letters")
-        assert {run.fingerprint for run in store.runs("letters")} == {evaluation.fingerprint}
-    assert done.document["fingerprint"] == evaluation.fingerprint
+    assert measured_fingerprints == {evaluation.fingerprint}
     assert sorted(evaluation.documents.values(), key=repr) == sorted(
         [PairedScore(1.0, 1.0), PairedScore(0.0, 0.0), PairedScore(1.0, 0.0), PairedScore(1.0, 1.0)], key=repr
     )
@@ -225,6 +227,22 @@ def test_another_metric_is_another_measure(served: Workspace, harness: Harness) 
     harness.plans([1.0], [1.0])
     done = evaluated(served, harness, "--chat")
     assert "and now by exact_match,first-number (chat)" in done.err, "another way of asking"
+
+
+def test_each_of_several_candidates_is_scored_beside_one_baseline(workspace: Workspace) -> None:
+    with running(*(fakes := (FakeServer(), FakeServer(3), FakeServer(5)))):
+        serve_several(workspace, fakes[0], {"k3": fakes[1], "k5": fakes[2]})
+        workspace.migrate()
+        harness = Harness(workspace.folder, fakes)
+        harness.plans([1.0, 0.0], [1.0, 1.0], [0.0, 0.0])
+        done = evaluated(workspace, harness, "--json")
+        assert done.code == 0, done.err
+        assert len(harness.asked) == 3
+        found = [(task["config"], task["baseline"], task["speculative"]) for task in done.document["tasks"]]
+        assert found == [("k3", 0.5, 1.0), ("k5", 0.5, 0.0)]
+        assert len({task["fingerprint"] for task in done.document["tasks"]}) == 2
+        assert (done.document["num_documents"], done.document["num_new_documents"]) == (4, 4)
+        assert evaluated(workspace, harness, "--json").document["num_new_documents"] == 0
 
 
 def test_a_server_that_is_replaced_meanwhile(

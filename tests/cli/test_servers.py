@@ -20,7 +20,7 @@ import torch
 from shadowspec.app.serve_worker import ConfiguredEngines
 from shadowspec.config import load_config
 from shadowspec.engine.models import load_model
-from shadowspec.servers import closed_loop, measure_servers
+from shadowspec.servers import closed_loop, judging
 from shadowspec.servers.stream import Completion
 from shadowspec.store import Store
 from shadowspec.text import markdown_text
@@ -332,7 +332,7 @@ def test_the_default_budget_of_memory_is_judged_and_a_method_goes_out_as_it_came
         served.replace_in_config(before, after)
     served.replace_in_config("first_token_timeout_s = 0.5\ntoken_timeout_s = 0.5", "first_token_timeout_s = 30.0")
     served.replace_in_config("[endpoints.letters]\n", SOON)
-    monkeypatch.setattr(measure_servers, "timing", steady_timing)
+    monkeypatch.setattr(judging, "timing", steady_timing)
     servers[1].kv_tokens = kv_tokens
     for server in servers:
         server.step_s = 0.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.servers import closed_loop, measure_servers
+from shadowspec.servers import closed_loop, judging
 from shadowspec.servers.stream import Completion
 from shadowspec.store import Store
 from shadowspec.types import ArmTiming, Verdict
@@ -58,7 +58,7 @@ def upgraded(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[
             for server in pair:
                 server.step_s, server.tells_queue = 0.0, True
             pair[0].queue_ms, pair[1].queue_ms = 0.25, 0.5
-            monkeypatch.setattr(measure_servers, "timing", Stopwatch(pair[1], factor).timing)
+            monkeypatch.setattr(judging, "timing", Stopwatch(pair[1], factor).timing)
             stack.enter_context(running(*pair))
             serve(workspace, pair)
             path = workspace.folder / "shadowspec.toml"

@@ -35,6 +35,7 @@ from shadowspec.servers.engines import prompt_rules_of
 from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
+from shadowspec.types.server_facts import Fact
 from shadowspec.types.settings import EngineSettings, GuardPolicy
 
 ENDPOINT = """
@@ -56,6 +57,17 @@ speculative_url = "https://b.example/llm/"
 device = "2x H100"
 dtype = "bfloat16"
 """
+)
+K5 = ENDPOINT.partition("[[")[2].join(("[[", "")).replace("k4", "k5")
+SERVER_OF_K5 = """[[endpoints.chat.servers.speculative]]
+candidate = 'k5'
+url = 'http://k5:1'
+"""
+SEVERAL = (
+    SERVED.replace('speculative_url = "https://b.example/llm/"\n', "")
+    + K5
+    + SERVER_OF_K5.replace("k5", "k4")
+    + SERVER_OF_K5
 )
 TWO_SERVERS = """engine = 'openai'
 servers = {baseline_url = 'http://a', speculative_url = 'http://b', device = 'a card', dtype = 'bfloat16'}
@@ -116,7 +128,7 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     assert replace(shown.schedule, jobs={}, receivers={}, targets={}, metrics_address=None) == ScheduleSettings()
     servers = shown.endpoints["served"].servers
     assert servers is not None
-    server = ServerSettings(*servers.roots, servers.model, servers.device, servers.dtype)
+    server = ServerSettings(servers.baseline_url, servers.model, servers.device, servers.dtype, servers.speculative_url)
     assert replace(servers, api_key_variable=None, ca_file=None, max_model_len=None, tool_call_format=None) == server
     live = shown.endpoints["chat"].live
     assert live is not None
@@ -268,13 +280,25 @@ def test_any_name_may_be_a_servers_method(tmp_path: Path, name: str) -> None:
 def test_servers(tmp_path: Path) -> None:
     found = load(tmp_path, SERVED + "token_timeout_s = 2.5\nca_file = 'ca.pem'\nmodel = 'n'\n").endpoints["chat"]
     assert found.servers == ServerSettings(
-        "http://a:8000", "https://b.example/llm/", "n", "2x H100", "bfloat16", ca_file=Path("ca.pem"),
+        "http://a:8000", "n", "2x H100", "bfloat16", "https://b.example/llm/", ca_file=Path("ca.pem"),
         waits=Waits(token_s=2.5),
     )  # fmt: skip
     assert found.candidates[0].backend == "openai"
     plain = load(tmp_path, SERVED).endpoints["chat"].servers
     assert plain is not None
     assert plain.model == "m", "the first name under which the target is served"
+
+
+def test_each_of_several_candidates_has_a_server(tmp_path: Path) -> None:
+    found = load(tmp_path, SEVERAL + "facts = { lora = false }\n").endpoints["chat"]
+    assert [candidate.name for candidate in found.candidates] == ["k4", "k5"]
+    assert found.servers is not None
+    assert found.servers.roots == ("http://a:8000", "http://k4:1", "http://k5:1")
+    assert [found.servers.server_of(name).label for name in ("k4", "k5")] == ["speculative (k4)", "speculative (k5)"]
+    assert [dict(found.servers.server_of(name).facts) for name in ("k4", "k5")] == [
+        {},
+        {"lora": Fact("off", is_read=False)},
+    ]
 
 
 def test_conversations_are_measured_where_the_servers_prefix_cache_is_on(tmp_path: Path) -> None:
@@ -445,7 +469,19 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (SERVED.replace('dtype = "bfloat16"', ""), "endpoints.chat.servers.dtype: is missing"),
         (SERVED + "total_timeout_s = 0\n", "endpoints.chat.servers.total_timeout_s"),
         (SERVED + "api_key = 'x'\n", "endpoints.chat.servers.api_key: is not a known key"),
-        (SERVED + ENDPOINT.partition("[[")[2].join(("[[", "")).replace("k4", "k5"), "with servers has one candidate"),
+        (SERVED + K5, "speculative_url is one server, and there are 2 candidates: replace it by a table"),
+        (SEVERAL.replace(SERVER_OF_K5, ""), "servers.speculative: candidate 'k5' has no server; add its table"),
+        (SEVERAL.replace("candidate = 'k5'", "candidate = 'k4'"), "candidate 'k4' has two servers; remove one"),
+        (SEVERAL + SERVER_OF_K5.replace("k5", "k6"), "no candidate is named 'k6'; correct or remove its table"),
+        (SEVERAL.replace("http://k5:1", "http://k4:1/"),
+         "speculative.k4.url and speculative.k5.url must be two servers: no server changes its drafts by request"),
+        (SEVERAL.replace("http://k5:1", "http://a:8000"), "baseline_url and speculative.k5.url must be two servers"),
+        (SEVERAL.replace("http://k5:1", "http://k5:1/v1"), "speculative.k5.url: is the server's root, without /v1"),
+        (SEVERAL.replace('dtype =', 'speculative_url = "http://c:1"\ndtype ='), "servers: give speculative_url, or"),
+        (SERVED.replace('speculative_url = "https://b.example/llm/"', ""), "servers: give speculative_url, or a table"),
+        (SEVERAL.replace("url = 'http://k5:1'", ""), "endpoints.chat.servers.speculative.1.url: is missing"),
+        (SEVERAL + "facts = { lora = [] }\n", "endpoints.chat.servers.speculative.1.facts.lora"),
+        (SEVERAL.replace('draft = "models/draft"', "kind = 'deployment'", 1), '"deployment" asks another question'),
         (SERVED.replace("= 4", "= 4\ndraft_confidence_threshold = 0.5"), "is only for the engine in this process"),
         (SERVED.replace("= 4", "= 4\ndraft_sampling = 'request'"), "draft_sampling is only for the engine"),
         (SERVED.replace("= 4", "= 4\ndrafts_within_limit = false"), "drafts_within_limit is only for the engine"),

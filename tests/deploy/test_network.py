@@ -48,9 +48,7 @@ def contacted(component: str, config: Config | None) -> set[Peer]:
         assert config.kafka is not None
         found |= {peer_of(server) for server in config.kafka.bootstrap_servers}
         for endpoint in config.endpoints.values():
-            for url in (
-                () if endpoint.servers is None else (endpoint.servers.baseline_url, endpoint.servers.speculative_url)
-            ):
+            for url in () if endpoint.servers is None else endpoint.servers.roots:
                 found.add(peer_of(urlsplit(url).netloc))
     elif component == "scheduler":
         for receiver in config.schedule.receivers.values():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from shadowspec.errors import ModelError
-from shadowspec.servers.measure_servers import ServerEngine, connect
+from shadowspec.servers.connecting import connect
+from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.servers.prefix_caches import DRAWN_IDS, MAX_FILL_TOKENS, found_before
 from shadowspec.servers.probing import probe_both, remarks
 from shadowspec.servers.request import ServerRequest
@@ -66,7 +67,7 @@ def engine_of(servers: Pair, mode: str = "as_served", warmup_blocks: int = 0, **
     config = COMPARED if isinstance(servers[0], FakeLlamaCpp) else CONFIG
     measuring = EngineSettings(warmup_blocks=warmup_blocks)
     chosen = settings(servers, prefix_cache=mode, **changes)
-    engine = connect(chosen, config, measuring, requests_per_slot=1, default_sampling={})
+    engine = connect(chosen, [config], measuring, requests_per_slot=1, default_sampling={})
     for server in servers:
         server.bodies.clear()
         server.found.clear()

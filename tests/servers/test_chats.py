@@ -269,13 +269,13 @@ def test_no_fault_is_found_in_a_thousand_clean_pairs(servers: tuple[FakeServer, 
 
 def test_an_engine_whose_chats_report_no_steps_is_sent_the_tokens_again(servers: tuple[FakeServer, FakeServer]) -> None:
     engine = connected(servers)
-    for known in engine._engines.values():
-        known.counts_chats = False  # type: ignore[misc]
+    for server in engine._servers.values():
+        server.engine.counts_chats = False  # type: ignore[misc]
     run = the_run(engine)
     assert run.failure is None
     assert run.served is not None
     assert run.served.counts_source == "again"
-    for server in servers:
-        timed, *again = server.bodies
+    for fake in servers:
+        timed, *again = fake.bodies
         assert timed["is_chat"]
         assert [sent["prompt"] for sent in again if not sent.get("logprobs")][:1] == [rendered(BODY)]

@@ -43,7 +43,7 @@ REQUEST = ServerRequest((5, 6, 7), SamplingParameters(temperature=0.0, max_token
 
 
 def settings(url: str, **changes: Any) -> ServerSettings:
-    return replace(ServerSettings(url, url, "m", "cpu", "float32", max_attempts=3), **changes)
+    return replace(ServerSettings(url, "m", "cpu", "float32", url, max_attempts=3), **changes)
 
 
 def ask(server: ServerSettings, request: ServerRequest = REQUEST) -> Completion:

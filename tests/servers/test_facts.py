@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
+from shadowspec.servers.connecting import connect
 from shadowspec.servers.engines.reported_facts import llamacpp_facts, sglang_facts, vllm_facts
-from shadowspec.servers.measure_servers import connect
 from shadowspec.servers.metrics_page import families_on
 from shadowspec.servers.probing import facts_text, probe_both, remarks
 from shadowspec.servers.server_settings import FactsOfArms
@@ -170,7 +170,7 @@ def test_a_flag_that_changes_between_or_within_blocks_is_another_server(servers:
 def test_sglang_s_default_of_running_requests_is_forced_by_speculation() -> None:
     pair = FakeSglang(started={"max_running_requests": 512}), FakeSglang(3, started={"max_running_requests": 48})
     with running(*pair):
-        (config,) = connect(settings(pair), CONFIG, COLD, requests_per_slot=3, default_sampling={}).configs
+        (config,) = connect(settings(pair), [CONFIG], COLD, requests_per_slot=3, default_sampling={}).configs
         assert [difference.text for difference in differing_facts(config.details)] == ["max_num_seqs (512, 48)"]
         assert "max_num_seqs (512, 48): the drafting method forces it" in "; ".join(
             remarks(*probe_both(settings(pair)), CONFIG)

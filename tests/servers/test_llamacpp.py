@@ -10,12 +10,13 @@ import pytest
 from msgspec import structs
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
+from shadowspec.servers.connecting import connect
 from shadowspec.servers.draft_trace import UntraceableError, read_steps
 from shadowspec.servers.engines.llamacpp import END_TOKEN, LlamaCpp, longest_draft
 from shadowspec.servers.identity import engine_name
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.last_step import VerifyStep
-from shadowspec.servers.measure_servers import ServerEngine, connect
+from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.servers.probing import probe_both, remarks, slot_remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_profile import ServerGrid, profile_servers
@@ -53,7 +54,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def connected(servers: Servers, **changes: Any) -> ServerEngine:
     config = replace(COMPARED, **changes)
-    engine = connect(settings(servers), config, COLD, requests_per_slot=3, default_sampling={})
+    engine = connect(settings(servers), [config], COLD, requests_per_slot=3, default_sampling={})
     for server in servers:
         server.bodies.clear()
     return engine

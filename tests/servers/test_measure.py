@@ -12,8 +12,8 @@ from msgspec import structs
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.answer_parity import ReportedPlace, read_places
+from shadowspec.servers.connecting import connect
 from shadowspec.servers.engines.vllm import DETAILED
-from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.servers.server_settings import Waits
 from shadowspec.types import (
     Arm,
@@ -22,7 +22,7 @@ from shadowspec.types import (
     ServedMemory,
 )
 from shadowspec.types.settings import EngineSettings
-from tests.builders.server_blocks import COLD, CONFIG, block, connected, prompt, sampled, settings, told_score
+from tests.builders.server_blocks import CONFIG, block, connected, prompt, sampled, settings, told_score
 from tests.identities import check_identities
 from tests.servers.fake_server import FakeServer, after, killed, running, silent, status, well
 
@@ -107,7 +107,7 @@ def test_the_baseline_of_a_tenth_of_the_blocks_answers_twice(servers: tuple[Fake
 
 
 def test_blocks_of_a_new_size_are_warmed_up_once(servers: tuple[FakeServer, FakeServer]) -> None:
-    engine = connect(settings(servers), CONFIG, EngineSettings(), requests_per_slot=1, default_sampling={})
+    engine = connect(settings(servers), [CONFIG], EngineSettings(), requests_per_slot=1, default_sampling={})
     for server in servers:
         server.bodies.clear()
     engine.measure(block(2))
@@ -430,7 +430,7 @@ def test_a_server_that_is_away_or_another_one_ends_the_block(servers: tuple[Fake
     with running(gone := FakeServer()):
         pass
     away = settings((servers[0], gone))
-    engine = ServerEngine(away, engine.configs[0], engine._identities, engine._source, COLD)
+    engine._servers[0]._named = away.server_of("draft")
     with pytest.raises(ServiceUnavailableError, match=r"speculative server .* cannot be reached"):
         engine.measure(block(1))
     assert [len(server.bodies) for server in servers] == [0, 0]

@@ -10,7 +10,8 @@ import pytest
 from msgspec import structs
 
 from shadowspec.errors import ModelError
-from shadowspec.servers.measure_servers import ServerEngine, connect
+from shadowspec.servers.connecting import connect
+from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.servers.probing import probe_both, remarks
 from shadowspec.types import Arm, Block, RecordKey, Run, SamplingParameters, ShadowPrompt
 from tests.builders.llamacpp_fields import COMPARED
@@ -75,7 +76,9 @@ def test_sglang_s_counts_are_read_from_its_meta_info() -> None:
 
 def test_llama_cpp_is_asked_to_use_its_cache_for_later_turns_alone() -> None:
     with running(*(servers := (FakeLlamaCpp(page_tokens=PAGE), FakeLlamaCpp(3, page_tokens=PAGE)))):
-        engine = connect(settings(servers, prefix_cache="on"), COMPARED, COLD, requests_per_slot=1, default_sampling={})
+        engine = connect(
+            settings(servers, prefix_cache="on"), [COMPARED], COLD, requests_per_slot=1, default_sampling={}
+        )
         servers[0].bodies.clear()
         for _ in range(2):
             assert cached(engine.measure(block(1, 2, load=1)).runs) == [(tokens, tokens) for tokens in CACHED] * 2
@@ -150,7 +153,7 @@ def test_the_mode_is_part_of_the_fingerprint_where_it_is_on(servers: tuple[FakeS
     assert (off.mode, on.mode) == (None, "measured with the prefix cache on, whole conversations")
     assert on.differing_details(off) == ["max_turns", "prefix_cache"]
     longer = connect(
-        settings(servers, prefix_cache="on"), CONFIG, COLD, requests_per_slot=3, default_sampling={}, max_turns=8
+        settings(servers, prefix_cache="on"), [CONFIG], COLD, requests_per_slot=3, default_sampling={}, max_turns=8
     )
     assert longer.configs[0].differing_details(on) == ["max_turns"], "requests of a block weigh otherwise"
     assert "prefix_cache" not in off.details, "the fingerprints of before are what they were"

@@ -12,7 +12,7 @@ import pytest
 from shadowspec.config.sections import CandidateSection
 from shadowspec.engine.replay.replayer import require_replayable
 from shadowspec.errors import ConfigError, InputError, ModelError
-from shadowspec.servers.measure_servers import connect
+from shadowspec.servers.connecting import connect
 from shadowspec.servers.probing import probe_both, remarks
 from shadowspec.servers.server_profile import ServerGrid, profile_servers
 from shadowspec.types import SpeculationConfig, VerifyRule
@@ -33,7 +33,7 @@ def method(name: str, /, depth: int = 3, **given: Any) -> SpeculationConfig:
 
 
 def fingerprint(pair: Pair, config: SpeculationConfig) -> str:
-    engine = connect(settings(pair), config, COLD, requests_per_slot=3, default_sampling={})
+    engine = connect(settings(pair), [config], COLD, requests_per_slot=3, default_sampling={})
     return engine.configs[0].fingerprint
 
 
@@ -47,7 +47,7 @@ def test_a_server_that_drafts_by_its_own_method_is_measured(name: str, level: st
             with pytest.raises(ModelError, match="--per-request-spec-decode-metrics detailed"):
                 fingerprint(pair, method(name))
             return
-        engine = connect(settings(pair), method(name), COLD, requests_per_slot=3, default_sampling={})
+        engine = connect(settings(pair), [method(name)], COLD, requests_per_slot=3, default_sampling={})
         result = engine.measure(block(3))
     assert [run.failure for run in result.runs] == [None] * 3
     for run in result.runs:
@@ -118,7 +118,7 @@ def test_a_server_that_trims_drafts_after_counting_them_has_a_censored_acceptanc
     trimming = {"method": "mtp", "enable_adaptive_verification": True}
     with running(*(pair := (FakeServer(), FakeServer(3, drafting=trimming)))):
         assert "acceptance is censored: a lower bound" in told(pair, method("mtp"))
-        engine = connect(settings(pair), method("mtp"), COLD, requests_per_slot=3, default_sampling={})
+        engine = connect(settings(pair), [method("mtp")], COLD, requests_per_slot=3, default_sampling={})
         (run, *_) = engine.measure(block(3)).runs
         assert run.served is not None
         assert run.served.counts_source == "response_censored"
@@ -194,7 +194,7 @@ def test_an_exported_file_is_a_candidate_that_the_server_must_run_as_it_is(tmp_p
     assert [config.depth_at(load) for load in (1, 2, 3, 8, 9, 100)] == [3, 3, 2, 2, 0, 0]
     assert not config.drafts_in_every_step
     with running(*(pair := (FakeServer(), FakeServer(3, drafting=EXPORTED)))):
-        engine = connect(settings(pair), config, COLD, requests_per_slot=3, default_sampling={})
+        engine = connect(settings(pair), [config], COLD, requests_per_slot=3, default_sampling={})
         assert [run.failure for run in engine.measure(block(3)).runs] == [None] * 3
         pair[1].drafting = EXPORTED | {"num_speculative_tokens_per_batch_size": [[1, 2147483647, 3]]}
         with pytest.raises(ModelError, match=r"num_speculative_tokens_per_batch_size = .* says"):
@@ -246,7 +246,7 @@ def test_a_servers_method_is_not_replayed() -> None:
 
 def test_costs_belong_to_the_settings_but_not_to_the_depth() -> None:
     with running(*(pair := (FakeServer(), FakeServer(3)))):
-        engine = connect(settings(pair), method("mtp", 3, num_speculative_tokens=3, a=1), COLD, requests_per_slot=1,
+        engine = connect(settings(pair), [method("mtp", 3, num_speculative_tokens=3, a=1)], COLD, requests_per_slot=1,
                          default_sampling={})  # fmt: skip
     key = CostKey.of(engine.configs[0], is_greedy=True)
     assert key.serves(method("mtp", 4, num_speculative_tokens=4, a=1))

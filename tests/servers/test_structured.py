@@ -11,9 +11,9 @@ import pytest
 from msgspec import structs
 
 from shadowspec.quality.custom_scores import load_scorer
+from shadowspec.servers.connecting import connect
 from shadowspec.servers.engines.sglang import constraint_parameters
 from shadowspec.servers.engines.vllm import guided_fields, structured_fields
-from shadowspec.servers.measure_servers import connect
 from shadowspec.servers.server_checks import TRIAL_WORD
 from shadowspec.types import (
     ConstraintForm,
@@ -67,7 +67,7 @@ def test_a_schema_is_enforced_and_held_in_both_arms(
 ) -> None:
     engine = connect(
         settings(servers),
-        CONFIG,
+        [CONFIG],
         COLD,
         requests_per_slot=3,
         default_sampling={},

@@ -10,8 +10,8 @@ from msgspec import structs
 
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.quality.custom_scores import Scorer
+from shadowspec.servers.connecting import connect
 from shadowspec.servers.engines import ENGINES
-from shadowspec.servers.measure_servers import connect
 from shadowspec.servers.probing import counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.step_counts import OtherDepthError, UncountableError
@@ -183,4 +183,4 @@ def test_constraints_and_scores_need_a_text_that_it_does_not_return(servers: Ser
     assert ENGINE.lacking(asked) == "constraint"
     scorer = Scorer({"own": lambda output: 1.0})
     with pytest.raises(ConfigError, match="scores: TensorRT-LLM returns token ids without their text"):
-        connect(settings(servers), CONFIG, COLD, requests_per_slot=3, default_sampling={}, scorer=scorer)
+        connect(settings(servers), [CONFIG], COLD, requests_per_slot=3, default_sampling={}, scorer=scorer)

@@ -83,7 +83,7 @@ def fingerprinted(
     """The config of a case through its engine's own function."""
     if case["engine"] == "servers":
         modes: dict[str, Any] = {"prefix_cache": "off", "api": "completions"}
-        settings = ServerSettings("http://a", "http://b", case["model"], case["device"], "bfloat16", **modes)
+        settings = ServerSettings("http://a", case["model"], case["device"], "bfloat16", "http://b", **modes)
         slots = case["requests_per_slot"]
         source = SOURCES[case["source"]]
         return served.fingerprint_server_config(

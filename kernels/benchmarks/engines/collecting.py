@@ -67,7 +67,7 @@ def ask_server(
     """
 
     async def work() -> list[Completion | ServerError]:
-        settings = ServerSettings(url, url, SERVED_MODEL, "cpu", "float32", waits=WAITS)
+        settings = ServerSettings(url, SERVED_MODEL, "cpu", "float32", url, waits=WAITS)
         async with open_client("validated", url, settings, trust(None), slots) as client:
             speaking = client if engine is None else client.speaking_to(engine)
             return await run_arm(speaking, requests, slots, fresh_salt())

@@ -8,6 +8,7 @@ many tokens have been drafted and accepted so far, from which the steps follow o
 - a draft is cut to one token less than may still be emitted, so that no step passes the limit of tokens, and the last
   token of all may be a step without a draft;
 - a drafted end token that is emitted counts as not accepted, unless it is the draft's last one;
+- parameters of drafting in a request (`speculative.n_max`) are read no more (`server-schema.cpp`);
 - the target is sampled at every place and its token compared with the draft's (`exact_match`), and the arms draw the
   same numbers for the same places.
 
