@@ -133,7 +133,7 @@ hash_secret_file = "shadowspec.secret"
 # retry_first_s = ~      # wait after the first failed attempt; it doubles each time
 # retry_longest_s = ~      # longest wait between two attempts
 # timeout_s = ~          # for a receiver's answer
-# metrics_address = "127.0.0.1:8081"  # of /metrics with the verdicts (docs/metrics.md); default: not served
+# metrics_address = "127.0.0.1:8081"  # of /metrics (docs/metrics.md) and /exports; default: not served
 
 # [schedule.jobs.daily]
 # cron = "0 8 * * *"     # minute, hour, day, month, weekday (0 and 7: Sunday); with six fields the second comes first
