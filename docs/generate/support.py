@@ -16,6 +16,7 @@ _FAKE = "[test server](../tests/servers/{})"
 _SAMPLES = "[sample pages](../tests/servers/test_live.py)"
 _NONE = "no"
 _BY_HAND = "[by hand](export.md#how-this-is-checked)"
+_RUN = "[it routes](routes.md#how-the-routes-were-tried)"
 
 # By engine: how acceptance and latency were measured on it, and the live guard.
 _MEASURED = {
@@ -76,9 +77,9 @@ _EXPORTS = {
         "[its JSON schemas and evaluator](../tests/rollout/export/test_flagd.py)",
         _BY_HAND,
     ),
-    ExportFormat.LITELLM: ("[LiteLLM's router](../tests/rollout/export/test_routes.py)", _BY_HAND),
+    ExportFormat.LITELLM: ("[LiteLLM's router](../tests/rollout/export/test_routes.py)", _RUN),
     ExportFormat.HTTPROUTE: ("[schema of Gateway API 1.6](../tests/deploy/test_crds.py)", _NONE),
-    ExportFormat.ENVOY: ("[order of routes](../tests/rollout/export/test_routes.py)", _BY_HAND),
+    ExportFormat.ENVOY: ("[order of routes](../tests/rollout/export/test_routes.py)", _RUN),
 }
 
 
