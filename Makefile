@@ -99,7 +99,8 @@ test-kubernetes: $(VENV)/.installed-test ## Install deploy/kubernetes on a clust
 
 .PHONY: fuzz
 fuzz: $(VENV)/.installed-test ## Fuzz everything that reads bytes with atheris, adapters with hypothesis too, for SECONDS_EACH=600 each
-	for target in openai litellm cloudevents kong otlp page stream parquet model; do \
+	for target in openai litellm cloudevents kong otlp body row batch langfuse sglang databricks sagemaker bedrock map \
+			page stream parquet model; do \
 	    $(BIN)/python tests/fuzz/fuzz.py $$target -max_total_time=$(SECONDS_EACH) build/corpus/$$target || exit; \
 	done
 	for format in openai litellm cloudevents kong; do \

@@ -103,7 +103,7 @@ def require_records(config: Config, files: Sequence[str]) -> None:
     """
     rules = [endpoint.rule for endpoint in config.endpoints.values()]
     for file in filter(is_rereadable, files):
-        sample = read_sample(file)
+        sample = read_sample(file, config.file_format)
         if sample.num_sampled < sample.num_lines:
             continue  # a later line may match
         surveys, refused = survey_endpoints(sample, rules, any_tokenizers(rules), load_hash_secret(config))

@@ -49,6 +49,7 @@ from shadowspec.scheduler.target_settings import HttpTarget
 from shadowspec.scheduler.targets import require_target
 from shadowspec.servers.probing import counts_source, facts_text, probe_both, remarks, require_length, slot_remarks
 from shadowspec.store import Store, head
+from shadowspec.tap.formats import FieldMap
 from shadowspec.tap.sources import require_file
 from shadowspec.text import plural, span_text
 from shadowspec.types import LiveScrape, SpeculationConfig
@@ -87,7 +88,9 @@ def doctor_document(results: Sequence[CheckResult]) -> DoctorDocument:
     return DoctorDocument(checks=[public(CheckedDocument, result) for result in results])
 
 
-def examine(config_path: Path | None, traffic: str | None = None) -> list[CheckResult]:
+def examine(
+    config_path: Path | None, traffic: str | None = None, field_map: FieldMap | None = None
+) -> list[CheckResult]:
     """Every check in turn; only the first ones if the configuration or the recording cannot be read."""
     try:
         config = load_config(find_config(config_path))
@@ -354,7 +357,7 @@ def _traffic(config: Config, path: str) -> list[CheckResult]:
     """What each endpoint would measure of a recording, by its first lines."""
     try:
         with notes.status("reading the traffic"):
-            sample = read_sample(path)
+            sample = read_sample(path, config.file_format)
             rules = [endpoint.rule for endpoint in config.endpoints.values()]
             surveys, refused = survey_endpoints(sample, rules, load_tokenizers(config), load_hash_secret(config))
     except ShadowSpecError as error:

@@ -261,6 +261,7 @@ def new_pipeline(
         admission,
         BlockFormer(rules),
         joiner=Joiner(DEFAULT_WINDOW),
+        message_format=config.file_format,
         dead_letters=unreadable,
         keeps_messages=False,  # of a file none is poisoned, and it is there to be read again
     )

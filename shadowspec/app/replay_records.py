@@ -103,7 +103,15 @@ def replay_files(
     for path in paths:
         if max_requests is not None and run.done.num_replayed >= max_requests:
             break
-        run.read(path, ResponseReader(rules, tokenizers, KeyedHash(secret)), max_requests)
+        # What is stored is chosen by its time.
+        reader = ResponseReader(
+            rules,
+            tokenizers,
+            KeyedHash(secret),
+            format=config.file_format,
+            takes_untimed=on_replayed is None,
+        )
+        run.read(path, reader, max_requests)
     return run.done
 
 

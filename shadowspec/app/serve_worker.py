@@ -16,7 +16,6 @@ from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.dead_letter_topic import DeadLetterWriter
-from shadowspec.tap.formats import MessageFormat
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.kafka.consumer import KafkaTap
 from shadowspec.tap.reading import Tokenizer
@@ -165,7 +164,7 @@ def serving(
             admission,
             BlockFormer(rules),
             joiner=Joiner(DEFAULT_WINDOW),
-            message_format=MessageFormat(kafka.format),
+            message_format=kafka.message_format,
             routing=kafka.routing,
             dead_letters=_Letters(writer, tap, telemetry),
         )

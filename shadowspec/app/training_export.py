@@ -105,7 +105,8 @@ def export_training(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists already and is not empty; choose another folder")
     rules = [settings.rule for settings in config.endpoints.values()]
-    reader = ResponseReader(rules, any_tokenizers(rules), KeyedHash(load_hash_secret(config)))
+    secret = KeyedHash(load_hash_secret(config))
+    reader = ResponseReader(rules, any_tokenizers(rules), secret, format=config.file_format, takes_untimed=True)
     with _new_folder(out) as folder, _DataSet(folder) as data:
         chosen = _ChosenCalls(rule, labels, data)
         with progress_bar() as bar:

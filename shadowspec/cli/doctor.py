@@ -10,7 +10,7 @@ from rich.table import Table
 
 from shadowspec.app.configuration_checks import doctor_document, examine
 from shadowspec.cli.console import print_json, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.options import ConfigOption, JsonOption, MapOption, chosen_map
 
 
 def doctor(
@@ -23,6 +23,7 @@ def doctor(
             help="Also count the records of this recording that the endpoints would measure.",
         ),
     ] = None,
+    field_map: MapOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check configuration, secret, database, broker, schedule, receivers, scores, device, models and servers.
@@ -30,7 +31,7 @@ def doctor(
     A failed check says how to fix it. Receivers get no message; each server gets one short request. With --traffic it
     also counts the records that each endpoint takes, those it refuses and why, and the requests to be timed.
     """
-    checked = examine(config_path, traffic)
+    checked = examine(config_path, traffic, chosen_map(field_map))
     if as_json:
         print_json(doctor_document(checked))
     else:

@@ -8,6 +8,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from shadowspec.errors import UsageError
+from shadowspec.tap.formats import FieldMap
 from shadowspec.types import VerifyRule
 
 
@@ -54,6 +56,29 @@ LoadOption: TypeAlias = Annotated[
 FilesArgument: TypeAlias = Annotated[
     list[str], typer.Argument(help="Files of JSON lines (gzip or not); - is standard input.")
 ]
+MapOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        metavar="PART=PATH,...",
+        help="Where the lines of a log of your own have the parts of a record, such as request=body,time=ts "
+        "(docs/formats.md). Default: the format is recognised.",
+    ),
+]
+
+
+def chosen_map(text: str | None) -> FieldMap | None:
+    """The map that the option gives.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return None if text is None else FieldMap.parse_option(text)
+    except UsageError as error:
+        raise UsageError(f"--{error}") from error
+
+
 MaxRequestsOption: TypeAlias = Annotated[
     int | None,
     typer.Option("--max-requests", metavar="N", min=1, help="Stop after N requests; default: read everything."),

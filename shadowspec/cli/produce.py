@@ -13,9 +13,10 @@ import typer
 from shadowspec.app.progress_bar import progress_bar
 from shadowspec.capture.capture_settings import kafka_settings
 from shadowspec.cli.console import print_json, results
-from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxMessagesOption
+from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MapOption, MaxMessagesOption, chosen_map
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ConfigError, UsageError
+from shadowspec.tap.formats import FieldMap, MessageFormat
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.kafka.arrivals import Arrival, Pace, arrival, batches
 from shadowspec.tap.kafka.producer import TopicWriter, deliver
@@ -56,19 +57,21 @@ def produce(
         typer.Option("--trace-speed", min=0.001, help="Keep the recorded times, at this multiple of their speed."),
     ] = None,
     max_messages: MaxMessagesOption = None,
+    field_map: MapOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Send files of mirrored traffic to a topic, for trials and load tests.
 
-    Every line becomes one message, unchanged. Its key is its session, else its user, else its request id; its time is
-    that of sending. All replicas acknowledge. The command waits two minutes for a broker that is gone.
+    Every line becomes one message, unchanged (also with --map). Its key is its session, else its user, else its
+    request id; its time is that of sending. All replicas acknowledge. The command waits two minutes for a broker that
+    is gone.
     """
     if rate is not None and trace_speed is not None:
         raise UsageError("--rate and --trace-speed exclude each other; give one")
     for file in files:
         require_file(file)
     settings = mirror_settings(config_path, bootstrap_servers, topic)
-    arrivals = islice(_arrivals(files), max_messages)
+    arrivals = islice(_arrivals(files, chosen_map(field_map)), max_messages)
     num_messages = num_bytes = num_without_key = 0
     with TopicWriter(settings, topic, name="shadowspec-produce") as writer, progress_bar() as bar:
         task = bar.add_task(f"producing to {topic}", total=max_messages, detail="")
@@ -107,10 +110,10 @@ def produce(
     )
 
 
-def _arrivals(files: list[str]) -> Iterator[Arrival]:
+def _arrivals(files: list[str], field_map: FieldMap | None) -> Iterator[Arrival]:
     for path in files:
         for raw in read_records(path):
-            yield arrival(raw)
+            yield arrival(raw, field_map or MessageFormat.AUTO)
 
 
 def mirror_settings(config_path: Path | None, bootstrap_servers: str | None, topic: str) -> KafkaSettings:

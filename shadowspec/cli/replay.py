@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,10 +22,12 @@ from shadowspec.cli.options import (
     EndpointOption,
     FilesArgument,
     JsonOption,
+    MapOption,
     MaxRequestsOption,
     NearTieOption,
     StoreOption,
     VerifyRulesOption,
+    chosen_map,
     chosen_rules,
 )
 from shadowspec.cli.run import FunnelCount, funnel_counts, print_funnel
@@ -102,6 +105,7 @@ def replay(
         ),
     ] = None,
     store: StoreOption = None,
+    field_map: MapOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute each candidate's acceptance from logged responses, for every number of speculative tokens at once.
@@ -111,7 +115,7 @@ def replay(
     """
     wanted = parse_depths(depths or DEFAULT_DEPTHS)
     require_folder_of(out)
-    config = load_config(find_config(config_path))
+    config = replace(load_config(find_config(config_path)), given_format=chosen_map(field_map))
     require_inputs(config, files, endpoint, needs_weights=False)  # a lookup is replayed without
     from shadowspec.app.replay_records import replay_files
     from shadowspec.app.replayers import Asked, replay_writer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -12,7 +13,7 @@ from shadowspec.app.before_loading import name_loads, require_database, require_
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.survey import NO_ENDPOINT
 from shadowspec.cli.console import print_json, results
-from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MaxRequestsOption
+from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MapOption, MaxRequestsOption, chosen_map
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import NoDataError
 from shadowspec.metrics import cached_shares, ratio
@@ -54,13 +55,14 @@ def run(
     files: FilesArgument,
     config_path: ConfigOption = None,
     max_requests: MaxRequestsOption = None,
+    field_map: MapOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure mirrored traffic with and without speculation, and store the results in the database.
 
     Interrupt it at any time; run the same command again to resume. A second full run changes nothing.
     """
-    config = load_config(find_config(config_path))
+    config = replace(load_config(find_config(config_path)), given_format=chosen_map(field_map))
     require_inputs(config, files)
     require_database(config)
     require_records(config, files)

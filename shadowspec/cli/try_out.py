@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +17,11 @@ from shadowspec.app.progress_bar import notes
 from shadowspec.app.public_decisions import DecisionDocument, public_decision
 from shadowspec.app.try_out.configuration import DEFAULT_LOAD
 from shadowspec.app.try_out.preparation import PreparedTrial, prepare
+from shadowspec.app.try_out.sample import UnknownFormatError
 from shadowspec.app.try_out.survey import refusals
 from shadowspec.cli.console import print_json, results, write_file
 from shadowspec.cli.measuring_view import MeasuringView, shown_decisions
-from shadowspec.cli.options import JsonOption, ServedNamesOption
+from shadowspec.cli.options import JsonOption, MapOption, ServedNamesOption, chosen_map
 from shadowspec.cli.serving_engine import choose_serving_engine, is_in_process, verdicts_for
 from shadowspec.errors import ExitCode, NoDataError, UsageError
 from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
@@ -26,6 +29,7 @@ from shadowspec.reports.content.next_steps import RECORD_MORE, best_decision, ne
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
 from shadowspec.reports.report import render_html, verdict_tables
 from shadowspec.servers.engines import ENGINES
+from shadowspec.tap.formats import FieldMap
 from shadowspec.text import plain_text, plural, span_text
 from shadowspec.types import Decision
 from shadowspec.types.public_documents import PublicDocument
@@ -85,6 +89,7 @@ def try_out(
             "shadowspec-torch.",
         ),
     ] = None,
+    field_map: MapOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a recording on a model without a configuration file, and decide whether speculation pays.
@@ -99,7 +104,13 @@ def try_out(
         raise UsageError(f"--minutes {minutes:g}: must be above 0; leave it out to measure the whole recording")
     engine = choose_serving_engine(serving_engine, None)
     notes.print("reading the traffic and the tokenizer", highlight=False)
-    trial = prepare(target, traffic, draft, out, models=models or (), serving_engine=engine, concurrency=load)
+    preparing = partial(
+        prepare, target, traffic, draft, out, models=models or (), serving_engine=engine, concurrency=load
+    )
+    try:
+        trial = preparing(field_map=chosen_map(field_map))
+    except UnknownFormatError as error:
+        trial = preparing(field_map=_agreed_map(error))
     _print_plan(trial)
 
     from shadowspec.app.try_out.measuring import load_trial
@@ -123,6 +134,16 @@ def try_out(
         )
 
 
+def _agreed_map(error: UnknownFormatError) -> FieldMap:
+    """The proposed map, if who sits at the terminal agrees; else the error."""
+    if error.proposal is None or not sys.stdin.isatty():
+        raise error
+    notes.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    if not typer.confirm(f"Read it with --map {error.proposal}?", default=True, err=True):
+        raise error
+    return error.proposal
+
+
 def _print_plan(trial: PreparedTrial) -> None:
     """The inferred settings."""
     inputs, survey, others = trial.inputs, trial.survey, trial.others
@@ -143,6 +164,7 @@ def _print_plan(trial: PreparedTrial) -> None:
         f"{plural(num_requests, 'usable request')} of {plural(num_sessions, 'session')}{sampled}, {span}, "
         f"model {', '.join(inputs.served_models)}{survey.mismatch}",
         *([f"not usable: {refusals(refused)}"] if refused else []),
+        *trial.sample.gaps,
         *([f"other models in the file, left out: {', '.join(others)} (--model NAME)"] if others else []),
         f"candidates: {candidates}; load: {plural(inputs.concurrency, 'request')} at once (--load); "
         f"slices by: {slices}",

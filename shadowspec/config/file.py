@@ -42,6 +42,7 @@ from shadowspec.servers.engines.rules import ENGINE_OPTIONS
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.asked_output import ToolCallFormat
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
+from shadowspec.tap.formats import FieldMap, MessageFormat
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.text import plain_text, suggestion
@@ -103,6 +104,14 @@ class Config:
     policy: GatePolicy
     rollout: RolloutPolicy
     endpoints: Mapping[str, EndpointConfig]
+    given_format: FieldMap | None = None  # of files, by an option
+
+    @property
+    def file_format(self) -> MessageFormat | FieldMap:
+        """How the lines of files are written: as the option says, else as the mirror's map says, else recognised."""
+        if self.given_format is not None:
+            return self.given_format
+        return self.kafka.message_format if self.kafka is not None and self.kafka.map else MessageFormat.AUTO
 
     @property
     def slice_by(self) -> dict[str, tuple[str, ...]]:

@@ -60,6 +60,7 @@ hash_secret_file = "shadowspec.secret"
 # group_id = ~             # consumer group, and its name in the database; workers that share it share the partitions
 # group_instance_id = "shadow-0"  # static member: it may restart within session_timeout_ms without a rebalance
 # format = ~               # format of messages (docs/formats.md); "auto" recognises it
+# map = { request = "body", time = "ts" }   # in place of a format: where messages have the parts of a record
 # session_from = ~         # where the session is: the body, "key" or "header:NAME".  Outside of the body, a session
 #                            that is not sampled is dropped without decoding, if endpoint_from is outside too
 # endpoint_from = ~        # where the endpoint's name is: the body, "topic" (the topic's name) or "header:NAME"

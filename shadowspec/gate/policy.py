@@ -229,6 +229,7 @@ class GatePolicy:
             "forget_unit_after": 2 * timedelta(seconds=self.cluster_max_age_s),
             "window": self.unit_window,
             "blocks_per_window": self.blocks_per_window,
+            "is_trial": self.recording_only,
         }
 
     def clashes(self) -> tuple[Clash, ...]:

@@ -60,7 +60,8 @@ class EndpointRule:
     `measures_conversations`: all of a session's first `timed_positions` requests are measured, in their order, in one
     place of one block, instead of a drawn one of them.  `window` is the event time in which `blocks_per_window` blocks
     of each slice and load are measured, on average (None: all that the traffic fills).  `prompt_rules` are those of
-    the engine that serves it.
+    the engine that serves it.  `is_trial`: the policy speaks of one recording only, so that records may lack times,
+    the model's name and sampling parameters.
     """
 
     name: str
@@ -89,6 +90,7 @@ class EndpointRule:
     tool_call_format: ToolCallFormat | None = None
     measures_conversations: bool = False
     prompt_rules: PromptRules = UNNAMED
+    is_trial: bool = False
 
     def __post_init__(self) -> None:
         def require(holds: bool, what: str) -> None:

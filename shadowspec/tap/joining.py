@@ -192,6 +192,7 @@ def _pair(request: tuple[RecordKey, EventHalf], response: tuple[RecordKey, Event
         "request": half.body,
         "response": None if response is None else response[1].body,
         "endpoint": half.endpoint,
+        "path": half.path,
         "timestamp": None if half.event_time == EPOCH else half.event_time.isoformat(),
         "request_id": half.join_id,
     }

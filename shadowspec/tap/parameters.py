@@ -114,6 +114,10 @@ REMEDIES: Final[Mapping[str, str]] = dict.fromkeys(
     'constrained outputs are measured through servers, which enforce them: engine = "openai" (docs/servers.md)',
 ) | {
     "future:timestamp": "times that are still to come: write them in UTC or with an offset, and set the mirror's clock",
+    "no_timestamp": "only `shadowspec try` and `replay --no-store` read records without times: write them into the "
+    "log, or give their place with --map (docs/formats.md)",
+    "no_sampling": "only `shadowspec try` reads records without sampling parameters: write them into the log, or give "
+    "their place with --map (docs/formats.md)",
     "no_response": "a replay needs the logged responses: capture them too (docs/capture.md)",
     "strict_tools": "servers can be asked for strict calls where [endpoints.NAME.servers] names tool_call_format",
 }

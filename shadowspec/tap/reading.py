@@ -29,7 +29,7 @@ from shadowspec.tap.language import LANGUAGE, language
 from shadowspec.tap.openai import ParsedRequest, reasoning_of
 from shadowspec.tap.parameters import unsupported_error
 from shadowspec.tap.prompt_class import prompt_class
-from shadowspec.tap.records import MirroredRecord
+from shadowspec.tap.records import MirroredRecord, order_time
 from shadowspec.tap.routing import Hints
 from shadowspec.types import (
     OUTPUT_CONSTRAINT,
@@ -129,6 +129,7 @@ class Reader:
         """
         self._rules, self._elsewhere = tuple(rules), frozenset(elsewhere)
         self._leaves_unplaced = bool(self._rules) and self._rules[0].name in self._elsewhere
+        self._takes_untimed = all(rule.is_trial for rule in rules)
         self._tokenizers = tokenizers
         self._hash = keyed_hash
         self._matched: dict[tuple[str | None, str | None, str | None], EndpointRule | None] = {}
@@ -178,7 +179,9 @@ class Reader:
         """Steps 1 to 5."""
         # Step 1
         reading.record = record
-        reading.event_time = event_time = record.event_time(reading.key.timestamp_ms)
+        is_untimed = self._takes_untimed and record.is_untimed(reading.key.timestamp_ms)
+        event_time = order_time(reading.key) if is_untimed else record.event_time(reading.key.timestamp_ms)
+        reading.event_time = event_time
         # Step 2
         endpoint, hinted_session = hints
         rule = self._match(record.endpoint if endpoint is None else endpoint, record.model, record.request_path)
@@ -191,12 +194,16 @@ class Reader:
         # Step 3
         identifier = self._hash.identifier
         session = record.session() if hinted_session is None else hinted_session
-        if session is not None:
-            reading.session_hash = identifier("session", session)
         if (user := record.user_id()) is not None:
             reading.user_hash = identifier("user", user)
+        elif session is None and is_untimed:  # its order says nothing of who wrote it
+            session = record.opening()
+        if session is not None:
+            reading.session_hash = identifier("session", session)
         # Step 4
         record.check_served()
+        if record.is_unsampled and not rule.is_trial:
+            raise unsupported_error("no_sampling")
         # Step 5: one hash of the unit, the same at every record of it, the first included.
         is_hinted = hinted_session is not None and reading.key.timestamp_ms > 0  # as in `presample`
         at_s = reading.key.timestamp_ms / 1000 if is_hinted else event_time.timestamp()
@@ -285,7 +292,7 @@ def _is_done(step: Callable[..., None], reading: Reading, *arguments: Any) -> bo
 
 
 def _check_model(rule: EndpointRule, asked: str | None, answered: str | None) -> None:
-    if asked is None and answered is None:
+    if asked is None and answered is None and not rule.is_trial:
         raise unsupported_error("no_model")
     for model in (asked, answered):
         if model is not None and model not in rule.served_models:

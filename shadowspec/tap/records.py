@@ -14,11 +14,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import UNSET, MsgspecError, Struct, UnsetType, field
-from msgspec.json import Decoder
+from msgspec.json import Decoder, encode
 
 from shadowspec.tap.bodies import Finite, ResponseBody, convert_or_refuse
 from shadowspec.tap.parameters import malformed_error, unsupported_error
-from shadowspec.types import MAX_CLOCK_AHEAD, Intervention
+from shadowspec.types import MAX_CLOCK_AHEAD, Intervention, RecordKey
 
 # Traffic from outside this span has a broken clock; one such record would make every other one late.
 EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -37,6 +37,7 @@ _ZERO_ID: Final = re.compile(r"[0/-]{16,}")  # of W3C's trace context and UUIDs:
 FAILED_STATUS = 400  # HTTP
 MAX_REMEMBERED_PATHS = 1_000  # they hardly vary, but for those with ids in them
 ENDPOINT_HEADER = "x-endpoint"
+NO_SAMPLING: Final = "no_sampling"  # an adapter's: the log has none of the sampling parameters that the model got
 # Findings of the adapters, or of the mirror, that make a record unmeasurable; the reason code has the same name.
 DISQUALIFYING_ANNOTATIONS: Final = ("truncated", "redacted", "no_payload", "no_tool_definitions", "provider_dialect")
 
@@ -92,6 +93,11 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         """The header of that lower-case name; None without one."""
         return None if self.headers is None else self.headers.get(name)
 
+    @property
+    def is_unsampled(self) -> bool:
+        """Whether the log lacks the request's sampling parameters."""
+        return _is_set(self.annotation(NO_SAMPLING))
+
     def in_response(self, name: str) -> Any:
         """The response's field of that name, of any type; None without one."""
         response = self.response
@@ -146,15 +152,31 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         Raises:
             RecordError: malformed; no time, none between 2000 and 2100, or one that is still to come.
         """
-        value: Any = self.timestamp
-        if value is None:
-            value = self.in_response("created")
-        if value is None:
-            value = self.in_response("created_at")
+        value = self._time()
         if value is None and fallback_ms <= 0:
             raise malformed_error("no_timestamp")
         time = transport_time(fallback_ms) if value is None else parse_time(value)
         return require_time(time, fallback_ms, "timestamp")
+
+    def _time(self) -> Any:
+        """The time as it is written; None: nowhere in the record."""
+        given = (self.timestamp, self.in_response("created"), self.in_response("created_at"))
+        return next((value for value in given if value is not None), None)
+
+    def is_untimed(self, fallback_ms: int) -> bool:
+        """Whether neither the record nor the transport has a time."""
+        return fallback_ms <= 0 and self._time() is None
+
+    def opening(self) -> str | None:
+        """What calls of one conversation share: its messages up to the user's first, or the whole prompt, as JSON."""
+        for name in ("messages", "input", "prompt", "prompt_token_ids"):
+            given = self.request.get(name)
+            if isinstance(given, list) and name in ("messages", "input"):
+                roles = [message.get("role") if isinstance(message, dict) else None for message in given]
+                given = given[: roles.index("user") + 1] if "user" in roles else given
+            if given:
+                return encode(given).decode()
+        return None
 
     def check_served(self) -> None:
         """Refuse a record that never was an ordinary answer of the model.
@@ -284,6 +306,11 @@ def transport_time(timestamp_ms: int) -> datetime | None:
         return None
     time = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     return None if time > datetime.now(UTC) + MAX_CLOCK_AHEAD else time
+
+
+def order_time(key: RecordKey) -> datetime:
+    """A time by the place of a record in its file, a second for each line: for records that have none."""
+    return EARLIEST + timedelta(seconds=key.offset, microseconds=100 * key.item)
 
 
 def require_time(time: datetime | None, timestamp_ms: int, name: str) -> datetime:

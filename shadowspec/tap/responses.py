@@ -1,6 +1,6 @@
 """Reading logged responses: every record with a response, not only sampled and timed ones.
 
-Records are read as they are for measuring, by the same steps and with the same refusals, with four exceptions.  The
+Records are read as they are for measuring, by the same steps and with the same refusals, with these exceptions.  The
 sampling rate and the drawn place in a session do not apply, because replay costs next to nothing.  `max_new_tokens`,
 which caps the shadow's output, does not apply, because the response exists already.  A record without a response is
 unsupported.  So is a record whose output was constrained, at any endpoint, because replay has no masks.
@@ -17,7 +17,7 @@ from shadowspec.tap.bodies import ChoiceBody, MessageBody, ResponseBody, convert
 from shadowspec.tap.chat_messages import NO_PARTS, served_messages
 from shadowspec.tap.documents import CUT_OFF, is_other_content
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.tap.formats import MessageFormat, Opened, open_message
+from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.openai import ParsedRequest, intervention_of, response_of
@@ -85,12 +85,31 @@ class ResponseReader:
     """Reads the records of one input, in the order of delivery."""
 
     def __init__(
-        self, rules: Sequence[EndpointRule], tokenizers: Mapping[str, Tokenizer], keyed_hash: KeyedHash
+        self,
+        rules: Sequence[EndpointRule],
+        tokenizers: Mapping[str, Tokenizer],
+        keyed_hash: KeyedHash,
+        *,
+        format: MessageFormat | FieldMap = MessageFormat.AUTO,
+        takes_untimed: bool = False,
     ) -> None:
+        """
+        Args:
+            format: how the messages are written.
+            takes_untimed: records may lack times and models, because no verdict is made of the calls.
+        """
         whole = [
-            replace(rule, sample_rate=1.0, max_new_tokens=None, takes_constraints=False, takes_chats=False)
+            replace(
+                rule,
+                sample_rate=1.0,
+                max_new_tokens=None,
+                takes_constraints=False,
+                takes_chats=False,
+                is_trial=rule.is_trial or takes_untimed,
+            )
             for rule in rules
         ]
+        self._format = format
         self._reader = Reader(whole, tokenizers, keyed_hash)
         self._joiner = Joiner(DEFAULT_WINDOW)
         self._seen: set[tuple[str, str]] = set()  # endpoint, and the hash of a call's id and body
@@ -98,7 +117,7 @@ class ResponseReader:
     def read(self, raw: RawRecord) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
         """The calls of one message, or where its records end; of half a call nothing until it is settled."""
         settled: list[Opened] = []
-        for opened in open_message(raw, MessageFormat.AUTO):
+        for opened in open_message(raw, self._format):
             settled += [opened] if opened.half is None else self._joiner.add(opened.key, opened.half)
         yield from self._select_calls(settled)
 
@@ -113,6 +132,8 @@ class ResponseReader:
                 yield reading.key, (endpoint, FunnelCounter(reading.error.counter), reading.error.reason)
             elif reading.logged is None:
                 yield reading.key, (endpoint, FunnelCounter.UNSUPPORTED, "no_response")
+            elif reading.record.is_unsampled:  # other parameters give other acceptance
+                yield reading.key, (endpoint, FunnelCounter.UNSUPPORTED, "no_sampling")
             elif intervention_of(reading.record, reading.logged) in _NOT_THE_MODELS:
                 yield reading.key, (endpoint, FunnelCounter.UNSUPPORTED, "changed_response")
             elif self._is_known(reading):

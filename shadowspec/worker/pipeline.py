@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from shadowspec.tap.admission import Admission, Admitted, Rejected
 from shadowspec.tap.blocks import BlockFormer
-from shadowspec.tap.formats import MessageFormat, Opened, open_message
+from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.reading import Reading
 from shadowspec.tap.records import EPOCH, transport_time
@@ -80,7 +80,7 @@ class Pipeline:
         admission: Admission,
         former: BlockFormer,
         *,
-        message_format: MessageFormat = MessageFormat.AUTO,
+        message_format: MessageFormat | FieldMap = MessageFormat.AUTO,
         routing: Routing | None = None,
         joiner: Joiner,
         dead_letters: DeadLetters | None = None,
@@ -347,6 +347,6 @@ class Pipeline:
     def _may_be_half(self, raw: RawRecord) -> bool:
         """Whether key and headers say too little: two messages may be one record."""
         if self._format is not MessageFormat.AUTO:
-            return self._format is MessageFormat.CLOUDEVENTS
+            return self._format in (MessageFormat.CLOUDEVENTS, MessageFormat.BATCH)
         # Of every message, where a generator would take twice as long.
         return bool(raw.headers) and not EVENT_HEADERS.isdisjoint([name.lower() for name, _ in raw.headers])

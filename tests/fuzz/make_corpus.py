@@ -19,8 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from shadowspec.demo import DRAFT
 from shadowspec.servers.engines import ENGINES
+from shadowspec.tap.formats import MessageFormat
 from tests.fuzz.target import FILES
 from tests.tap.formats import samples
+from tests.tap.formats.log_samples import LOGS, OWN, batch_output, sharegpt
 from tests.tap.mirror import chat, messages, responses
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -115,6 +117,18 @@ def seeds(payloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, bytes]]:
     }
 
 
+def log_seeds() -> dict[str, dict[str, bytes]]:
+    """Two calls of each log, by format."""
+    made = {
+        format.value: {f"call{number}": PLAIN + json.dumps(calls[number]).encode() for number in (0, 7)}
+        for format, calls in LOGS.items()
+        if format is not MessageFormat.LITELLM
+    }
+    made["row"]["sharegpt"] = PLAIN + json.dumps(sharegpt(0)).encode()
+    made["batch"]["output"] = PLAIN + json.dumps(batch_output(0)).encode()
+    return made
+
+
 def other_seeds() -> dict[str, dict[str, bytes]]:
     """Content by target and name, of what is no message."""
     pages = {
@@ -171,7 +185,9 @@ def main() -> None:
     if len(sys.argv) > 1:
         made = seeds(json.loads(Path(sys.argv[1]).read_text()))
         made["auto"] = {f"{format}-{name}": data for format, named in made.items() for name, data in named.items()}
-    made |= other_seeds()
+    made |= other_seeds() | log_seeds()
+    made.setdefault("litellm", {})["row"] = PLAIN + json.dumps(LOGS[MessageFormat.LITELLM][1]).encode()
+    made["map"] = {"own": PLAIN + json.dumps(OWN).encode()}
     for format, named in made.items():
         folder = CORPUS / format
         folder.mkdir(parents=True, exist_ok=True)

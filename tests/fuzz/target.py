@@ -27,13 +27,15 @@ from shadowspec.servers.engines import ENGINES
 from shadowspec.servers.metrics_page import parse
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.asked_output import ToolCallFormat
+from shadowspec.tap.documents import split_message
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.tap.formats import MessageFormat, Opened, open_message
+from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message, propose
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey
 from shadowspec.types.server_sent_events import NotEventsError, events_of
 from tests.fakes import endpoint_rule
+from tests.tap.formats.log_samples import OWN_MAP
 from tests.tap.mirror import RULE, admission, first_only
 
 HEADERS: Final[tuple[tuple[tuple[str, bytes | None], ...], ...]] = (
@@ -71,7 +73,7 @@ RULES: Final[tuple[EndpointRule, ...]] = (
 )
 
 
-def open_and_admit(data: bytes, format: MessageFormat) -> list[Opened]:
+def open_and_admit(data: bytes, format: MessageFormat | FieldMap) -> list[Opened]:
     """Run one input; AssertionError where a promise is broken."""
     headers = HEADERS[data[0] % len(HEADERS)] if data else ()
     raw = RawRecord(RecordKey("0" * 64, 0, 1, 1_700_000_400_000), data[1:], headers=headers)
@@ -88,6 +90,15 @@ def open_and_admit(data: bytes, format: MessageFormat) -> list[Opened]:
         _admit(decide, one)
     assert joiner.num_waiting == 0
     return opened
+
+
+def read_mapped(data: bytes) -> None:
+    """A message by a map, and the map that is proposed for it."""
+    open_and_admit(data, FieldMap.parse_option(OWN_MAP))
+    with suppress(RecordError):
+        proposed = propose(split_message(data[1:]))
+        if proposed is not None:
+            open_and_admit(data, FieldMap.parse_option(str(proposed)))
 
 
 def _admit(decide: Admission, opened: Opened) -> None:
@@ -164,6 +175,7 @@ def read_model(data: bytes) -> None:
 
 TARGETS: Final[Mapping[str, Callable[[bytes], object]]] = {
     **{format.value: partial(open_and_admit, format=format) for format in MessageFormat},
+    "map": read_mapped,
     "page": read_page,
     "stream": read_stream,
     "parquet": read_parquet,

@@ -13,6 +13,7 @@ from typing import Final
 
 from shadowspec.app.try_out.survey import Slicing
 from shadowspec.errors import InputError
+from shadowspec.tap.formats import FieldMap
 
 NUM_TOKENS: Final = {"draft_model": 4, "ngram": 4, "suffix": 8}  # drafted in a step, as vLLM's guides begin
 CONFIG, DATABASE, SECRET = "shadowspec.toml", "shadowspec.db", "shadowspec.secret"  # files of a trial's folder
@@ -32,6 +33,7 @@ class TrialInputs:
     served_models: tuple[str, ...]
     serving_engine: str
     concurrency: int
+    field_map: FieldMap | None = None
 
     @property
     def header(self) -> str:
@@ -43,6 +45,7 @@ class TrialInputs:
                 f"target: {self.target}",
                 f"draft: {self.draft or 'none'}",
                 f"traffic: {self.traffic} (sha256 {self.traffic_digest[:16]})",
+                *([] if self.field_map is None else [f"map: {self.field_map}"]),
                 f"models: {', '.join(map(json.dumps, self.served_models))}",
                 f"serving engine: {self.serving_engine}, load: {self.concurrency}",
             )
@@ -61,15 +64,21 @@ class TrialInputs:
 
 
 def config_text(
-    inputs: TrialInputs, out: Path, slicing: Slicing, timed_positions: int, max_new_tokens: int | None
+    inputs: TrialInputs,
+    out: Path,
+    slicing: Slicing,
+    timed_positions: int,
+    max_new_tokens: int | None,
+    gaps: Sequence[str] = (),
 ) -> str:
-    """The configuration of a trial whose results lie in the folder `out` (absolute)."""
+    """The configuration of a trial whose results lie in the folder `out` (absolute); `gaps` are the records'."""
     database, num_candidates = out / DATABASE, len(inputs.proposers)
     num_hypotheses = num_candidates * (slicing.num_slices + 1 if slicing.is_divided else 1)
     cut_note = "" if max_new_tokens is None else (
         f" Outputs are cut at {max_new_tokens} tokens, so that prefill, which speculation does not shorten, has a "
         "larger share of the time than in whole outputs."
     )  # fmt: skip
+    gap_note = "".join(f" {gap}." for gap in gaps)
     cap = () if max_new_tokens is None else (
         "# Outputs are cut here, so that a block takes seconds on this device; remove it for a trial of whole outputs.",
         f"max_new_tokens = {max_new_tokens}",
@@ -83,7 +92,7 @@ def config_text(
         f"hash_secret_file = {_text(str(out / SECRET))}",
         "",
         "[dashboard]",
-        f"data_note = {_text(f'A recording: {inputs.traffic.name}.{cut_note}')}",
+        f"data_note = {_text(f'A recording: {inputs.traffic.name}.{gap_note}{cut_note}')}",
         "",
         "[gate]",
         "# A trial policy: verdicts speak of this recording only; `export` and `check` refuse them.",

@@ -145,8 +145,11 @@ class LoadedTrial:
     def _cut(self, max_new_tokens: int) -> None:
         """Cut outputs, and say so in the configuration."""
         trial = self.trial
-        write_config(trial.inputs, trial.out, trial.survey, trial.slicing, max_new_tokens=max_new_tokens)
-        self.trial = replace(trial, config=load_config(trial.config_path, environment={}))
+        write_config(
+            trial.inputs, trial.out, trial.survey, trial.slicing, max_new_tokens=max_new_tokens, gaps=trial.sample.gaps
+        )
+        config = replace(load_config(trial.config_path, environment={}), given_format=trial.inputs.field_map)
+        self.trial = replace(trial, config=config)
 
 
 def _quantile(lengths: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shadowspec.app.try_out.configuration import CONFIG, DATABASE, SECRET, TrialInputs, config_text, write_secret
@@ -19,6 +19,7 @@ from shadowspec.gate.verdict.trial_levels import first_level
 from shadowspec.model_folder import require_model_folder
 from shadowspec.servers.engines import prompt_rules_of
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.tap.formats import FieldMap, MessageFormat
 from shadowspec.text import write_whole
 from shadowspec.types import SamplingRegime
 
@@ -70,6 +71,7 @@ def prepare(
     models: Sequence[str],
     serving_engine: str,
     concurrency: int,
+    field_map: FieldMap | None = None,
 ) -> PreparedTrial:
     """Check every input, infer the configuration and write it with a secret; one that is there is taken up.
 
@@ -79,7 +81,13 @@ def prepare(
         NoDataError: no request of the traffic can be measured.
     """
     inputs, sample, others = infer_inputs(
-        target, traffic, draft, models=models, serving_engine=serving_engine, concurrency=concurrency
+        target,
+        traffic,
+        draft,
+        models=models,
+        serving_engine=serving_engine,
+        concurrency=concurrency,
+        field_map=field_map,
     )
     out = out.resolve()
     is_taken_up = _is_taken_up(inputs, out)
@@ -87,8 +95,8 @@ def prepare(
     slicing = survey.slicing()
     if not is_taken_up:
         write_secret(out / SECRET)
-        write_config(inputs, out, survey, slicing, max_new_tokens=None)
-    config = load_config(out / CONFIG, environment={})
+        write_config(inputs, out, survey, slicing, max_new_tokens=None, gaps=sample.gaps)
+    config = replace(load_config(out / CONFIG, environment={}), given_format=field_map)
     if (endpoint := config.endpoints.get(inputs.endpoint)) is None or endpoint.servers is not None:
         raise UsageError(
             f"{out / CONFIG}: was edited and has no endpoint {inputs.endpoint!r} that this process measures; "
@@ -105,6 +113,7 @@ def infer_inputs(
     models: Sequence[str],
     serving_engine: str,
     concurrency: int,
+    field_map: FieldMap | None = None,
 ) -> tuple[TrialInputs, Sample, Counter[str]]:
     """Check folders and traffic, and infer the names under which the target is served; the counts are of other models.
 
@@ -118,7 +127,7 @@ def infer_inputs(
         require_model_folder(f"--draft {draft}", draft)
         if draft.resolve() == target.resolve():
             raise UsageError(f"--draft {draft}: is the target; give a smaller model, or leave it out")
-    sample = read_sample(traffic)
+    sample = read_sample(traffic, field_map or MessageFormat.AUTO)
     served = served_models(sample, models)
     inputs = TrialInputs(
         target=target.resolve(),
@@ -128,12 +137,19 @@ def infer_inputs(
         served_models=served.names,
         serving_engine=serving_engine,
         concurrency=concurrency,
+        field_map=field_map,
     )
     return inputs, sample, served.others
 
 
 def write_config(
-    inputs: TrialInputs, out: Path, survey: Survey, slicing: Slicing, *, max_new_tokens: int | None
+    inputs: TrialInputs,
+    out: Path,
+    survey: Survey,
+    slicing: Slicing,
+    *,
+    max_new_tokens: int | None,
+    gaps: Sequence[str] = (),
 ) -> None:
     """Write the configuration.
 
@@ -143,7 +159,7 @@ def write_config(
     try:
         write_whole(
             out / CONFIG,
-            config_text(inputs, out, slicing, survey.timed_positions, max_new_tokens),
+            config_text(inputs, out, slicing, survey.timed_positions, max_new_tokens, gaps),
         )
     except OSError as error:
         raise InputError(f"{out / CONFIG}: cannot be written ({error.strerror})") from error

@@ -8,14 +8,24 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from shadowspec.errors import NoDataError, UsageError
-from shadowspec.tap.formats import MessageFormat, Opened, open_message
+from shadowspec.errors import NoDataError, RecordError, UsageError
+from shadowspec.tap.documents import split_message
+from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message, propose
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
-from shadowspec.tap.sources import STANDARD_INPUT, read_records
+from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
 from shadowspec.text import plain_text, plural
 
 SAMPLED_LINES: Final = 4_000  # some seconds of tokenizing; enough for the shares of slices and lengths
 SHOWN_MODELS: Final = 5
+JSON_ARRAY: Final = b"["
+
+
+class UnknownFormatError(NoDataError):
+    """No line of a file is a record in any format; `proposal` is a map by which they may be, if one is recognised."""
+
+    def __init__(self, message: str, proposal: FieldMap | None) -> None:
+        super().__init__(message)
+        self.proposal = proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,28 @@ class Sample:
     num_lines: int  # of the file; blank ones do not count
     num_sampled: int
     opened: tuple[Opened, ...]
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What the records lack that a verdict of production needs, each as a sentence that says what follows."""
+        records = [message.record for message in self.opened if message.record is not None]
+        num_untimed = sum(
+            message.record.is_untimed(message.key.timestamp_ms) for message in self.opened if message.record is not None
+        )
+        num_unsampled = sum(record.is_unsampled for record in records)
+        of_all = f"of {plural(len(records), 'record')}"
+        gaps = []
+        if num_untimed:
+            gaps.append(
+                f"{num_untimed:,} {of_all} have no time: their order replaces it, and those that begin with the same "
+                "user message count as one session, so nothing is said of arrivals"
+            )
+        if num_unsampled:
+            gaps.append(
+                f"{num_unsampled:,} {of_all} have no sampling parameters: they are sampled with the defaults below, "
+                "and acceptance may differ from production's"
+            )
+        return tuple(gaps)
 
     @property
     def scale(self) -> float:
@@ -42,8 +74,8 @@ class ServedModels:
     others: Counter[str]
 
 
-def read_sample(path: str) -> Sample:
-    """Open the first lines of a file in whichever format they are, and count the others.
+def read_sample(path: str, format: MessageFormat | FieldMap = MessageFormat.AUTO) -> Sample:
+    """Open the first lines of a file, in whichever format they are where none is given, and count the others.
 
     Raises:
         UsageError: it is standard input, which cannot be read twice.
@@ -58,16 +90,36 @@ def read_sample(path: str) -> Sample:
     joiner = Joiner(DEFAULT_WINDOW)
     opened: list[Opened] = []
     for raw in raws:
-        for message in open_message(raw, MessageFormat.AUTO):
+        for message in open_message(raw, format):
             opened += joiner.add(message.key, message.half) if message.half is not None else [message]
     opened += joiner.drain()
     if all(message.record is None for message in opened):
         reasons = Counter(message.error.reason for message in opened if message.error is not None)
-        raise NoDataError(
-            f"{path}: none of its first {plural(len(raws), 'line')} is a record ({_counts(reasons)}); "
-            "give JSON lines of mirrored requests (docs/formats.md)"
+        proposal = _propose(raws) if set(reasons) == {"unknown_format"} else None
+        if proposal is not None:
+            found = ", ".join(f"{part} under `{paths[0]}`" for part, paths in proposal.places.items())
+            remedy = f"line {raws[0].key.offset} has {found}: give --map {proposal}"
+        elif (raws[0].value or b"").lstrip().startswith(JSON_ARRAY):
+            remedy = f"it begins a JSON array: write its items as lines (jq -c '.[]' {path})"
+        else:
+            remedy = (
+                "give JSON lines of requests in one of the formats of docs/formats.md, or say with --map where they are"
+            )
+        raise UnknownFormatError(
+            f"{path}: none of its first {plural(len(raws), 'line')} is a record ({_counts(reasons)}); {remedy}",
+            proposal,
         )
     return Sample(path, raws[0].key.source, num_lines, len(raws), tuple(opened))
+
+
+def _propose(raws: Sequence[RawRecord]) -> FieldMap | None:
+    documents = []
+    for raw in raws:
+        try:
+            documents += split_message(raw.value or b"")
+        except RecordError:
+            continue
+    return propose(documents)
 
 
 def served_models(sample: Sample, given: Sequence[str]) -> ServedModels:
@@ -88,8 +140,10 @@ def served_models(sample: Sample, given: Sequence[str]) -> ServedModels:
             asked[name] += 1
             if isinstance(answer, str) and answer:
                 answers.setdefault(name, Counter())[answer] += 1
+    if not asked and given:  # nothing contradicts them
+        return ServedModels(tuple(given), Counter())
     if not asked:
-        raise NoDataError(f"{sample.path}: no record names a model; write request.model into the records")
+        raise NoDataError(f"{sample.path}: no record names a model; name the one that is served with --model")
     if missing := [name for name in given if name not in asked]:
         raise UsageError(f"--model {missing[0]}: no record asks for it; the records ask for {_counts(asked)}")
     chosen = list(given) or [asked.most_common(1)[0][0]]

@@ -5,7 +5,8 @@ Out: mirrored records, or the reason for refusal.
 Imports: types, errors.
 """
 
+from shadowspec.tap.formats.field_map import FieldMap, propose
 from shadowspec.tap.formats.message import open_message
 from shadowspec.tap.formats.opened import EventHalf, MessageFormat, Opened
 
-__all__ = ["EventHalf", "MessageFormat", "Opened", "open_message"]
+__all__ = ["EventHalf", "FieldMap", "MessageFormat", "Opened", "open_message", "propose"]

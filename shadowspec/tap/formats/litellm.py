@@ -4,6 +4,9 @@ Gaps in the log: parameters that are not OpenAI's (top_k, min_p, everything in e
 `model_parameters`.  A trace id that LiteLLM generated looks like one that the client gave, so only `session_id`, here
 or in the client's metadata, names a session.  A copy to a silent model is marked from 1.110 on
 (`metadata.is_silent_experiment`).  A text completion's prompt is logged as one user message.
+
+A row of its database (`LiteLLM_SpendLogs`) has the client's own body in `proxy_server_request`, with every parameter,
+and JSON as text.  Its `session_id` is a trace id, made where the client gave none; the client's is in its body.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from shadowspec.tap.documents import parse_document
 from shadowspec.tap.formats.opened import object_in, text_prompt
 from shadowspec.tap.records import usable_id
 from shadowspec.types import Intervention
@@ -30,6 +34,23 @@ _MARKS: Final = ("litellm_call_id", "startTime", "model_map_information")
 _INTERVENED: Final = ("guardrail_intervened", "blocked")  # a guardrail's status; the second in older versions
 _BEHIND_MODEL: Final = "post_call"
 _NOT_BEFORE: Final = (_BEHIND_MODEL, "logging_only")
+_ROW: Final = "proxy_server_request"
+_ROW_TEXTS: Final = (_ROW, "response", "metadata")
+_ROW_PATHS: Final[Mapping[str, str]] = {
+    **PATHS,
+    **dict.fromkeys(("responses", "aresponses"), "/v1/responses"),
+    "anthropic_messages": "/v1/messages",
+}
+# Of the client's body, for LiteLLM itself.
+_FOR_LITELLM: Final = frozenset(
+    {
+        "litellm_session_id", "litellm_trace_id", "litellm_metadata", "litellm_params", "tags", "guardrails", "cache",
+        "num_retries", "fallbacks", "api_key", "api_base", "base_url", "proxy_server_request", "litellm_call_id",
+        "caching", "drop_params", "mock_timeout", "request_timeout",
+    }
+)  # fmt: skip
+# What an answer has one of; a payload's of another API than chat is not in that API's form.
+_ANSWERS: Final = {False: ("choices",), True: ("choices", "output", "content")}
 _METADATA: Final = ("spend_logs_metadata", "requester_metadata")  # the client's; the latter wins
 
 
@@ -40,7 +61,9 @@ def is_payload(document: Mapping[str, Any]) -> bool:
 
 def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
     """The payload as our envelope.  Disqualifications become annotations there, so that its endpoint is still known."""
-    call = payload.get("call_type")
+    call, is_db_row = payload.get("call_type"), _ROW in payload
+    if is_db_row:
+        payload = _with_objects(payload)
     messages = payload.get("messages")
     logged = object_in(payload.get("metadata"))
     of_client: dict[str, Any] = {}
@@ -61,20 +84,49 @@ def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
         metadata["intervention"] = _intervention(payload)
     model = _served_model(payload)
     return {
-        "request": _request(payload, model, call) | ({"metadata": of_client} if of_client else {}),
+        "request": (_sent(payload, model) if is_db_row else _request(payload, model, call))
+        | ({"metadata": of_client} if of_client else {}),
         "response": _response(payload, model),
         "endpoint": payload.get("model_group") or None,
         "timestamp": payload.get("startTime"),
         "session_id": payload.get("session_id") or None,
         "user": payload.get("end_user") or logged.get("user_api_key_end_user_id"),
         "tenant": logged.get("user_api_key_team_id"),
-        "request_id": usable_id(payload.get("litellm_call_id")) or payload.get("id"),
-        "path": PATHS.get(call, "/other") if isinstance(call, str) else None,
+        "request_id": usable_id(payload.get("litellm_call_id")) or payload.get("id") or payload.get("request_id"),
+        "path": (_ROW_PATHS if is_db_row else PATHS).get(call, "/other") if isinstance(call, str) else None,
         "status": payload.get("status"),
         "cache_hit": payload.get("cache_hit"),
         "headers": headers,
         "metadata": metadata,
     }
+
+
+def _with_objects(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its JSON read, and the client's session in place of the trace; `messages` is what it sent."""
+    read = {name: _object_of(row.get(name)) for name in _ROW_TEXTS}
+    sent = read[_ROW]
+    given = object_in(sent.get("metadata"))
+    names = ("messages", "prompt", "input", "system", "instructions", "tools")
+    prompt = [sent[name] for name in names if sent.get(name)]
+    session = sent.get("litellm_session_id") or given.get("session_id")
+    metadata = {**read["metadata"], "requester_metadata": given or read["metadata"].get("requester_metadata")}
+    metadata.setdefault("user_api_key_team_id", row.get("team_id") or None)
+    return {**row, **read, "metadata": metadata, "messages": prompt, "session_id": session}
+
+
+def _object_of(value: Any) -> dict[str, Any]:
+    """An object of a column: some exports have it as text.
+
+    Raises:
+        RecordError: malformed; text that is no JSON.
+    """
+    return object_in(parse_document(value) if isinstance(value, str) and value else value)
+
+
+def _sent(row: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """The body of a row, to the model that served it."""
+    sent = {name: value for name, value in row[_ROW].items() if name not in _FOR_LITELLM}
+    return sent | object_in(sent.pop("extra_body", None)) | {"model": model}
 
 
 def _served_model(payload: Mapping[str, Any]) -> Any:
@@ -100,7 +152,7 @@ def _request(payload: Mapping[str, Any], model: Any, call: Any) -> dict[str, Any
 def _response(payload: Mapping[str, Any], model: Any) -> dict[str, Any] | None:
     """The answer, if it has the form of one; under the name of its model, which the router may have replaced."""
     response = payload.get("response")
-    if not isinstance(response, dict) or "choices" not in response:
+    if not isinstance(response, dict) or not any(name in response for name in _ANSWERS[_ROW in payload]):
         return None
     if response.get("model") in (payload.get("model_group"), payload.get("model")):
         return {**response, "model": model}

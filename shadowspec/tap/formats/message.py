@@ -12,7 +12,8 @@ an object with `specversion`, `id`, `source` and `type` |
 | openai | an object whose `request` is an object with `model`, `messages`, `prompt`, `prompt_token_ids` or `input`, \
 or that has `request_body` and no `request` |
 
-A message that matches no format, or more than one, is malformed.
+An object in none of them may be in a layout of `layouts`, or the body of a request itself.  A message that matches no
+format, or more than one, is malformed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from typing import Any, Final
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE, assemble_answer, parse_document, split_message
-from shadowspec.tap.formats import cloudevents, kong, litellm, otlp
+from shadowspec.tap.formats import cloudevents, kong, layouts, litellm, otlp
 from shadowspec.tap.formats.cloudevents import EVENT_SUFFIXES, EventSuffixes
+from shadowspec.tap.formats.field_map import FieldMap
+from shadowspec.tap.formats.layouts import LAYOUTS
 from shadowspec.tap.formats.opened import EventHalf, MessageFormat, Opened
 from shadowspec.tap.parameters import malformed_error, unsupported_error
 from shadowspec.tap.records import MirroredRecord, decode_record, decoded_headers, is_failure, read_record
@@ -39,7 +42,7 @@ _NO_BODY: Final = (None, "", "-")  # how nginx and Envoy write that there was no
 
 
 def open_message(
-    raw: RawRecord, format: MessageFormat, *, event_suffixes: EventSuffixes = EVENT_SUFFIXES
+    raw: RawRecord, format: MessageFormat | FieldMap, *, event_suffixes: EventSuffixes = EVENT_SUFFIXES
 ) -> list[Opened]:
     """The records of one message, at least one.  Never raises for the message's content.
 
@@ -49,7 +52,7 @@ def open_message(
 
     Args:
         raw: the message.
-        format: the message's format.
+        format: the message's format, or where its objects have the parts of a record.
         event_suffixes: how the types of CloudEvents that are requests and responses end.
     """
     try:
@@ -69,7 +72,8 @@ def open_message(
             record = decode_record(raw.value, headers)
             if record is not None and (format is MessageFormat.OPENAI or not _BODY_FIELDS.isdisjoint(record.request)):
                 return [Opened(raw.key, record)]
-        documents = split_message(raw.value)
+        prefix = layouts.SGLANG_PREFIX.match(raw.value)
+        documents = split_message(raw.value[prefix.end() :] if prefix else raw.value)
     except RecordError as error:
         return [Opened(raw.key, error=error.without_traceback())]
     size = len(raw.value) // len(documents)
@@ -86,7 +90,7 @@ def open_message(
     return opened
 
 
-def _parts(document: Any, format: MessageFormat) -> Iterator[tuple[Any, MessageFormat]]:
+def _parts(document: Any, format: MessageFormat | FieldMap) -> Iterator[tuple[Any, MessageFormat | FieldMap]]:
     """The records of a document, each with its format: of OpenTelemetry's any number, of the others one."""
     is_otlp = isinstance(document, dict) and (
         format is MessageFormat.OTLP or (format is MessageFormat.AUTO and _is_only_otlp(document))
@@ -117,6 +121,8 @@ def recognise(document: Mapping[str, Any]) -> MessageFormat:
         formats = [MessageFormat.OPENAI] if _is_openai(document) else []
     else:
         formats = [format for format, matches in _RECOGNISERS if matches(document)]
+    if not formats:
+        formats = [format for format, matches in _LATER_RECOGNISERS if matches(document)]
     if len(formats) == 1:
         return formats[0]
     raise malformed_error("ambiguous_format" if formats else "unknown_format")
@@ -125,7 +131,7 @@ def recognise(document: Mapping[str, Any]) -> MessageFormat:
 def _read(
     key: RecordKey,
     document: Any,
-    format: MessageFormat,
+    format: MessageFormat | FieldMap,
     headers: Mapping[str, str],
     event_suffixes: EventSuffixes,
     size: int,
@@ -134,18 +140,26 @@ def _read(
         raise document
     if not isinstance(document, dict):
         raise malformed_error("not_an_object")
+    if isinstance(format, FieldMap):
+        return read_record(format.envelope(document), headers)
     if format is MessageFormat.AUTO:
         format = recognise(document)
+    elif (matches := _MATCHES.get(format)) is not None and not matches(document):
+        raise malformed_error(f"not_{format}")
     if format is MessageFormat.CLOUDEVENTS:
         return cloudevents.read_structured(key, document, headers, event_suffixes, size)
+    if format is MessageFormat.BATCH:
+        return layouts.batch_half(document, size)
     if format is MessageFormat.LITELLM:
-        if not litellm.is_payload(document):
-            raise malformed_error("not_litellm")
         document = litellm.envelope(document)
     elif format is MessageFormat.KONG:
-        if not kong.is_log_entry(document):
-            raise malformed_error("not_kong")
         document = kong.envelope(document)
+    elif format is MessageFormat.BODY:
+        document = {"request": document}
+    elif format is MessageFormat.ROW:
+        document = layouts.row_envelope(document)
+    elif format in LAYOUTS:
+        document = LAYOUTS[format].envelope(document)
     elif _has_texts(document):
         document = _parse_texts(document)
     return read_record(document, headers)
@@ -215,3 +229,14 @@ _RECOGNISERS: Final = (
     (MessageFormat.KONG, kong.is_log_entry),
     (MessageFormat.OTLP, otlp.is_document),  # the last
 )
+# Of objects that none of those matches.
+_LATER_RECOGNISERS: Final = (
+    *((format, layout.matches) for format, layout in LAYOUTS.items()),
+    (MessageFormat.BATCH, layouts.is_batch),
+    (MessageFormat.BODY, layouts.is_body),
+    (MessageFormat.ROW, layouts.is_row),
+)
+_MATCHES: Final = dict(_LATER_RECOGNISERS) | {
+    MessageFormat.LITELLM: litellm.is_payload,
+    MessageFormat.KONG: kong.is_log_entry,
+}

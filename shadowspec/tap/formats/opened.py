@@ -24,6 +24,14 @@ class MessageFormat(StrEnum):
     CLOUDEVENTS = "cloudevents"  # KServe's inference logger, and others that write request and response apart
     KONG = "kong"  # a log plugin's entry with ai-proxy's fields
     OTLP = "otlp"  # OpenTelemetry's GenAI events and spans, as JSON
+    BODY = "body"  # a request's body, without anything around it
+    ROW = "row"  # a conversation of a data set: `messages`, or ShareGPT's `conversations`
+    BATCH = "batch"  # input and output of OpenAI's Batch API
+    LANGFUSE = "langfuse"  # generations among the observations of an export
+    SGLANG = "sglang"  # the server's JSON log of requests
+    DATABRICKS = "databricks"  # an inference table
+    SAGEMAKER = "sagemaker"  # an endpoint's data capture
+    BEDROCK = "bedrock"  # a log of model invocations
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,7 @@ class EventHalf:
     event_time: datetime
     endpoint: str | None = None
     subject: str | None = field(default=None, repr=False)
+    path: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # by lower-case name
     size: int = 0
 

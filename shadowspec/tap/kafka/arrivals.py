@@ -12,7 +12,7 @@ from msgspec import MsgspecError, Struct, to_builtins
 from msgspec.json import Decoder, encode
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.formats import MessageFormat, open_message
+from shadowspec.tap.formats import FieldMap, MessageFormat, open_message
 from shadowspec.tap.kafka.producer import OutgoingMessage
 from shadowspec.tap.records import MirroredRecord
 from shadowspec.tap.sources import RawRecord
@@ -26,13 +26,13 @@ class Arrival:
     time: datetime | None
 
 
-def arrival(raw: RawRecord) -> Arrival:
+def arrival(raw: RawRecord, format: MessageFormat | FieldMap = MessageFormat.AUTO) -> Arrival:
     """A line of a file as a message.  A line that cannot be read is sent unchanged, without key and time.
 
     The key is the record's session, else its user, else its request id, so that a session's requests stay in order; of
     the halves of a call it is their common id.
     """
-    opened = open_message(raw, MessageFormat.AUTO)[0]
+    opened = open_message(raw, format)[0]
     key: bytes | None = None
     time: datetime | None = None
     if opened.half is not None:

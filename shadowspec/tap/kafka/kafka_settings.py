@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from shadowspec.errors import ConfigError
+from shadowspec.errors import ConfigError, UsageError
+from shadowspec.tap.formats import FieldMap, MessageFormat
 from shadowspec.tap.routing import Routing
 from shadowspec.tap.sources import DEFAULT_MAX_RECORD_BYTES
 from shadowspec.types.settings import PathText, Positive, Text
@@ -110,7 +112,11 @@ class KafkaSettings:
     # Where a partition begins that neither database nor group knows.
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     max_record_bytes: Positive = DEFAULT_MAX_RECORD_BYTES
-    format: Literal["auto", "openai", "litellm", "cloudevents", "kong", "otlp"] = "auto"
+    format: Literal[
+        "auto", "openai", "litellm", "cloudevents", "kong", "otlp", "body", "row", "batch", "langfuse", "sglang",
+        "databricks", "sagemaker", "bedrock",
+    ] = "auto"  # fmt: skip
+    map: Mapping[str, str] = field(default_factory=dict)  # in place of a format: where messages have a record's parts
     routing: Annotated[Routing, Field(alias="(routing)")] = field(default_factory=Routing)
     security: Annotated[KafkaSecurity, Field(alias="(security)")] = field(default_factory=KafkaSecurity)
 
@@ -126,8 +132,23 @@ class KafkaSettings:
             )
         if self.heartbeat_interval_ms * 2 >= self.session_timeout_ms:
             raise ConfigError("kafka.heartbeat_interval_ms must be less than half of kafka.session_timeout_ms")
+        if self.map:
+            if self.format != "auto":
+                raise ConfigError("kafka.map and kafka.format exclude each other; remove one")
+            self._parse_map()
         if self.session_timeout_ms > self.max_poll_interval_ms:
             raise ConfigError("kafka.session_timeout_ms must not exceed kafka.max_poll_interval_ms")
+
+    @property
+    def message_format(self) -> MessageFormat | FieldMap:
+        """How messages are written."""
+        return self._parse_map() if self.map else MessageFormat(self.format)
+
+    def _parse_map(self) -> FieldMap:
+        try:
+            return FieldMap.parse(self.map)
+        except UsageError as error:
+            raise ConfigError(f"kafka.{error}") from error
 
     @property
     def consumed_topics(self) -> tuple[str, ...]:

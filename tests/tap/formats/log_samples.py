@@ -1,0 +1,147 @@
+"""Twenty calls, and how each log writes them: as its documentation or its source has the names."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from shadowspec.tap.formats import MessageFormat
+
+RECORDED = Path(__file__).with_name("recorded")
+NUM_CALLS = 20
+FIRST = datetime(2026, 11, 29, 10, tzinfo=UTC)
+ANSWER = "Rayleigh."
+
+
+def time_of(number: int) -> datetime:
+    return FIRST + timedelta(seconds=number)
+
+
+def body(number: int) -> dict[str, Any]:
+    """A chat with every kind of sampling parameter."""
+    return {
+        "model": "model-a",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": f"Why is the sky blue? ({number})"},
+        ],
+        "temperature": round(0.1 * (number % 5), 1),
+        "top_p": 0.9,
+        "top_k": 20 + number,
+        "min_p": 0.05,
+        "max_tokens": 5 + number,
+        "seed": number,
+        "stop": ["\n\n"],
+    }
+
+
+def answer(number: int) -> dict[str, Any]:
+    message = {"role": "assistant", "content": ANSWER}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    return {"id": f"chatcmpl-{number}", "object": "chat.completion", "model": "model-a", "choices": [choice]}
+
+
+def _batch_input(number: int) -> dict[str, Any]:
+    return {"custom_id": f"r-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body(number)}
+
+
+def _row(number: int) -> dict[str, Any]:
+    return {"messages": [*body(number)["messages"], {"role": "assistant", "content": ANSWER}], "source": "x"}
+
+
+def sharegpt(number: int) -> dict[str, Any]:
+    turns = [("system", "Be brief."), ("human", f"Why is the sky blue? ({number})"), ("gpt", ANSWER)]
+    return {"id": str(number), "conversations": [{"from": role, "value": text} for role, text in turns]}
+
+
+def sglang(number: int) -> dict[str, Any]:
+    """What `RequestLogger.log_finished_request` writes of a chat: its tokens, and the server's own names."""
+    asked = body(number)
+    sampling = {name: asked[name] for name in ("temperature", "top_p", "top_k", "min_p", "stop")}
+    sampling |= {"max_new_tokens": asked["max_tokens"], "min_new_tokens": 0, "sampling_seed": number, "n": 1}
+    sampling |= {"stop_token_ids": None, "ignore_eos": False, "skip_special_tokens": True, "no_stop_trim": False}
+    obj = {"rid": f"rid-{number}", "session_id": None, "text": "Why", "input_ids": [1, 2, 3], "image_data": None}
+    meta = {"id": f"rid-{number}", "finish_reason": {"type": "stop", "matched": 2}, "prompt_tokens": 3}
+    meta |= {"completion_tokens": 2, "cached_tokens": 0, "e2e_latency": 1.5}
+    ended = time_of(number) + timedelta(seconds=1.5)
+    return {
+        "timestamp": ended.replace(tzinfo=None).isoformat(),
+        "event": "request.finished",
+        "rid": f"rid-{number}",
+        "obj": obj | {"sampling_params": sampling, "lora_path": None},
+        "out": {"text": ANSWER, "output_ids": [4, 5], "meta_info": meta},
+    }
+
+
+def _databricks(number: int) -> dict[str, Any]:
+    return {
+        "databricks_request_id": f"d-{number}",
+        "client_request_id": None,
+        "request_time": time_of(number).isoformat(),
+        "status_code": 200,
+        "execution_duration_ms": 5,
+        "request": json.dumps(body(number)),
+        "response": json.dumps(answer(number)),
+        "served_entity_id": "e",
+        "requester": "someone",
+    }
+
+
+def _sagemaker(number: int) -> dict[str, Any]:
+    sent = {"observedContentType": "application/json", "mode": "INPUT", "encoding": "JSON"}
+    got = {"observedContentType": "application/json", "mode": "OUTPUT", "encoding": "BASE64"}
+    return {
+        "captureData": {
+            "endpointInput": sent | {"data": json.dumps(body(number))},
+            "endpointOutput": got | {"data": base64.b64encode(json.dumps(answer(number)).encode()).decode()},
+        },
+        "eventMetadata": {"eventId": f"s-{number}", "inferenceTime": time_of(number).strftime("%Y-%m-%dT%H:%M:%SZ")},
+        "eventVersion": "0",
+    }
+
+
+def _bedrock(number: int) -> dict[str, Any]:
+    return {
+        "schemaType": "ModelInvocationLog",
+        "schemaVersion": "1.0",
+        "timestamp": time_of(number).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "requestId": f"b-{number}",
+        "operation": "InvokeModel",
+        "modelId": "model-a",
+        "input": {"inputContentType": "application/json", "inputBodyJson": body(number), "inputTokenCount": 9},
+        "output": {"outputContentType": "application/json", "outputBodyJson": answer(number)},
+    }
+
+
+def _recorded(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
+
+
+WRITERS: dict[MessageFormat, Callable[[int], dict[str, Any]]] = {
+    MessageFormat.BODY: body,
+    MessageFormat.ROW: _row,
+    MessageFormat.BATCH: _batch_input,
+    MessageFormat.SGLANG: sglang,
+    MessageFormat.DATABRICKS: _databricks,
+    MessageFormat.SAGEMAKER: _sagemaker,
+    MessageFormat.BEDROCK: _bedrock,
+}
+LOGS: dict[MessageFormat, list[dict[str, Any]]] = {
+    MessageFormat.LITELLM: _recorded("spend_logs"),
+    MessageFormat.LANGFUSE: _recorded("langfuse"),
+    **{format: [write(number) for number in range(NUM_CALLS)] for format, write in WRITERS.items()},
+}
+
+
+def batch_output(number: int) -> dict[str, Any]:
+    response = {"status_code": 200, "request_id": f"q-{number}", "body": answer(number)}
+    return {"id": f"batch_req_{number}", "custom_id": f"r-{number}", "response": response, "error": None}
+
+
+# A line of nobody's format, and the map that reads it.
+OWN = {"body": json.dumps(body(3)), "ts": 1_795_946_400, "client": "c-1", "answer": ANSWER, "cost": 3}
+OWN_MAP = "request=body,time=ts,session=client,response=answer"

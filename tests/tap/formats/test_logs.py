@@ -1,0 +1,278 @@
+"""Logs that people have: twenty calls of each are read as their source reads them."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from shadowspec.errors import RecordError, UsageError
+from shadowspec.tap.endpoints import EndpointRule
+from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message, propose
+from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.openai import parse_request, parse_response, response_of
+from shadowspec.tap.reading import Reader, Reading
+from shadowspec.tap.records import MirroredRecord, order_time
+from shadowspec.tap.responses import response_text
+from shadowspec.tap.routing import NO_HINTS
+from tests.fakes import endpoint_rule
+from tests.tap.formats.log_samples import (
+    ANSWER,
+    LOGS,
+    NUM_CALLS,
+    OWN,
+    OWN_MAP,
+    answer,
+    batch_output,
+    body,
+    sglang,
+    sharegpt,
+    time_of,
+)
+from tests.tap.formats.samples import message, record_of, refusal
+from tests.tap.mirror import admission
+
+FORMATS = [format for format in LOGS if format is not MessageFormat.BATCH]
+NOT_LOGGED: dict[MessageFormat, tuple[str, ...]] = {  # by the tool itself, as docs/formats.md says
+    MessageFormat.LANGFUSE: ("top_k", "min_p", "stop"),
+    MessageFormat.ROW: ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"),
+}
+UNTIMED = (MessageFormat.BODY, MessageFormat.ROW)
+
+
+def record_at(format: MessageFormat, number: int) -> MirroredRecord:
+    return record_of(LOGS[format][number])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_prompts_and_sampling_of_twenty_calls_are_the_source_s(format: MessageFormat) -> None:
+    assert len(LOGS[format]) == NUM_CALLS
+    for number in range(NUM_CALLS):
+        sent = body(number)
+        unlimited = format is MessageFormat.LANGFUSE and number == 7  # logged as no limit
+        for name in (*NOT_LOGGED.get(format, ()), *(["max_tokens"] if unlimited else [])):
+            del sent[name]
+        expected = parse_request(MirroredRecord(request=sent))
+        read = parse_request(record_at(format, number))
+        assert read.sampling == expected.sampling, number
+        assert read.max_tokens == expected.max_tokens
+        if format is MessageFormat.SGLANG:
+            assert read.prompt_token_ids == (1, 2, 3)
+        else:
+            assert read.messages == expected.messages
+
+
+@pytest.mark.parametrize("format", [format for format in FORMATS if format is not MessageFormat.BODY])
+def test_answers_of_twenty_calls_are_read(format: MessageFormat) -> None:
+    for number in range(NUM_CALLS):
+        record = record_at(format, number)
+        record.check_served()
+        parse_response(record)
+        assert response_text(response_of(record)) == ANSWER
+
+
+@pytest.mark.parametrize("format", [format for format in FORMATS if format not in UNTIMED])
+def test_times_and_sessions_are_the_source_s(format: MessageFormat) -> None:
+    for number, document in enumerate(LOGS[format]):
+        record = record_at(format, number)
+        if format is MessageFormat.LITELLM:
+            assert record.event_time(0) == datetime.fromisoformat(document["startTime"])
+            given = json.loads(document["proxy_server_request"])
+            assert record.session() == (given.get("litellm_session_id") or given["metadata"]["session_id"])
+            assert document["session_id"] != record.session()  # a trace, which LiteLLM makes of each call
+            assert (record.model, record.endpoint, record.user_id()) == ("org/model-a", "public-chat", given["user"])
+        elif format is MessageFormat.LANGFUSE:
+            assert record.event_time(0).isoformat() == f"2026-11-29T10:00:{number:02}.250000+00:00"
+            assert (record.session(), record.user_id()) == (f"session-{number % 4}", f"u-{number % 3}")
+        else:
+            assert record.event_time(0) == time_of(number)
+
+
+def test_a_batch_s_output_is_joined_to_its_input() -> None:
+    joiner, opened = Joiner(DEFAULT_WINDOW), []
+    lines = [*LOGS[MessageFormat.BATCH], *map(batch_output, reversed(range(NUM_CALLS)))]
+    for offset, line in enumerate(lines):
+        (half,) = open_message(message(line, offset=offset), MessageFormat.AUTO)
+        assert half.half is not None
+        opened += joiner.add(half.key, half.half)
+    assert joiner.num_waiting == 0
+    assert len(opened) == NUM_CALLS
+    for joined in opened:
+        assert joined.record is not None
+        parse_response(joined.record)
+        number = joined.record.request["seed"]
+        assert joined.record.request == body(number)
+        assert response_text(response_of(joined.record)) == ANSWER
+
+
+def test_a_failed_line_of_a_batch_is_a_failed_call() -> None:
+    joiner = Joiner(DEFAULT_WINDOW)
+    failed = batch_output(0) | {"response": None, "error": {"code": "batch_expired"}}
+    for offset, line in enumerate((LOGS[MessageFormat.BATCH][0], failed)):
+        (half,) = open_message(message(line, offset=offset), MessageFormat.AUTO)
+        assert half.half is not None
+        opened = joiner.add(half.key, half.half)
+    assert opened[0].record is not None
+    with pytest.raises(RecordError, match="failed_request"):
+        opened[0].record.check_served()
+
+
+def test_rows_of_sharegpt_are_the_rows_of_messages() -> None:
+    for number in range(NUM_CALLS):
+        first, second = record_of(sharegpt(number)), record_at(MessageFormat.ROW, number)
+        assert (first.request, first.response, first.is_unsampled) == (second.request, second.response, True)
+
+
+def test_sglang_s_own_prefix_is_skipped_and_other_events_are_none() -> None:
+    line = b"[2026-11-29 10:00:00] " + json.dumps(sglang(1)).encode()
+    assert record_of(line).request == record_at(MessageFormat.SGLANG, 1).request
+    assert refusal({**sglang(1), "event": "request.received"}) == ("unsupported", "other_event")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sampling_params": None}, "no_payload"),  # level 0
+        ({"input_ids": None, "text": None}, "no_payload"),  # level 1
+        ({"input_ids": [1, "...", 2]}, "no_payload"),  # level 2 of a long prompt
+        ({"input_ids": None, "text": "a" * 1_024 + "..." + "b" * 1_024}, "no_payload"),
+    ],
+)
+def test_what_lower_levels_of_sglang_s_log_leave_out_is_refused(changes: dict[str, Any], reason: str) -> None:
+    document = sglang(1)
+    document["obj"] |= changes
+    with pytest.raises(RecordError, match=reason):
+        record_of(document).check_served()
+
+
+def test_an_unlimited_output_of_sglang_is_bounded_by_the_context_alone() -> None:
+    document = sglang(1)
+    document["obj"]["sampling_params"]["max_new_tokens"] = None
+    read = parse_request(record_of(document))
+    assert (read.max_tokens, read.prompt_token_ids) == (None, (1, 2, 3))
+    del document["obj"]["sampling_params"]["max_new_tokens"]
+    assert parse_request(record_of(document)).max_tokens == 128
+
+
+def test_spend_logs_without_stored_prompts_are_refused() -> None:
+    row = LOGS[MessageFormat.LITELLM][0] | {"proxy_server_request": "{}", "response": "{}"}
+    with pytest.raises(RecordError, match="no_payload"):
+        record_of(row).check_served()
+
+
+def test_a_generation_without_parameters_is_marked() -> None:
+    generation = LOGS[MessageFormat.LANGFUSE][0]
+    assert not record_of(generation).is_unsampled
+    assert record_of(generation | {"model_parameters": "{}"}).is_unsampled
+    tools = json.dumps({"messages": body(0)["messages"], "tools": []})
+    assert record_of(generation | {"input": tools, "model_parameters": None}).is_unsampled
+    assert refusal(generation | {"type": "SPAN"}) == ("unsupported", "other_call")
+
+
+# what logs lack
+
+
+def readings(documents: list[Any], rule: EndpointRule) -> list[Reading]:
+    opened: list[Opened] = []
+    for offset, document in enumerate(documents, start=1):
+        opened += open_message(message(document, offset=offset), MessageFormat.AUTO)
+    reader: Reader = admission(rule).reader
+    return reader.read((record, NO_HINTS) for record in opened)
+
+
+def test_production_refuses_what_has_no_time_and_a_trial_takes_it_in_order() -> None:
+    documents = [*LOGS[MessageFormat.BODY], body(0)]
+    rule = endpoint_rule(name="any", served_models=("model-a",))
+    assert {reading.error and reading.error.reason for reading in readings(documents, rule)} == {"no_timestamp"}
+    trial = endpoint_rule(name="any", served_models=("model-a",), is_trial=True)
+    read = readings(documents, trial)
+    assert [reading.event_time for reading in read] == [order_time(reading.key) for reading in read]
+    assert sorted(reading.event_time for reading in read if reading.event_time) == [each.event_time for each in read]
+    # The last begins as the first does: a turn of its conversation, as far as the log says.
+    assert len({reading.session_hash for reading in read}) == NUM_CALLS
+    assert read[0].session_hash == read[-1].session_hash
+
+
+def test_production_refuses_what_has_no_sampling_parameters() -> None:
+    timed = LOGS[MessageFormat.LANGFUSE][0] | {"model_parameters": None}
+    rule = endpoint_rule(name="any", served_models=("model-a",))
+    assert [reading.error and reading.error.reason for reading in readings([timed], rule)] == ["no_sampling"]
+
+
+# a log of one's own
+
+
+def test_a_map_reads_a_log_of_one_s_own() -> None:
+    field_map = FieldMap.parse_option(OWN_MAP)
+    (opened,) = open_message(message(OWN), field_map)
+    assert opened.record is not None
+    assert opened.record.request == body(3)
+    assert opened.record.session() == "c-1"
+    assert opened.record.event_time(0) == datetime.fromisoformat("2026-11-29T10:00:00+00:00")
+    parse_response(opened.record)
+    assert response_text(response_of(opened.record)) == ANSWER
+
+
+def test_pointers_and_dotted_paths_lead_into_texts() -> None:
+    nested = {"a.b": 1, "call": {"in": [json.dumps({"x": body(3)})]}, "t": json.dumps({"at": "2026-11-29"})}
+    for path in ("call.in.0.x", "/call/in/0/x"):
+        (opened,) = open_message(message(nested), FieldMap.parse({"request": path, "time": "t.at", "id": "a.b"}))
+        assert opened.record is not None
+        assert (opened.record.request, opened.record.request_identity()) == (body(3), "1")
+
+
+def test_a_parameter_that_no_path_names_is_not_lost_in_silence() -> None:
+    flat = {**body(3), "ts": 1_795_946_400}
+    (opened,) = open_message(message(flat), FieldMap.parse({"messages": "messages", "model": "model"}))
+    assert opened.error is not None
+    assert opened.error.reason.startswith("unmapped:")
+    (opened,) = open_message(
+        message({"turns": body(3)["messages"], "model": "m"}), FieldMap.parse({"request": "turns"})
+    )
+    assert opened.record is not None
+    assert opened.record.is_unsampled
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (OWN, "request=body,time=ts,response=answer"),
+        ({"req": body(1), "created_at": "2026-11-29T10:00:00Z", "session_id": "s"},
+         "request=req,time=created_at,session=session_id"),
+        ({"turns": body(1)["messages"], "model": "m", "date": "2026-11-29"}, "messages=turns,model=model,time=date"),
+        ({**body(1), "ts": 1_795_946_400},
+         "messages=messages,max_tokens=max_tokens,min_p=min_p,model=model,seed=seed,stop=stop,"
+         "temperature=temperature,top_k=top_k,top_p=top_p,time=ts"),
+    ],
+)  # fmt: skip
+def test_a_map_is_proposed_and_reads_the_line(document: dict[str, Any], expected: str) -> None:
+    assert refusal(document) == ("malformed", "unknown_format")
+    proposed = propose([document])
+    assert str(proposed) == expected
+    assert proposed == FieldMap.parse_option(expected)
+    (opened,) = open_message(message(document), proposed)
+    assert opened.record is not None
+    assert opened.record.request["messages"]
+
+
+@pytest.mark.parametrize("document", [{}, {"a": 1}, [], "x", None, {"messages": 3}, {"Why is the sky blue?": {}}])
+def test_nothing_is_proposed_where_no_request_is_seen(document: Any) -> None:
+    assert propose([document]) is None
+
+
+@pytest.mark.parametrize("text", ["", "request", "colour=x,request=y", "time=ts", "request="])
+def test_a_map_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="map: "):
+        FieldMap.parse_option(text)
+
+
+def test_answers_in_a_map_may_be_bodies_messages_or_texts() -> None:
+    field_map = FieldMap.parse({"request": "q", "response": "a"})
+    stream = 'data: {"choices": [{"index": 0, "delta": {"content": "Rayleigh."}, "finish_reason": "stop"}]}\n\n'
+    for given in (answer(1), json.dumps(answer(1)), stream, ANSWER, {"role": "assistant", "content": ANSWER}):
+        (opened,) = open_message(message({"q": body(1), "a": given}), field_map)
+        assert opened.record is not None
+        parse_response(opened.record)
+        assert response_text(response_of(opened.record)) == ANSWER
