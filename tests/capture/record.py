@@ -188,7 +188,7 @@ def main() -> None:
         record = record_gateway if arguments.name in COMPONENTS else record_telemetry
         try:
             messages = record(arguments.name, folder, arguments, kafka.bootstrap)
-        except SystemExit:
+        except (SystemExit, subprocess.CalledProcessError):
             print((folder / "log").read_text(errors="replace")[-4000:], file=sys.stderr)
             raise
     (HERE / "recorded" / f"{arguments.name}.jsonl").write_text("".join(message + "\n" for message in messages))

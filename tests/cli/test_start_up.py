@@ -51,6 +51,7 @@ WITHOUT_TORCH: dict[str, tuple[list[str], set[int]]] = {
     "override clear": (["1", "--reason", "a test", "--author", "a tester"], {0}),
     # Last come those that may load something slow, which stays loaded.
     "produce": (["traffic.jsonl", "--topic", "t"], {5}),
+    "tail": (["traffic.jsonl", "--topic", "t"], {5}),
     "dead-letters list": ([], {5}),
     "dead-letters replay": (["--to", "again"], {5}),
     "simulate": (["--world", "slowdown", "--repetitions", "1", "--jobs", "1"], {0}),

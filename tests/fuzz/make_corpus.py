@@ -26,7 +26,7 @@ from tests.tap.formats.log_samples import LOGS, OWN, batch_output, sharegpt
 from tests.tap.mirror import chat, messages, responses
 
 CORPUS = Path(__file__).with_name("corpus")
-RECORDED = Path(__file__).parents[1] / "tap" / "capture" / "recorded"
+RECORDED = Path(__file__).parents[1] / "capture" / "recorded"
 PLAIN, STRUCTURED, BATCH, BINARY_REQUEST, BINARY_RESPONSE = (bytes([number]) for number in (0, 2, 3, 4, 5))
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}

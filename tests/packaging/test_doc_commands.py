@@ -49,9 +49,9 @@ OF_OTHERS = {
     "ninja": "builds llama.cpp",
     "harness/bin/pip": "lm-evaluation-harness's environment",
     "tar": "unpacks llama.cpp",
-    "vllm": "vLLM's own; its middleware: tests/tap",
-    "litellm": "LiteLLM's own; its callback: tests/tap",
-    "uvicorn": "the web server's own; the application: tests/tap",
+    "vllm": "vLLM's own; its middleware: tests/capture",
+    "litellm": "LiteLLM's own; its callback: tests/capture",
+    "uvicorn": "the web server's own; the application: tests/capture",
     "opentelemetry-instrument": "OpenTelemetry's own",
     "sha256sum": "coreutils' own; on a release's digests: tests/packaging/test_release.py",
     "gh": "GitHub's own",
@@ -71,13 +71,14 @@ NOT_RUN = {
     "evaluate": "a harness and two servers: tests/cli/test_evaluate.py",
     "profile-device": "half a minute for its grid: tests/cli/test_profile_device.py",
     "profile-server": "a benchmark of two servers: tests/cli/test_profile_server.py",
+    "tail": "follows a log until it is stopped: tests/capture/test_capture_to_kafka.py",
 }
 SERVED = ("worker", "produce", "dead-letters", "db grant")  # need the broker or Postgres
 WORKER_PAGE = "docs/tutorials/mirror-to-ci.md"  # where the worker is run, of all pages that show its command
 # `make test-all` alone runs these: each takes a second or more.  What they show of the commands is shown by others too.
 LONG_PAGES = {
     WORKER_PAGE,
-    *(f"docs/{name}.md" for name in ("capture", "planning", "replay", "routes", "try")),
+    *(f"docs/{name}.md" for name in ("planning", "replay", "routes", "try")),
 }
 NUM_RECORDS = 120
 

@@ -16,7 +16,7 @@ from shadowspec.tap.openai import parse_request, parse_response
 from tests.builders.otlp import EVENT, GIVEN, QUESTION, attributes, event, logs, span, traces
 from tests.tap.formats.samples import message, record_of, refusal, refused_later
 
-RECORDED = Path(__file__).parents[1] / "capture" / "recorded"
+RECORDED = Path(__file__).parents[2] / "capture" / "recorded"
 ANSWER = {"role": "assistant", "parts": [{"type": "text", "content": "Because."}], "finish_reason": "stop"}
 CALL = {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": "look_up", "arguments": {"a": 1}}]}
 TOOL = {"type": "function", "name": "look_up", "description": "d", "parameters": {"type": "object"}}
