@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shadowspec.errors import RecordError, UsageError
+from shadowspec.app.try_out.sample import UnknownFormatError, read_sample
+from shadowspec.errors import ConfigError, RecordError, UsageError
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message, propose
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.kafka.kafka_settings import KafkaSettings
 from shadowspec.tap.openai import parse_request, parse_response, response_of
 from shadowspec.tap.reading import Reader, Reading
 from shadowspec.tap.records import MirroredRecord, order_time
@@ -276,3 +279,36 @@ def test_answers_in_a_map_may_be_bodies_messages_or_texts() -> None:
         assert opened.record is not None
         parse_response(opened.record)
         assert response_text(response_of(opened.record)) == ANSWER
+
+
+# where files are opened
+
+
+def written(path: Path, documents: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return str(path)
+
+
+def test_the_error_of_an_unknown_file_proposes_the_map_that_reads_it(tmp_path: Path) -> None:
+    path = written(tmp_path / "own.jsonl", [OWN] * 3)
+    with pytest.raises(UnknownFormatError, match="give --map request=body,time=ts,response=answer") as raised:
+        read_sample(path)
+    assert raised.value.proposal is not None
+    sample = read_sample(path, raised.value.proposal)
+    assert all(opened.record is not None for opened in sample.opened)
+    assert sample.gaps == ()
+
+
+def test_a_sample_says_what_its_records_lack(tmp_path: Path) -> None:
+    untimed, unsampled = read_sample(written(tmp_path / "rows.jsonl", LOGS[MessageFormat.ROW])).gaps
+    assert untimed.startswith("20 of 20 records have no time")
+    assert unsampled.startswith("20 of 20 records have no sampling parameters")
+
+
+def test_a_topic_s_map_takes_the_place_of_its_format() -> None:
+    settings = KafkaSettings(("localhost:9092",), ("shadow",), map={"request": "body", "time": "ts"})
+    assert settings.message_format == FieldMap.parse_option("request=body,time=ts")
+    with pytest.raises(ConfigError, match=r"kafka\.map"):
+        KafkaSettings(("localhost:9092",), ("shadow",), map={"colour": "x"})
+    with pytest.raises(ConfigError, match="exclude each other"):
+        KafkaSettings(("localhost:9092",), ("shadow",), map={"request": "body"}, format="otlp")
