@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import streamlit as st
@@ -12,6 +13,7 @@ from shadowspec.reports.pages.live_production import SHARES, LivePeriod
 from shadowspec.store import Quantile
 from shadowspec.text import DASH, milliseconds, number, percent, plural
 from shadowspec.types import COMPUTE, END_TO_END, FIRST_TOKEN, LATENCIES, PER_TOKEN, QUEUE
+from shadowspec.types.memory_pressure import MemoryPressure
 
 from . import charts, formats, queries, states
 
@@ -22,6 +24,13 @@ TITLES = {
     COMPUTE: "Compute, a part of it",
     FIRST_TOKEN: "Time to first token",
     PER_TOKEN: "Time per output token",
+}
+PRESSURE: dict[str, Callable[[MemoryPressure], str]] = {
+    "KV cache in use, median": lambda pressure: percent(pressure.kv_use_median, 0),
+    "KV cache in use, 95% of readings": lambda pressure: percent(pressure.kv_use_p95, 0),
+    "KV cache in use, highest": lambda pressure: percent(pressure.kv_use_highest, 0),
+    "Requests waiting, 95% of readings": lambda pressure: number(pressure.waiting_p95, 0),
+    "Preemptions per thousand requests": lambda pressure: number(pressure.preemptions_per_thousand),
 }
 
 
@@ -67,9 +76,14 @@ _MEANING = (
 
 
 def _rows(before: LivePeriod, after: LivePeriod) -> list[dict[str, str]]:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("Output tokens per second", number(before.output_tokens_per_s), number(after.output_tokens_per_s)),
         ("Requests per second", number(before.requests_per_s), number(after.requests_per_s)),
+        *(
+            (title, *(DASH if side.pressure is None else read(side.pressure) for side in (before, after)))
+            for title, read in PRESSURE.items()
+            if before.pressure is not None or after.pressure is not None
+        ),
         ("Prefix-cache hit rate", percent(before.cache_hit_rate), percent(after.cache_hit_rate)),
         *(
             (f"{TITLES[name]}, p{100 * share:g}", _time(before, name, share), _time(after, name, share))

@@ -84,9 +84,18 @@ def window_between(before: LiveReplica | None, scrape: LiveScrape, pool: Pool = 
     if counts is None or began_at >= scrape.scraped_at:
         return None
     is_reset = begun is not None
-    times = began_at, scrape.scraped_at
     return LiveWindow(
-        scrape.replica, scrape.series, *times, is_reset, before.num_failed, counts, scrape.num_running, pool
+        replica=scrape.replica,
+        series=scrape.series,
+        began_at=began_at,
+        ended_at=scrape.scraped_at,
+        is_reset=is_reset,
+        num_failed_scrapes=before.num_failed,
+        counts=counts,
+        num_running=scrape.num_running,
+        pool=pool,
+        num_waiting=scrape.num_waiting,
+        kv_use=scrape.kv_use,
     )
 
 

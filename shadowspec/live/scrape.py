@@ -66,12 +66,22 @@ async def _scrape(http: httpx.AsyncClient, source: LiveSource, url: str) -> Live
         page = _page(text, source, replica, whole=whole)
     except ServerError as error:
         return FailedScrape(replica, datetime.now(UTC), error.code, str(error))
-    if not page.knows_running:
-        gauge = f"{names.prefix}{names.running}"
-        log.warning("%s: %s cannot be a number of requests: the load of this reading is unknown", replica, gauge)
+    for gauge in sorted(page.impossible):
+        log.warning("%s: %s%s has an impossible value: this reading is without it", replica, names.prefix, gauge)
     series = f"{source.engine} {source.model}, {page.series}"
-    times, digits = (scraped_at, page.started_at), names.num_digits
-    return LiveScrape(replica, series, *times, page.counts, digits, page.num_running, page.samples, has_end_mark(text))
+    return LiveScrape(
+        replica=replica,
+        series=series,
+        scraped_at=scraped_at,
+        started_at=page.started_at,
+        counts=page.counts,
+        num_digits=names.num_digits,
+        num_running=page.num_running,
+        samples=page.samples,
+        has_end_mark=has_end_mark(text),
+        num_waiting=page.num_waiting,
+        kv_use=page.kv_use,
+    )
 
 
 async def _text(http: httpx.AsyncClient, url: str, timeout_s: float, names: MetricNames) -> tuple[str, bool]:

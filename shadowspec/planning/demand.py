@@ -21,9 +21,10 @@ from typing import Annotated, Final, Self
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint, forbidding_slices
 from shadowspec.gate.verdict.trial_levels import is_superseded
 from shadowspec.store import Store
-from shadowspec.store.evidence.live_rows import sum_running
-from shadowspec.text import moment, percent, plain_text, plural, times
+from shadowspec.text import DASH, moment, percent, plain_text, plural, times
 from shadowspec.types import Decision, Verdict
+from shadowspec.types.live_windows import add_readings
+from shadowspec.types.memory_pressure import MemoryPressure
 from shadowspec.types.public_documents import PublicValue, public, shows
 from shadowspec.types.speculation import draft_key
 
@@ -39,13 +40,14 @@ _WORDS: Final = {Verdict.ENABLE: "on", Verdict.DISABLE: "off", Verdict.HOLD: "un
 class Demand:
     """Readings of production's servers, by the number of requests in progress at each server.
 
-    `by_hour` has those of each hour of the day (UTC) that has any.
+    `by_hour` has those of each hour of the day (UTC) that has any, `pressure` what was read beside them.
     """
 
     since: datetime
     until: datetime
     readings: Mapping[int, int]
     by_hour: Mapping[int, Mapping[int, int]]
+    pressure: MemoryPressure | None = None
 
     @property
     def num_readings(self) -> int:
@@ -93,7 +95,13 @@ def read_demand(store: Store, endpoint: str, now: datetime, window_s: float) -> 
     if not known:
         return None
     begun, ended = min(live_hour.began_at for live_hour in known), max(live_hour.ended_at for live_hour in known)
-    demand = Demand(begun, ended, sum_running(known), {hour: dict(by_hour[hour]) for hour in sorted(by_hour)})
+    demand = Demand(
+        begun,
+        ended,
+        add_readings(live_hour.running for live_hour in known),
+        {hour: dict(by_hour[hour]) for hour in sorted(by_hour)},
+        MemoryPressure.of(known),
+    )
     return None if demand.is_idle else demand
 
 
@@ -301,6 +309,8 @@ class EndpointLoads:
             f"({plural(demand.num_readings, 'reading')}, {moment(demand.since)} to {moment(demand.until)}; "
             f"busiest at {demand.busiest_hour:02d}:00 UTC)"
         )
+        if demand.pressure is not None:
+            lines.append(f"memory: {_pressure_words(demand.pressure)}")
         if self.added_load is not None:
             lines.append(f"to cover the rest, add load {self.added_load} to {keys}.loads")
         for speedup in self.speedups:
@@ -318,10 +328,22 @@ class EndpointLoads:
         return lines
 
 
+class PressurePart(PublicValue, frozen=True, kw_only=True):
+    """The readings of memory pressure; null: the engine does not report it."""
+
+    kv_use_median: float | None
+    kv_use_p95: float | None
+    kv_use_highest: float | None
+    waiting_p95: int | None
+    waiting_highest: int | None
+    preemptions_per_thousand: float | None
+
+
 @shows(Demand)
 class DemandPart(PublicValue, frozen=True, kw_only=True):
     """Production's demand, and what the verdicts mean under it."""
 
+    pressure: PressurePart | None
     num_readings: int
     covered_share: float
     covered_time_share: float
@@ -442,6 +464,18 @@ def _span_words(loads: LoadRange) -> str:
     if loads.first == 1:
         return f"up to {loads.last}"
     return f"from {loads.first} to {loads.last}" if loads.first < loads.last else f"at {loads.last}"
+
+
+def _pressure_words(pressure: MemoryPressure) -> str:
+    parts = []
+    if pressure.kv_use:
+        shares = (pressure.kv_use_median, pressure.kv_use_p95, pressure.kv_use_highest)
+        parts.append("KV cache in use {} (median), {} (95%), {} (highest)".format(*(percent(it, 0) for it in shares)))
+    if pressure.waiting:
+        parts.append(f"{pressure.waiting_p95} requests wait (95%), {pressure.waiting_highest} at most")
+    if pressure.preemptions_per_thousand is not None:
+        parts.append(f"{pressure.preemptions_per_thousand:.3g} preemptions per thousand requests")
+    return "; ".join(parts) or DASH
 
 
 def _up_to(headroom: float) -> str:

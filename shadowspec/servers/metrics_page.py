@@ -58,8 +58,9 @@ class MetricNames:
     `failed` names the requests that failed: a metric, and the label and its values that count (no label: every sample).
     `fails_apart`: they are not among the requests that it counts, and are added.
     `num_digits`: digits to which counters are rounded when printed; 0: exact.  Those by position are always exact.
-    `excludes_cached`: prompt tokens are counted without those from the prefix cache.  `running` names the gauge of the
-    requests in progress.
+    `excludes_cached`: prompt tokens are counted without those from the prefix cache.  Gauges are `running`, of the
+    requests in progress, `waiting`, of those in the queue, and `kv_use`, of the share of the KV cache in use.  `late`
+    counters are printed from their first count on, in every version that counts drafts.
 
     `model_labels` name the model; metrics without one are of the whole server.  `copies` are the labels of ranks that
     all count the same, so that one of them is taken; samples of other ranks are shares, and add up.  `has_ranks`:
@@ -71,6 +72,9 @@ class MetricNames:
     counters: Mapping[str, str]
     latencies: Mapping[str, str]
     running: str
+    waiting: str
+    kv_use: str | None = None
+    late: frozenset[str] = frozenset()
     position_label: str = ""
     drafted_per_pos: str | None = None
     accepted_per_pos: str | None = None
@@ -84,9 +88,14 @@ class MetricNames:
     has_ranks: bool = True
 
     @property
+    def gauges(self) -> tuple[str, ...]:
+        """The gauges that are read, without the prefix."""
+        return (self.running, self.waiting, *([] if self.kv_use is None else [self.kv_use]))
+
+    @property
     def read(self) -> frozenset[str]:
         """The metrics that are read, without the prefix."""
-        other = (self.running, self.drafted_per_pos, self.accepted_per_pos, self.failed[0] if self.failed else None)
+        other = (*self.gauges, self.drafted_per_pos, self.accepted_per_pos, self.failed[0] if self.failed else None)
         bins = (f"{metric}_{part}" for metric in self.latencies.values() for part in ("bucket", "sum"))
         return frozenset({*self.counters.values(), *bins, *(name for name in other if name is not None)})
 
@@ -95,9 +104,8 @@ class MetricNames:
 class MetricsPage:
     """A page's metrics of one model.  `is_known`: it has metrics of the engine; `has_model`: also of the model.
 
-    `num_running` are the requests in progress; None where the page does not say, or says no number (not
-    `knows_running`).  `samples` are the counters one by
-    one, by metric and labels: a sum can grow while one of them falls.
+    Gauges are None where the page does not have them, or with a value that cannot be (`impossible`, their names).
+    `samples` are the counters one by one, by metric and labels: a sum can grow while one of them falls.
     """
 
     is_known: bool
@@ -106,8 +114,10 @@ class MetricsPage:
     started_at: datetime | None
     counts: LiveCounts
     num_running: int | None
+    num_waiting: int | None
+    kv_use: float | None
     samples: Mapping[str, int]
-    knows_running: bool = True
+    impossible: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -121,8 +131,8 @@ class _Sums:
     ranks: set[Labels] = field(default_factory=set)  # labels that distinguish counters
     sums_us: dict[str, int] = field(default_factory=dict)  # by metric
     num_failed: int | None = None
-    num_running: int | None = None
-    knows_running: bool = True
+    gauges: dict[str, float] = field(default_factory=dict)  # by metric
+    impossible: set[str] = field(default_factory=set)
     samples: dict[str, int] = field(default_factory=dict)
 
 
@@ -168,9 +178,11 @@ def parse(text: str, names: MetricNames, model: str) -> MetricsPage:
         series=_series(sums, counts),
         started_at=_started_at(samples),
         counts=counts,
-        num_running=sums.num_running if sums.knows_running else None,
-        knows_running=sums.knows_running,
+        num_running=_number(sums, names.running),
+        num_waiting=_number(sums, names.waiting),
+        kv_use=None if names.kv_use is None else _gauge(sums, names.kv_use),
         samples=sums.samples,
+        impossible=frozenset(sums.impossible),
     )
 
 
@@ -238,10 +250,9 @@ def _started_at(samples: Iterable[Sample]) -> datetime | None:
 
 def _add(sums: _Sums, name: str, labels: dict[str, str], value: float, names: MetricNames) -> None:
     metric = f"{names.prefix}{name}"
-    if name == names.running:
+    if name in names.gauges:
         if not labels.get("priority"):  # parts by priority stand beside the total, which has none
-            sums.knows_running &= 0 <= value <= MAX_COUNT
-            sums.num_running = (sums.num_running or 0) + (int(value) if sums.knows_running else 0)
+            _add_gauge(sums, name, value, is_share=name == names.kv_use)
         return
     if name.endswith("_sum"):
         latency = name.removesuffix("_sum")
@@ -275,6 +286,24 @@ def _add(sums: _Sums, name: str, labels: dict[str, str], value: float, names: Me
             sums.ranks.add(tuple(pair for pair in labels.items() if pair[0] not in names.kinds))
 
 
+def _add_gauge(sums: _Sums, name: str, value: float, *, is_share: bool) -> None:
+    """Numbers of ranks add up; of shares the highest counts, because each rank has a cache of its own."""
+    if not 0 <= value <= (1 if is_share else MAX_COUNT):  # NaN is in no range
+        sums.impossible.add(name)
+        return
+    before = sums.gauges.get(name, 0.0)
+    sums.gauges[name] = max(before, value) if is_share else before + int(value)
+
+
+def _gauge(sums: _Sums, name: str) -> float | None:
+    return None if name in sums.impossible else sums.gauges.get(name)
+
+
+def _number(sums: _Sums, name: str) -> int | None:
+    value = _gauge(sums, name)
+    return None if value is None else int(value)
+
+
 def _bound(metric: str, labels: Mapping[str, str]) -> float:
     """The upper bound of a bucket."""
     try:
@@ -288,6 +317,9 @@ def _bound(metric: str, labels: Mapping[str, str]) -> float:
 
 def _counts(sums: _Sums, names: MetricNames) -> LiveCounts:
     counters: dict[str, int | None] = {name: sums.counters.get(metric) for name, metric in names.counters.items()}
+    for name in names.late:
+        if counters[name] is None and counters["num_drafts"] is not None:
+            counters[name] = 0
     drafted, accepted = sums.drafted, sums.accepted
     positions = range(max((*drafted, *accepted), default=-1) + 1)
     if names.drafted_per_pos is not None and drafted:  # every draft has a first token

@@ -574,11 +574,14 @@ live_windows = Table(  # a replica's counts between two scrapes
     Column("series", Text, nullable=False),
     Column("is_reset", Boolean, nullable=False),
     *integers("num_failed_scrapes"),
-    *integers(*COUNTS, nullable=True),  # NULL: the engine does not count it
+    *integers(*COUNTS[:-1], nullable=True),  # NULL: the engine does not count it
     Column("num_accepted_tokens_per_pos", Json, nullable=False),
     Column("latencies", Json, nullable=False),
     Column("num_running", BigInteger),  # requests in progress at its end; NULL: not reported
     Column("pool", Text, nullable=False),
+    *integers(COUNTS[-1], nullable=True),  # preemptions, which came later
+    Column("num_waiting", BigInteger),  # requests in the queue at its end; NULL: not reported
+    Column("kv_use", Real),  # share of the KV cache in use at its end; NULL: not reported
     Index(None, "endpoint", "ended_at"),
 )
 
@@ -593,13 +596,16 @@ live_hours = Table(  # sums of the windows that ended in an hour; they outlive t
     Column("ended_at", UtcDateTime, nullable=False),
     Column("drafted_at", UtcDateTime),  # NULL: nothing was drafted
     *integers("num_windows", "num_resets", "num_failed_scrapes"),
-    *integers(*COUNTS, nullable=True),  # NULL: no window knows
+    *integers(*COUNTS[:-1], nullable=True),  # NULL: no window knows
     *integers("requests_us", "output_tokens_us", "num_first_accepted_tokens", "num_first_drafts"),
     *integers("num_known_accepted_tokens", "num_known_drafts"),
     Column("num_accepted_tokens_per_pos", Json, nullable=False),
     Column("latencies", Json, nullable=False),
     Column("running", Json),  # windows by the requests in progress at their ends; NULL: none reported
     Column("pool", Text, nullable=False),
+    *integers(COUNTS[-1], nullable=True),
+    Column("waiting", Json),  # the same by the requests in the queue
+    Column("kv_use", Json),  # the same by the percent of the KV cache in use
 )
 
 ROLLUP_KEY = ("endpoint", "hour", "slice_key", "fingerprint", "concurrency")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -63,6 +64,7 @@ class LiveCounts:
     num_cached_tokens: int | None = None  # of them, those that were found there
     latencies: Mapping[str, Buckets] = field(default_factory=dict)  # by the names of LATENCIES
     num_failed_requests: int | None = None  # that were aborted or ended in an error
+    num_preemptions: int | None = None  # of requests that gave up their KV cache to others, each time counted
 
     @property
     def is_valid(self) -> bool:
@@ -114,9 +116,9 @@ class LiveCounts:
         return None if accepted is None else (min(accepted, self.num_drafts), self.num_drafts)
 
 
-COUNTS: Final = (
+COUNTS: Final = (  # a new one is added at the end, as its column is
     "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_requests", "num_failed_requests",
-    "num_prompt_tokens", "num_cached_tokens",
+    "num_prompt_tokens", "num_cached_tokens", "num_preemptions",
 )  # fmt: skip
 
 
@@ -134,8 +136,9 @@ class LiveScrape:
     `series` identifies the counters: engine, model, ranks, positions, bins.  Under another one they are other counters.
     `started_at` is when the server's process began, None where it is not reported.  Counts with more than `num_digits`
     digits are rounded to that many; 0: none is.  `num_running` are the requests in progress at this moment, without
-    those that wait; None where the engine does not report them.  `samples` are the counters one by one, before ranks
-    are added up.  `has_end_mark`: the page says that it is complete.
+    those that wait, `num_waiting` those, `kv_use` the share of the KV cache in use, of the fullest rank; None where the
+    engine does not report them.  `samples` are the counters one by one, before ranks are added up.  `has_end_mark`: the
+    page says that it is complete.
     """
 
     replica: str
@@ -147,6 +150,8 @@ class LiveScrape:
     num_running: int | None = None
     samples: Mapping[str, int] = field(default_factory=dict)
     has_end_mark: bool = False
+    num_waiting: int | None = None
+    kv_use: float | None = None
 
     def rounding(self, count: int | None) -> int:
         """The most by which the difference of this count and a smaller one of the same counter is off."""
@@ -179,7 +184,7 @@ class LiveWindow:
     """A replica's counts from `began_at` to `ended_at`: live evidence.
 
     `is_reset`: its counters restarted in between, so the counts between the earlier scrape and the restart are unknown.
-    `num_failed_scrapes` lie within it.  `num_running` are the requests in progress at its end (None: not reported).
+    `num_failed_scrapes` lie within it.  `num_running`, `num_waiting` and `kv_use` are a scrape's, at its end.
     """
 
     replica: str
@@ -191,6 +196,8 @@ class LiveWindow:
     counts: LiveCounts
     num_running: int | None = None
     pool: Pool = Pool.SPECULATIVE
+    num_waiting: int | None = None
+    kv_use: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -203,7 +210,8 @@ class LiveHour:
 
     Everything merges with others of its kind, and outlives the windows.  The last four are no plain sums of counts (a
     window's bound at the first position, and its accepted tokens, which may follow from several counts): they were
-    summed window by window.  `running` counts the windows' ends by the number of requests in progress then.
+    summed window by window.  `running` counts the windows' ends by the number of requests in progress then,
+    `waiting` by the number of those that waited, `kv_use` by the whole percent of the KV cache in use.
     """
 
     replica: str
@@ -224,11 +232,21 @@ class LiveHour:
     num_known_drafts: int
     running: Mapping[int, int] = field(default_factory=dict)
     pool: Pool = Pool.SPECULATIVE  # of the newest window
+    waiting: Mapping[int, int] = field(default_factory=dict)
+    kv_use: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[datetime, str, str]:
         """Which windows these are, within an endpoint."""
         return self.hour, self.replica, self.series
+
+
+def add_readings(readings: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """How often each number was read, in all of these together; in order."""
+    total: Counter[int] = Counter()
+    for each in readings:
+        total.update(each)
+    return dict(sorted(total.items()))
 
 
 FIRST_POSITION = "first_position_acceptance_rate"

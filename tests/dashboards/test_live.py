@@ -53,12 +53,17 @@ def read(url: str, *, drafts: bool) -> None:
                 num_requests=requests,
                 num_prompt_tokens=1_000 * requests,
                 num_cached_tokens=250 * requests,
+                num_preemptions=max(0, requests - 600) // 50,
                 latencies={
                     END_TO_END: Buckets((1.0, 2.0), (fast, slow, 0)),
                     QUEUE: Buckets((0.5, 1.0), (requests, 0, 0)),
                 },
             )
-            take_scrapes(store, "chat", [LiveScrape("a", "s", begun + hour * HOUR, None, counts)])
+            take_scrapes(
+                store,
+                "chat",
+                [LiveScrape("a", "s", begun + hour * HOUR, None, counts, num_waiting=hour, kv_use=hour / 10)],
+            )
 
 
 def test_production_stands_beside_the_mirror(enabled: str, open_page: Open) -> None:
@@ -69,6 +74,10 @@ def test_production_stands_beside_the_mirror(enabled: str, open_page: Open) -> N
     rows = {row["Production"]: (row["Before"], row["After"]) for _, row in table.iterrows()}
     assert rows["Output tokens per second"] == ("1.00", "2.00")
     assert rows["Prefix-cache hit rate"] == ("25.0%", "25.0%")
+    assert rows["KV cache in use, median"] == ("30%", "70%")
+    assert rows["KV cache in use, highest"] == ("50%", "80%")
+    assert rows["Requests waiting, 95% of readings"] == ("5", "8")
+    assert rows["Preemptions per thousand requests"] == ("0.00", "20.00")
     assert rows["End to end, p95"] == ("1.95 s", "950 ms")
     assert rows["Queue, a part of it, p95"] == ("475 ms", "475 ms")
     assert rows["Compute, a part of it, p95"] == (DASH, DASH), "this engine counts no such time"

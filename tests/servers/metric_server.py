@@ -24,6 +24,9 @@ class Production:
     tokens: int = 0
     requests: int = 0
     running: int | None = None  # requests in progress; None: the page does not say
+    waiting: int | None = None  # in the queue
+    kv_use: float | None = None  # share of the KV cache in use, of its second rank; half of it of its first
+    preemptions: int | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     times: list[int] = field(default_factory=lambda: [0] * 4)  # end to end, by bin
@@ -66,6 +69,13 @@ class Production:
         if self.running is not None:  # two ranks of one server
             for rank, number in enumerate((self.running // 2, self.running - self.running // 2)):
                 lines.append(f'vllm:num_requests_running{{engine="{rank}",model_name="{self.model}"}} {number}.0')
+        if self.waiting is not None:
+            lines.append(f"vllm:num_requests_waiting{{{text}}} {self.waiting}.0")
+        for rank in (0, 1) if self.kv_use is not None else ():
+            use = self.kv_use / (2 - rank)
+            lines.append(f'vllm:kv_cache_usage_perc{{engine="{rank}",model_name="{self.model}"}} {use}')
+        if self.preemptions is not None:
+            lines.append(f"vllm:num_preemptions_total{{{text}}} {self.preemptions}.0")
         if self.failed is not None:
             lines.append(f'vllm:request_success_total{{{text},finished_reason="abort"}} {self.failed}.0')
         if self.seconds is not None:

@@ -430,7 +430,53 @@ def test_a_gauge_that_is_no_number_costs_only_the_load(
     (found,) = scrape_all(source(production))
     assert isinstance(found, LiveScrape)
     assert found.num_running is None
-    assert "vllm:num_requests_running cannot be a number of requests" in caplog.text
+    assert "vllm:num_requests_running has an impossible value" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["NaN", "-0.1", "1.01", "+Inf"])
+def test_an_impossible_kv_use_costs_only_itself(
+    production: Production, caplog: pytest.LogCaptureFixture, value: str
+) -> None:
+    production.waiting, production.running = 2, 3
+    lines = 'vllm:kv_cache_usage_perc{{engine="{}",model_name="m"}} {}\n'
+    text = production.page() + lines.format(0, 0.5) + lines.format(1, value)
+    production.answer = (200, {}, text.encode())
+    (found,) = scrape_all(source(production))
+    assert isinstance(found, LiveScrape)
+    assert (found.kv_use, found.num_waiting, found.num_running) == (None, 2, 3)
+    assert "vllm:kv_cache_usage_perc has an impossible value: this reading is without it" in caplog.text
+
+
+def test_memory_pressure_on_a_page_as_vllm_sends_it() -> None:
+    """Of vLLM 0.33.0 with one request in progress, only the families that are read and their neighbours."""
+    page = read_as("smollm2", PAGE.with_name("vllm-0.33.0.txt").read_text(encoding="utf-8"))
+    assert page.kv_use == pytest.approx(0.0027548, abs=1e-7)
+    assert (page.num_running, page.num_waiting, page.counts.num_preemptions) == (1, 0, 0)
+
+
+def test_memory_pressure_is_read_of_every_engine(production: Production) -> None:
+    """Of ranks with a cache each the fullest one; requests of all of them."""
+    production.waiting, production.kv_use, production.preemptions = 2, 0.8, 5
+    (found,) = scrape_all(source(production))
+    assert isinstance(found, LiveScrape)
+    assert (found.kv_use, found.num_waiting, found.counts.num_preemptions) == (0.8, 2, 5)
+    ranks = "".join(
+        f'sglang:token_usage{{dp_rank="{rank}",model_name="m",tp_rank="{copy}"}} 0.{rank + 3}\n'
+        f'sglang:num_queue_reqs{{dp_rank="{rank}",model_name="m",tp_rank="{copy}"}} 2.0\n'
+        for rank in (0, 1)
+        for copy in (0, 1)
+    )
+    page = read(SGLANG + ranks, "sglang")
+    assert (page.kv_use, page.num_waiting, page.counts.num_preemptions) == (0.4, 4, 0), "printed from the first one on"
+    retracted = 'sglang:num_retracted_requests_total{model_name="m"} 3.0\n'
+    assert read(SGLANG + retracted, "sglang").counts.num_preemptions == 3
+    plain = "".join(line for line in SGLANG.splitlines(keepends=True) if "spec_" not in line)
+    assert read(plain, "sglang").counts.num_preemptions is None, "of a version that may not count them"
+    gauges = 'trtllm_kv_cache_utilization{model_name="m"} 0.7\ntrtllm_num_requests_waiting{model_name="m"} 1.0\n'
+    page = read(TENSORRT_LLM + gauges, "tensorrt-llm")
+    assert (page.kv_use, page.num_waiting, page.counts.num_preemptions) == (0.7, 1, None)
+    page = read(LLAMACPP + "llamacpp:requests_deferred 4\n", "llama.cpp")
+    assert (page.kv_use, page.num_waiting, page.counts.num_preemptions) == (None, 4, None)
 
 
 def test_a_page_whose_length_nobody_says_is_refused(production: Production) -> None:

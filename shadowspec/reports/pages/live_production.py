@@ -22,6 +22,7 @@ from shadowspec.store import Quantile, Store
 from shadowspec.store.evidence.live_rows import HOUR, hour_of_window, sum_counts
 from shadowspec.store.rollups import hour_of
 from shadowspec.types import Buckets, LiveHour, Pool
+from shadowspec.types.memory_pressure import MemoryPressure
 
 SHARES = (0.5, 0.95, 0.99)
 US_PER_S = 1_000_000
@@ -45,6 +46,7 @@ class LivePeriod:
     draft_acceptance_rate: float | None
     mean_acceptance_length: float | None
     latencies: Mapping[str, Mapping[float, Quantile | None]]  # seconds, by name and share
+    pressure: MemoryPressure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ def live_period(hours: Iterable[LiveHour]) -> LivePeriod:
         latencies={
             name: {share: quantile(bins, share) for share in SHARES} for name, bins in sorted(whole.latencies.items())
         },
+        pressure=MemoryPressure.of(ordered),
     )
 
 

@@ -91,6 +91,7 @@ _METRICS: Final = MetricNames(
     },
     latencies={},
     running="requests_processing",
+    waiting="requests_deferred",
     position_label="position",
     accepted_per_pos="spec_decode_num_accepted_tokens_per_pos_total",
     num_digits=6,

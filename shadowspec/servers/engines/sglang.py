@@ -121,6 +121,7 @@ _METRICS: Final = MetricNames(
         "num_requests": "num_requests_total",
         "num_prompt_tokens": "prompt_tokens_total",
         "num_cached_tokens": "cached_tokens_total",
+        "num_preemptions": "num_retracted_requests_total",
     },
     latencies={
         FIRST_TOKEN: "time_to_first_token_seconds",
@@ -129,6 +130,9 @@ _METRICS: Final = MetricNames(
         QUEUE: "queue_time_seconds",
     },
     running="num_running_reqs",
+    waiting="num_queue_reqs",
+    kv_use="token_usage",
+    late=frozenset({"num_preemptions"}),
     failed=("num_aborted_requests_total", "", frozenset()),
     kinds=frozenset({"is_streaming"}),
     copies=PARALLEL_RANKS | {"moe_ep_rank", "moe_dp_rank", "attn_tp_rank", "attn_cp_rank"},  # dp_rank's are shares

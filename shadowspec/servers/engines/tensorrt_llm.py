@@ -103,6 +103,8 @@ _METRICS: Final = MetricNames(
         COMPUTE: "request_inference_time_seconds",
     },
     running="num_requests_running",
+    waiting="num_requests_waiting",
+    kv_use="kv_cache_utilization",
     position_label="token_position",
     drafted_per_pos="spec_decode_drafted_tokens_total",
     accepted_per_pos="spec_decode_accepted_tokens_total",

@@ -137,6 +137,7 @@ _METRICS: Final = MetricNames(
         "num_requests": "request_success_total",
         "num_prompt_tokens": "prefix_cache_queries_total",
         "num_cached_tokens": "prefix_cache_hits_total",
+        "num_preemptions": "num_preemptions_total",
     },
     latencies={
         FIRST_TOKEN: "time_to_first_token_seconds",
@@ -146,6 +147,8 @@ _METRICS: Final = MetricNames(
         COMPUTE: "request_inference_time_seconds",
     },
     running="num_requests_running",
+    waiting="num_requests_waiting",
+    kv_use="kv_cache_usage_perc",
     position_label="position",
     accepted_per_pos="spec_decode_num_accepted_tokens_per_pos_total",
     failed=("request_success_total", "finished_reason", frozenset({"abort", "error"})),

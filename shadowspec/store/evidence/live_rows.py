@@ -7,7 +7,7 @@ each window's own counts, so a figure formed from hours equals the one formed fr
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import zip_longest
@@ -29,10 +29,14 @@ from shadowspec.types import (
     LiveWindow,
     Pool,
 )
+from shadowspec.types.live_windows import add_readings
 
 HOUR = timedelta(hours=1)
 
-_WINDOW_NAMES = ("replica", "series", "began_at", "ended_at", "is_reset", "num_failed_scrapes", "num_running", "pool")
+_WINDOW_NAMES = (
+    *("replica", "series", "began_at", "ended_at", "is_reset", "num_failed_scrapes"),
+    *("num_running", "pool", "num_waiting", "kv_use"),
+)
 _WINDOW = ("endpoint", *_WINDOW_NAMES, *COUNTS, "num_accepted_tokens_per_pos", "latencies")
 _MICROSECOND = timedelta(microseconds=1)
 _HOUR_KEY = ("hour", "replica", "series")
@@ -40,6 +44,7 @@ _SUMS = (
     *("num_windows", "num_resets", "num_failed_scrapes", "requests_us", "output_tokens_us"),
     *("num_first_accepted_tokens", "num_first_drafts", "num_known_accepted_tokens", "num_known_drafts"),
 )
+_READINGS = ("running", "waiting", "kv_use")
 _HOUR_NAMES = (*_HOUR_KEY, "began_at", "ended_at", "drafted_at", "pool", *_SUMS)
 
 
@@ -182,9 +187,15 @@ def hour_of_window(window: LiveWindow) -> LiveHour:
         num_first_drafts=first[1] if first else 0,
         num_known_accepted_tokens=accepted if accepted is not None and drafts else 0,
         num_known_drafts=drafts if accepted is not None else 0,
-        running={} if window.num_running is None else {window.num_running: 1},
+        running=_reading(window.num_running),
         pool=window.pool,
+        waiting=_reading(window.num_waiting),
+        kv_use=_reading(None if window.kv_use is None else round(100 * window.kv_use)),
     )
+
+
+def _reading(number: int | None) -> dict[int, int]:
+    return {} if number is None else {number: 1}
 
 
 def sum_counts(counts: Iterable[LiveCounts]) -> LiveCounts:
@@ -201,14 +212,6 @@ def sum_counts(counts: Iterable[LiveCounts]) -> LiveCounts:
         num_accepted_tokens_per_pos=tuple(map(sum, positions)),
         latencies={name: bins for name in LATENCIES if (bins := _sum_bins(rows, name)) is not None},
     )
-
-
-def sum_running(hours: Iterable[LiveHour]) -> dict[int, int]:
-    """How many windows ended with each number of requests in progress."""
-    total: Counter[int] = Counter()
-    for hour in hours:
-        total.update(hour.running)
-    return dict(sorted(total.items()))
 
 
 def _sum_bins(rows: Sequence[LiveCounts], name: str) -> Buckets | None:
@@ -266,22 +269,26 @@ def _merge(hours: Sequence[LiveHour]) -> LiveHour:
         ended_at=ordered[-1].ended_at,
         drafted_at=min(drafted, default=None),
         counts=sum_counts(hour.counts for hour in ordered),
-        running=sum_running(ordered),
         pool=ordered[-1].pool,
+        running=add_readings(hour.running for hour in ordered),
+        waiting=add_readings(hour.waiting for hour in ordered),
+        kv_use=add_readings(hour.kv_use for hour in ordered),
         **{name: sum(getattr(hour, name) for hour in ordered) for name in _SUMS},
     )
 
 
 def _hour_row(endpoint: str, hour: LiveHour) -> dict[str, Any]:
     row = {name: getattr(hour, name) for name in _HOUR_NAMES}
-    running = {str(number): count for number, count in hour.running.items()} or None
-    return {"endpoint": endpoint, **row, **counts_document(hour.counts), "running": running}
+    readings = {
+        name: {str(number): count for number, count in getattr(hour, name).items()} or None for name in _READINGS
+    }
+    return {"endpoint": endpoint, **row, **counts_document(hour.counts), **readings}
 
 
 def _hour(row: RowMapping) -> LiveHour:
-    running = {int(number): count for number, count in (row["running"] or {}).items()}
+    readings = {name: {int(number): count for number, count in (row[name] or {}).items()} for name in _READINGS}
     values = {name: row[name] for name in _HOUR_NAMES}
-    return LiveHour(**values | {"pool": Pool(values["pool"])}, counts=read_counts(row), running=running)
+    return LiveHour(**values | {"pool": Pool(values["pool"])} | readings, counts=read_counts(row))
 
 
 def counts_document(counts: LiveCounts) -> dict[str, Any]:
