@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Annotated
 
 from shadowspec.live.guard import Guarded, windows_to_alarm
+from shadowspec.live.pressure import Pressed, windows_to_pressure
 from shadowspec.live.watch import Taken
 from shadowspec.reports.pages.live_production import live_period
 from shadowspec.rollout.control import Control, ControlVerdict, PoolComparison
@@ -15,6 +16,7 @@ from shadowspec.scheduler.jobs import LiveRun
 from shadowspec.store.evidence.live_rows import hour_of_window
 from shadowspec.types import FailedScrape, LiveCounts, Pool
 from shadowspec.types.public_documents import AtLoad, PublicDocument, PublicValue, public, shows
+from shadowspec.types.settings import GuardPolicy
 
 
 class WindowsToAlarm(PublicValue, frozen=True, kw_only=True):
@@ -48,12 +50,15 @@ class ControlDocument(PublicValue, frozen=True, kw_only=True):
 
 @shows(LiveCounts, "latencies")
 class WindowDocument(PublicValue, frozen=True, kw_only=True):
-    """The difference of two readings of a replica; what its engine does not count is null."""
+    """The difference of two readings of a replica; what its engine does not count or report is null."""
 
     began_at: datetime
     ended_at: datetime
     series: str
     num_failed_scrapes: int
+    num_running: int | None
+    num_waiting: int | None
+    kv_use: float | None
     first_position_acceptance_rate: float | None
     draft_acceptance_rate: float | None
     mean_acceptance_length: float | None
@@ -65,7 +70,23 @@ class GuardDocument(PublicValue, frozen=True, kw_only=True):
 
     num_windows: Annotated[int, "detector.num_units"]
     rate: float | None
-    log10_peak: float | None
+    log10_peak: Annotated[float | None, "detector.log10_peak"]
+
+
+class WindowsToPressure(PublicValue, frozen=True, kw_only=True):
+    """Windows until an alarm, where the share is twice the limit, or everything; null: never."""
+
+    at_twice_the_limit: int | None
+    at_everything: int | None
+
+
+@shows(Pressed, "replica", "detector", "alarmed_at")
+class PressureDocument(PublicValue, frozen=True, kw_only=True):
+    """What the live guard knows of a replica's memory pressure since ENABLE."""
+
+    num_windows: Annotated[int, "detector.num_units"]
+    log10_peak: Annotated[float | None, "detector.log10_peak"]
+    windows_to_alarm: WindowsToPressure
 
 
 class ReplicaDocument(PublicValue, frozen=True, kw_only=True):
@@ -80,6 +101,7 @@ class ReplicaDocument(PublicValue, frozen=True, kw_only=True):
     window: WindowDocument | None
     unwatched: str | None
     since_enable: GuardDocument | None
+    pressure: PressureDocument | None
 
 
 class LiveEndpointDocument(PublicValue, frozen=True, kw_only=True):
@@ -110,6 +132,7 @@ def _endpoint(run: LiveRun, controls: Mapping[int, Control]) -> LiveEndpointDocu
     guard, watched = run.settings.guard, run.watched
     promise = watched.promise
     guards = {replica.replica: replica for replica in watched.replicas}
+    pressures = {pressure.replica: pressure for pressure in watched.pressures}
     return LiveEndpointDocument(
         endpoint=run.endpoint,
         engine=run.settings.source.engine,
@@ -128,13 +151,13 @@ def _endpoint(run: LiveRun, controls: Mapping[int, Control]) -> LiveEndpointDocu
         override_id=watched.ordered,
         controls=[public(ControlDocument, control, load=concurrency) for concurrency, control in controls.items()],
         replicas=[
-            _replica(taken, guards.get(taken.replica.replica), run.unwatched.get(taken.replica.replica))
+            _replica(run, taken, guards.get(taken.replica.replica), pressures.get(taken.replica.replica))
             for taken in run.taken
         ],
     )
 
 
-def _replica(taken: Taken, guarded: Guarded | None, unwatched: str | None) -> ReplicaDocument:
+def _replica(run: LiveRun, taken: Taken, guarded: Guarded | None, pressed: Pressed | None) -> ReplicaDocument:
     scraped = taken.scraped
     return public(
         ReplicaDocument,
@@ -145,9 +168,19 @@ def _replica(taken: Taken, guarded: Guarded | None, unwatched: str | None) -> Re
         window=None
         if taken.window is None
         else public(WindowDocument, taken.window, taken.window.counts, live_period([hour_of_window(taken.window)])),
-        unwatched=unwatched,
+        unwatched=run.unwatched.get(taken.replica.replica),
         since_enable=guarded,
+        pressure=None if pressed is None else _pressure(pressed, run.settings.guard),
     )
+
+
+def _pressure(pressed: Pressed, guard: GuardPolicy) -> PressureDocument:
+    twice, everything = (
+        windows_to_pressure(share, pressed.measure, pressed.limit, guard)
+        for share in (min(1.0, 2.0 * pressed.limit), 1.0)
+    )
+    windows_to_alarm = WindowsToPressure(at_twice_the_limit=twice, at_everything=everything)
+    return public(PressureDocument, pressed, windows_to_alarm=windows_to_alarm)
 
 
 def scrape_outcome(taken: Taken) -> str:

@@ -15,6 +15,7 @@ from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ConfigError, ServiceUnavailableError
 from shadowspec.live.guard import Guarded
+from shadowspec.live.pressure import Pressed
 from shadowspec.live.promise import UNWATCHED
 from shadowspec.live.watch import alarm_words
 from shadowspec.reports.pages.live_production import live_period
@@ -24,7 +25,7 @@ from shadowspec.scheduler.jobs import LiveRun, run_live
 from shadowspec.store import Store
 from shadowspec.store.evidence.live_rows import hour_of_window
 from shadowspec.text import DASH, percent
-from shadowspec.types import FailedScrape, Pool
+from shadowspec.types import FailedScrape, LiveWindow, Pool
 
 
 def live(
@@ -34,10 +35,10 @@ def live(
 ) -> None:
     """Read the counters of production's engines once, store the difference, and compare it with the shadow's promise.
 
-    If a replica accepts less than promised at ENABLE, the command sets an override DISABLE: `check` fails and exported
-    flags are off until it is cleared. While a rollout is partial, the command also shows the comparison with the
-    replicas of plain_metrics_urls, by which the gate moves the stage. `shadowspec schedule` does the same every
-    interval_s seconds. Exit code 5: no replica could be read.
+    If a replica accepts less than promised at ENABLE, or runs short of memory, the command sets an override DISABLE:
+    `check` fails and exported flags are off until it is cleared. While a rollout is partial, the command also shows the
+    comparison with the replicas of plain_metrics_urls, by which the gate moves the stage. `shadowspec schedule` does
+    the same every interval_s seconds. Exit code 5: no replica could be read.
     """
     config = load_config(find_config(config_path))
     jobs = config.live_jobs(endpoint)
@@ -86,6 +87,12 @@ def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -
         for taken in run.taken:
             if isinstance(taken.scraped, FailedScrape):
                 results.print(f"{run.endpoint}: {taken.scraped.message}", **_PLAIN)
+        pressures = {pressed.replica: pressed for pressed in run.watched.pressures}
+        for taken in run.taken:
+            if taken.window is not None and (
+                words := _pressure_words(taken.window, pressures.get(taken.window.replica))
+            ):
+                results.print(f"{run.endpoint}: {taken.window.replica}: {words}", **_PLAIN)
         for replica, why in run.unwatched.items():
             results.print(f"{run.endpoint}: {replica}: {UNWATCHED}: {why}", **_PLAIN)
         if run.watched.ordered is not None:
@@ -96,13 +103,25 @@ def _print(runs: list[LiveRun], controls: Mapping[str, Mapping[int, Control]]) -
             results.print(words, **_PLAIN)
 
 
-def _nearness(guarded: Guarded) -> str:
+def _pressure_words(window: LiveWindow, pressed: Pressed | None) -> str:
+    """A window's memory pressure, and that since ENABLE; empty where the engine reports none of it."""
+    parts = []
+    if window.kv_use is not None:
+        parts.append(f"{percent(window.kv_use)} of the KV cache in use")
+    if window.num_waiting is not None:
+        parts.append(f"{window.num_waiting:,} waiting")
+    if window.counts.num_preemptions is not None:
+        parts.append(f"{window.counts.num_preemptions:,} preempted")
+    since = [] if pressed is None else [f"since ENABLE {pressed.words}{_nearness(pressed)}"]
+    return "; ".join([", ".join(parts), *since]) if parts else ""
+
+
+def _nearness(guarded: Guarded | Pressed) -> str:
     """How near the detector is to its alert."""
     if guarded.alarmed_at is not None:
         return ", ALARM"
-    return (
-        "" if guarded.log10_peak is None else f", 10^{guarded.log10_peak:.1f} of 10^{math.log10(guarded.threshold):.1f}"
-    )
+    peak = guarded.detector.log10_peak
+    return "" if peak is None else f", 10^{peak:.1f} of 10^{math.log10(guarded.threshold):.1f}"
 
 
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}

@@ -287,6 +287,8 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # scored_drafts = ~          # drafts from which on a window has its full weight
 # run_length = ~             # average number of windows between two false alarms, at least
 # off_within_s = ~           # drafts later than this after an override are an alarm
+# max_preempted_share = ~    # preempted requests above the share before ENABLE; 1: not watched
+# max_kv_use = ~             # mean KV-cache use where preemptions are not counted; 1: not watched
 
 # Pools of servers that routes choose between (docs/routes.md).
 # [endpoints.chat.pools]

@@ -59,11 +59,6 @@ class Guarded:
         """Accepted over drafted, of all windows since the promise; of the metric that the policy names."""
         return ratio(self.num_accepted, self.num_drafted)
 
-    @property
-    def log10_peak(self) -> float | None:
-        """The highest that the statistic has been, as a power of ten; None without a window."""
-        return self.detector.log_peak / math.log(10.0) if math.isfinite(self.detector.log_peak) else None
-
 
 def window_between(before: LiveReplica | None, scrape: LiveScrape, pool: Pool = Pool.SPECULATIVE) -> LiveWindow | None:
     """The counts from the replica's last scrape to this one; None where they are unknown.
@@ -213,7 +208,7 @@ def watch_replica(replica: str, windows: Sequence[LiveWindow], promise: Promise,
         num_drafted=int(drafted.sum()),
         newest_rate=ratio(*pairs[-1][1]) if pairs else None,
         threshold=policy.threshold,
-        alarmed_at=_alarmed_at(started, sums, [ended for ended, _ in pairs], policy.threshold),
+        alarmed_at=first_alarm(started, sums, [ended for ended, _ in pairs], policy.threshold),
     )
 
 
@@ -231,7 +226,8 @@ def windows_to_alarm(promise: float, rate: float, policy: GuardPolicy, *, limit:
     return int(reached[0]) + 1 if len(reached) else None
 
 
-def _alarmed_at(started: Detector, sums: Sums, ends: Sequence[datetime], threshold: float) -> datetime | None:
+def first_alarm(started: Detector, sums: Sums, ends: Sequence[datetime], threshold: float) -> datetime | None:
+    """The end of the window at which the statistic first reached the threshold; None where it did not."""
     if not ends:
         return None
     reached = np.flatnonzero(_means(started, sums) >= math.log(threshold))

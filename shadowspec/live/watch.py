@@ -1,8 +1,9 @@
 """Adds scrapes of production engines to live evidence, and orders DISABLE where the live guard fires.
 
-An alarm means that production accepts less than the shadow did at ENABLE.  The guard sets an override as an operator
-would, so that every user of decisions (check, export, dashboard, rollouts) obeys it.  The override stays until an
-operator clears it; the detectors then restart with later counts.
+An alarm means that production accepts less than the shadow did at ENABLE, or that its servers run short of memory
+(`pressure`).  The guard sets an override as an operator would, so that every user of decisions (check, export,
+dashboard, rollouts) obeys it.  The override stays until an operator clears it; the detectors then restart with later
+counts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from shadowspec.live.guard import (
     watch_replica,
     window_between,
 )
+from shadowspec.live.pressure import BEFORE, Pressed, pressure_limits, watch_pressure
 from shadowspec.live.promise import Promise
 from shadowspec.store import Store
 from shadowspec.text import percent, plural
@@ -66,12 +68,18 @@ class Watched:
     promise: Promise | None
     replicas: tuple[Guarded, ...]
     ordered: int | None = None
-    causes: tuple[str, ...] = ()  # plausible ones of the alarms
+    causes: tuple[str, ...] = ()  # plausible ones of a loss of acceptance
+    pressures: tuple[Pressed, ...] = ()  # of the replicas that tell their memory pressure
 
     @property
     def alarms(self) -> tuple[Guarded, ...]:
-        """The replicas whose detectors fired."""
+        """The replicas whose acceptance fell below the promise."""
         return tuple(replica for replica in self.replicas if replica.alarmed_at is not None)
+
+    @property
+    def pressed(self) -> tuple[Pressed, ...]:
+        """The replicas that run short of memory."""
+        return tuple(pressure for pressure in self.pressures if pressure.alarmed_at is not None)
 
 
 def take_scrapes(
@@ -108,32 +116,36 @@ def watch(
         promise = promise_of(decisions)
         if promise is None:
             return Watched(endpoint, None, ())
+        hours = store.live_hours(endpoint, promise.since - BEFORE, promise.since)
+        limits = pressure_limits(hours, promise.since, policy)
         promise = from_then(promise, _last_cleared(store.overrides(endpoint)))
         limit = MAX_UNITS * len(replicas)
         windows = store.live_windows(endpoint, since=promise.since, replicas=replicas, limit=limit)
-        guarded = tuple(
-            watch_replica(name, [window for window in windows if window.replica == name], promise, policy)
-            for name in replicas
-        )
-        watched = Watched(endpoint, promise, guarded)
-        if not watched.alarms:
-            return watched
-        known = {name: replica for name, replica in store.live_replicas(endpoint).items() if name in replicas}
-        causes = plausible_causes([alarm.replica for alarm in watched.alarms], known, windows, decisions, now)
-        watched = replace(watched, causes=tuple(causes))
-        return replace(watched, ordered=store.add_override(_order(watched, now)))
+        by_replica = {name: [window for window in windows if window.replica == name] for name in replicas}
+        guarded = tuple(watch_replica(name, own, promise, policy) for name, own in by_replica.items())
+        pressures = (watch_pressure(name, own, promise.since, limits, policy) for name, own in by_replica.items())
+        watched = Watched(endpoint, promise, guarded, pressures=tuple(filter(None, pressures)))
+        if watched.alarms:
+            known = {name: replica for name, replica in store.live_replicas(endpoint).items() if name in replicas}
+            causes = plausible_causes([alarm.replica for alarm in watched.alarms], known, windows, decisions, now)
+            watched = replace(watched, causes=tuple(causes))
+        has_alarmed = watched.alarms or watched.pressed
+        return replace(watched, ordered=store.add_override(_order(watched, now))) if has_alarmed else watched
 
 
 def alarm_words(watched: Watched) -> str:
-    """An alarm's sentences: the replicas, their acceptance, the promise, and what it looks like."""
+    """An alarm's sentences: replicas, their acceptance, the promise, what a loss of it looks like, and memory."""
     assert watched.promise is not None, "an alarm without a promise"
     sentences = [
         f"{alarm.replica} accepts {percent(alarm.newest_rate)} in its newest window, "
         f"{percent(alarm.rate)} in the {plural(alarm.detector.num_units, 'window')} since then"
         for alarm in watched.alarms
     ]
-    promised = f"live alarm: at least {percent(watched.promise.rate)} was promised at ENABLE; {'; '.join(sentences)}"
-    return f"{promised}. Look first at: {'; '.join(watched.causes)}" if watched.causes else promised
+    promised = [f"at least {percent(watched.promise.rate)} was promised at ENABLE"] if sentences else []
+    pressure = ["memory pressure since ENABLE"] if watched.pressed else []
+    parts = (*promised, *sentences, *pressure, *(f"{pressed.replica}: {pressed.words}" for pressed in watched.pressed))
+    words = f"live alarm: {'; '.join(parts)}"
+    return f"{words}. Look first at: {'; '.join(watched.causes)}" if watched.causes else words
 
 
 def _order(watched: Watched, now: datetime) -> Override:

@@ -148,12 +148,16 @@ class GuardPolicy:
 
     `metric` is the policy's acceptance metric, `scored_drafts` S, `run_length` windows between false alarms.
     `off_within_s` after an override speculation has to be off.
+    `max_preempted_share` of the requests may be preempted beyond the share before ENABLE; where the engine counts no
+    preemptions, its KV cache may be in use up to `max_kv_use` on average.  1 switches either off.
     """
 
     metric: Annotated[str, Field(alias="(metric)")] = FIRST_POSITION
     scored_drafts: Positive = 256
     run_length: Positive = 100_000
     off_within_s: Seconds = 300.0
+    max_preempted_share: Annotated[float, Field(gt=0, le=1)] = 0.01
+    max_kv_use: Annotated[float, Field(gt=0, le=1)] = 0.95
     num_replicas: Annotated[int, Field(alias="(num_replicas)")] = 1
 
     @property

@@ -15,6 +15,7 @@ from msgspec import structs
 from kernels.benchmarks.pools import PoolWorld, draw_windows
 from shadowspec.config import load_config
 from shadowspec.live.guard import windows_to_alarm
+from shadowspec.live.pressure import Measure, windows_to_pressure
 from shadowspec.rollout.endpoint_run import advance_rollouts
 from shadowspec.store import RoleKind, Store
 from shadowspec.types import (
@@ -118,7 +119,8 @@ def test_production_s_load_weighs_the_loads_of_the_evidence(shell: Shell, produc
     """Read by `live`, said by check, report and gate: 2, 4 and 40 requests at once, of which 4 were measured."""
     assert "Production's load is not measured" in shell("check", "-e", "chat").out
     for running in (1, 0, 2, 4, 40):  # the first reading begins the counting
-        production.running = running
+        production.running, production.waiting, production.kv_use = running, running // 2, running / 50
+        production.preemptions = int(running > 10)
         production.serve(drafts=1_000, rate=0.7)
         read(shell)
     found = shell("check", "-e", "chat", "--json").document["loads"]
@@ -126,14 +128,60 @@ def test_production_s_load_weighs_the_loads_of_the_evidence(shell: Shell, produc
     assert found["demand"]["readings"] == {"0": 1, "2": 1, "4": 1, "40": 1}
     assert found["demand"]["covered_share"] == pytest.approx(6 / 46)
     assert [each["factor"] for each in found["demand"]["speedups"]] == [1.0, 1.5, 2.0]
+    assert found["demand"]["pressure"] == {
+        "kv_use_median": 0.04,
+        "kv_use_p95": 0.8,
+        "kv_use_highest": 0.8,
+        "waiting_p95": 20,
+        "waiting_highest": 20,
+        "preemptions_per_thousand": 25.0,
+    }
+    memory = (
+        "memory: KV cache in use 4% (median), 80% (95%), 80% (highest); 20 requests wait (95%), 20 at most; "
+        "25 preemptions per thousand requests"
+    )
+    assert memory in shell("report", "--format", "md").out.replace("\\", "")
     said = "to cover the rest, add load 40 to endpoints.chat.loads"
-    assert said in shell("check", "-e", "chat").out
+    assert said in (checked := shell("check", "-e", "chat").out)
+    assert memory in checked
     assert said in shell("report", "--format", "md").out
     shell("report", "--out", "report.html")
     assert said in Path("report.html").read_text(encoding="utf-8")
     (endpoint,) = shell("report", "--json").document["endpoints"]
     assert endpoint["loads"] == found
     assert "by the verdicts: on at batch sizes up to 4, off above" in shell("export", "--format", "vllm").err
+
+
+@pytest.mark.integration
+def test_a_server_short_of_memory_is_switched_off(shell: Shell, production: Production) -> None:
+    """A fifth of the requests is preempted, while the draft accepts what was promised."""
+    production.kv_use, production.waiting, production.preemptions = 0.5, 0, 0
+    read(shell)
+    stated = windows_to_pressure(0.2, Measure.PREEMPTED, 0.01, GuardPolicy(run_length=1_000))
+    assert stated is not None
+    production.kv_use, production.waiting = 0.99, 12
+    for _ in range(stated - 1):
+        production.serve(drafts=1_000, rate=0.7, requests=100)
+        production.preemptions += 20
+        entry = read(shell)
+        assert entry["override_id"] is None
+    (replica,) = entry["replicas"]
+    window, pressure = replica["window"], replica["pressure"]
+    assert (window["kv_use"], window["num_waiting"], window["num_preemptions"]) == (0.99, 12, 20)
+    assert (pressure["measure"], pressure["limit"], pressure["share"]) == ("preempted_requests", 0.01, 0.2)
+    assert (pressure["num_windows"], pressure["threshold"]) == (stated - 1, 1_000.0)
+    delays = pressure["windows_to_alarm"]
+    assert delays["at_twice_the_limit"] > stated >= delays["at_everything"] > 0
+    production.serve(drafts=1_000, rate=0.7, requests=100)
+    production.preemptions += 20
+    said = shell("live").out
+    name = production.url.removeprefix("http://")
+    assert f"{name}: 99.0% of the KV cache in use, 12 waiting, 20 preempted; since ENABLE 20.0% of its requests" in said
+    assert "sets DISABLE: live alarm: memory pressure since ENABLE" in said
+    assert "ALARM" in said
+    checked = shell("check", "-e", "chat")
+    assert (checked.code, "memory pressure since ENABLE" in checked.out) == (1, True)
+    assert flags(shell)["defaultVariant"] == "off"
 
 
 def flags(shell: Shell) -> dict[str, Any]:

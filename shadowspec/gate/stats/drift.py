@@ -67,6 +67,11 @@ class Detector:
         """Whether the mean of the M reached `threshold` at any unit: an alarm is not taken back."""
         return self.log_peak >= math.log(threshold)
 
+    @property
+    def log10_peak(self) -> float | None:
+        """The highest that the statistic has been, as a power of ten; None without a unit."""
+        return self.log_peak / math.log(10.0) if math.isfinite(self.log_peak) else None
+
 
 def log_statistic_paths(detector: Detector, values: Floats, weights: Floats) -> Floats:
     """Logarithm of the M of each fraction after each unit, [..., f, n], of units [..., n] from the detector's state."""
