@@ -4,10 +4,9 @@
     python -m kernels.benchmarks.plan_cost --config shadowspec-demo/shadowspec.toml
 
 Every endpoint that was decided is decided again after each of its blocks, by the gate over a store that holds the
-blocks up to it.  The decision's cost is measured from the blocks' starts: from each block's to that of the next one, up
-to the block after which the verdict first stood.  The plan is made after a part of these blocks, and knows nothing of
-those that follow.  Two ratios say how far off it is: of all that it foresaw, and of the sessions that the decision took
-at the cost that the plan knew of one.
+blocks up to it.  The decision's cost is what the blocks took, up to the one after which the verdict first stood.  The
+plan is made after a part of these blocks, and knows nothing of those that follow.  Two ratios say how far off it is: of
+all that it foresaw, and of the sessions that the decision took at the cost that the plan knew of one.
 """
 
 from __future__ import annotations
@@ -106,13 +105,8 @@ class Story:
         return None
 
     def seconds(self, number: int) -> float:
-        """What the first blocks took, each until the next one began."""
-        lengths = (
-            block_time.next_started_at - block_time.started_at
-            for block_time in self.times[:number]
-            if block_time.next_started_at
-        )
-        return sum(length.total_seconds() for length in lengths)
+        """What the first blocks took."""
+        return sum(block_time.seconds or 0.0 for block_time in self.times[:number])
 
     def planned(self, number: int) -> dict[str, Any]:
         """What a plan says after so many blocks."""

@@ -31,6 +31,7 @@ from shadowspec.errors import ConfigError
 from shadowspec.store import Store
 from shadowspec.text import plural
 from shadowspec.types import Block, BlockResult, FingerprintedConfig
+from shadowspec.worker.engine_process import measure_timed
 from shadowspec.worker.files import FileRun, Progress
 from shadowspec.worker.recovery import Case
 
@@ -114,7 +115,7 @@ def _build(config: Config, actors: Actors) -> Callable[[Block], BlockResult]:
 
     def measure(block: Block) -> BlockResult:
         try:
-            return engines[block.endpoint].measure(block)
+            return measure_timed(engines[block.endpoint], block)
         except Exception as error:  # its text may quote a prompt
             log.warning("block %s ended in %s", block.block_id, type(error).__name__)
             return _fail_block(configs, FAILED, block)

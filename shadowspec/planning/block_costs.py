@@ -1,8 +1,7 @@
 """The shadow's cost of measuring a session, from its blocks: seconds of the device, all arms and the checks after them.
 
-A block's length is stored nowhere.  Where the shadow is busy the next block begins when one has ended, parity and
-audits included, so the time until then is the block's.  Where it waits for traffic, or was stopped, that time is too
-long, and the block is left out.  Where blocks of several devices overlap it is too short, and only the arms are known.
+A block is stored with the time that it took, parity and audits included.  Of blocks from before that was stored only
+the arms' times are known.
 """
 
 from __future__ import annotations
@@ -15,15 +14,11 @@ from enum import StrEnum
 from shadowspec.metrics import ratio
 from shadowspec.types import BlockTime
 
-IDLE_FACTOR = 3.0  # a longer time to the next block, in units of the arms' time, includes waiting; 1 to 1.3 is usual
-OVERLAP_FACTOR = 0.9  # a block followed sooner than this share of its arms' longest requests lies beside another one
-MOST_OVERLAPPING = 0.05  # share of blocks above which several devices are at work
-
 
 class CostSource(StrEnum):
     """The source of a cost."""
 
-    BLOCKS = "blocks"  # from one block's start to the next one's: everything
+    BLOCKS = "blocks"  # the blocks' times: everything
     ARMS = "arms"  # only the timed arms: parity, audits and fillers' checks come on top
 
 
@@ -54,15 +49,9 @@ def session_costs(blocks: Sequence[BlockTime]) -> SessionCosts | None:
     timed = [block for block in blocks if block.num_requests and block.arms_s > 0.0]
     if not timed:
         return None
-    followed = [
-        (block, (block.next_started_at - block.started_at).total_seconds()) for block in timed if block.next_started_at
-    ]
-    overlapping = sum(length_s < OVERLAP_FACTOR * block.least_s for block, length_s in followed)
-    whole = [(block, length_s) for block, length_s in followed if length_s <= IDLE_FACTOR * block.arms_s]
-    if whole and overlapping <= MOST_OVERLAPPING * len(followed):
-        source, seconds = CostSource.BLOCKS, whole
-    else:
-        source, seconds = CostSource.ARMS, [(block, block.arms_s) for block in timed]
+    seconds = [(block, block.seconds) for block in timed if block.seconds is not None]
+    source = CostSource.BLOCKS if seconds else CostSource.ARMS
+    seconds = seconds or [(block, block.arms_s) for block in timed]
     by_slice: dict[tuple[str, int], list[tuple[BlockTime, float]]] = defaultdict(list)
     by_load: dict[int, list[tuple[BlockTime, float]]] = defaultdict(list)
     for block, took_s in seconds:

@@ -59,7 +59,7 @@ LABELS = RECORD.index("labels")
 RECORD_NAMES = (*RECORD_KEY, *RECORD)
 FINGERPRINT = _names(FingerprintedConfig, "config")
 BLOCK = (*_names(StoredBlock, "memory", "started_at"), "started_at")
-BLOCK_NAMES = (*BLOCK, "num_out_of_memory", "num_runs")
+BLOCK_NAMES = (*BLOCK, "num_out_of_memory", "num_runs", "seconds")
 MEMORY_NAMES = ("block_id", "fingerprint", *MEMORY, *SERVED_MEMORY)
 RUN = ("fingerprint", "block_id", "failure", "is_repetition_loop", "finish_reason")
 OF_BLOCK = ("endpoint", "slice_key", "concurrency")  # repeated in every run, so that reads need no join
@@ -112,7 +112,7 @@ def fingerprint_value(row: RowMapping) -> FingerprintedConfig:
 
 
 def block_tuple(result: BlockResult, num_runs: int) -> tuple[Any, ...]:
-    return *_block(result.block), result.started_at, result.num_out_of_memory, num_runs
+    return *_block(result.block), result.started_at, result.num_out_of_memory, num_runs, result.seconds
 
 
 def block_value(row: RowMapping, memory: Mapping[str, BlockMemory]) -> StoredBlock:

@@ -195,6 +195,7 @@ class Store:
     labelled_runs = reading(run_pages.read_recent_labels)
     arrivals = reading(timing_reads.read_arrivals)
     block_times = reading(timing_reads.read_block_times)
+    block_seconds = reading(timing_reads.read_block_seconds)
 
     # replays and audits
 

@@ -114,6 +114,7 @@ blocks = Table(
     *integers("num_runs"),  # the block is complete once this many are known
     Column("max_turns", BigInteger),  # of its conversations; NULL: 1
     Column("stands_for", Real),  # blocks of the traffic that it represents; NULL: 1
+    Column("seconds", Real),  # that it took, everything with it; NULL: not known
     Index(None, "endpoint", "sequence"),
 )
 

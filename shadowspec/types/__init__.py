@@ -30,7 +30,7 @@ from shadowspec.types.consumed_records import (
     window_of,
     window_start,
 )
-from shadowspec.types.costs import BASELINE, BlockTime, CostKey, Place, ProfiledCosts, StepCost
+from shadowspec.types.costs import BASELINE, BlockSeconds, BlockTime, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import (
     Arrival,
     EndpointProgress,
@@ -219,6 +219,7 @@ __all__ = [
     "BlockMemory",
     "BlockPlace",
     "BlockResult",
+    "BlockSeconds",
     "BlockTime",
     "Buckets",
     "CachedPrompts",

@@ -132,16 +132,23 @@ def _places(points: Iterable[StepCost]) -> set[tuple[int, int]]:
 class BlockTime:
     """One measured block.  Times in seconds.
 
-    Of each arm, the baseline's and every candidate's, `least_s` sums the longest request, which is the least that the
-    arm can have taken.  `arms_s` sums the longer of that and of the time in which all its requests, fillers included,
-    occupy the load's slots.  Both include prefill and decoding, but neither parity nor audits, nor the gap between two
-    blocks.  `next_started_at` is when the store's next block began, at any endpoint; None: there is none yet.
+    `seconds` is all that it took, where that was measured.  `arms_s` sums over the arms, the baseline's and every
+    candidate's, the longer of the longest request and of the time in which all requests, fillers included, occupy the
+    load's slots: prefill and decoding, but neither parity nor audits.
     """
 
     slice_key: str
     concurrency: int
     num_requests: int  # fillers not among them
-    least_s: float
     arms_s: float
-    started_at: datetime
-    next_started_at: datetime | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSeconds:
+    """A block of the traffic: the event time of its newest request, and the seconds that it took (None: not known)."""
+
+    slice_key: str
+    concurrency: int
+    at: datetime
+    seconds: float | None

@@ -320,3 +320,4 @@ class BlockResult:
     memory: Mapping[str, BlockMemory]  # by fingerprint
     num_out_of_memory: int = 0  # times that an arm ran out of memory and was run in halves
     audits: tuple[AuditedRun, ...] = ()  # of the requests drawn for it, by config
+    seconds: float | None = None  # that it took: both arms, the checks after them and the audits; None: not known

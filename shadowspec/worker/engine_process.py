@@ -28,7 +28,7 @@ import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
@@ -155,13 +155,24 @@ class Channel:
         return int(_LENGTH.size + _LENGTH.unpack_from(self._incoming)[0]) - len(self._incoming)
 
 
-class ConfiguredEngine(Protocol):
+class BlockEngine(Protocol):
+    """Measures a block."""
+
+    def measure(self, block: Block) -> BlockResult: ...
+
+
+class ConfiguredEngine(BlockEngine, Protocol):
     """An engine that measures blocks, with its configs."""
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]: ...
 
-    def measure(self, block: Block) -> BlockResult: ...
+
+def measure_timed(engine: BlockEngine, block: Block) -> BlockResult:
+    """Measure a block; the result says how long that took."""
+    began = time.monotonic()
+    result = engine.measure(block)
+    return replace(result, seconds=time.monotonic() - began)
 
 
 class EngineFactory(Protocol):
@@ -291,7 +302,7 @@ def _run(connection: socket.socket, factory: bytes, parent: int, log_level: int)
         if block is None:
             break
         try:
-            result = engines[block.endpoint].measure(block)
+            result = measure_timed(engines[block.endpoint], block)
         except Exception as error:
             log.error("measuring block %s: %s", block.block_id, _without_message(error))
             channel.send(

@@ -14,7 +14,8 @@ from typing import Final, Protocol
 from shadowspec.store import Store
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import Block, BlockResult, CachedPrompts, PartitionId
-from shadowspec.worker.pipeline import BlockEngine, Pipeline
+from shadowspec.worker.engine_process import BlockEngine, measure_timed
+from shadowspec.worker.pipeline import Pipeline
 
 CONSUMER: Final = "file"  # the consumer of files in the ledger: any process that reads one, in any place
 FLUSH_MESSAGES = 500  # finished lines written at a time where nothing is measured
@@ -42,7 +43,7 @@ class InProcess:
         self._results: list[BlockResult] = []
 
     def submit(self, block: Block) -> None:
-        self._results.append(self._engines[block.endpoint].measure(block))
+        self._results.append(measure_timed(self._engines[block.endpoint], block))
 
     def take_finished(self) -> Sequence[BlockResult]:
         results, self._results = self._results, []

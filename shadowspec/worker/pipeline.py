@@ -47,13 +47,6 @@ READ_BYTES = 4 * 1024 * 1024  # of messages read before the first is decided; th
 TICK = timedelta(seconds=1)  # of event time: how finely the waits of halves and blocks are looked after
 
 
-class BlockEngine(Protocol):
-    """Measures a block."""
-
-    def measure(self, block: Block) -> BlockResult:
-        """Run both arms on the block's requests."""
-
-
 class DeadLetters(Protocol):
     """Takes messages that cannot be read or measured."""
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from shadowspec.store import Store
-from shadowspec.types import ArmTiming, BlockTime
+from shadowspec.types import ArmTiming, BlockSeconds, BlockTime
 from tests.store import examples
 from tests.store.saving import save_block
 
@@ -30,8 +30,10 @@ def save(store: Store, number: int, *, endpoint: str = "chat", start_s: float, f
                 replace(timed, counts=None, baseline=None, speculative=None, failure=failure) if failure else timed
             )
     shape = structs.replace(block.block, endpoint=endpoint, sequence=number)
-    records = [structs.replace(examples.record(line), endpoint=endpoint) for line in lines]
-    result = replace(block, block=shape, runs=tuple(runs), started_at=examples.NOON + timedelta(seconds=start_s))
+    started_at = examples.NOON + timedelta(seconds=start_s)
+    records = [structs.replace(examples.record(line), endpoint=endpoint, event_time=started_at) for line in lines]
+    seconds = 2.5 if number > 1 else None  # the first is of an older version
+    result = replace(block, block=shape, runs=tuple(runs), started_at=started_at, seconds=seconds)
     save_block(store, result, records)
 
 
@@ -45,20 +47,16 @@ def filled(store: Store) -> Store:
     return store
 
 
-def test_arms_add_up_and_the_next_block_is_that_of_any_endpoint(filled: Store) -> None:
+def test_arms_add_up_and_blocks_say_what_they_took(filled: Store) -> None:
     first, second = filled.block_times(["chat"], limit=100)["chat"]
     assert isinstance(first, BlockTime)
     assert (first.concurrency, first.num_requests) == (4, 2)
     # The baseline once, and each config's arm: the longest request of each, and no queue.
-    assert first.least_s == pytest.approx(0.3 + 2 * 0.2)
     # Two requests and two fillers, which are their copies, on four slots: the longest request is the longer.
-    assert first.arms_s == pytest.approx(first.least_s)
-    assert (first.next_started_at - first.started_at) == timedelta(seconds=2)  # type: ignore[operator]
-    assert second.next_started_at == examples.NOON + timedelta(seconds=9)
+    assert first.arms_s == pytest.approx(0.3 + 2 * 0.2)
+    assert (first.seconds, second.seconds) == (None, 2.5)
     both = filled.block_times(["chat", "code"], limit=100)
     assert (both["chat"], len(both["code"])) == ([first, second], 1)
-    (only,) = filled.block_times(["code"], limit=100)["code"]
-    assert only.next_started_at == second.started_at
 
 
 def test_a_queue_takes_as_long_as_its_slots_are_busy(filled: Store) -> None:
@@ -70,12 +68,21 @@ def test_a_queue_takes_as_long_as_its_slots_are_busy(filled: Store) -> None:
     runs = tuple(replace(run, baseline=plain, speculative=fast) for run in result.runs)
     save_block(filled, replace(result, block=shape, runs=runs), [examples.record(line) for line in (50, 51)])
     newest = filled.block_times(["chat"], limit=100)["chat"][-1]
-    assert newest.least_s == pytest.approx(0.6)
     assert newest.arms_s == pytest.approx(4 * 0.6)
-    assert newest.next_started_at is None
 
 
 def test_blocks_that_are_cut_by_the_limit_or_failed_are_left_out(filled: Store) -> None:
     assert len(filled.block_times(["chat"], limit=100)["chat"]) == 2  # the fourth failed
     assert filled.block_times(["chat"], limit=2) == {"chat": []}
     assert filled.block_times(["nobody"], limit=100) == {"nobody": []}
+
+
+def test_blocks_of_a_time_count_by_their_newest_request_failed_ones_too(filled: Store) -> None:
+    blocks = filled.block_seconds(["chat", "code", "nobody"], within=timedelta(days=7))
+    times = {name: [(block.at - examples.NOON).total_seconds() for block in found] for name, found in blocks.items()}
+    assert times == {"chat": [0.0, 5.0, 9.0], "code": [2.0], "nobody": []}
+    assert [block.seconds for block in blocks["chat"]] == [None, 2.5, 2.5]
+    assert blocks["code"] == [BlockSeconds("", 4, examples.NOON + timedelta(seconds=2), 2.5)]
+    newer = filled.block_seconds(["chat", "code"], within=timedelta(seconds=5))
+    assert [len(of_endpoint) for of_endpoint in newer.values()] == [2, 0]
+    assert filled.block_seconds(["nobody"], within=timedelta(days=7)) == {"nobody": []}

@@ -37,7 +37,8 @@ pytestmark = pytest.mark.slow  # all of them together
 KILL, HOLD, STALL, ERROR = 100, 101, 102, 103
 HOLD_S = 10.0  # far longer than what is done meanwhile
 MARKS = Marks(kill=KILL, hold=HOLD, hold_s=HOLD_S, stall=STALL, error=ERROR)
-FACTORY = FakeEngineFactory(("chat", "code"), marks=MARKS)
+DELAY_S = 0.01
+FACTORY = FakeEngineFactory(("chat", "code"), marks=MARKS, delay_s=DELAY_S)
 CHECKOUT = Path(__file__).parents[2]
 
 Start = Callable[..., EngineProcess]
@@ -85,6 +86,7 @@ def test_a_child_says_what_it_measures_with_and_measures(start: Start) -> None:
         process.submit(wanted)
     results = [event for event in process.stop(PATIENCE_S) if isinstance(event, BlockResult)]
     assert [result.block for result in results] == blocks
+    assert all(result.seconds is not None and result.seconds >= DELAY_S for result in results)
     assert results[0].runs == FakeEngine(FACTORY.configs).measure(blocks[0]).runs
     assert process.poll() == []
     assert process.fileno() == -1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import zip_longest
+from datetime import timedelta
 
 from sqlalchemy import Connection, func, select
 
 from shadowspec.store import table_definitions as tables
 from shadowspec.store.column_types import RECORD_KEY
-from shadowspec.types import ARRIVING, ArrivedRequest, BlockTime, FunnelCounter, RecordKey
+from shadowspec.types import ARRIVING, ArrivedRequest, BlockSeconds, BlockTime, FunnelCounter, RecordKey
 
 MS_PER_S = 1_000.0
 
@@ -47,13 +47,13 @@ def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit:
     """
     starts = connection.execute(
         select(_blocks.block_id, _blocks.endpoint, _blocks.slice_key, _blocks.concurrency, _blocks.n_max,
-               _blocks.num_runs, _blocks.started_at, _blocks.max_turns)
+               _blocks.num_runs, _blocks.max_turns, _blocks.seconds)
         .order_by(_blocks.started_at.desc(), _blocks.block_id.desc())
         .limit(limit)
     ).all()[::-1]  # fmt: skip
     arms = {block_id: arm for name in endpoints for block_id, arm in _read_arms(connection, name, limit).items()}
     times: dict[str, list[BlockTime]] = {name: [] for name in endpoints}
-    for row, after in zip_longest(starts, starts[1:]):
+    for row in starts:
         rows = arms.get(row.block_id, [])
         if not rows or sum(number for number, *_ in rows) != row.num_runs:
             continue
@@ -69,12 +69,35 @@ def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit:
                 slice_key=row.slice_key,
                 concurrency=row.concurrency,
                 num_requests=number,
-                least_s=sum(most for most, _ in pairs) / MS_PER_S,
                 arms_s=sum(max(most, every * share) for most, every in pairs) / MS_PER_S,
-                started_at=row.started_at,
-                next_started_at=None if after is None else after.started_at,
+                seconds=row.seconds,
             )
         )
+    return times
+
+
+def read_block_seconds(
+    connection: Connection, endpoints: Sequence[str], *, within: timedelta
+) -> dict[str, list[BlockSeconds]]:
+    """Of each endpoint its blocks in the last `within` of all their event time, in its order; failed ones too."""
+    times: dict[str, list[BlockSeconds]] = {name: [] for name in endpoints}
+    ends = [connection.scalar(select(func.max(_runs.event_time)).where(_runs.endpoint == name)) for name in endpoints]
+    if (newest := max(filter(None, ends), default=None)) is None:
+        return times
+    for name in endpoints:
+        of_runs = (
+            select(_runs.block_id, func.max(_runs.event_time).label("at"))
+            .where(_runs.endpoint == name, _runs.event_time > newest - within)
+            .group_by(_runs.block_id)
+            .subquery()
+        )
+        columns = of_runs.c
+        statement = (
+            select(_blocks.slice_key, _blocks.concurrency, columns.at, _blocks.seconds)
+            .join(of_runs, columns.block_id == _blocks.block_id)
+            .order_by(columns.at, columns.block_id)
+        )
+        times[name] = [BlockSeconds(*row) for row in connection.execute(statement)]
     return times
 
 
