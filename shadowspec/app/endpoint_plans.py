@@ -179,8 +179,8 @@ def plan_document(planned: StoredPlans, sizings: Sequence[SizingPair], within_s:
         if within_s is None
         else SizingDocument(
             decide_within_s=within_s,
-            devices_median=devices_needed(median for median, _ in sizings),
-            devices_p90=devices_needed(late for _, late in sizings),
+            devices_median=devices_needed(median.busy_devices for median, _ in sizings),
+            devices_p90=devices_needed(late.busy_devices for _, late in sizings),
             endpoints=[public(SizedEndpoint, median, median=median, p90=late) for median, late in sizings],
         ),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from shadowspec.app.before_loading import connect_servers, load_scorers, open_keyed_hash, require_mirror
+from shadowspec.app.measuring_groups import measuring_groups
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.errors import ServiceUnavailableError
 from shadowspec.store import Store
@@ -72,22 +73,12 @@ def _impatient(endpoint: EndpointConfig) -> EndpointConfig:
 
 
 def engine_factories(config: Config) -> list[ConfiguredEngines]:
-    """One for each set of servers, with the endpoints that share one of them, and for each device of the others."""
-    served: list[tuple[set[str], list[str]]] = []  # roots of servers, and the endpoints that name them
-    in_process = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}
-    for name, endpoint in config.endpoints.items():
-        if endpoint.servers is not None:
-            roots, names = {url.rstrip("/") for url in endpoint.servers.roots}, [name]
-            for shared in [known for known in served if known[0] & roots]:
-                served.remove(shared)
-                roots, names = roots | shared[0], shared[1] + names
-            served.append((roots, names))
-    devices = config.worker.devices or (config.engine.device,)
-    factories = [ConfiguredEngines(replace(config, endpoints=in_process), device) for device in devices if in_process]
-    for index, (_, names) in enumerate(served):  # audits of servers' outputs load models too
-        endpoints = {name: config.endpoints[name] for name in names}
-        factories.append(ConfiguredEngines(replace(config, endpoints=endpoints), devices[index % len(devices)]))
-    return factories
+    """One for each device of each group of endpoints that are measured by the same."""
+    return [
+        ConfiguredEngines(replace(config, endpoints={name: config.endpoints[name] for name in group.endpoints}), device)
+        for group in measuring_groups(config)
+        for device in group.devices
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import msgspec
 from shadowspec.app.configuration_checks import DoctorDocument
 from shadowspec.app.endpoint_plans import PlanDocument
 from shadowspec.app.exports import ExportDocument
+from shadowspec.app.fleet_plans import FleetDocument
 from shadowspec.app.live_documents import LiveDocument
 from shadowspec.app.public_decisions import DemoDocument, ExplainDocument, GateDocument
 from shadowspec.app.scheduled_jobs import DeliveriesDocument, ScheduleDocument
@@ -64,6 +65,7 @@ JSON_DOCUMENTS: Final[Mapping[str, type[PublicDocument]]] = {
     "override list": OverrideListDocument,
     "override set": OverrideSetDocument,
     "plan": PlanDocument,
+    "plan --fleet": FleetDocument,
     "produce": ProduceDocument,
     "profile-device": ProfileDocument,
     "profile-server": ServerProfileDocument,

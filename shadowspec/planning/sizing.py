@@ -95,7 +95,7 @@ def size_endpoint(
     return Sizing(plan.endpoint, traffic, least, busy, tuple(too_slow))
 
 
-def devices_needed(sizings: Iterable[Sizing]) -> int | None:
-    """Devices (workers) that take all of them together, none busier than `MAX_BUSY`; None where nothing is decided."""
-    busy = [sizing.busy_devices for sizing in sizings if sizing.busy_devices is not None]
-    return math.ceil(sum(busy) / MAX_BUSY) if busy else None
+def devices_needed(busy_devices: Iterable[float | None]) -> int | None:
+    """Devices that take all of this work together, none busier than `MAX_BUSY`; None where none of it is known."""
+    known = [busy for busy in busy_devices if busy is not None]
+    return math.ceil(sum(known) / MAX_BUSY) if known else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from shadowspec.cli.plan import _needed
 from shadowspec.config import load_config
 from shadowspec.planning.plans import plan_stored
 from shadowspec.store import Store
-from tests.builders.workspace import Workspace, record, write_traffic
+from tests.builders.workspace import NOON, Workspace, record, write_traffic
 
 
 @pytest.fixture
@@ -82,6 +83,65 @@ def test_a_shadow_is_sized_for_a_time_and_a_traffic(measured: Workspace) -> None
     assert "shadow devices:" in shown.out
 
 
+WINDOWS = ("window_s = 0.0  # units are blocks\n", "window_s = 3600.0\nmin_span_s = 86400.0\n")
+NEW = """
+[endpoints.digits]
+target = "{target}"
+served_models = ["d"]
+match = {{ model = "d" }}
+loads = [{{ concurrency = 2 }}, {{ concurrency = 4 }}]
+
+[[endpoints.digits.candidates]]
+name = "draft"
+proposer = "draft_model"
+draft = "{target}"
+num_speculative_tokens = 3
+"""
+
+
+def test_the_fleet_is_one_line_each_and_says_what_it_assumes(workspace: Workspace) -> None:
+    """Hourly blocks of one endpoint over twelve hours, and an endpoint of which nothing has come."""
+    workspace.replace_in_config("min_span_s = 0.0\n", "")
+    workspace.replace_in_config(*WINDOWS)
+    config = workspace.folder / "shadowspec.toml"
+    text = config.read_text()
+    target = load_config(config, environment={}).endpoints["letters"].target
+    config.write_text(text + NEW.format(target=target))
+    hourly = [
+        record(number) | {"timestamp": (NOON + timedelta(hours=number // 2, minutes=number % 2)).isoformat()}
+        for number in range(24)
+    ]
+    workspace.migrate()
+    traffic = str(write_traffic(workspace.folder / "traffic.jsonl", hourly))
+    assert workspace.run("run", traffic).code == 0
+    unlooked = workspace.run("plan", "--fleet", "--json")
+    assert unlooked.code == 0, unlooked.err
+    letters, digits = unlooked.document["endpoints"]
+    assert letters["blocks_per_hour"] == pytest.approx(1.0, abs=0.05)
+    assert letters["device_seconds_per_block"] > 0.0
+    assert letters["device_hours_per_week"] == pytest.approx(
+        168 * letters["blocks_per_hour"] * letters["device_seconds_per_block"] / 3_600
+    )
+    assert [letters[name] for name in ("is_rate_assumed", "is_time_assumed", "is_planned", "waits")] == [False] * 4
+    assert (digits["blocks_per_hour"], digits["is_rate_assumed"], digits["is_time_assumed"]) == (2.0, True, True)
+    assert digits["device_seconds_per_block"] == pytest.approx(letters["device_seconds_per_block"])
+    (group,) = unlooked.document["groups"]
+    assert (group["measured_by"], group["is_served"], group["endpoints"]) == ("device", False, ["letters", "digits"])
+    assert (group["num_engines"], group["engines_needed"]) == (1, 1)
+    assert workspace.run("gate").code == 0
+    shown = workspace.run("plan", "--fleet", "--decide-within", "30d")
+    assert shown.code == 0, shown.err
+    lines = shown.out.splitlines()
+    assert [sum(line.strip().startswith(name) for line in lines) for name in ("letters", "digits")] == [1, 1]
+    assert next(line for line in lines if "digits" in line).count("*") == 3
+    assert "verdicts within 30 days need 1 device" in shown.out
+    assert "* assumed: the policy's budget" in shown.out
+    planned, _ = workspace.run("plan", "--fleet", "--json").document["endpoints"]
+    assert planned["is_planned"]
+    whole = workspace.run("plan", "--json").document["plans"][0]["slices"][0]
+    assert planned["seconds_p90"] == whole["seconds_p90"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -90,6 +150,8 @@ def test_a_shadow_is_sized_for_a_time_and_a_traffic(measured: Workspace) -> None
         (("--capacity", "0"), 2, "--capacity must be above 0"),
         (("--capacity", "-1"), 2, "--capacity"),
         (("--decide-within", "soon"), 2, "invalid duration 'soon'"),
+        (("--fleet",), 4, "nothing has been measured yet"),
+        (("--fleet", "--endpoint", "letters"), 2, "--fleet plans all endpoints"),
         (("--rate", "5"), 2, "--rate must be above 0 and needs --endpoint"),
         (("--rate", "0", "--endpoint", "letters", "--decide-within", "1d"), 2, "--rate must be above 0"),
     ],

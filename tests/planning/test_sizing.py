@@ -74,13 +74,9 @@ def test_what_cannot_be_decided_in_time_is_named() -> None:
 
 
 def test_devices_are_shared_and_none_is_busier_than_may_be() -> None:
-    sizings = [Sizing("a", 1.0, 0.1, 1.5 * MAX_BUSY, ()), Sizing("b", 1.0, 0.1, 0.4 * MAX_BUSY, ())]
-    assert devices_needed(sizings) == 2
-    assert (
-        devices_needed([*sizings, replace(sizings[1], busy_devices=0.2 * MAX_BUSY), Sizing("c", 1.0, None, None, ())])
-        == 3
-    )
-    assert devices_needed([Sizing("c", 1.0, None, None, ())]) is None
+    assert devices_needed([1.5 * MAX_BUSY, 0.4 * MAX_BUSY]) == 2
+    assert devices_needed([1.5 * MAX_BUSY, 0.4 * MAX_BUSY, 0.2 * MAX_BUSY, None]) == 3
+    assert devices_needed([None]) is None
 
 
 class Arrivals:
