@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import capture_figures, codes, database, licences, metrics, schemas, settings, support
+from docs.generate import capture_figures, codes, database, licences, metrics, planning, schemas, settings, support
 
 DOCS = Path(__file__).parents[1]
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
@@ -17,6 +17,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "formats.md": {"funnel": codes.funnel},
     "reading-a-hold.md": {"hold": codes.hold, "other verdicts": codes.other_verdicts},
     "metrics.md": {"metrics": metrics.metrics, "verdicts": metrics.verdicts},
+    "planning.md": {"fleet week": planning.fleet_week},
     "tables.md": {"columns": database.columns},
     "licences.md": {"allowed": licences.allowed, "licences": licences.licences},
     "support.md": {"engines": support.engines, "methods": support.methods, "exports": support.exports},

@@ -38,7 +38,8 @@ def measuring_groups(config: Config) -> list[MeasuringGroup]:
     served: list[tuple[set[str], tuple[str, ...]]] = []  # roots of servers, and the endpoints that name them
     for name, endpoint in config.endpoints.items():
         if endpoint.servers is not None:
-            roots, names = {url.rstrip("/") for url in endpoint.servers.roots}, (name,)
+            roots = {url.rstrip("/") for url in endpoint.servers.roots}
+            names: tuple[str, ...] = (name,)
             for shared in [known for known in served if known[0] & roots]:
                 served.remove(shared)
                 roots, names = roots | shared[0], shared[1] + names

@@ -171,21 +171,17 @@ class Service:
         take is shed, and what has waited there for as long as a block may wait to be full, or holds half of the
         unfinished messages that there may be.  A worker that ends leaves them unfinished.
         """
-        ready, self._behind = self._pipeline.ready, set()
+        ready = self._pipeline.ready
         stranded = frozenset() if self._is_stopping else self._supervisor.groups.stranded_endpoints
         if stranded:
             waits_s = dict.fromkeys(self._longest_waits_s, 0.0) if self._is_half_full else self._longest_waits_s
             for block in self._supervisor.withdraw(waits_s):
                 self._pipeline.shed(block, SERVER_AWAY)
-        for _ in range(len(ready)):
-            block = ready.popleft()
-            if block.endpoint not in self._behind and self._supervisor.offer(block):
-                continue
-            if block.endpoint in stranded:
-                self._pipeline.shed(block, SERVER_AWAY)
-            else:
-                self._behind.add(block.endpoint)
-                ready.append(block)
+        behind = self._supervisor.take_from(ready)
+        for block in [block for block in ready if block.endpoint in stranded]:
+            ready.remove(block)
+            self._pipeline.shed(block, SERVER_AWAY)
+        self._behind = behind - stranded
         for outcome in self._supervisor.step():
             self._pipeline.finish(outcome.result, outcome.poisoned)
             self._telemetry.record_block(outcome.result, outcome.poisoned, outcome.seconds, outcome.failure)

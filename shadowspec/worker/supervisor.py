@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import select
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
@@ -52,6 +53,7 @@ class Supervisor:
         store: Store,
         settings: WorkerSettings,
         on_restart: Callable[[str], None] = lambda _: None,
+        new_process: Callable[[EngineFactory, str], EngineProcess] = EngineProcess,
     ) -> None:
         """
         Args:
@@ -60,11 +62,12 @@ class Supervisor:
                 is killed, and one that gives no result of a block for `block_timeout_s`.  A request is poisoned after
                 `max_attempts` failures of its single tries.
             on_restart: called with a short reason whenever a child has ended and another will be started.
+            new_process: makes the process of a factory and a name, not started.
         """
         self.groups = EngineGroups(factories)
         self._slots = self.groups.slots
         self._attempts = Attempts(store)
-        self._settings, self._on_restart = settings, on_restart
+        self._settings, self._on_restart, self._new_process = settings, on_restart, new_process
         self._outcomes: list[BlockOutcome] = []
         self._measured = MeasuredPrompts()
         self._poisoned: dict[RecordKey, str] = {}  # grows by requests that each cost several restarts: slowly
@@ -113,6 +116,16 @@ class Supervisor:
             return False
         queue.append(Case(block))
         return True
+
+    def take_from(self, ready: deque[Block]) -> set[str]:
+        """Queue blocks in their order and leave those whose queue is full; the endpoints of these."""
+        behind: set[str] = set()
+        for _ in range(len(ready)):
+            block = ready.popleft()
+            if block.endpoint in behind or not self.offer(block):
+                behind.add(block.endpoint)
+                ready.append(block)
+        return behind
 
     def withdraw(self, waits_s: Mapping[str, float]) -> list[Block]:
         """Take back stranded blocks that were taken longer than `waits_s` of their endpoint ago, in seconds.
@@ -173,7 +186,7 @@ class Supervisor:
                 slot.process, slot.is_ready = None, False
 
     def _start(self, slot: Slot) -> None:
-        slot.process, slot.since = EngineProcess(slot.factory, slot.name), time.monotonic()
+        slot.process, slot.since = self._new_process(slot.factory, slot.name), time.monotonic()
         slot.process.start()
 
     def _handle(self, slot: Slot, event: Event) -> None:
