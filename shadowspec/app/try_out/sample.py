@@ -143,7 +143,7 @@ def served_models(sample: Sample, given: Sequence[str]) -> ServedModels:
     if not asked and given:  # nothing contradicts them
         return ServedModels(tuple(given), Counter())
     if not asked:
-        raise NoDataError(f"{sample.path}: no record names a model; name the one that is served with --model")
+        raise NoDataError(f"{sample.path}: no record names a model; name it with --model, or write request.model")
     if missing := [name for name in given if name not in asked]:
         raise UsageError(f"--model {missing[0]}: no record asks for it; the records ask for {_counts(asked)}")
     chosen = list(given) or [asked.most_common(1)[0][0]]
