@@ -1,6 +1,6 @@
 """The time that a block took; not known of the blocks before.
 
-Revision: 0006
+Revision: 0007
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0006"
-down_revision = "0005"
+revision = "0007"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
 
