@@ -35,7 +35,7 @@ def live(
 ) -> None:
     """Read the counters of production's engines once, store the difference, and compare it with the shadow's promise.
 
-    If a replica accepts less than promised at ENABLE, or runs short of memory, the command sets an override DISABLE:
+    If a replica accepts less than promised at ENABLE, or runs short of memory, the command sets an override DISABLE.
     `check` fails and exported flags are off until it is cleared. While a rollout is partial, the command also shows the
     comparison with the replicas of plain_metrics_urls, by which the gate moves the stage. `shadowspec schedule` does
     the same every interval_s seconds. Exit code 5: no replica could be read.
