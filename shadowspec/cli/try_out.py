@@ -58,11 +58,19 @@ class TryDocument(PublicDocument, frozen=True, kw_only=True):
 
 def try_out(
     target: Annotated[
-        Path, typer.Option("--target", metavar="DIR", help="Folder of the served model, with its tokenizer.")
+        Path, typer.Option("--target", metavar="DIR", help="Folder of the served model; with servers its tokenizer.")
     ],
     traffic: Annotated[
         str, typer.Option("--traffic", metavar="FILE", help="A recording: JSON lines of requests (gzip or not).")
     ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A server of the model without speculation; with --speculative."),
+    ] = None,
+    speculative: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A server of it that speculates: a candidate. Repeat it for several."),
+    ] = None,
     draft: Annotated[
         Path | None,
         typer.Option("--draft", metavar="DIR", help="Folder of a draft model; n-gram and suffix need none."),
@@ -92,20 +100,30 @@ def try_out(
     field_map: MapOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a recording on a model without a configuration file, and decide whether speculation pays.
+    """Measure a recording on a model or on its servers without a configuration file: does speculation pay?
 
-    Endpoint, slices and candidates are inferred; n-gram and suffix are always candidates. Ctrl-C ends with the verdict
-    so far; run the same command again to resume. The policy is a trial policy: its verdicts are valid for this
-    recording only, and `export` and `check` refuse them.
+    Endpoint, slices and candidates are inferred. With --baseline and --speculative the verdict is one of the servers'
+    engine. Else it is one of the engine in this process, where n-gram and suffix are always candidates. Ctrl-C ends
+    with the verdict so far; run the same command again to resume. The policy is a trial policy: its verdicts are valid
+    for this recording only, and `export` and `check` refuse them.
     """
     started = time.monotonic()
 
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0.0):
         raise UsageError(f"--minutes {minutes:g}: must be above 0; leave it out to measure the whole recording")
-    engine = choose_serving_engine(serving_engine, None)
+    servers = _servers(baseline, speculative or [], draft)
+    engine = serving_engine if servers is not None else choose_serving_engine(serving_engine, None)
     notes.print("reading the traffic and the tokenizer", highlight=False)
     preparing = partial(
-        prepare, target, traffic, draft, out, models=models or (), serving_engine=engine, concurrency=load
+        prepare,
+        target,
+        traffic,
+        draft,
+        out,
+        models=models or (),
+        serving_engine=engine,
+        concurrency=load,
+        servers=servers,
     )
     try:
         trial = preparing(field_map=chosen_map(field_map))
@@ -115,7 +133,10 @@ def try_out(
 
     from shadowspec.app.try_out.measuring import load_trial
 
-    with notes.status("loading models") as status, load_trial(trial) as loaded:
+    with (
+        notes.status("loading models" if servers is None else "looking at the servers") as status,
+        load_trial(trial) as loaded,
+    ):
         status.stop()
         trial = loaded.trial
         _print_estimate(loaded, minutes)
@@ -144,6 +165,18 @@ def _agreed_map(error: UnknownFormatError) -> FieldMap:
     return error.proposal
 
 
+def _servers(baseline: str | None, speculative: list[str], draft: Path | None) -> tuple[str, list[str]] | None:
+    """The servers that are measured; None: this process is."""
+    if (baseline is None) != (not speculative):
+        lacking = "--speculative URL" if baseline is not None else "--baseline URL"
+        raise UsageError(f"a trial through servers needs both arms; give {lacking} too")
+    if baseline is None:
+        return None
+    if draft is not None:
+        raise UsageError("--draft is for the engine in this process; through servers the speculative one has its draft")
+    return baseline, speculative
+
+
 def _print_plan(trial: PreparedTrial) -> None:
     """The inferred settings."""
     inputs, survey, others = trial.inputs, trial.survey, trial.others
@@ -156,7 +189,7 @@ def _print_plan(trial: PreparedTrial) -> None:
     labels = ", ".join(trial.slicing.slice_by)
     slices = labels if trial.slicing.is_divided else f"none ({labels}: one value)"
     reach = f"ENABLE needs {trial.min_timed:,} or more"
-    if not is_in_process(inputs.serving_engine):
+    if inputs.servers is None and not is_in_process(inputs.serving_engine):
         reach += f", timed on {inputs.serving_engine}; a trial in this process ends in HOLD"
     elif trial.num_timed < trial.min_timed:
         reach += ", so expect HOLD or DISABLE"
@@ -168,7 +201,9 @@ def _print_plan(trial: PreparedTrial) -> None:
         *([f"other models in the file, left out: {', '.join(others)} (--model NAME)"] if others else []),
         f"candidates: {candidates}; load: {plural(inputs.concurrency, 'request')} at once (--load); "
         f"slices by: {slices}",
-        f"serving engine: {verdicts_for(inputs.serving_engine)}",
+        f"serving engine: {inputs.serving_engine}, measured on it"
+        if inputs.servers is not None
+        else f"serving engine: {verdicts_for(inputs.serving_engine)}",
         f"sampling: {trial.config.endpoints[inputs.endpoint].sampling.text}",
         f"timed: about {plural(round(trial.num_timed), 'request')}, at most one of each session; {reach}",
         f"trial policy: verdicts speak of this recording only ({trial.config_path})",
@@ -180,9 +215,11 @@ def _print_plan(trial: PreparedTrial) -> None:
 def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
     limit = "" if minutes is None else f"; --minutes ends the command after {span_text(minutes * 60)}"
     basis = f"the {plural(loaded.num_before, 'request')} measured before" if loaded.num_before else "a warm-up"
+    wait = "its time is known after the first block"
+    if loaded.estimated_s is not None:
+        wait = f"in about {span_text(loaded.estimated_s)}, by {basis}"
     notes.print(
-        f"estimate: {plural(round(loaded.num_left), 'request')} in about {span_text(loaded.estimated_s)}, by {basis}"
-        f"{limit}; Ctrl-C ends it with the verdict so far",
+        f"estimate: {plural(round(loaded.num_left), 'request')}, {wait}{limit}; Ctrl-C ends it with the verdict so far",
         highlight=False,
         soft_wrap=True,
     )
@@ -243,9 +280,12 @@ def _still_wanted(trial: PreparedTrial, decisions: Sequence[Decision]) -> dict[s
     """What each candidate still needs for an ENABLE that may be promoted."""
     policy, engine = trial.config.endpoints[trial.inputs.endpoint].policy, trial.inputs.serving_engine
     serves = "the engine that serves" if is_in_process(engine) else engine
-    latency = f"latency measured on {serves}, through two servers (docs/servers.md)"
+    latency = [f"latency measured on {serves}, through two servers (docs/servers.md)"]
     return {
-        decision.config.name: [*needed_for_promotion(decision, policy), latency]
+        decision.config.name: [
+            *needed_for_promotion(decision, policy),
+            *(latency if trial.inputs.servers is None else []),
+        ]
         for decision in decisions
         if not decision.slice_key
     }

@@ -41,16 +41,35 @@ def engine_name(url: str) -> str:
     Raises:
         ServerError: it cannot be reached, or does not say which engine it is.
     """
+    name, entries = _look_at_models(url)
+    owners = [entry.get("owned_by") for entry in entries]
+    named = [engine for owner in owners if isinstance(owner, str) for engine in parse_engines(owner)]
+    names = {configured_name(engine.name) for engine in named}
+    if len(names) != 1:
+        raise ServerError(name, "garbage", "/v1/models does not name the engine: give --serving-engine")
+    return names.pop()
+
+
+def served_names(url: str) -> list[str]:
+    """The names under which the server at a root serves models, in its order; one or more.
+
+    Raises:
+        ServerError: it cannot be reached, or lists none.
+    """
+    name, entries = _look_at_models(url)
+    names = [entry["id"] for entry in entries if isinstance(entry.get("id"), str)]
+    if not names:
+        raise ServerError(name, "garbage", "/v1/models lists no models")
+    return names
+
+
+def _look_at_models(url: str) -> tuple[str, list[Mapping[str, Any]]]:
+    """A server's name in messages, and its models."""
     settings = ServerSettings(url, "any", "unknown", "float32", url)  # a look at its models needs no more than a URL
 
-    async def look() -> str:
+    async def look() -> tuple[str, list[Mapping[str, Any]]]:
         async with open_client("serving", url, settings, trust(None), 1) as client:
-            owners = [entry.get("owned_by") for entry in await _models(client)]
-            named = [engine for owner in owners if isinstance(owner, str) for engine in parse_engines(owner)]
-            names = {configured_name(engine.name) for engine in named}
-            if len(names) != 1:
-                raise ServerError(client.name, "garbage", "/v1/models does not name the engine: give --serving-engine")
-            return names.pop()
+            return client.name, await _models(client)
 
     return run_async(look())
 

@@ -71,7 +71,7 @@ def test_one_command_gives_a_verdict_on_a_model_and_a_recording(
         assert f"whole endpoint ({name}, load 2)" in done.out
     assert f"{NUM_RECORDS} usable requests of {NUM_RECORDS} sessions, 11 seconds, model m" in done.err
     assert "not usable: not_an_object: 1" in done.err
-    assert f"estimate: {NUM_RECORDS} requests in about" in done.err
+    assert f"estimate: {NUM_RECORDS} requests, in about" in done.err
     for name in ("ngram-k4", "suffix-k8", "draft-k4"):
         assert f"{name} still needs for production: evidence from 1 day, 7 needed; " in done.out
     assert " open tests (speedup, " in done.out

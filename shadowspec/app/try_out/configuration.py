@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from shadowspec.app.try_out.survey import Slicing
+from shadowspec.app.try_out.trial_servers import UNSTATED, TrialCandidate, TrialServers
 from shadowspec.errors import InputError
 from shadowspec.tap.formats import FieldMap
 
@@ -34,6 +35,7 @@ class TrialInputs:
     serving_engine: str
     concurrency: int
     field_map: FieldMap | None = None
+    servers: TrialServers | None = None  # through which it is measured; None: in this process
 
     @property
     def header(self) -> str:
@@ -48,6 +50,7 @@ class TrialInputs:
                 *([] if self.field_map is None else [f"map: {self.field_map}"]),
                 f"models: {', '.join(map(json.dumps, self.served_models))}",
                 f"serving engine: {self.serving_engine}, load: {self.concurrency}",
+                *([] if self.servers is None else [f"servers: {self.servers.text}"]),
             )
         )
 
@@ -59,8 +62,12 @@ class TrialInputs:
 
     @property
     def proposers(self) -> tuple[str, ...]:
-        """What drafts: lookups always, the draft model where there is one."""
+        """What drafts in this process: lookups always, the draft model where there is one."""
         return ("ngram", "suffix", *(("draft_model",) if self.draft is not None else ()))
+
+    @property
+    def num_candidates(self) -> int:
+        return len(self.proposers) if self.servers is None else len(self.servers.candidates)
 
 
 def config_text(
@@ -72,8 +79,8 @@ def config_text(
     gaps: Sequence[str] = (),
 ) -> str:
     """The configuration of a trial whose results lie in the folder `out` (absolute); `gaps` are the records'."""
-    database, num_candidates = out / DATABASE, len(inputs.proposers)
-    num_hypotheses = num_candidates * (slicing.num_slices + 1 if slicing.is_divided else 1)
+    database = out / DATABASE
+    num_hypotheses = inputs.num_candidates * (slicing.num_slices + 1 if slicing.is_divided else 1)
     cut_note = "" if max_new_tokens is None else (
         f" Outputs are cut at {max_new_tokens} tokens, so that prefill, which speculation does not shorten, has a "
         "larger share of the time than in whole outputs."
@@ -110,7 +117,7 @@ def config_text(
         f"serving_engine = {_text(inputs.serving_engine)}",
         f"loads = [{{ concurrency = {inputs.concurrency}, share = 1.0 }}]",
         *cap,
-        *(line for proposer in inputs.proposers for line in _candidate(inputs, proposer)),
+        *_candidates(inputs),
     )
     return inputs.header + "\n".join(lines) + "\n"
 
@@ -155,8 +162,37 @@ def write_secret(path: Path) -> None:
         file.write(base64.b64encode(os.urandom(SECRET_BYTES)) + b"\n")
 
 
-def _candidate(inputs: TrialInputs, proposer: str) -> Sequence[str]:
-    return "", f"[[endpoints.{_key(inputs.endpoint)}.candidates]]", *_keys_of_candidate(inputs, proposer)
+def _candidates(inputs: TrialInputs) -> Sequence[str]:
+    """The tables of the candidates, and of the servers where they measure."""
+    place, servers = f"endpoints.{_key(inputs.endpoint)}", inputs.servers
+    if servers is None:
+        tables = [_keys_of_candidate(inputs, proposer) for proposer in inputs.proposers]
+        return [line for keys in tables for line in ("", f"[[{place}.candidates]]", *keys)]
+    length = () if servers.max_model_len is None else (f"max_model_len = {servers.max_model_len}",)
+    return (
+        'engine = "openai"',
+        "",
+        f"[{place}.servers]",
+        f"baseline_url = {_text(servers.baseline_url)}",
+        f"model = {_text(servers.model)}",
+        f'device = "{UNSTATED}"  # name the hardware: it is part of the fingerprint',
+        f'dtype = "{servers.dtype}"',
+        *length,
+        *(line for candidate in servers.candidates for line in _served_candidate(place, candidate)),
+    )
+
+
+def _served_candidate(place: str, candidate: TrialCandidate) -> Sequence[str]:
+    return (
+        "",
+        f"[[{place}.servers.speculative]]",
+        f"candidate = {_text(candidate.name)}",
+        f"url = {_text(candidate.url)}",
+        f"[[{place}.candidates]]",
+        f"name = {_text(candidate.name)}",
+        f"method = {_text(candidate.method)}",
+        f"num_speculative_tokens = {candidate.num_speculative_tokens}",
+    )
 
 
 def _keys_of_candidate(inputs: TrialInputs, proposer: str) -> Sequence[str]:

@@ -19,6 +19,7 @@ from shadowspec.engine import Engine
 from shadowspec.planning.sizing import stored_costs
 from shadowspec.reports.report import Report, build_report
 from shadowspec.rollout.endpoint_run import run_endpoint
+from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.store import Store
 from shadowspec.types import Decision
 from shadowspec.worker.files import Progress
@@ -51,35 +52,39 @@ def load_trial(trial: PreparedTrial) -> Iterator[LoadedTrial]:
     """
     stores.upgrade(trial.config.database_url)
     with Store.open(trial.config.database_url) as store:
-        engine = build_engines(trial.config)[trial.inputs.endpoint]
-        assert isinstance(engine, Engine), "a trial is measured in this process"
-        yield LoadedTrial(trial, store, engine)
+        yield LoadedTrial(trial, store, build_engines(trial.config)[trial.inputs.endpoint])
 
 
 class LoadedTrial:
-    """A trial with its models in memory.  `max_new_tokens` is where its outputs are cut; None: nowhere."""
+    """A trial with its models in memory, or its servers looked at.
 
-    def __init__(self, trial: PreparedTrial, store: Store, engine: Engine) -> None:
+    `max_new_tokens` is where its outputs are cut; None: nowhere.  `estimated_s` is None where nothing was timed yet, as
+    through servers before the first block.
+    """
+
+    def __init__(self, trial: PreparedTrial, store: Store, engine: Engine | ServerEngine) -> None:
         self.trial, self._store, self._engine = trial, store, engine
-        concurrency = trial.inputs.concurrency
-        started = time.monotonic()
-        num_steps = engine.warm_up(concurrency)
-        token_s = (time.monotonic() - started) / max(num_steps, 1) * (1 + len(engine.configs))  # of every arm
-        longest = _quantile([request.num_output_tokens for request in trial.survey.requests])
-        if not store.endpoints() and token_s * longest > BLOCK_SECONDS:
-            self._cut(max(int(BLOCK_SECONDS / token_s) // CUT_STEP, 1) * CUT_STEP)
-        self.max_new_tokens = self.trial.rule.max_new_tokens
-        cut = min(longest, self.max_new_tokens or longest)
         name = trial.inputs.endpoint
+        timed_s = self._time_request(engine) if isinstance(engine, Engine) else None
+        self.max_new_tokens = self.trial.rule.max_new_tokens
         self.num_before = num_measured(store, [name])
         self.num_left = 0.0 if self._is_read else max(trial.num_timed - self.num_before, 0.0)
         costs = stored_costs(store, [name]).get(name)
-        if costs is not None:
-            self.request_s = costs.overall.seconds
-        else:
-            prefill_s = engine.time_prefill(concurrency, trial.survey.mean_prompt_tokens) * (1 + len(engine.configs))
-            self.request_s = (prefill_s + token_s * cut) / trial.survey.timed_per_block(trial.rule, concurrency)
-        self.estimated_s = self.request_s * self.num_left
+        self.request_s = timed_s if costs is None else costs.overall.seconds
+        self.estimated_s = None if self.request_s is None else self.request_s * self.num_left
+
+    def _time_request(self, engine: Engine) -> float:
+        """Seconds of the device for a measured request, by a warm-up and a prefill; long outputs are cut."""
+        trial, concurrency, num_arms = self.trial, self.trial.inputs.concurrency, 1 + len(engine.configs)
+        started = time.monotonic()
+        num_steps = engine.warm_up(concurrency)
+        token_s = (time.monotonic() - started) / max(num_steps, 1) * num_arms
+        longest = _quantile([request.num_output_tokens for request in trial.survey.requests])
+        if not self._store.endpoints() and token_s * longest > BLOCK_SECONDS:
+            self._cut(max(int(BLOCK_SECONDS / token_s) // CUT_STEP, 1) * CUT_STEP)
+        cut = min(longest, self.trial.rule.max_new_tokens or longest)
+        prefill_s = engine.time_prefill(concurrency, trial.survey.mean_prompt_tokens) * num_arms
+        return (prefill_s + token_s * cut) / trial.survey.timed_per_block(trial.rule, concurrency)
 
     def measure(self, ends_at: float, on_progress: Callable[[MeasuringProgress], None]) -> TrialOutcome:
         """Measure until the recording or the time ends, or the user interrupts; then decide.
@@ -93,7 +98,12 @@ class LoadedTrial:
         """
         trial = self.trial
         rehearsals = Rehearsals(
-            trial.config, self._store, trial.sample.num_lines, on_progress, eta=self._eta, ends_at=ends_at
+            trial.config,
+            self._store,
+            trial.sample.num_lines,
+            on_progress,
+            eta=None if self.request_s is None else self._eta,
+            ends_at=ends_at,
         )
 
         def take_progress(progress: Progress) -> None:
@@ -127,6 +137,7 @@ class LoadedTrial:
     def _eta(self, latest: Progress, seconds: float) -> float:
         """Seconds to the end of the recording, by the requests measured so far."""
         request_s = seconds / latest.requests_measured if latest.requests_measured else self.request_s
+        assert request_s is not None, "without a time of a request the records tell"
         return max(self.num_left - latest.requests_measured, 0.0) * request_s
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from shadowspec.app.try_out.configuration import CONFIG, DATABASE, SECRET, TrialInputs, config_text, write_secret
 from shadowspec.app.try_out.sample import Sample, read_sample, served_models
 from shadowspec.app.try_out.survey import Slicing, Survey, survey_sample
+from shadowspec.app.try_out.trial_servers import look_at_servers
 from shadowspec.config import Config, load_config, served_sampling
 from shadowspec.errors import InputError, UsageError
 from shadowspec.gate.policy import GatePolicy
@@ -69,13 +70,18 @@ def prepare(
     out: Path,
     *,
     models: Sequence[str],
-    serving_engine: str,
+    serving_engine: str | None,
     concurrency: int,
     field_map: FieldMap | None = None,
+    servers: tuple[str, Sequence[str]] | None = None,
 ) -> PreparedTrial:
     """Check every input, infer the configuration and write it with a secret; one that is there is taken up.
 
+    `servers` are the URLs of a plain server and of speculative ones, through which the trial is measured; they name the
+    serving engine themselves.
+
     Raises:
+        ServerError: a server cannot be reached, or gives no usable answer.
         UsageError: the folder holds another trial, or options contradict each other.
         InputError: a file or folder cannot be read, used or written.
         NoDataError: no request of the traffic can be measured.
@@ -85,10 +91,13 @@ def prepare(
         traffic,
         draft,
         models=models,
-        serving_engine=serving_engine,
+        serving_engine=serving_engine or "",
         concurrency=concurrency,
         field_map=field_map,
     )
+    if servers is not None:
+        served = look_at_servers(*servers, target, models[0] if models else None)
+        inputs = replace(inputs, serving_engine=serving_engine or served.engine, servers=served)
     out = out.resolve()
     is_taken_up = _is_taken_up(inputs, out)
     survey = survey_inputs(inputs, sample)
@@ -97,9 +106,10 @@ def prepare(
         write_secret(out / SECRET)
         write_config(inputs, out, survey, slicing, max_new_tokens=None, gaps=sample.gaps)
     config = replace(load_config(out / CONFIG, environment={}), given_format=field_map)
-    if (endpoint := config.endpoints.get(inputs.endpoint)) is None or endpoint.servers is not None:
+    endpoint = config.endpoints.get(inputs.endpoint)
+    if endpoint is None or (endpoint.servers is None) != (inputs.servers is None):
         raise UsageError(
-            f"{out / CONFIG}: was edited and has no endpoint {inputs.endpoint!r} that this process measures; "
+            f"{out / CONFIG}: was edited and has no endpoint {inputs.endpoint!r} that is measured as this trial; "
             "use it with `shadowspec run --config`, or give another folder with --out"
         )
     return PreparedTrial(inputs, out, sample, survey, slicing, others, config)
@@ -196,7 +206,8 @@ def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
     from shadowspec.engine.tokenizer import load_config as load_model_config
 
     def tokenizer_of(path: Path) -> FolderTokenizer:
-        refuse_unmeasurable(load_model_config(str(path)), str(path))
+        if inputs.servers is None:
+            refuse_unmeasurable(load_model_config(str(path)), str(path))
         return load_tokenizer(str(path))
 
     tokenizer = tokenizer_of(inputs.target)
@@ -210,6 +221,8 @@ def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
         loads=(Load(inputs.concurrency),),
         default_sampling=served_sampling(inputs.target, inputs.serving_engine, configured={}).defaults,
         prompt_rules=prompt_rules_of(inputs.serving_engine),
+        takes_chats=inputs.servers is not None,
+        takes_constraints=inputs.servers is not None,
         **GatePolicy(recording_only=True).rule_parts(),
     )
     return survey_sample(sample, rule, tokenizer, os.urandom(32))

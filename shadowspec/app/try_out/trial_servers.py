@@ -1,0 +1,104 @@
+"""The servers of a trial: what each serves and how it drafts, asked of the servers themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shadowspec.errors import ModelError, UsageError
+from shadowspec.model_folder import read_object
+from shadowspec.servers.identity import engine_name, served_names
+from shadowspec.servers.probing import Probe, probe_servers
+from shadowspec.servers.server_settings import ServerSettings, SpeculativeServer
+from shadowspec.types.served_methods import METHOD_KEYS, setting
+
+UNSTATED: Final = "not stated"  # the device of a trial's servers, which report none
+UNREPORTED: Final = "speculative"  # the method of a server that does not name it
+DTYPES: Final = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialCandidate:
+    """What one speculative server does, in the words of a configuration."""
+
+    name: str
+    url: str
+    method: str
+    num_speculative_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialServers:
+    """A plain server, and a speculative one for each candidate."""
+
+    baseline_url: str
+    model: str  # under which all of them serve the target
+    engine: str
+    dtype: str
+    max_model_len: int | None
+    candidates: tuple[TrialCandidate, ...]
+
+    @property
+    def text(self) -> str:
+        """The servers, by which a trial is known again."""
+        found = (f"{candidate.name} {candidate.url}" for candidate in self.candidates)
+        return ", ".join((f"{self.engine} {self.baseline_url}", *found))
+
+
+def look_at_servers(baseline: str, speculative: Sequence[str], target: Path, model: str | None) -> TrialServers:
+    """What the servers of a trial say of themselves; each is sent one tiny request.
+
+    `target` is the folder of the tokenizer, and `model` the name under which they serve it; None: their first one.
+
+    Raises:
+        UsageError: a URL is no root of a server, or one is given twice.
+        ServerError: a server cannot be reached, or gives no usable answer.
+        ModelError: the baseline speculates, or another one does not.
+    """
+    urls = [_root("baseline", baseline), *(_root("speculative", url) for url in speculative)]
+    if twice := [url for place, url in enumerate(urls) if url in urls[:place]]:
+        raise UsageError(f"{twice[0]}: is given twice; start a server for each of --baseline and --speculative")
+    served = model or served_names(urls[0])[0]
+    placed = tuple(SpeculativeServer(f"{place}", url) for place, url in enumerate(urls[1:], 1))
+    stated = read_object(f"--target {target}", target / "config.json") or {}
+    dtype = str(stated.get("dtype") or stated.get("torch_dtype"))
+    settings = ServerSettings(
+        urls[0], served, UNSTATED, dtype if dtype in DTYPES else DTYPES[0], speculative=placed, score_logprobs=0
+    )
+    plain, probes = probe_servers(settings, [server.candidate for server in placed])
+    if plain.num_speculative_tokens:
+        raise ModelError(
+            f"--baseline {urls[0]}: it speculates ({plain.num_speculative_tokens} tokens); name a server of the same "
+            "model without speculation"
+        )
+    names: list[str] = []
+    candidates = []
+    for server, probe in zip(placed, probes, strict=True):
+        candidate = _candidate(server.url, probe, names)
+        names.append(candidate.name)
+        candidates.append(candidate)
+    lengths = [length for probe in (plain, *probes) if (length := probe.identity.max_model_len) is not None]
+    return TrialServers(
+        urls[0], served, engine_name(urls[0]), settings.dtype, min(lengths, default=None), tuple(candidates)
+    )
+
+
+def _candidate(url: str, probe: Probe, names: Sequence[str]) -> TrialCandidate:
+    depth = probe.num_speculative_tokens
+    if not depth:
+        raise ModelError(
+            f"--speculative {url}: it does not say that it speculates; start it with speculation, and with what "
+            "docs/servers.md lists for its engine"
+        )
+    method = str(setting(dict(probe.drafts.settings), METHOD_KEYS) or UNREPORTED)
+    name = f"{method.replace(',', '-')}-k{depth}"
+    return TrialCandidate(name if name not in names else f"{name}-{len(names) + 1}", url, method, depth)
+
+
+def _root(option: str, url: str) -> str:
+    root = url.rstrip("/")
+    if not root.startswith(("http://", "https://")) or root.endswith("/v1"):
+        raise UsageError(f"--{option} {url}: give the root of a server, such as http://HOST:8000")
+    return root
