@@ -44,7 +44,7 @@ def run(speedup: float, noise: float, num_slices: int, seed: int) -> dict[str, d
     policy = GatePolicy(max_hypotheses=max(num_slices + 1, GatePolicy().max_hypotheses))
     traffic_seed, effects_seed = np.random.SeedSequence([seed, num_slices]).spawn(2)
     requests = draw_requests(arrivals, np.random.default_rng(traffic_seed), "greedy")
-    rows = rows_of(requests, draw_outcomes(effects, requests, np.random.default_rng(effects_seed)), "greedy", None)
+    rows = rows_of(requests, draw_outcomes(effects, requests, np.random.default_rng(effects_seed)), "greedy", ())
     store = MemoryStore(ENDPOINT, PLACE, [CONFIG])
     store.add(rows.records, rows.blocks, rows.runs)
     times = requests.at_us / SECOND

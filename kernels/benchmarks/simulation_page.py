@@ -28,6 +28,7 @@ COLUMNS_LEFT_OUT = ("runs", "held as dependent")
 
 _TEXTS = sections("simulation.md")
 _NOTES = {
+    "Other gates where nothing may be enabled": "`shadowspec/simulate/naive.py` has their sources.",
     "Power": (
         "`within blocks` is the larger of two sizes. One is 1.5 times the smallest size at which every required test "
         "can pass. The other is 2.5 times the size of a test at the same level with one look at the end."
@@ -55,7 +56,7 @@ def naive_table(results: Mapping[str, WorldResult]) -> WorldTable:
         rates = [rate.value for summary in worlds if (rate := summary.naive[gate.name]).value is not None]
         high = sum(rate > OFTEN for rate in rates)
         span = f"{min(rates):.0%} to {max(rates):.0%}" if rates else DASH
-        rows.append((f"`{gate.name}`", f"{high} of {len(rates)}", span))
+        rows.append((f"`{gate.name}` (reads {gate.reads}): {gate.title}", f"{high} of {len(rates)}", span))
     heads = ("gate", f"worlds with over {OFTEN:.0%} false ENABLE", "false ENABLE, lowest to highest")
     return WorldTable("Other gates where nothing may be enabled", heads, tuple(rows))
 
@@ -156,8 +157,6 @@ def page(path: Path) -> str:
         else "Broken:\n\n" + "\n".join(f"- {sentence}" for sentence in broken)
     )
     parts.append(f"## Against the promise\n\n{verdict}\n")
-    listed = [f"- `{gate.name}` (reads {gate.reads}): {gate.title}. Source: {gate.source}." for gate in NAIVE_GATES]
-    parts.append("\n".join(["## The other gates\n", *listed, ""]))
     seeds = sorted({result.seed for result in results.values()})
     where = ", ".join(f"{name} {value}" for name, value in environment.items())
     parts.append(f"Seed {', '.join(map(str, seeds))}; {where}.\n")

@@ -58,7 +58,7 @@ def _watch(world: ManyEndpointsWorld, effects: Effects, seed: np.random.SeedSequ
     traffic_seed, effects_seed = seed.spawn(2)
     requests = draw_requests(world.arrivals, np.random.default_rng(traffic_seed), world.regime)
     outcomes = draw_outcomes(effects, requests, np.random.default_rng(effects_seed))
-    rows = rows_of(requests, outcomes, world.regime, None)
+    rows = rows_of(requests, outcomes, world.regime, world.releases)
     store = MemoryStore(ENDPOINT, PLACE, [CONFIG])
     store.add(rows.records, rows.blocks, rows.runs)
     total = len(rows.records)

@@ -75,7 +75,7 @@ def draw_fleet(world: FleetWorld, seed: np.random.SeedSequence) -> list[DeviceDr
         traffic_seed, effects_seed = child.spawn(2)
         requests = draw_requests(device_arrivals, np.random.default_rng(traffic_seed), world.regime)
         outcomes = draw_outcomes(world.effects, requests, np.random.default_rng(effects_seed))
-        rows = _of_device(rows_of(requests, outcomes, world.regime, None), device)
+        rows = _of_device(rows_of(requests, outcomes, world.regime, world.releases), device)
         draws.append(DeviceDraw(device, requests, outcomes, rows, _done_us(world, requests, outcomes)))
     return draws
 

@@ -14,7 +14,7 @@ from shadowspec.simulate.discoveries import Discoveries, draw_discoveries
 from shadowspec.simulate.effects import Outcomes, draw_outcomes
 from shadowspec.simulate.fleet import draw_fleet, watch_fleet
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, watch
-from shadowspec.simulate.rows import CHANGED, CONFIG, SimulatedRows, rows_of
+from shadowspec.simulate.rows import SimulatedRows, configs_of, rows_of
 from shadowspec.simulate.spread import draw_traffic, watch_spread
 from shadowspec.simulate.steered import watch_steered
 from shadowspec.simulate.traffic import Requests, draw_requests
@@ -52,8 +52,7 @@ def draw_truth(world: World, seed: np.random.SeedSequence) -> tuple[Requests, Ou
 def draw(world: World, seed: np.random.SeedSequence) -> Draw:
     """A draw with its rows."""
     requests, outcomes = draw_truth(world, seed)
-    changes = world.effects.change_block if world.changes_fingerprint else None
-    return Draw(requests, outcomes, rows_of(requests, outcomes, world.regime, changes))
+    return Draw(requests, outcomes, rows_of(requests, outcomes, world.regime, world.releases))
 
 
 def repeat(world: World, seed: np.random.SeedSequence) -> Repetition:
@@ -78,7 +77,7 @@ def repeat(world: World, seed: np.random.SeedSequence) -> Repetition:
         seen = naive.together([naive.observe(drawn.outcomes, drawn.requests.at_us) for drawn in fleet])
     else:
         drawn = draw(world, seed)
-        configs = [CONFIG, CHANGED] if world.changes_fingerprint else [CONFIG]
+        configs = configs_of(world.releases)
         hypotheses = watch(drawn.rows, drawn.requests, world.policy, configs, world.arrivals.concurrency)
         seen = naive.observe(drawn.outcomes, drawn.requests.at_us)
     said = {gate.name: gate.enables(seen, world.policy) for gate in naive.NAIVE_GATES}

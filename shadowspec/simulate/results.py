@@ -14,7 +14,7 @@ import msgspec
 
 from shadowspec.simulate.gate_under_test import HypothesisOutcome
 from shadowspec.simulate.repetition import Repetition
-from shadowspec.simulate.rows import CHANGED
+from shadowspec.simulate.rows import CONFIG
 from shadowspec.simulate.world import SteeredWorld, World
 from shadowspec.types import Verdict
 from shadowspec.types.codec import decode, encode
@@ -246,7 +246,7 @@ def _is_new(world: World, outcome: HypothesisOutcome) -> bool:
     if isinstance(world, SteeredWorld):
         return outcome.num_restarts > 0
     began_after = change is not None and outcome.start_blocks >= change
-    return began_after or outcome.fingerprint == CHANGED.fingerprint
+    return began_after or outcome.fingerprint != CONFIG.fingerprint
 
 
 def _blocks_to_alarm(world: World, outcome: HypothesisOutcome) -> int | None:

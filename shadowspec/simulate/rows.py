@@ -6,6 +6,7 @@ The gate looks at the moments at which looking again shows anything new.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -62,11 +63,16 @@ def config_of(name: str, letter: str) -> FingerprintedConfig:
 
 
 CONFIG = config_of("draft-k1", "a")
-CHANGED = config_of("draft-k1", "b")  # the config of the same name after an engine change
 
 
-def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: int | None) -> SimulatedRows:
-    """All rows of the endpoint.  From the block `change_block` on another fingerprint is measured with."""
+def configs_of(releases: Sequence[int]) -> list[FingerprintedConfig]:
+    """The config of one name on each engine, of which a release begins the next."""
+    return [config_of(CONFIG.config.name, chr(ord("a") + place)) for place in range(1 + len(releases))]
+
+
+def rows_of(requests: Requests, outcomes: Outcomes, regime: str, releases: Sequence[int]) -> SimulatedRows:
+    """All rows of the endpoint.  From each block of `releases` on the next fingerprint is measured with."""
+    configs = configs_of(releases)
     keys, labels = requests.keys(), {"sampling_regime": regime}
     records: list[StoredRecord] = []
     runs: list[Run] = []
@@ -120,7 +126,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
             block_id = block.block_id
             if block.repeats_baseline:
                 order = replace(order, baseline_repeat_ms=base * math.exp(-repeat_log))
-            fingerprint = _config(place, change_block).fingerprint
+            fingerprint = configs[bisect_right(releases, place)].fingerprint
             if failed:
                 counter, reason = FunnelCounter.FAILED, "time_out"
                 runs.append(Run(key, fingerprint, block_id, failure="time_out"))
@@ -155,7 +161,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
                 block.n_max,
                 block.first_arm,
                 event_time(min(started, last_us + 1)),
-                {_config(place, change_block).fingerprint: MEMORY},
+                {configs[bisect_right(releases, place)].fingerprint: MEMORY},
             )
         )
     return SimulatedRows(records, blocks, runs)
@@ -175,10 +181,6 @@ def measured_run(
     """The run of a request that went through both arms; of the speculative one `lost_ms` went to failed attempts."""
     timings = _timing(baseline_ms), _timing(baseline_ms * math.exp(-log_speedup), lost_ms)
     return Run(key, fingerprint, block_id, None, _counts(num_drafts, num_accepted), *timings, parity)
-
-
-def _config(place: int, change_block: int | None) -> FingerprintedConfig:
-    return CHANGED if change_block is not None and place >= change_block else CONFIG
 
 
 def _counts(num_drafts: int, num_accepted: int) -> SpeculationCounts:

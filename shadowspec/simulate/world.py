@@ -41,7 +41,7 @@ class World:
     may_be_dependent: bool = False  # its units are no martingale: only the wait for independence protects
     tolerance: float = 1.2  # the upper end of the rate of false verdicts may be this multiple of alpha
     must_alarm: bool = False  # its ENABLEs are there to be ended
-    changes_fingerprint: bool = False  # from `effects.change_block` on another engine is measured
+    releases: tuple[int, ...] = ()  # from each of these blocks on the next engine is measured
 
     @property
     def part(self) -> float:

@@ -275,7 +275,17 @@ NULL_WORLDS = (
         wrong_to_enable=("new",),
         wrong_to_disable=EVERYWHERE,
         reads="speedup",
-        changes_fingerprint=True,
+        releases=(200,),
+    ),
+    World(
+        "twelve_releases",
+        "a new engine every 110 blocks, and the slowed share of each exactly at its limit",
+        "null",
+        arrivals=Arrivals(num_sessions=5_280),
+        effects=Effects(log_speedup=FASTER, slowed=0.10, slowed_log=-math.log(1.25), slows_blocks=True, noise_sd=0.05),
+        wrong_to_enable=EVERYWHERE,
+        wrong_to_disable=EVERYWHERE,
+        releases=tuple(range(110, 1_320, 110)),
     ),
 )
 

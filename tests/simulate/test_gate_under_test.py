@@ -20,7 +20,7 @@ from shadowspec.simulate import gate_under_test
 from shadowspec.simulate.gate_under_test import AcceleratorError, HypothesisOutcome, is_verdict, watch
 from shadowspec.simulate.paths import possible_looks
 from shadowspec.simulate.repetition import Draw, draw, repeat, seed_of
-from shadowspec.simulate.rows import CHANGED, CONFIG, LookMoments, moments_of
+from shadowspec.simulate.rows import LookMoments, configs_of, moments_of
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools
 from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import WORLDS
@@ -34,15 +34,15 @@ def shortened(name: str, num_sessions: int) -> World:
     return replace(world, arrivals=replace(world.arrivals, num_sessions=num_sessions))
 
 
-def stored(drawn: Draw) -> MemoryStore:
-    store = MemoryStore(ENDPOINT, PLACE, [CONFIG, CHANGED])
+def stored(drawn: Draw, world: World) -> MemoryStore:
+    store = MemoryStore(ENDPOINT, PLACE, configs_of(world.releases))
     store.add(drawn.rows.records, drawn.rows.blocks, drawn.rows.runs)
     return store
 
 
 def moments(drawn: Draw, world: World) -> tuple[LookMoments, Sequence[Cluster]]:
     """By a fold of the whole input."""
-    store = stored(drawn)
+    store = stored(drawn, world)
     store.finish(len(drawn.rows.records), Watermark(START, is_ended=True))
     gate = EndpointGateRun(ENDPOINT, world.policy, None, START)
     (clusters,) = gate.fold(store).completed.entered.values()
@@ -50,7 +50,7 @@ def moments(drawn: Draw, world: World) -> tuple[LookMoments, Sequence[Cluster]]:
 
 
 def watched(drawn: Draw, world: World) -> list[HypothesisOutcome]:
-    configs = [CONFIG, CHANGED] if world.changes_fingerprint else [CONFIG]
+    configs = configs_of(world.releases)
     return watch(drawn.rows, drawn.requests, world.policy, configs, world.arrivals.concurrency)
 
 
@@ -64,6 +64,7 @@ def watched(drawn: Draw, world: World) -> list[HypothesisOutcome]:
         ("ar1_nine", 480, 3),  # restarts with merged units
         ("session_length", 240, 1),  # sessions that are timed late, or not at all
         ("fingerprint_change", 320, 0),
+        ("twelve_releases", 480, 0),
         ("failures", 240, 0),
         ("carry_over_20", 320, 0),  # HOLD, where every test passes
         ("shedding", 400, 0),  # lost requests count at their worst
@@ -75,9 +76,15 @@ def watched(drawn: Draw, world: World) -> list[HypothesisOutcome]:
 def test_the_outcome_is_that_of_a_gate_that_is_run_at_every_look(name: str, num_sessions: int, index: int) -> None:
     world = shortened(name, num_sessions)
     if world.effects.change_block is not None:
-        change = num_sessions // 8 if world.changes_fingerprint else 60 if world.name == "decay" else 90
+        change = num_sessions // 8 if world.releases else 60 if world.name == "decay" else 90
         later = world.effects.log_speedup_later if world.effects.slowed_later else LATER
-        world = replace(world, effects=replace(world.effects, change_block=change, log_speedup_later=later))
+        world = replace(
+            world,
+            effects=replace(world.effects, change_block=change, log_speedup_later=later),
+            releases=(change,) if world.releases else (),
+        )
+    elif world.releases:
+        world = replace(world, releases=(30, 60, 90))
     at_every_look(world, draw(world, seed_of(world, 7, index)))
 
 
@@ -95,7 +102,7 @@ def at_every_look(world: World, drawn: Draw) -> list[HypothesisOutcome]:
     """What the quick way says, once it is what a gate says that is run at every look."""
     quick = watched(drawn, world)
     found, _ = moments(drawn, world)
-    store = stored(drawn)
+    store = stored(drawn, world)
     verdicts: dict[tuple[str, str, int], Decision] = {}
     alarms: dict[tuple[str, str, int], int] = {}
     was_dependent = set()
@@ -173,7 +180,7 @@ def test_a_key_that_dominates_is_cut_at_every_look_and_here() -> None:
     with pytest.raises(BeginsAnewError):
         moments(drawn, world)
     (outcome,) = watched(drawn, world)
-    store = stored(drawn)
+    store = stored(drawn, world)
     store.finish(len(busy), Watermark(START, is_ended=True))
     decision = run_endpoint_gate(store, ENDPOINT, world.policy, now=START).decisions[0]
     assert decision.evidence.counts.num_dominant_keys == 1

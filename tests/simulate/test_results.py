@@ -17,7 +17,7 @@ from shadowspec.simulate.naive import NAIVE_GATES
 from shadowspec.simulate.paths import TestOutcome
 from shadowspec.simulate.repetition import Repetition
 from shadowspec.simulate.results import WorldResult, count_times, read_results, tally, write_results
-from shadowspec.simulate.rows import CHANGED, CONFIG
+from shadowspec.simulate.rows import CONFIG, configs_of
 from shadowspec.simulate.run_worlds import run_worlds
 from shadowspec.simulate.summary import broken_promises, power_limit_blocks, quantile, share, summarise
 from shadowspec.simulate.world import World
@@ -76,7 +76,10 @@ def test_a_family_is_wrong_once_however_many_of_it_are() -> None:
 
 def test_only_the_new_engine_may_not_be_enabled() -> None:
     world = WORLDS["fingerprint_change"]
-    old, new = outcome(Verdict.ENABLE), outcome(Verdict.ENABLE, fingerprint=CHANGED.fingerprint, num_restarts=1)
+    old, new = (
+        outcome(Verdict.ENABLE),
+        outcome(Verdict.ENABLE, fingerprint=configs_of((1,))[1].fingerprint, num_restarts=1),
+    )
     assert counted(world, (old,)).false_enables == 0
     assert counted(world, (old, new)).false_enables == 1
     assert counted(world, (old, new)).enable_blocks == ((100, 1),), "the endpoint's own, not the new engine's"

@@ -12,7 +12,7 @@ from shadowspec.gate.run.gate_run import run_endpoint_gate
 from shadowspec.gate.run.memory_store import MemoryStore
 from shadowspec.simulate.effects import CLIP, PARITY_TOKENS, Effects, Outcomes, draw_outcomes, location
 from shadowspec.simulate.repetition import draw, draw_truth, fixed_sample_size, seed_of
-from shadowspec.simulate.rows import CHANGED, CONFIG
+from shadowspec.simulate.rows import CONFIG, configs_of
 from shadowspec.simulate.traffic import (
     CONCURRENCY,
     ENDPOINT,
@@ -168,7 +168,7 @@ def test_another_engine_measures_from_the_change_on() -> None:
     drawn = draw(world, np.random.SeedSequence(4))
     places = {block.block_id: place for place, block in enumerate(drawn.requests.blocks)}
     for run in drawn.rows.runs:
-        expected = CHANGED if places[run.block_id] >= (world.effects.change_block or 0) else CONFIG
+        expected = configs_of(world.releases)[places[run.block_id] >= (world.effects.change_block or 0)]
         assert run.fingerprint == expected.fingerprint
 
 
