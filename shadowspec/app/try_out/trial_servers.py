@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from shadowspec.errors import ModelError, UsageError
 from shadowspec.model_folder import read_object
@@ -16,7 +16,11 @@ from shadowspec.types.served_methods import METHOD_KEYS, setting
 
 UNSTATED: Final = "not stated"  # the device of a trial's servers, which report none
 UNREPORTED: Final = "speculative"  # the method of a server that does not name it
-DTYPES: Final = ("bfloat16", "float16", "float32")
+DTYPES: Final[Mapping[str, Literal["bfloat16", "float16", "float32"]]] = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "float32": "float32",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def look_at_servers(baseline: str, speculative: Sequence[str], target: Path, mod
     stated = read_object(f"--target {target}", target / "config.json") or {}
     dtype = str(stated.get("dtype") or stated.get("torch_dtype"))
     settings = ServerSettings(
-        urls[0], served, UNSTATED, dtype if dtype in DTYPES else DTYPES[0], speculative=placed, score_logprobs=0
+        urls[0], served, UNSTATED, DTYPES.get(dtype, "bfloat16"), speculative=placed, score_logprobs=0
     )
     plain, probes = probe_servers(settings, [server.candidate for server in placed])
     if plain.num_speculative_tokens:
