@@ -41,8 +41,10 @@ def test_every_key_of_the_configuration_has_a_meaning() -> None:
         "endpoint",
         "model",
         "path",
+        "request",
         "structured",
         "tier",
+        "time",
     }
     assert shown - {ROW.match(line)[1] for line in rows} == {"draft_tensor_parallel_size"} & shown
 
