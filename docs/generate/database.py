@@ -31,7 +31,7 @@ ROWS = {
     "test_snapshots": ("A test behind a decision. Append-only.", "gate runs"),
     "overrides": ("An operator's order. Append-only.", "orders"),
     "override_clearings": ("Who ended an order. Append-only.", "orders"),
-    "override_effects": ("What production's counters show after an order. Append-only.", "orders"),
+    "override_effects": ("Whether production's counters show an order. Append-only.", "orders"),
     "rollouts": ("A change of an endpoint's rollout stage or depth at one load. Append-only.", "changes"),
     "ledger": ("Start and place of a consumer in a partition or file, and when it last moved.", "partitions"),
     "funnel_counts": ("Number of records of a partition by endpoint, counter and reason.", "partitions x endpoints"),

@@ -32,7 +32,7 @@ _NOTES = {
     "Power": (
         "`within blocks` is the larger of two sizes. One is 1.5 times the smallest size at which every required test "
         "can pass. The other is 2.5 times the size of a test at the same level with one look at the end."
-    )
+    ),
 }
 
 

@@ -44,7 +44,7 @@ def plan(
     fleet: Annotated[
         bool,
         typer.Option(
-            "--fleet", help="Show what all endpoints cost, and the devices that they need; --decide-within: 7d."
+            "--fleet", help="Show the cost of all endpoints, and the devices that they need; --decide-within: 7d."
         ),
     ] = False,
     config_path: ConfigOption = None,

@@ -32,7 +32,7 @@ def tail(
     topic: TopicOption,
     position_file: Annotated[
         Path | None,
-        typer.Option("--position", metavar="FILE", help="Where the place in the log is kept. Default: LOG.position."),
+        typer.Option("--position", metavar="FILE", help="Where the place in the log is stored. Default: LOG.position."),
     ] = None,
     config_path: ConfigOption = None,
     bootstrap_servers: BrokersOption = None,

@@ -137,7 +137,7 @@ class LoadedTrial:
     def _eta(self, latest: Progress, seconds: float) -> float:
         """Seconds to the end of the recording, by the requests measured so far."""
         request_s = seconds / latest.requests_measured if latest.requests_measured else self.request_s
-        assert request_s is not None, "without a time of a request the records tell"
+        assert request_s is not None, "without a time of a request the records say it"
         return max(self.num_left - latest.requests_measured, 0.0) * request_s
 
     @property

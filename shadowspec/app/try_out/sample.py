@@ -51,7 +51,7 @@ class Sample:
         if num_untimed:
             gaps.append(
                 f"{num_untimed:,} {of_all} have no time: their order replaces it, and those that begin with the same "
-                "user message count as one session, so nothing is said of arrivals"
+                "user message count as one session. So nothing is said of arrivals"
             )
         if num_unsampled:
             gaps.append(

@@ -93,8 +93,8 @@ def _candidate(url: str, probe: Probe, names: Sequence[str]) -> TrialCandidate:
     depth = probe.num_speculative_tokens
     if not depth:
         raise ModelError(
-            f"--speculative {url}: it does not say that it speculates; start it with speculation, and with what "
-            "docs/servers.md lists for its engine"
+            f"--speculative {url}: it does not say that it speculates; start it with speculation, and with the "
+            "options of its engine in docs/servers.md"
         )
     method = str(setting(dict(probe.drafts.settings), METHOD_KEYS) or UNREPORTED)
     name = f"{method.replace(',', '-')}-k{depth}"

@@ -63,7 +63,7 @@ class FieldMap(Struct, frozen=True):
         for name, path in given.items():
             if name not in PARTS and name not in PASSED:
                 known = ", ".join((*PARTS, "model", "temperature"))
-                raise UsageError(f"map: {name!r} is no part of a record; give {known} or another request parameter")
+                raise UsageError(f"map: {name!r} is not a part of a record; give {known} or another request parameter")
             if not path.strip():
                 raise UsageError(f"map: {name} has no path; give a column, a dotted path or a JSON pointer")
         if not {"request", *BODY_FIELDS} & given.keys():
