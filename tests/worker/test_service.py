@@ -40,6 +40,7 @@ from shadowspec.types.settings import WorkerSettings
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.recovery import BlockOutcome
 from shadowspec.worker.service import Service, SliceRates, partition_past
+from shadowspec.worker.supervisor import Supervisor
 from shadowspec.worker.telemetry import Telemetry
 from tests.fakes import FakeEngine, FakeTokenizer, endpoint_rule, fake_config
 from tests.faults.traffic import START_MS, messages
@@ -140,6 +141,8 @@ class Engines:
             return False
         self.queue.append(block)
         return True
+
+    take_from = Supervisor.take_from
 
     def step(self) -> Sequence[BlockOutcome]:
         if not self.is_running or not self.queue:
