@@ -37,7 +37,7 @@ def test_the_template_shows_every_key_with_its_default(tmp_path: Path) -> None:
     assert shown.worker == WorkerSettings()
     assert shown.kafka is not None
     kafka_settings = KafkaSettings(("localhost:9092",), ("shadow.prompts",), retry_topics=("shadow.retry",))
-    assert replace(shown.kafka, security=KafkaSecurity(), group_instance_id=None) == kafka_settings
+    assert replace(shown.kafka, security=KafkaSecurity(), group_instance_id=None, map={}) == kafka_settings
     keys = set(re.findall(r"(?m)^# ([a-z_]+) = ", config_template()))
     assert {*keys_of(KafkaSettings), *keys_of(WorkerSettings)} <= keys
 
