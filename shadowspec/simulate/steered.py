@@ -93,7 +93,8 @@ class _Traffic:
                 runs += [self._run(block, prompt.key) for prompt in block.requests]
         self.store.add(records, blocks, runs)
         num_finished = min(self._waiting, default=self.store.num_records)
-        at = self.store.records_of([RecordKey(*PLACE, num_finished - 1)])[0].event_time
+        finished = self.store.records_of([RecordKey(*PLACE, num_finished - 1)] if num_finished else [])
+        at = finished[0].event_time if finished else event_time(0)  # the first request may wait for its block
         self.store.finish(num_finished, Watermark(at, is_ended=False))
 
     def _rate(self, slice_key: str) -> float:

@@ -58,3 +58,8 @@ def test_only_a_run_after_the_alarm_is_enabled_wrongly_where_slices_recover() ->
     first = HypothesisOutcome("", "one", 0, 0, 0.045, Verdict.ENABLE, "", 60, 60, False, {})
     assert tally(world, 1, [Repetition((first,), {})], 0.0).false_enables == 0
     assert tally(world, 1, [Repetition((first, replace(first, num_restarts=1)), {})], 0.0).false_enables == 1
+
+
+def test_a_look_at_which_the_first_request_still_waits_for_its_block_folds_nothing() -> None:
+    world = WORLDS["steered_open"]
+    assert watch_steered(replace(world, num_sessions=1), seed_of(world, 1, 33)) == []
