@@ -15,6 +15,8 @@ from shadowspec.capture.outlet import Outlet
 from shadowspec.tap.kafka.producer import OutgoingMessage
 from tests.services import PATIENCE_S, free_port
 
+CLOSE_S = 3.0  # for the thread of an outlet to end; with messages and without a broker it does not
+
 
 def settings(bootstrap: str = "", topic: str = "shadow.prompts", **limits: Any) -> CaptureSettings:
     return CaptureSettings((bootstrap or f"localhost:{free_port()}",), topic, **limits)
@@ -40,12 +42,12 @@ class KeptOutlet(Outlet):
 
 
 @contextmanager
-def outlet_to(bootstrap: str, topic: str, **limits: Any) -> Iterator[Outlet]:
+def outlet_to(bootstrap: str = "", topic: str = "shadow.prompts", **limits: Any) -> Iterator[Outlet]:
     outlet = Outlet(settings(bootstrap, topic, **limits))
     try:
         yield outlet
     finally:
-        outlet.close(0.1)
+        outlet.close(CLOSE_S)
 
 
 def until(is_done: Callable[[], bool]) -> None:

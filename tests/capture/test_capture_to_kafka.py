@@ -32,7 +32,7 @@ from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.kafka.consumer import KafkaTap
 from shadowspec.tap.openai import parse_request, parse_response
 from shadowspec.tap.records import MirroredRecord
-from tests.capture.outlets import outlet_to, settings, until
+from tests.capture.outlets import outlet_to, until
 from tests.kafka.reading import Reader, settings_for
 from tests.kafka_topics import Topics, read_topic
 from tests.services import PATIENCE_S, free_port
@@ -125,8 +125,11 @@ def test_every_call_is_read_by_the_tap_as_the_same_request(topics: Topics, caplo
 
 
 def test_without_a_broker_every_answer_comes_whole() -> None:
-    outlet = Outlet(settings(max_waiting_bytes=20_000))
-    with served(outlet) as url, httpx.Client(timeout=PATIENCE_S) as client:
+    with (
+        outlet_to(max_waiting_bytes=20_000) as outlet,
+        served(outlet) as url,
+        httpx.Client(timeout=PATIENCE_S) as client,
+    ):
         for number in range(40):
             assert client.post(url, json=body(number, stream=True)).text.count(PIECE) == NUM_PIECES
         assert outlet.counts.sent == 0

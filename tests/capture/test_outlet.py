@@ -16,7 +16,7 @@ from shadowspec.capture.capture_settings import capture_settings
 from shadowspec.capture.outlet import CALL_BYTES, Outlet
 from shadowspec.errors import ConfigError, RecordError
 from shadowspec.tap.kafka.producer import OutgoingMessage
-from tests.capture.outlets import KeptOutlet, outlet_to, settings, until
+from tests.capture.outlets import CLOSE_S, KeptOutlet, outlet_to, settings, until
 from tests.kafka_server import KafkaServer
 from tests.kafka_topics import Topics, read_topic
 from tests.services import free_port
@@ -39,7 +39,7 @@ def test_a_broker_that_is_away_costs_copies_and_no_time(caplog: pytest.LogCaptur
         put(outlet, b"x" * size)  # nothing is ever sent, so that a call that waited would wait for ever
     assert outlet.counts.dropped_full == 90
     assert outlet.held_bytes == 10 * (size + CALL_BYTES)
-    outlet.close(0)
+    outlet.close(CLOSE_S)
 
 
 def test_what_cannot_be_made_a_message_is_counted_and_not_quoted(

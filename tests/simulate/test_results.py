@@ -230,7 +230,7 @@ def test_page_and_picture(tmp_path: Path) -> None:
     text = (tmp_path / "docs" / PAGE).read_text(encoding="utf-8")
     assert "0.3% [0.1\u20130.9]" in text
     assert "No world contradicts the gate's promise." in text
-    assert all(gate.source in text for gate in NAIVE_GATES)
+    assert all(gate.title in text for gate in NAIVE_GATES)
     drawn = ElementTree.fromstring((tmp_path / "docs" / PICTURE).read_text(encoding="utf-8"))
     titles = [element.text or "" for element in drawn.iter("{http://www.w3.org/2000/svg}title")]
     assert any(title.startswith("the gate: 0.3%") for title in titles)
