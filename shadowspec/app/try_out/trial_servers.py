@@ -9,7 +9,8 @@ from typing import Final, Literal
 
 from shadowspec.errors import ModelError, UsageError
 from shadowspec.model_folder import read_object
-from shadowspec.servers.identity import engine_name, served_names
+from shadowspec.servers.engines import configured_name
+from shadowspec.servers.identity import served_names
 from shadowspec.servers.probing import Probe, probe_servers
 from shadowspec.servers.server_settings import ServerSettings, SpeculativeServer
 from shadowspec.types.served_methods import METHOD_KEYS, setting
@@ -77,16 +78,12 @@ def look_at_servers(baseline: str, speculative: Sequence[str], target: Path, mod
             f"--baseline {urls[0]}: it speculates ({plain.num_speculative_tokens} tokens); name a server of the same "
             "model without speculation"
         )
-    names: list[str] = []
-    candidates = []
+    candidates: list[TrialCandidate] = []
     for server, probe in zip(placed, probes, strict=True):
-        candidate = _candidate(server.url, probe, names)
-        names.append(candidate.name)
-        candidates.append(candidate)
+        candidates.append(_candidate(server.url, probe, [candidate.name for candidate in candidates]))
     lengths = [length for probe in (plain, *probes) if (length := probe.identity.max_model_len) is not None]
-    return TrialServers(
-        urls[0], served, engine_name(urls[0]), settings.dtype, min(lengths, default=None), tuple(candidates)
-    )
+    engine = configured_name(plain.identity.engine)
+    return TrialServers(urls[0], served, engine, settings.dtype, min(lengths, default=None), tuple(candidates))
 
 
 def _candidate(url: str, probe: Probe, names: Sequence[str]) -> TrialCandidate:
