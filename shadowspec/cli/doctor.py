@@ -28,8 +28,9 @@ def doctor(
 ) -> None:
     """Check configuration, secret, database, broker, schedule, receivers, scores, device, models and servers.
 
-    A failed check says how to fix it. Receivers get no message; each server gets one short request. With --traffic it
-    also counts the records that each endpoint takes, those it refuses and why, and the requests to be timed.
+    A failed check says how to fix it. Receivers get no message; each server gets one short request and one short
+    chat. With --traffic it also counts the records that each endpoint takes, those it refuses and why, and the
+    requests to be timed.
     """
     checked = examine(config_path, traffic, chosen_map(field_map))
     if as_json:

@@ -18,6 +18,7 @@ from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_checks import CacheBehaviour, cache_behaviour, read_capacity, require_prefix_cache
 from shadowspec.servers.server_settings import NamedServer, ServerSettings
 from shadowspec.servers.step_counts import CENSORED, COUNTERS, NO_DRAFTS, CountsSource
+from shadowspec.servers.stream import ServerError
 from shadowspec.types import Arm, SamplingParameters, SpeculationConfig
 from shadowspec.types.exactness import censoring_setting, lossy_setting
 from shadowspec.types.served_methods import (
@@ -32,6 +33,13 @@ from shadowspec.types.served_methods import (
 from shadowspec.types.server_facts import FACT, FACTS, Fact, differing_facts, fact_details
 
 TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
+# A template renders it, and the log probabilities of a few tokens say nothing: only whether it is answered counts.
+TINY_CHAT: Final = ServerRequest(
+    (),
+    SamplingParameters(temperature=0.0, max_tokens=4),
+    0,
+    chat=b'{"messages": [{"role": "user", "content": "Hello"}]}',
+)
 SAME_CAPACITY: Final = 0.02  # by which equal servers' caches may differ: each measures memory at its start
 
 
@@ -48,6 +56,7 @@ class Probe:
     kv_capacity: KvCapacity | None = None  # its KV cache capacity; None: not reported
     facts: Mapping[str, Fact] = field(default_factory=dict)  # read from it, or declared by the operator
     cache: CacheBehaviour | None = None  # of its prefix cache; None: it does not say, or was not asked
+    chat_fault: str | None = None  # the reason for which it refuses chats; None: it does, or was not asked
 
     @property
     def engine(self) -> ServingEngine:
@@ -65,8 +74,10 @@ class Probe:
         return self.drafts.num_speculative_tokens
 
 
-async def probe(client: ServerClient, model: str, score_logprobs: int = 0) -> Probe:
+async def probe(client: ServerClient, model: str, score_logprobs: int = 0, *, asks_chat: bool = False) -> Probe:
     """Read a server's description and send it one tiny request; where outputs are to be scored, another one.
+
+    With `asks_chat` it is sent a tiny chat as well.
 
     Raises:
         ServerError: it cannot be reached, does not serve the model, or gives no usable answer.
@@ -83,7 +94,20 @@ async def probe(client: ServerClient, model: str, score_logprobs: int = 0) -> Pr
         reports_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
         kv_capacity=await read_capacity(client, identity),
+        chat_fault=await _chat_fault(client) if asks_chat else None,
     )
+
+
+async def _chat_fault(client: ServerClient) -> str | None:
+    """The code of the error with which the server refuses a chat, as where its model has no template.
+
+    Any other fault may pass, and stands in the funnel where it does not.
+    """
+    try:
+        await client.complete(TINY_CHAT, "probe-chat")
+    except ServerError as error:
+        return error.code if error.code.startswith("http_4") else None
+    return None
 
 
 def probe_both(settings: ServerSettings, candidate: str = "") -> tuple[Probe, Probe]:
@@ -105,7 +129,8 @@ def probe_servers(settings: ServerSettings, candidates: Sequence[str]) -> tuple[
 
     async def look(server: NamedServer, arm: Arm) -> Probe:
         async with open_client(server.label, server.url, settings, context, 1) as client:
-            known = await probe(client, settings.model, settings.score_logprobs if arm is Arm.BASELINE else 0)
+            num_logprobs = settings.score_logprobs if arm is Arm.BASELINE else 0
+            known = await probe(client, settings.model, num_logprobs, asks_chat=settings.api == "chat")
             known = replace(known, facts=known_facts(known.identity, server))
             if not settings.measures_conversations:
                 return known
@@ -231,7 +256,12 @@ def _deployment_remarks(baseline: Probe, speculative: Probe) -> list[str]:
 
 def _answer_remarks(baseline: Probe, speculative: Probe) -> list[str]:
     """The figures that the servers' answers lack."""
-    texts = []
+    texts = [
+        f"the {arm} server refuses chats ({server.chat_fault}), so that every chat will fail there: give its model "
+        'a chat template, or set api = "completions"'
+        for arm, server in _arms(baseline, speculative)
+        if server.chat_fault is not None
+    ]
     if not (baseline.returns_token_ids and speculative.returns_token_ids):
         texts.append("no token ids are returned: parity stays unknown")
     if baseline.scores_outputs is False:

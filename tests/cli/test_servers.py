@@ -449,6 +449,7 @@ def test_doctor_looks_at_servers_that_speak_sglangs_api(
         (0, {"has_metrics": False}, True, "does not say whether it speculates"),
         (1, {"has_metrics": False}, True, "shows no /metrics"),
         (0, {"returns_token_ids": False}, True, "parity stays unknown"),
+        (1, {"has_template": False}, True, "the speculative server refuses chats (http_400)"),
         (0, {"max_logprobs": 19}, True, "sampled outputs cannot be scored"),
         (0, {"reported": lambda reported: None}, True, "--logprobs-mode"),
     ],

@@ -59,6 +59,7 @@ class FakeServer:
     max_logprobs: int = 20  # of the likeliest tokens at a prompt's places; 0: it tells none
     reported: Callable[[list[Any]], Any] = list  # what is done to what it tells of them
     scored: list[dict[str, Any]] = field(default_factory=list)  # bodies of requests for prompt_logprobs
+    has_template: bool = True  # without one it refuses chats
     key: str | None = None  # the bearer token that is wanted
     enforces: bool = True  # what requests restrict its answers to; the fields are those that its version knows
     spoils: int = 0  # so many of the next restricted answers lack their last character, as of a server that masks badly
@@ -193,6 +194,9 @@ class FakeServer:
         if "prompt_logprobs" in body:
             behave = self.scoring_script.popleft() if self.scoring_script else FakeServer._score
             await behave(self, body, writer)
+            return
+        if body.get("is_chat") and [message["content"] for message in body["messages"]] == ["Hello"]:  # a look at it
+            await (well(self, body, writer) if self.has_template else respond(writer, 400, "{}"))
             return
         self.bodies.append(body)
         self._in_flight += 1
