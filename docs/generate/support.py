@@ -79,6 +79,7 @@ _EXPORTS = {
     ),
     ExportFormat.LITELLM: ("[LiteLLM's router](../tests/rollout/export/test_routes.py)", _RUN),
     ExportFormat.HTTPROUTE: ("[schema of Gateway API 1.6](../tests/deploy/test_crds.py)", _NONE),
+    ExportFormat.KSERVE: ("[documented fields](../tests/rollout/export/test_routes.py)", _NONE),
     ExportFormat.ENVOY: ("[order of routes](../tests/rollout/export/test_routes.py)", _RUN),
 }
 

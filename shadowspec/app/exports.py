@@ -237,7 +237,7 @@ def _render_routes(names: Sequence[str], served: ServedDecisions, wanted: Wanted
     shared = gateways.sharing({name: endpoint.pools or Pools() for name, endpoint in config.endpoints.items()})
     endpoints = [
         RoutedEndpoint(
-            choose_routes(name, served.decisions, overrides=served.orders),
+            choose_routes(name, served.decisions, overrides=served.orders, by_slice=wanted.form != ExportFormat.KSERVE),
             _pools(name, wanted, config),
             tuple(config.endpoints[name].rule.served_models),
             is_shared=name in shared,
@@ -251,6 +251,8 @@ def _render_routes(names: Sequence[str], served: ServedDecisions, wanted: Wanted
             document = gateways.litellm(endpoints)
         case ExportFormat.HTTPROUTE:
             document = gateways.httproute(endpoints, gateway)
+        case ExportFormat.KSERVE:
+            document = gateways.kserve(endpoints)
         case _:
             document = gateways.envoy(endpoints, gateway)
     return replace(document, remarks=(*accepted, *document.remarks))
@@ -278,7 +280,7 @@ def _otherwise(wanted: WantedExport, shared: Sequence[str]) -> ServerPool | None
     Raises:
         UsageError: it is not named.
     """
-    if not shared or wanted.form == ExportFormat.LITELLM:
+    if not shared or wanted.form in (ExportFormat.LITELLM, ExportFormat.KSERVE):
         return None
     if wanted.otherwise is not None:
         return ServerPool.parse(wanted.otherwise, "--otherwise")

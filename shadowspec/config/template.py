@@ -292,7 +292,7 @@ num_speculative_tokens = 4   # tokens proposed in a step
 
 # Pools of servers that routes choose between (docs/routes.md).
 # [endpoints.chat.pools]
-# speculative = ~                   # HOST:PORT of the servers that speculate, or InferencePool/NAME
+# speculative = ~                   # HOST:PORT of servers that speculate, InferencePool/NAME, LLMInferenceService/NAME
 # plain = ~             # HOST:PORT of those that do not
 # hosts = ["chat.example.com"]  # under which clients ask only for this endpoint; default: all that no other names
 

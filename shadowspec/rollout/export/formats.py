@@ -25,11 +25,12 @@ class ExportFormat(StrEnum):
     FLAGD = "flagd"
     LITELLM = "litellm"
     HTTPROUTE = "httproute"
+    KSERVE = "kserve"
     ENVOY = "envoy"
 
 
 FORMATS: Final = (*ENGINES, *ExportFormat)
-ROUTES: Final = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.ENVOY)
+ROUTES: Final = (ExportFormat.LITELLM, ExportFormat.HTTPROUTE, ExportFormat.KSERVE, ExportFormat.ENVOY)
 
 
 def require_engine(form: str, schedules: Iterable[Schedule], *, is_accepted: bool) -> list[str]:

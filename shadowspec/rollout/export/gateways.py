@@ -1,4 +1,4 @@
-"""Routes of one endpoint or many as LiteLLM, Gateway API and Envoy read them.
+"""Routes of one endpoint or many as LiteLLM, Gateway API, KServe and Envoy read them.
 
 Endpoints that share a gateway never take each other's requests.  An endpoint with its `hosts` has every request of
 these.  The others share all other hosts: each has the requests that the classifier's header names, and exactly one rule
@@ -174,6 +174,39 @@ def _rules(endpoint: RoutedEndpoint) -> list[dict[str, Any]]:
 
 def _gateway_match(header: str, value: str) -> dict[str, Any]:
     return {"headers": [{"type": "Exact", "name": header, "value": value}]}
+
+
+def kserve(endpoints: Sequence[RoutedEndpoint]) -> Export:
+    """The routing groups of KServe's LLMInferenceServices: the traffic's share of either service, by weight.
+
+    A service without traffic keeps its weight of 0, by which KServe retains it in the group.
+
+    Raises:
+        UsageError: a pool is no LLMInferenceService, or two endpoints share one.
+    """
+    counted = Counter(
+        pool.service for endpoint in endpoints for pool in (endpoint.pools.speculative_pool, endpoint.pools.plain_pool)
+    )
+    if twice := [name for name, number in counted.items() if number > 1]:
+        raise UsageError(
+            f"LLMInferenceService/{twice[0]}: is in two pools, and a service is in one group at one weight"
+        )
+    documents = []
+    for endpoint in endpoints:
+        weights = next((route.weights for route in endpoint.routes.on), (0, WEIGHTS))
+        pools = endpoint.pools.speculative_pool, endpoint.pools.plain_pool
+        documents += [
+            {
+                "apiVersion": "serving.kserve.io/v1alpha2",
+                "kind": "LLMInferenceService",
+                "metadata": {"name": pool.service},
+                "spec": {"router": {"route": {"group": _resource_name(endpoint.routes.endpoint), "weight": weight}}},
+            }
+            for pool, weight in zip(pools, weights, strict=True)
+        ]
+    applied = "apply it to the services that run: kubectl apply --server-side --field-manager shadowspec -f FILE"
+    document = _commented(endpoints, documents)
+    return Export(document.text, (*document.remarks, applied))
 
 
 def envoy(endpoints: Sequence[RoutedEndpoint], gateway: Gateway) -> Export:

@@ -26,31 +26,34 @@ from shadowspec.types.speculation import draft_key
 
 SPECULATIVE, PLAIN = "speculative", "plain"
 INFERENCE_POOL: Final = "InferencePool"  # of the Gateway API Inference Extension (v1)
+INFERENCE_SERVICE: Final = "LLMInferenceService"  # of KServe
 INFERENCE_GROUP: Final = "inference.networking.k8s.io"
 WEIGHTS: Final = 1_000  # a share in whole parts of this, rounded down
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPool:
-    """Where a pool's servers are reached; an InferencePool has no port (None), and its picker chooses a server."""
+    """Where a pool's servers are reached; a pool of Kubernetes' `kind` has no port (None), and chooses a server."""
 
     host: str
     port: int | None
+    kind: str = ""
 
     @classmethod
     def parse(cls, text: str, option: str) -> ServerPool:
-        """The pool at HOST:PORT, or `InferencePool/NAME`.
+        """The pool at HOST:PORT, `InferencePool/NAME` or `LLMInferenceService/NAME`.
 
         Raises:
-            UsageError: the text is neither.
+            UsageError: the text is none of them.
         """
         kind, _, name = text.partition("/")
-        if kind == INFERENCE_POOL and name and not set("/:") & set(name):
-            return cls(name, None)
+        if kind in (INFERENCE_POOL, INFERENCE_SERVICE) and name and not set("/:") & set(name):
+            return cls(name, None, kind)
         host, _, port = text.rpartition(":")
         if not host or ":" in host or "/" in host or not port.isdigit() or not 1 <= int(port) <= LAST_PORT:
             raise UsageError(
-                f"{option} {text!r}: must be HOST:PORT, such as {PLAIN}:8000, or {INFERENCE_POOL}/NAME for an HTTPRoute"
+                f"{option} {text!r}: must be HOST:PORT, such as {PLAIN}:8000, {INFERENCE_POOL}/NAME for an HTTPRoute, "
+                f"or {INFERENCE_SERVICE}/NAME for KServe"
             )
         return cls(host, int(port))
 
@@ -59,20 +62,38 @@ class ServerPool:
         """Host and port.
 
         Raises:
-            UsageError: it is an InferencePool, which only an HTTPRoute reaches.
+            UsageError: it has none, as a pool of Kubernetes.
         """
         if self.port is None:
+            form = "httproute" if self.kind == INFERENCE_POOL else "kserve"
             raise UsageError(
-                f"{INFERENCE_POOL}/{self.host}: only --format httproute routes to it; give HOST:PORT for this format"
+                f"{self.kind}/{self.host}: only --format {form} routes to it; give HOST:PORT for this format"
             )
         return self.host, self.port
 
     @property
     def backend(self) -> dict[str, Any]:
-        """As an HTTPRoute refers to it."""
-        if self.port is None:
+        """As an HTTPRoute refers to it.
+
+        Raises:
+            UsageError: an HTTPRoute cannot.
+        """
+        if self.kind == INFERENCE_POOL:
             return {"group": INFERENCE_GROUP, "kind": INFERENCE_POOL, "name": self.host}
-        return {"name": self.host, "port": self.port}
+        host, port = self.address
+        return {"name": host, "port": port}
+
+    @property
+    def service(self) -> str:
+        """The name of KServe's LLMInferenceService.
+
+        Raises:
+            UsageError: it is no such service.
+        """
+        if self.kind != INFERENCE_SERVICE:
+            where = self.host if self.port is None else f"{self.host}:{self.port}"
+            raise UsageError(f"pool {where}: --format kserve needs {INFERENCE_SERVICE}/NAME for both pools")
+        return self.host
 
 
 def _pool_address(text: str) -> str:
@@ -176,15 +197,20 @@ class Routes:
 
 
 def choose_routes(
-    endpoint: str, served_decisions: Sequence[ServedDecision], *, overrides: Collection[Override] = ()
+    endpoint: str,
+    served_decisions: Sequence[ServedDecision],
+    *,
+    overrides: Collection[Override] = (),
+    by_slice: bool = True,
 ) -> Routes:
     """The routes by slice, with the config that serves the largest share of the traffic.
 
     Of equal shares the config with the better lower bounds counts, then the last by name.  An endpoint without decided
-    slices has one route, by its whole verdict; an order on any part of it takes that off.
+    slices, and any where `by_slice` is false, has one route, by its whole verdict; an order on any part of it takes
+    that off.
     """
     at_endpoint = [served for served in served_decisions if served.decision.endpoint == endpoint]
-    subjects = [served for served in at_endpoint if served.decision.slice_key] or at_endpoint
+    subjects = [served for served in at_endpoint if by_slice and served.decision.slice_key] or at_endpoint
     shares = {served.decision.slice_key: served.decision.traffic_share or 0.0 for served in subjects}
     by_config: dict[tuple[SpeculationConfig, int], list[ServedDecision]] = defaultdict(list)
     for served in subjects:
@@ -192,7 +218,7 @@ def choose_routes(
     choices = []
     for_other_engines: list[ServedDecision] = []
     for decisions in by_config.values():
-        schedules = slice_schedules(endpoint, decisions, overrides=overrides)
+        schedules = slice_schedules(endpoint, decisions, overrides=overrides) if by_slice else []
         schedules = schedules or [endpoint_schedule(endpoint, decisions, overrides=overrides)]
         choices.append(_routed(schedules))
         for_other_engines += [served for schedule in schedules for served in schedule.for_other_engines]
@@ -209,7 +235,9 @@ def _routed(schedules: Sequence[Schedule]) -> list[Schedule]:
     return [
         schedule
         for schedule in schedules
-        if all(part.num_speculative_tokens for part in schedule.measured_ranges) and int(schedule.share * WEIGHTS)
+        if schedule.config is not None
+        and all(part.num_speculative_tokens for part in schedule.measured_ranges)
+        and int(schedule.share * WEIGHTS)
     ]
 
 

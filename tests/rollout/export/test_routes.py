@@ -260,6 +260,45 @@ def test_an_httproute_leads_to_inference_pools_and_other_formats_refuse_them() -
             refusing()
 
 
+def kserve(decisions: Iterable[Decision], rollouts: Sequence[Rollout] = (), pools: Pools | None = None) -> Export:
+    served = judged(decisions, rollouts=rollouts)
+    found = choose_routes("Team_Chat" if pools else "chat", served, overrides=(), by_slice=False)
+    pools = pools or Pools("LLMInferenceService/fast", "LLMInferenceService/plain")
+    return gateways.kserve([RoutedEndpoint(found, pools)])
+
+
+@pytest.mark.parametrize(
+    ("decisions", "rollouts", "weights"),
+    [
+        ([decision(load=2)], [], (1_000, 0)),
+        ([decision(load=2)], [rollout(2, 0.25)], (250, 750)),
+        ([decision(Verdict.DISABLE, load=2)], [], (0, 1_000)),
+        ([decision(load=2, slice_key=CODE)], [], (0, 1_000)),  # the group takes every request of the model
+        ([decision(load=2), decision(Verdict.DISABLE, load=2, slice_key=CHAT)], [], (0, 1_000)),
+        ([], [], (0, 1_000)),
+    ],
+)
+def test_kserve_has_the_weights_of_the_whole_endpoint(
+    decisions: list[Decision], rollouts: list[Rollout], weights: tuple[int, int]
+) -> None:
+    documents = list(yaml.safe_load_all(kserve(decisions, rollouts).text))
+    assert [(each["kind"], each["metadata"]["name"]) for each in documents] == [
+        ("LLMInferenceService", "fast"),
+        ("LLMInferenceService", "plain"),
+    ]
+    assert tuple(each["spec"]["router"]["route"]["weight"] for each in documents) == weights
+    assert {each["spec"]["router"]["route"]["group"] for each in documents} == {"shadowspec-chat"}
+
+
+def test_kserve_needs_two_services_of_its_kind() -> None:
+    with pytest.raises(UsageError, match="pool plain:80: --format kserve needs LLMInferenceService/NAME"):
+        kserve([], pools=Pools("LLMInferenceService/fast", "plain:80"))
+    with pytest.raises(UsageError, match="LLMInferenceService/one: is in two pools"):
+        kserve([], pools=Pools("LLMInferenceService/one", "LLMInferenceService/one"))
+    with pytest.raises(UsageError, match="LLMInferenceService/fast: only --format kserve"):
+        httproute(chosen([decision(load=2)]), Pools("LLMInferenceService/fast", "plain:80"))
+
+
 def test_routes_say_what_the_pool_runs_and_when_they_become_stale() -> None:
     document = envoy(chosen(MIXED))
     assert any("draft_model-4" in remark for remark in document.remarks)
