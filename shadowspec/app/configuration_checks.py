@@ -171,8 +171,20 @@ def _live(endpoint: str) -> Callable[[Config], str]:
                 "(docs/live.md)"
             )
         control = f"; control: {plural(len(plain), 'plain replica')}" if plain else ""
-        return f"{plural(len(scrapes), 'replica')} of {source.engine} read; {len(drafting)} count drafts{control}" + (
-            f"; no ENABLE would be watched there: {words}" if blind else ""
+        silent = [
+            scrape.replica
+            for scrape in scrapes
+            if isinstance(scrape, LiveScrape) and scrape.counts.num_preemptions is None and scrape.kv_use is None
+        ]
+        return (
+            f"{plural(len(scrapes), 'replica')} of {source.engine} read; {len(drafting)} count drafts{control}"
+            + (f"; no ENABLE would be watched there: {words}" if blind else "")
+            + (
+                f"; memory pressure is not watched on {', '.join(silent)}: neither preemptions nor KV-cache use is "
+                "reported"
+                if silent
+                else ""
+            )
         )
 
     return check

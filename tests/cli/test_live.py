@@ -268,6 +268,12 @@ def test_what_it_prints(shell: Shell, production: Production) -> None:
     assert (entry["ok"], "points to elsewhere.example" in entry["found"]) == (False, True)
     production.answer = None
     (entry,) = [each for each in shell("doctor", "--json").document["checks"] if each["check"] == "live chat"]
+    assert entry["ok"]
+    assert entry["found"].startswith(
+        "1 replica of vllm read; 1 count drafts; memory pressure is not watched on 127.0.0.1:"
+    )
+    production.preemptions = 0
+    (entry,) = [each for each in shell("doctor", "--json").document["checks"] if each["check"] == "live chat"]
     assert (entry["ok"], entry["found"]) == (True, "1 replica of vllm read; 1 count drafts")
 
 
@@ -354,7 +360,7 @@ def test_a_plain_pool_is_the_control_of_a_partial_rollout(shell: Shell, producti
         assert end_to_end["lower"] < 0.8 < end_to_end["upper"] < 0.9
         checks = shell("doctor", "--json").document["checks"]
         (entry,) = [each for each in checks if each["check"] == "live chat"]
-        assert entry["found"] == "2 replicas of vllm read; 1 count drafts; control: 1 plain replica"
+        assert entry["found"].startswith("2 replicas of vllm read; 1 count drafts; control: 1 plain replica; memory")
         plain.depth, plain.per_pos, plain.drafts = 4, [1] * 4, 1
         checks = shell("doctor", "--json").document["checks"]
         (entry,) = [each for each in checks if each["check"] == "live chat"]
