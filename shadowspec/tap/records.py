@@ -38,6 +38,7 @@ FAILED_STATUS = 400  # HTTP
 MAX_REMEMBERED_PATHS = 1_000  # they hardly vary, but for those with ids in them
 ENDPOINT_HEADER = "x-endpoint"
 NO_SAMPLING: Final = "no_sampling"  # an adapter's: the log has none of the sampling parameters that the model got
+NOT_LOGGED: Final = "not_logged"  # an adapter's: names of parameters that no record of the log has, whatever was sent
 # Findings of the adapters, or of the mirror, that make a record unmeasurable; the reason code has the same name.
 DISQUALIFYING_ANNOTATIONS: Final = ("truncated", "redacted", "no_payload", "no_tool_definitions", "provider_dialect")
 

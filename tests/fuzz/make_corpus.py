@@ -22,7 +22,7 @@ from shadowspec.servers.engines import ENGINES
 from shadowspec.tap.formats import MessageFormat
 from tests.fuzz.target import FILES
 from tests.tap.formats import samples
-from tests.tap.formats.log_samples import LOGS, OWN, batch_output, sharegpt
+from tests.tap.formats.log_samples import LOGS, OWN, batch_output, format_of, sharegpt
 from tests.tap.mirror import chat, messages, responses
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -119,11 +119,12 @@ def seeds(payloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, bytes]]:
 
 def log_seeds() -> dict[str, dict[str, bytes]]:
     """Two calls of each log, by format."""
-    made = {
-        format.value: {f"call{number}": PLAIN + json.dumps(calls[number]).encode() for number in (0, 7)}
-        for format, calls in LOGS.items()
-        if format is not MessageFormat.LITELLM
-    }
+    made: dict[str, dict[str, bytes]] = {}
+    for log, documents in LOGS.items():
+        if log != MessageFormat.LITELLM:
+            prefix = "call" if log == format_of(log) else f"{log}_call"
+            calls = {f"{prefix}{number}": PLAIN + json.dumps(documents[number]).encode() for number in (0, 7)}
+            made.setdefault(format_of(log), {}).update(calls)
     made["row"]["sharegpt"] = PLAIN + json.dumps(sharegpt(0)).encode()
     made["batch"]["output"] = PLAIN + json.dumps(batch_output(0)).encode()
     return made
@@ -185,7 +186,8 @@ def main() -> None:
     if len(sys.argv) > 1:
         made = seeds(json.loads(Path(sys.argv[1]).read_text()))
         made["auto"] = {f"{format}-{name}": data for format, named in made.items() for name, data in named.items()}
-    made |= other_seeds() | log_seeds()
+    for format, named in (other_seeds() | log_seeds()).items():
+        made.setdefault(format, {}).update(named)
     made.setdefault("litellm", {})["row"] = PLAIN + json.dumps(LOGS[MessageFormat.LITELLM][1]).encode()
     made["map"] = {"own": PLAIN + json.dumps(OWN).encode()}
     for format, named in made.items():

@@ -12,6 +12,7 @@ from shadowspec.errors import NoDataError, RecordError, UsageError
 from shadowspec.tap.documents import split_message
 from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message, propose
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.records import NOT_LOGGED
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
 from shadowspec.text import plain_text, plural
 
@@ -58,6 +59,12 @@ class Sample:
                 f"{num_unsampled:,} {of_all} have no sampling parameters: they are sampled with the defaults below, "
                 "and acceptance may differ from production's"
             )
+        unlogged = Counter(text for record in records if isinstance(text := record.annotation(NOT_LOGGED), str))
+        gaps += [
+            f"{number:,} {of_all} come from a log that never holds {plain_text(names)}. Where production sets these, "
+            "acceptance may differ"
+            for names, number in unlogged.items()
+        ]
         return tuple(gaps)
 
     @property

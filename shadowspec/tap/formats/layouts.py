@@ -25,7 +25,7 @@ from msgspec import Struct
 from shadowspec.tap.formats.field_map import BODY_FIELDS, FieldMap, is_chat
 from shadowspec.tap.formats.opened import EventHalf, MessageFormat, object_in
 from shadowspec.tap.parameters import malformed_error, unsupported_error
-from shadowspec.tap.records import EPOCH, parse_time, usable_id
+from shadowspec.tap.records import EPOCH, NOT_LOGGED, parse_time, usable_id
 
 CHAT_PATH: Final = "/v1/chat/completions"
 SGLANG_PREFIX: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] (?=\{)")  # its logger's, before the object
@@ -51,12 +51,14 @@ def _as_it_is(document: Mapping[str, Any]) -> Mapping[str, Any]:
 class Layout(Struct, frozen=True):
     """How objects of a log are known, and where they hold the parts of a record.
 
-    `marks`: of each tuple the object has a field.  `prepare` gives the object for the paths.
+    `marks`: of each tuple the object has a field.  `prepare` gives the object for the paths.  `not_logged` names
+    sampling parameters that no object of the log has.
     """
 
     marks: tuple[tuple[str, ...], ...]
     fields: FieldMap
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
+    not_logged: str | None = None
 
     def matches(self, document: Mapping[str, Any]) -> bool:
         return all(any(name in document for name in names) for names in self.marks)
@@ -67,7 +69,10 @@ class Layout(Struct, frozen=True):
         Raises:
             RecordError: malformed, or unsupported: the object is no call of a model.
         """
-        return self.fields.envelope(self.prepare(document))
+        envelope = self.fields.envelope(self.prepare(document))
+        if self.not_logged is not None:
+            envelope["metadata"][NOT_LOGGED] = self.not_logged
+        return envelope
 
 
 def is_body(document: Mapping[str, Any]) -> bool:
@@ -232,6 +237,7 @@ LAYOUTS: Final[Mapping[MessageFormat, Layout]] = {
             takes_bodies=False,
         ),
         _generation,
+        not_logged="top_k, min_p, stop",
     ),
     MessageFormat.SGLANG: Layout(
         (("event",), ("obj",), ("timestamp",)),

@@ -1,57 +1,38 @@
-"""OpenTelemetry's GenAI events and spans, in the JSON encoding of OTLP.
+"""OpenTelemetry's events and spans of calls of a model, in the JSON encoding of OTLP.
 
-One document is what the collector's file exporter writes as a line, or its Kafka exporter as a message: an export
-request, of logs or of traces, with any number of records.  Those that are a call of a model become records: a log
-record of the event `gen_ai.client.inference.operation.details`, and a span whose `gen_ai.operation.name` is an
-inference.  All others are skipped.  Event and span of one call share trace and span ids, so the second is a duplicate.
+In: one document, as the collector's file exporter writes it as a line, or its Kafka exporter as a message: an export
+request, of logs or of traces, with any number of records.
+Out: each call of a model in our envelope, or why it cannot be read.
 
-Written from the GenAI semantic conventions of 2026 (attributes and message schemas) and the OTLP specification.
-A span may hold structured attributes as JSON in a string.
+A call is a log record of the event `gen_ai.client.inference.operation.details`, a span whose `gen_ai.operation.name` is
+an inference (`genai_attributes`), or a span of OpenInference or Traceloop (`flat_attributes`).  All others are skipped.
+Event and span of one call share trace and span ids, so the second is a duplicate.  A record that the SDK's limit on the
+number of attributes cut is `truncated`: what was dropped may have been a message.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE, parse_document
-from shadowspec.tap.formats.opened import text_prompt
+from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE
+from shadowspec.tap.formats import flat_attributes, genai_attributes
+from shadowspec.tap.formats.genai_attributes import LoggedCall
 from shadowspec.tap.parameters import malformed_error, unsupported_error
 from shadowspec.tap.records import usable_id
 
 SIGNALS: Final = (("resourceLogs", "scopeLogs", "logRecords"), ("resourceSpans", "scopeSpans", "spans"))
 EVENT: Final = "gen_ai.client.inference.operation.details"
-PATHS: Final[Mapping[str, str]] = {
-    "chat": "/v1/chat/completions",
-    "generate_content": "/v1/chat/completions",
-    "text_completion": "/v1/completions",
-    "embeddings": "/v1/embeddings",
-}
 FAILED_SPAN: Final = (2, "2", "STATUS_CODE_ERROR")
 MAX_INTEGER_CHARACTERS: Final = 20  # of a 64-bit integer with its sign
-# The request's parameters by the end of their attribute's name, `gen_ai.request.NAME`.
-_PARAMETERS: Final[Mapping[str, str]] = {
-    "model": "model",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "max_tokens": "max_tokens",
-    "stop_sequences": "stop",
-    "seed": "seed",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "choice.count": "n",
-}
-_WHOLE: Final = frozenset({"top_k", "max_tokens", "seed", "n"})  # `top_k` is a double in the conventions
-_STRUCTURED: Final = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions")
-_TOOLS: Final = "gen_ai.tool.definitions"
-_TOOL_FIELDS: Final = ("name", "description", "parameters")
-_SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
-_USERS: Final = ("user.id", "enduser.id")
-_READ: Final = ("gen_ai.", *_SESSIONS, *_USERS, "error.type", "event.name")
-_MODALITIES: Final[Mapping[str, str]] = {"image": "image_url", "audio": "input_audio", "video": "video_url"}
+_ASSOCIATED: Final = "traceloop.association.properties."
+_SESSIONS: Final = (
+    "gen_ai.conversation.id", "session.id",
+    *(_ASSOCIATED + name for name in ("session_id", "conversation_id", "chat_id", "thread_id")),
+)  # fmt: skip
+_USERS: Final = ("user.id", "enduser.id", _ASSOCIATED + "user_id", "gen_ai.user", "llm.user")
+_READ: Final = ("gen_ai.", *_SESSIONS, *_USERS, "error.type", "event.name", *flat_attributes.READ)
 _NO_SERVICE: Final = "unknown_service"  # how the SDK names a service that was given no name
 
 
@@ -71,8 +52,8 @@ def envelopes(document: Mapping[str, Any]) -> list[dict[str, Any] | RecordError]
     for record, resource in _records(document):
         try:
             attributes = _attributes(record.get("attributes"))
-            if _is_call(record, attributes):
-                calls.append(_envelope(record, attributes, resource))
+            if (read := _reader(record, attributes)) is not None:
+                calls.append(_envelope(record, attributes, resource, read(attributes)))
         except RecordError as error:
             calls.append(error.without_traceback())
         if len(calls) > MAX_RECORDS_PER_MESSAGE:
@@ -137,175 +118,33 @@ def _integer(value: Any) -> Any:
     return value
 
 
-def _is_call(record: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
-    """Whether a record is one call of a model: an event in the logs, an inference among the spans."""
-    operation = attributes.get("gen_ai.operation.name")
-    if "name" in record or "kind" in record:
-        return isinstance(operation, str) and operation in PATHS
-    return EVENT in (record.get("eventName"), attributes.get("event.name"))
+def _reader(
+    record: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> Callable[[Mapping[str, Any]], LoggedCall] | None:
+    """What reads a record that is one call of a model: an event in the logs, an inference among the spans."""
+    if "name" not in record and "kind" not in record:
+        return genai_attributes.read_call if EVENT in (record.get("eventName"), attributes.get("event.name")) else None
+    operation = attributes.get(genai_attributes.OPERATION)
+    if isinstance(operation, str) and operation in genai_attributes.PATHS:
+        return genai_attributes.read_call
+    return flat_attributes.reader_of(attributes)
 
 
-def _envelope(record: Mapping[str, Any], attributes: Mapping[str, Any], resource: Any) -> dict[str, Any]:
-    operation = attributes.get("gen_ai.operation.name")
-    for name in (*_STRUCTURED, _TOOLS):
-        if isinstance(attributes.get(name), str):
-            attributes = {**attributes, name: _parsed(attributes[name], name)}
-    given, instructions, tools = (attributes.get(name) for name in (_STRUCTURED[0], _STRUCTURED[2], _TOOLS))
-    request = _parameters(attributes)
-    messages = _messages(given)
-    if instructions:
-        system = {"role": "system", "content": _contents(instructions)[0]}
-        messages = [system, *messages] if isinstance(messages, list) else messages
-    if operation == "text_completion":
-        request["prompt"] = text_prompt(messages)
-    else:
-        request["messages"] = messages or []
-    if tools:
-        request["tools"] = _tools(tools)
+def _envelope(
+    record: Mapping[str, Any], attributes: Mapping[str, Any], resource: Any, call: LoggedCall
+) -> dict[str, Any]:
     return {
-        "request": request,
-        "response": _response(attributes),
+        "request": call.request,
+        "response": call.response,
         "timestamp": _time(record),
         "session_id": _first(attributes, _SESSIONS),
         "user": _first(attributes, _USERS),
         "tenant": _service(resource),
         "request_id": _call_id(record),
-        "path": PATHS.get(operation, "/other") if isinstance(operation, str) else None,
+        "path": call.path,
         "status": "error" if attributes.get("error.type") or _has_failed(record) else None,
-        "metadata": {
-            "no_payload": not given and operation != "embeddings",
-            "no_tool_definitions": _lacks_tools(tools, messages),
-        },
+        "metadata": call.metadata | {"truncated": bool(record.get("droppedAttributesCount"))},
     }
-
-
-def _parsed(text: str, name: str) -> Any:
-    try:
-        return parse_document(text)
-    except RecordError:
-        raise malformed_error(f"invalid:{name}") from None  # the SDK's limit on the length of values cuts it
-
-
-def _parameters(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    request = {}
-    for name, parameter in _PARAMETERS.items():
-        value = attributes.get(f"gen_ai.request.{name}")
-        if isinstance(value, float) and parameter in _WHOLE and value.is_integer():
-            value = int(value)
-        if value is not None:
-            request[parameter] = value
-    kind = attributes.get("gen_ai.output.type")
-    if kind is not None and kind != "text":
-        request["response_format"] = {"type": "not_logged"}  # the conventions have no place for the schema
-    return request
-
-
-def _messages(given: Any) -> Any:
-    """The messages of a chat.  What does not follow the conventions stays as it is, for the parser to refuse."""
-    if not isinstance(given, list):
-        return given
-    messages: list[Any] = []
-    for message in given:
-        if not isinstance(message, dict) or not isinstance(message.get("parts"), list):
-            messages.append(message)
-            continue
-        content, calls, results, thoughts = _contents(message["parts"])
-        for result in results:
-            messages.append({"role": "tool", **result})
-        if content is None and not calls and not thoughts and results:
-            continue
-        chat = {"role": message.get("role"), "content": content}
-        if message.get("name") is not None:
-            chat["name"] = message["name"]
-        if calls:
-            chat["tool_calls"] = calls
-        if thoughts:
-            chat["reasoning_content"] = "".join(thoughts)
-        messages.append(chat)
-    return messages
-
-
-def _contents(parts: Any) -> tuple[Any, list[dict[str, Any]], list[dict[str, Any]], list[str]]:
-    """Content, tool calls, results of tools and reasoning of a message's parts."""
-    content: list[Any] = []
-    calls, results, thoughts = [], [], []
-    for part in parts if isinstance(parts, list) else [parts]:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, dict):
-            content.append({"type": "unknown"})
-        elif kind == "text":
-            content.append({"type": "text", "text": part.get("content")})
-        elif kind == "tool_call":
-            function = {"name": part.get("name"), "arguments": part.get("arguments") or {}}
-            calls.append({"id": part.get("id"), "type": "function", "function": function})
-        elif kind == "tool_call_response":
-            result = part.get("response", part.get("result"))  # the schema's name, the examples' name
-            text = result if isinstance(result, str) else json.dumps(result)
-            results.append({"tool_call_id": part.get("id"), "content": text})
-        elif kind == "reasoning" and isinstance(part.get("content"), str):
-            thoughts.append(part["content"])
-        else:
-            content.append({"type": _other_type(part)})
-    if len(content) == 1 and isinstance(content[0].get("text"), str):
-        return content[0]["text"], calls, results, thoughts
-    return content or None, calls, results, thoughts
-
-
-def _other_type(part: Mapping[str, Any]) -> str:
-    """The chat's type of a part that is not text; the parser refuses each by its reason."""
-    if part.get("type") not in ("blob", "uri", "file"):
-        return "unknown"
-    modality = part.get("modality")
-    return _MODALITIES.get(modality, "file") if isinstance(modality, str) else "file"
-
-
-def _tools(definitions: Any) -> Any:
-    """Tools in the chat's form."""
-    if not isinstance(definitions, list):
-        return definitions
-    return [
-        {
-            "type": "function",
-            "function": {name: definition[name] for name in _TOOL_FIELDS if definition.get(name) is not None},
-        }
-        if isinstance(definition, dict) and "function" not in definition
-        else definition
-        for definition in definitions
-    ]
-
-
-def _lacks_tools(definitions: Any, messages: Any) -> bool:
-    """Whether the log lacks the tools that the prompt held: it names them without schemas, or shows only calls."""
-    if isinstance(definitions, list) and definitions:
-        return any(
-            isinstance(definition, dict) and not {"parameters", "function"} & definition.keys()
-            for definition in definitions
-        )
-    called = messages if isinstance(messages, list) else []
-    return any(isinstance(message, dict) and message.get("tool_calls") for message in called)
-
-
-def _response(attributes: Mapping[str, Any]) -> dict[str, Any] | None:
-    answers, reasons = attributes.get(_STRUCTURED[1]), attributes.get("gen_ai.response.finish_reasons")
-    given = answers if isinstance(answers, list) else []
-    choices = []
-    for index, answer in enumerate(given or (reasons if isinstance(reasons, list) else ())):
-        message = _messages([answer])[-1] if given else None
-        reason = answer.get("finish_reason") if isinstance(answer, dict) else answer
-        choice = {"index": index, "finish_reason": "tool_calls" if reason == "tool_call" else reason}
-        choices.append(choice if message is None else {**choice, "message": message})
-    usage = {
-        "completion_tokens": attributes.get("gen_ai.usage.output_tokens"),
-        "prompt_tokens": attributes.get("gen_ai.usage.input_tokens"),
-    }
-    cached = attributes.get("gen_ai.usage.cache_read.input_tokens")
-    response = {
-        "id": attributes.get("gen_ai.response.id"),
-        "model": attributes.get("gen_ai.response.model"),
-        "choices": choices or None,
-        "usage": usage if cached is None else {**usage, "prompt_tokens_details": {"cached_tokens": cached}},
-    }
-    return response if choices or response["model"] else None
 
 
 def _time(record: Mapping[str, Any]) -> Any:

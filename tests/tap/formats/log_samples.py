@@ -130,11 +130,19 @@ WRITERS: dict[MessageFormat, Callable[[int], dict[str, Any]]] = {
     MessageFormat.SAGEMAKER: _sagemaker,
     MessageFormat.BEDROCK: _bedrock,
 }
-LOGS: dict[MessageFormat, list[dict[str, Any]]] = {
+# Documents of each log, by its format, or by the source where one format has several.
+LOGS: dict[str, list[dict[str, Any]]] = {
     MessageFormat.LITELLM: _recorded("spend_logs"),
     MessageFormat.LANGFUSE: _recorded("langfuse"),
     **{format: [write(number) for number in range(NUM_CALLS)] for format, write in WRITERS.items()},
+    "openinference": _recorded("openinference"),
+    "traceloop": _recorded("traceloop"),
 }
+SOURCES = {"openinference": MessageFormat.OTLP, "traceloop": MessageFormat.OTLP}
+
+
+def format_of(log: str) -> MessageFormat:
+    return SOURCES.get(log) or MessageFormat(log)
 
 
 def batch_output(number: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.tap.formats.log_samples import (
     answer,
     batch_output,
     body,
+    format_of,
     sglang,
     sharegpt,
     time_of,
@@ -37,56 +38,98 @@ from tests.tap.formats.log_samples import (
 from tests.tap.formats.samples import message, record_of, refusal
 from tests.tap.mirror import admission
 
-FORMATS = [format for format in LOGS if format is not MessageFormat.BATCH]
-NOT_LOGGED: dict[MessageFormat, tuple[str, ...]] = {  # by the tool itself, as docs/formats.md says
+ALL_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop")
+UNLOGGED: dict[str, tuple[str, ...]] = {  # by the tool itself, as docs/formats.md says
     MessageFormat.LANGFUSE: ("top_k", "min_p", "stop"),
-    MessageFormat.ROW: ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"),
+    MessageFormat.ROW: ALL_SAMPLING,
+    "openinference": ("top_k", "min_p"),
+    "traceloop": ("top_k", "min_p", "seed", "stop"),
 }
-UNTIMED = (MessageFormat.BODY, MessageFormat.ROW)
+UNTIMED = (MessageFormat.BATCH, MessageFormat.BODY, MessageFormat.ROW)
+UNANSWERED = (MessageFormat.BATCH, MessageFormat.BODY)
 
 
-def record_at(format: MessageFormat, number: int) -> MirroredRecord:
-    return record_of(LOGS[format][number])
+def records_of(log: str) -> list[MirroredRecord]:
+    """The calls of a log, in its order."""
+    joiner = Joiner(DEFAULT_WINDOW)
+    settled: list[Opened] = []
+    for offset, document in enumerate(LOGS[log], start=1):
+        for opened in open_message(message(document, offset=offset), MessageFormat.AUTO):
+            settled += [opened] if opened.half is None else joiner.add(opened.key, opened.half)
+    return [opened.record for opened in settled + joiner.drain() if opened.record is not None]
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_prompts_and_sampling_of_twenty_calls_are_the_source_s(format: MessageFormat) -> None:
-    assert len(LOGS[format]) == NUM_CALLS
-    for number in range(NUM_CALLS):
-        sent = body(number)
-        unlimited = format is MessageFormat.LANGFUSE and number == 7  # logged as no limit
-        for name in (*NOT_LOGGED.get(format, ()), *(["max_tokens"] if unlimited else [])):
-            del sent[name]
-        expected = parse_request(MirroredRecord(request=sent))
-        read = parse_request(record_at(format, number))
+def record_at(log: str, number: int) -> MirroredRecord:
+    return records_of(log)[number]
+
+
+def sent_to(log: str, number: int) -> dict[str, Any]:
+    """The body of a call, as far as its log has it."""
+    sent = body(number)
+    unlimited = log == MessageFormat.LANGFUSE and number == 7  # logged as no limit
+    for name in (*UNLOGGED.get(log, ()), *(["max_tokens"] if unlimited else [])):
+        del sent[name]
+    return sent
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_prompts_and_sampling_of_twenty_calls_are_the_source_s(log: str) -> None:
+    assert len(records_of(log)) == NUM_CALLS
+    for number, record in enumerate(records_of(log)):
+        expected = parse_request(MirroredRecord(request=sent_to(log, number)))
+        read = parse_request(record)
         assert read.sampling == expected.sampling, number
         assert read.max_tokens == expected.max_tokens
-        if format is MessageFormat.SGLANG:
+        assert (record.model or "model-a").endswith("model-a")
+        if log == MessageFormat.SGLANG:
             assert read.prompt_token_ids == (1, 2, 3)
         else:
             assert read.messages == expected.messages
 
 
-@pytest.mark.parametrize("format", [format for format in FORMATS if format is not MessageFormat.BODY])
-def test_answers_of_twenty_calls_are_read(format: MessageFormat) -> None:
-    for number in range(NUM_CALLS):
-        record = record_at(format, number)
+@pytest.mark.parametrize("log", [log for log in LOGS if log not in UNANSWERED])
+def test_answers_of_twenty_calls_are_read(log: str) -> None:
+    for record in records_of(log):
         record.check_served()
         parse_response(record)
         assert response_text(response_of(record)) == ANSWER
 
 
-@pytest.mark.parametrize("format", [format for format in FORMATS if format not in UNTIMED])
-def test_times_and_sessions_are_the_source_s(format: MessageFormat) -> None:
-    for number, document in enumerate(LOGS[format]):
-        record = record_at(format, number)
-        if format is MessageFormat.LITELLM:
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_is_read_alike_under_its_format_s_name(log: str) -> None:
+    for document in LOGS[log]:
+        named = open_message(message(document), format_of(log))
+        found = open_message(message(document), MessageFormat.AUTO)
+        assert [str(each.error) for each in named] == [str(each.error) for each in found]
+        assert [each.record and each.record.request for each in named] == [
+            each.record and each.record.request for each in found
+        ]
+
+
+def in_otlp(document: dict[str, Any]) -> tuple[datetime, dict[str, Any]]:
+    """When a document's span began, and its attributes of text."""
+    (span,) = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    began = datetime.fromtimestamp(int(span["startTimeUnixNano"]) / 1e9, UTC)
+    return began, {each["key"]: each["value"].get("stringValue") for each in span["attributes"]}
+
+
+@pytest.mark.parametrize("log", [log for log in LOGS if log not in UNTIMED])
+def test_times_and_sessions_are_the_source_s(log: str) -> None:
+    for number, (document, record) in enumerate(zip(LOGS[log], records_of(log), strict=True)):
+        if log in ("openinference", "traceloop"):
+            began, attributes = in_otlp(document)
+            assert abs(record.event_time(0) - began) < timedelta(milliseconds=1)
+            place = "" if log == "openinference" else "traceloop.association.properties."
+            names = ("session.id", "user.id") if not place else (f"{place}session_id", f"{place}user_id")
+            assert (record.session(), record.user_id()) == tuple(attributes[name] for name in names)
+            assert (record.session(), record.tenant_id()) == (f"session-{number % 4}", "my-app")
+        elif log == MessageFormat.LITELLM:
             assert record.event_time(0) == datetime.fromisoformat(document["startTime"])
             given = json.loads(document["proxy_server_request"])
             assert record.session() == (given.get("litellm_session_id") or given["metadata"]["session_id"])
             assert document["session_id"] != record.session()  # a trace, which LiteLLM makes of each call
             assert (record.model, record.endpoint, record.user_id()) == ("org/model-a", "public-chat", given["user"])
-        elif format is MessageFormat.LANGFUSE:
+        elif log == MessageFormat.LANGFUSE:
             assert record.event_time(0).isoformat() == f"2026-11-29T10:00:{number:02}.250000+00:00"
             assert (record.session(), record.user_id()) == (f"session-{number % 4}", f"u-{number % 3}")
         else:
@@ -303,6 +346,15 @@ def test_a_sample_says_what_its_records_lack(tmp_path: Path) -> None:
     untimed, unsampled = read_sample(written(tmp_path / "rows.jsonl", LOGS[MessageFormat.ROW])).gaps
     assert untimed.startswith("20 of 20 records have no time")
     assert unsampled.startswith("20 of 20 records have no sampling parameters")
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_sample_says_which_parameters_its_log_never_holds(tmp_path: Path, log: str) -> None:
+    gaps = read_sample(written(tmp_path / "log.jsonl", LOGS[log])).gaps
+    said = [gap for gap in gaps if "never holds" in gap]
+    assert bool(said) is bool(set(UNLOGGED.get(log, ())) - set(ALL_SAMPLING if log == MessageFormat.ROW else ()))
+    for name in UNLOGGED.get(log, ()) if said else ():
+        assert name in said[0]
 
 
 def test_a_topic_s_map_takes_the_place_of_its_format() -> None:
