@@ -14,6 +14,7 @@ from shadowspec.gate.evidence.pair_noise import BIN, MIN_RUNS, centers
 from shadowspec.gate.evidence.series import add_times
 from shadowspec.gate.evidence.speedup import tail_test
 from shadowspec.gate.evidence.units import BlockUnit
+from shadowspec.gate.verdict.required_tests import betting_result
 from shadowspec.simulate.effects import location
 from shadowspec.simulate.worlds import WORLDS
 from shadowspec.types import REPEAT_EVERY, Arm, ArmOrder
@@ -130,3 +131,19 @@ def test_the_world_at_the_limit_lies_on_it() -> None:
     median = at + normal.inv_cdf((0.5 - share) / (1.0 - share))
     own = share + (1.0 - share) * normal.cdf(-SLOW - at) - normal.cdf(-SLOW - median)
     assert own == pytest.approx(0.10, abs=1e-6)
+
+
+def test_where_the_credit_subtracts_slowness_itself_the_shown_share_is_its_lower_bound() -> None:
+    """Slowed by speculation and by noise at once: the credit of repeats takes out what speculation alone explains."""
+    evidence = HypothesisEvidence().fold((), noisy_blocks(200, truth=-0.45), POLICY).tests["tail"]
+    result = betting_result(tail_test((), POLICY), evidence, POLICY, 0.045)
+    assert result.betting is not None
+    assert result.betting.mean is not None
+    assert result.lower is not None
+    assert result.betting.mean < result.lower == result.estimate
+    assert result.upper is None
+    noise_only = HypothesisEvidence().fold((), noisy_blocks(200), POLICY).tests["tail"]
+    result = betting_result(tail_test((), POLICY), noise_only, POLICY, 0.045)
+    assert result.estimate is not None
+    assert result.upper is not None
+    assert result.estimate < result.upper

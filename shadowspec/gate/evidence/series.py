@@ -90,6 +90,16 @@ class BettingTest:
             return None
         return self.shown_mean(value)
 
+    def shown(self, mean: float | None, lower: float, upper: float) -> tuple[float | None, float | None, float | None]:
+        """Estimate and bounds on that scale.
+
+        Where the upper side subtracts what the lower side proves (`shown_from`), the mean is at least the lower bound,
+        and nothing bounds it from above.
+        """
+        if self.shown_from is not None and mean is not None and mean < lower:
+            return self.shown_mean(lower), self.shown_mean(lower), None
+        return None if mean is None else self.shown_mean(mean), self.to_readable(lower), self.to_readable(upper)
+
     def shown_mean(self, value: float) -> float:
         """A mean on the scale that people read."""
         if self.shown_from is not None:

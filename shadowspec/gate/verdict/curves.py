@@ -83,8 +83,7 @@ def sequence_points(
         lost = num_lost / evidence.state.merged_units * num_units / counted.num_units
         lower, upper = bounds(test, lower_table.with_worst(lost), upper_table.with_worst(lost), level)
         mean = ratio(float(values[num_units - 1]), float(weights[num_units - 1]))
-        estimate = None if mean is None else test.shown_mean(mean)
-        points.append(SequencePoint(num_units, estimate, test.to_readable(lower), test.to_readable(upper)))
+        points.append(SequencePoint(num_units, *test.shown(mean, lower, upper)))
     return points
 
 

@@ -84,6 +84,7 @@ def betting_result(
     lower, upper = bounds(test, evidence.lower, evidence.upper, level)
     figures = {**test.figures, **test.describe(dict.fromkeys(test.totals, 0) | dict(evidence.totals))}
     mean = evidence.mean
+    shown = test.shown(mean, lower, upper)
     threshold = test.above if test.above is not None and test.below is None else test.below
     unprovable = policy.unprovable(test.name)
     barred = unprovable or (is_passed and test.is_contradicted(figures))
@@ -91,9 +92,9 @@ def betting_result(
     return TestResult(
         name=test.name,
         outcome=outcome,
-        estimate=None if mean is None else test.shown_mean(mean),
-        lower=test.to_readable(lower),
-        upper=test.to_readable(upper),
+        estimate=shown[0],
+        lower=shown[1],
+        upper=shown[2],
         threshold=None if threshold is None else test.to_readable(threshold),
         alpha=level,
         unit=test.unit,
