@@ -61,8 +61,7 @@ MapOption: TypeAlias = Annotated[
     typer.Option(
         "--map",
         metavar="PART=PATH,...",
-        help="Where the lines of any other log have the parts of a record, such as request=body,time=ts "
-        "(docs/formats.md). Default: the format is recognised.",
+        help="Where lines hold the parts of a record: request=body,time=ts (docs/formats.md).",
     ),
 ]
 

@@ -118,6 +118,8 @@ REMEDIES: Final[Mapping[str, str]] = dict.fromkeys(
     "log, or give their place with --map (docs/formats.md)",
     "no_sampling": "only `shadowspec try` reads records without sampling parameters: write them into the log, or give "
     "their place with --map (docs/formats.md)",
+    "only_hashes": "Dynamo's request trace holds hashes of prompts: set "
+    "DYN_REQUEST_TRACE_RECORDS=request_end,request_payload,tool (docs/formats.md)",
     "no_response": "a replay needs the logged responses: capture them too (docs/capture.md)",
     "strict_tools": "servers can be asked for strict calls where [endpoints.NAME.servers] names tool_call_format",
 }

@@ -3,6 +3,9 @@
 A record's key is the sha256 of the whole uncompressed content and its 1-based line, so the same content gives the same
 keys in any place and compression.  The content is therefore read twice: once for its digest (which also finds a broken
 archive before measuring begins), once for its records.  A blank line is no record.
+
+A file may also be one JSON document over several lines, as tools write it for people: an array's items are its records,
+numbered from 1, any other document is one.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import json
+import re
 import sys
 import tempfile
 import zlib
@@ -17,15 +22,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from shadowspec.errors import InputError, NoDataError
+from shadowspec.errors import InputError, NoDataError, RecordError
+from shadowspec.tap.documents import parse_document
 from shadowspec.types import RecordKey
 
 STANDARD_INPUT = "-"
 DEFAULT_MAX_RECORD_BYTES = 16 * 1024 * 1024  # bytes; three times the longest prompt of a 1M-token context in English
 CHUNK_BYTES = 1024 * 1024  # bytes read at a time; bounds memory for any gzip stream
+MAX_DOCUMENT_BYTES = 64 * 1024 * 1024  # of a document over several lines, which is held and parsed as a whole
 MAX_BLANK_LINES = 1_000_000  # of one source: a second of work; 30 kB of gzip can hold 30 million
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
+DOCUMENT_START = re.compile(rb"\s*[\[{]\s*(?:[\[{]\s*)?")  # a line that is no record, and begins a document
+_AS_LINES = "write the items of its list as lines (jq -c '.[]', '.data[]', ...)"
+_CHANGED = "changed while it was read; nothing after it was counted, run it again"
 
 
 class RawRecord(NamedTuple):
@@ -125,7 +135,11 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
         if magic and not is_gzip and name.endswith(".gz"):
             raise InputError(f"{name}: is not gzip, though its name says so; rename it, or compress it")
         digest = digest_of(_unpack(stream, is_gzip))
+        records = _document_records(_unpack(stream, is_gzip), name, digest, max_record_bytes)
         content = _unpack(stream, is_gzip)
+    if records is not None:
+        yield from records
+        return
     second_digest = hashlib.sha256()
     has_record = False
     line = num_blank = 0
@@ -144,9 +158,46 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
         key = RecordKey(source=digest, partition=0, offset=line)
         yield RawRecord(key, b"", "too_large") if is_too_large else RawRecord(key, value.rstrip(b"\r\n"))
     if second_digest.hexdigest() != digest:
-        raise InputError(f"{name}: changed while it was read; nothing after it was counted, run it again")
+        raise InputError(f"{name}: {_CHANGED}")
     if not has_record:
         raise NoDataError(f"{name}: is empty; give a file with at least one record")
+
+
+def _document_records(content: BinaryIO, name: str, digest: str, max_record_bytes: int) -> list[RawRecord] | None:
+    """The records of a document over several lines; None: the content is none, and its lines count.
+
+    Raises:
+        InputError: it is too large to be parsed as a whole, or changed while it was read.
+        NoDataError: it is an empty array.
+    """
+    start = line = content.readline(CHUNK_BYTES)
+    while line and not line.strip() and len(start) < CHUNK_BYTES:
+        line = content.readline(CHUNK_BYTES)
+        start += line
+    if DOCUMENT_START.fullmatch(line) is None:
+        return None
+    text = start + content.read(MAX_DOCUMENT_BYTES + 1)
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise InputError(f"{name}: is one JSON document of more than {MAX_DOCUMENT_BYTES // 1024**2} MB; {_AS_LINES}")
+    if hashlib.sha256(text).hexdigest() != digest:
+        raise InputError(f"{name}: {_CHANGED}")
+    try:
+        document = parse_document(text)
+    except RecordError:
+        return None
+    if document == []:
+        raise NoDataError(f"{name}: is an empty list; give a file with at least one record")
+    records = []
+    for number, item in enumerate(document if isinstance(document, list) else [document], start=1):
+        value = json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode()
+        key = RecordKey(source=digest, partition=0, offset=number)
+        if len(value) <= max_record_bytes:
+            records.append(RawRecord(key, value))
+        elif isinstance(document, list):
+            records.append(RawRecord(key, b"", "too_large"))
+        else:
+            raise InputError(f"{name}: is one JSON object of more than {max_record_bytes // 1024**2} MB; {_AS_LINES}")
+    return records
 
 
 def _unpack(stream: BinaryIO, is_gzip: bool) -> BinaryIO:

@@ -122,12 +122,23 @@ def log_seeds() -> dict[str, dict[str, bytes]]:
     made: dict[str, dict[str, bytes]] = {}
     for log, documents in LOGS.items():
         if log != MessageFormat.LITELLM:
-            prefix = "call" if log == format_of(log) else f"{log}_call"
-            calls = {f"{prefix}{number}": PLAIN + json.dumps(documents[number]).encode() for number in (0, 7)}
+            prefix = "call" if log == format_of(log) else f"{log.replace(' ', '_')}_call"
+            chosen = {0: _first_calls(documents[0])} if len(documents) == 1 else {n: documents[n] for n in (0, 7)}
+            calls = {f"{prefix}{number}": PLAIN + json.dumps(call).encode() for number, call in chosen.items()}
             made.setdefault(format_of(log), {}).update(calls)
     made["row"]["sharegpt"] = PLAIN + json.dumps(sharegpt(0)).encode()
     made["batch"]["output"] = PLAIN + json.dumps(batch_output(0)).encode()
     return made
+
+
+def _first_calls(document: dict[str, Any]) -> dict[str, Any]:
+    """A document of many calls with two of them."""
+    if "data" in document:
+        return {"data": document["data"][:1]}
+    requests = document["benchmarks"][0]["requests"] | {
+        "errored": document["benchmarks"][0]["requests"]["successful"][1:2]
+    }
+    return {"benchmarks": [{"requests": requests | {"successful": requests["successful"][:1]}}]}
 
 
 def other_seeds() -> dict[str, dict[str, bytes]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +37,48 @@ def test_keys_are_content_and_line(tmp_path: Path) -> None:
     packed = list(read_records(write(tmp_path / "other-name.gz", gzip.compress(LINES))))
     unnamed = list(read_records(write(tmp_path / "no-suffix", gzip.compress(LINES, compresslevel=1))))
     assert packed == plain == unnamed
+
+
+DOCUMENT: list[Any] = [{"a": 1}, {"b": "é"}, [3]]
+
+
+@pytest.mark.parametrize("start", ["", "\n  \n"])
+def test_an_array_over_several_lines_is_its_items(tmp_path: Path, start: str) -> None:
+    content = (start + json.dumps(DOCUMENT, indent=2)).encode()
+    plain = list(read_records(write(tmp_path / "a.json", content)))
+    digest = hashlib.sha256(content).hexdigest()
+    assert [(r.key.source, r.key.offset, json.loads(r.value or b"")) for r in plain] == [
+        (digest, number, item) for number, item in enumerate(DOCUMENT, start=1)
+    ]
+    assert plain == list(read_records(write(tmp_path / "a.json.gz", gzip.compress(content))))
+    rows = "[\n" + ",\n".join(map(json.dumps, DOCUMENT)) + "\n]\n"  # an item a line, as some exports write
+    assert [r.value for r in read_records(write(tmp_path / "rows.json", rows.encode()))] == [r.value for r in plain]
+
+
+def test_another_document_over_several_lines_is_one_record(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", json.dumps({"data": DOCUMENT}, indent=2).encode())
+    (only,) = read_records(path)
+    assert json.loads(only.value or b"") == {"data": DOCUMENT}
+    with pytest.raises(InputError, match=r"one JSON object of more than 0 MB; write the items of its list as lines"):
+        list(read_records(path, max_record_bytes=20))
+
+
+def test_a_large_item_of_an_array_affects_no_other(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", json.dumps([{"a": "x" * 90}, {"b": 1}], indent=2).encode())
+    assert [r.problem for r in read_records(path, max_record_bytes=50)] == ["too_large", None]
+
+
+def test_a_document_that_is_none_is_read_by_its_lines(tmp_path: Path) -> None:
+    content = b'[\n{"a": 1}\n{"b": 2}\n'
+    assert [r.key.offset for r in read_records(write(tmp_path / "a.jsonl", content))] == [1, 2, 3]
+    with pytest.raises(NoDataError, match="empty list"):
+        list(read_records(write(tmp_path / "b.json", b"[\n]\n")))
+
+
+def test_a_document_that_is_too_large_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shadowspec.tap.sources.MAX_DOCUMENT_BYTES", 20)
+    with pytest.raises(InputError, match="one JSON document of more than 0 MB; write the items of its list as lines"):
+        list(read_records(write(tmp_path / "a.json", json.dumps(DOCUMENT, indent=2).encode())))
 
 
 def test_standard_input_is_a_file_like_any_other(tmp_path: Path) -> None:

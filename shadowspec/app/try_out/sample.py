@@ -12,13 +12,13 @@ from shadowspec.errors import NoDataError, RecordError, UsageError
 from shadowspec.tap.documents import split_message
 from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message, propose
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.parameters import REMEDIES
 from shadowspec.tap.records import NOT_LOGGED
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
 from shadowspec.text import plain_text, plural
 
 SAMPLED_LINES: Final = 4_000  # some seconds of tokenizing; enough for the shares of slices and lengths
 SHOWN_MODELS: Final = 5
-JSON_ARRAY: Final = b"["
 
 
 class UnknownFormatError(NoDataError):
@@ -106,8 +106,8 @@ def read_sample(path: str, format: MessageFormat | FieldMap = MessageFormat.AUTO
         if proposal is not None:
             found = ", ".join(f"{part} under `{paths[0]}`" for part, paths in proposal.places.items())
             remedy = f"line {raws[0].key.offset} has {found}: give --map {proposal}"
-        elif (raws[0].value or b"").lstrip().startswith(JSON_ARRAY):
-            remedy = f"it begins a JSON array: write its items as lines (jq -c '.[]' {path})"
+        elif remedies := [REMEDIES[reason] for reason in reasons if reason in REMEDIES]:
+            remedy = remedies[0]
         else:
             remedy = (
                 "give JSON lines of requests in one of the formats of docs/formats.md, or say with --map where they are"

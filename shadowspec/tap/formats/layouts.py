@@ -41,7 +41,7 @@ _ROLES: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _ROW_FIELDS: Final = ("messages", "conversations")
 _BATCH_SCOPE: Final = ("openai-batch",)
-_BESIDE_A_BODY: Final = frozenset({"request", "response", "answer", "timestamp", "ts", "time", "request_body"})
+BESIDE_A_BODY: Final = frozenset({"request", "response", "answer", "timestamp", "ts", "time", "request_body"})
 
 
 def _as_it_is(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -77,7 +77,7 @@ class Layout(Struct, frozen=True):
 
 def is_body(document: Mapping[str, Any]) -> bool:
     """Whether an object is the body of a request itself, with nothing beside it that a log would write."""
-    if not isinstance(document.get("model"), str) or not _BESIDE_A_BODY.isdisjoint(document):
+    if not isinstance(document.get("model"), str) or not BESIDE_A_BODY.isdisjoint(document):
         return False
     return is_chat(document.get("messages")) or any(
         isinstance(document.get(name), str | list) and document[name] for name in BODY_FIELDS - {"messages"}
@@ -86,7 +86,7 @@ def is_body(document: Mapping[str, Any]) -> bool:
 
 def is_row(document: Mapping[str, Any]) -> bool:
     """Whether an object is a conversation of a data set: messages without a model that was asked."""
-    if "model" in document or not _BESIDE_A_BODY.isdisjoint(document):
+    if "model" in document or not BESIDE_A_BODY.isdisjoint(document):
         return False
     turns = document.get("conversations")
     is_sharegpt = isinstance(turns, list) and bool(turns) and all(

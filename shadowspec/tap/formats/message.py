@@ -18,13 +18,13 @@ format, or more than one, is malformed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE, assemble_answer, parse_document, split_message
-from shadowspec.tap.formats import cloudevents, kong, layouts, litellm, otlp
+from shadowspec.tap.formats import cloudevents, kong, layouts, litellm, load_tools, otlp
 from shadowspec.tap.formats.cloudevents import EVENT_SUFFIXES, EventSuffixes
 from shadowspec.tap.formats.field_map import FieldMap
 from shadowspec.tap.formats.layouts import LAYOUTS
@@ -39,6 +39,7 @@ _FOREIGN_FIELDS: Final = frozenset({"call_type", "specversion", "started_at", "r
 _BODY_FIELDS: Final = frozenset({"model", "messages", "prompt", "prompt_token_ids", "input"})
 _REQUEST, _RESPONSE = "request_body", "response_body"
 _NO_BODY: Final = (None, "", "-")  # how nginx and Envoy write that there was no body
+_Matches: TypeAlias = Callable[[Mapping[str, Any]], bool]
 
 
 def open_message(
@@ -91,24 +92,33 @@ def open_message(
 
 
 def _parts(document: Any, format: MessageFormat | FieldMap) -> Iterator[tuple[Any, MessageFormat | FieldMap]]:
-    """The records of a document, each with its format: of OpenTelemetry's any number, of the others one."""
-    is_otlp = isinstance(document, dict) and (
-        format is MessageFormat.OTLP or (format is MessageFormat.AUTO and _is_only_otlp(document))
-    )
-    if not is_otlp:
-        yield document, format
-        return
+    """The records of a document, each with its format: of the formats in _MANY any number, of the others one."""
     try:
-        if not otlp.is_document(document):
-            raise malformed_error("not_otlp")
-        for envelope in otlp.envelopes(document):
+        found = _recognise_many(document) if format is MessageFormat.AUTO else format
+        if not isinstance(document, dict) or not isinstance(found, MessageFormat) or found not in _MANY:
+            yield document, format
+            return
+        matches, envelopes = _MANY[found]
+        if not matches(document):
+            raise malformed_error(f"not_{found}")
+        is_empty = True
+        for envelope in envelopes(document):
+            is_empty = False
             yield envelope, MessageFormat.OPENAI
+        if is_empty:
+            raise malformed_error("empty")
     except RecordError as error:
         yield error.without_traceback(), format
 
 
-def _is_only_otlp(document: Mapping[str, Any]) -> bool:
-    return otlp.is_document(document) and not any(matches(document) for _, matches in _RECOGNISERS[:-1])
+def _recognise_many(document: Any) -> MessageFormat | None:
+    """The format of a document with any number of records; None: it is in another, or in none or several."""
+    if not isinstance(document, dict) or not any(matches(document) for matches, _ in _MANY.values()):
+        return None
+    try:
+        return recognise(document)
+    except RecordError:
+        return None
 
 
 def recognise(document: Mapping[str, Any]) -> MessageFormat:
@@ -158,6 +168,8 @@ def _read(
         document = {"request": document}
     elif format is MessageFormat.ROW:
         document = layouts.row_envelope(document)
+    elif format is MessageFormat.DYNAMO:
+        document = load_tools.dynamo_envelope(document)
     elif format in LAYOUTS:
         document = LAYOUTS[format].envelope(document)
     elif _has_texts(document):
@@ -227,15 +239,24 @@ _RECOGNISERS: Final = (
     (MessageFormat.LITELLM, litellm.is_payload),
     (MessageFormat.CLOUDEVENTS, cloudevents.is_event),
     (MessageFormat.KONG, kong.is_log_entry),
-    (MessageFormat.OTLP, otlp.is_document),  # the last
+    (MessageFormat.OTLP, otlp.is_document),
 )
 # Of objects that none of those matches.
 _LATER_RECOGNISERS: Final = (
     *((format, layout.matches) for format, layout in LAYOUTS.items()),
+    (MessageFormat.DYNAMO, load_tools.is_dynamo),
+    (MessageFormat.AIPERF, load_tools.is_aiperf),
+    (MessageFormat.GUIDELLM, load_tools.is_guidellm),
     (MessageFormat.BATCH, layouts.is_batch),
     (MessageFormat.BODY, layouts.is_body),
     (MessageFormat.ROW, layouts.is_row),
 )
+# Of documents with any number of records: how they are known, and their envelopes, which are ours.
+_MANY: Final[Mapping[MessageFormat, tuple[_Matches, Callable[[Mapping[str, Any]], Iterable[Any]]]]] = {
+    MessageFormat.OTLP: (otlp.is_document, otlp.envelopes),
+    MessageFormat.AIPERF: (load_tools.is_aiperf, load_tools.aiperf_envelopes),
+    MessageFormat.GUIDELLM: (load_tools.is_guidellm, load_tools.guidellm_envelopes),
+}
 _MATCHES: Final = dict(_LATER_RECOGNISERS) | {
     MessageFormat.LITELLM: litellm.is_payload,
     MessageFormat.KONG: kong.is_log_entry,

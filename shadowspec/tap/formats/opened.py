@@ -32,6 +32,9 @@ class MessageFormat(StrEnum):
     DATABRICKS = "databricks"  # an inference table
     SAGEMAKER = "sagemaker"  # an endpoint's data capture
     BEDROCK = "bedrock"  # a log of model invocations
+    DYNAMO = "dynamo"  # the request trace, with payloads
+    AIPERF = "aiperf"  # inputs.json, or its sessions
+    GUIDELLM = "guidellm"  # a report, its requests, or rows of a data set
 
 
 @dataclass(frozen=True, slots=True)

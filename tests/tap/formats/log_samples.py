@@ -117,11 +117,36 @@ def _bedrock(number: int) -> dict[str, Any]:
     }
 
 
+def dynamo(number: int) -> dict[str, Any]:
+    """A line of Dynamo's request trace in a file, whose own time counts from the writer's start."""
+    payload = {
+        "request_id": f"req-{number}",
+        "endpoint": "openai.chat_completion",
+        "model": "model-a",
+        "request": body(number) | {"nvext": {"agent_hints": {"priority": 5}}},
+        "response": answer(number),
+        "http_request_headers": {"x-dynamo-session-id": f"session-{number % 4}"},
+        "payload_complete": True,
+    }
+    event = {
+        "schema": "dynamo.request.trace.v1",
+        "event_type": "request_payload",
+        "event_time_unix_ms": int(time_of(number).timestamp() * 1_000),
+        "event_source": "dynamo",
+        "payload": payload,
+    }
+    return {"timestamp": 1_000 * number, "event": event}
+
+
+def guidellm_row(number: int) -> dict[str, Any]:
+    return {"prompt": f"Why is the sky blue? ({number})", "output_tokens_count": 5 + number}
+
+
 def _recorded(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
 
 
-WRITERS: dict[MessageFormat, Callable[[int], dict[str, Any]]] = {
+WRITERS: dict[str, Callable[[int], dict[str, Any]]] = {
     MessageFormat.BODY: body,
     MessageFormat.ROW: _row,
     MessageFormat.BATCH: _batch_input,
@@ -129,6 +154,8 @@ WRITERS: dict[MessageFormat, Callable[[int], dict[str, Any]]] = {
     MessageFormat.DATABRICKS: _databricks,
     MessageFormat.SAGEMAKER: _sagemaker,
     MessageFormat.BEDROCK: _bedrock,
+    MessageFormat.DYNAMO: dynamo,
+    "guidellm rows": guidellm_row,
 }
 # Documents of each log, by its format, or by the source where one format has several.
 LOGS: dict[str, list[dict[str, Any]]] = {
@@ -137,8 +164,14 @@ LOGS: dict[str, list[dict[str, Any]]] = {
     **{format: [write(number) for number in range(NUM_CALLS)] for format, write in WRITERS.items()},
     "openinference": _recorded("openinference"),
     "traceloop": _recorded("traceloop"),
+    MessageFormat.AIPERF: [json.loads((RECORDED / "aiperf.json").read_text())],
+    MessageFormat.GUIDELLM: [json.loads((RECORDED / "guidellm.json").read_text())],
 }
-SOURCES = {"openinference": MessageFormat.OTLP, "traceloop": MessageFormat.OTLP}
+SOURCES = {
+    "openinference": MessageFormat.OTLP,
+    "traceloop": MessageFormat.OTLP,
+    "guidellm rows": MessageFormat.GUIDELLM,
+}
 
 
 def format_of(log: str) -> MessageFormat:

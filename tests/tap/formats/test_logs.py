@@ -27,10 +27,13 @@ from tests.tap.formats.log_samples import (
     NUM_CALLS,
     OWN,
     OWN_MAP,
+    RECORDED,
     answer,
     batch_output,
     body,
+    dynamo,
     format_of,
+    guidellm_row,
     sglang,
     sharegpt,
     time_of,
@@ -45,8 +48,8 @@ UNLOGGED: dict[str, tuple[str, ...]] = {  # by the tool itself, as docs/formats.
     "openinference": ("top_k", "min_p"),
     "traceloop": ("top_k", "min_p", "seed", "stop"),
 }
-UNTIMED = (MessageFormat.BATCH, MessageFormat.BODY, MessageFormat.ROW)
-UNANSWERED = (MessageFormat.BATCH, MessageFormat.BODY)
+UNANSWERED = (MessageFormat.BATCH, MessageFormat.BODY, MessageFormat.AIPERF, "guidellm rows")
+UNTIMED = (*UNANSWERED, MessageFormat.ROW)
 
 
 def records_of(log: str) -> list[MirroredRecord]:
@@ -65,6 +68,15 @@ def record_at(log: str, number: int) -> MirroredRecord:
 
 def sent_to(log: str, number: int) -> dict[str, Any]:
     """The body of a call, as far as its log has it."""
+    asked = {"role": "user", "content": f"Why is the sky blue? ({number})"}
+    if log == MessageFormat.AIPERF:  # started with these parameters
+        return {"messages": [asked], "stream": False, "temperature": 0.3, "top_k": 20, "seed": 7}
+    if log == MessageFormat.GUIDELLM:
+        parts = [{"type": "text", "text": asked["content"]}]
+        given = {"max_completion_tokens": 5 + number, "ignore_eos": True, "temperature": 0.3, "seed": 7}
+        return {"messages": [{"role": "user", "content": parts}], **given}
+    if log == "guidellm rows":
+        return {"messages": [asked], "max_completion_tokens": 5 + number, "ignore_eos": True}
     sent = body(number)
     unlimited = log == MessageFormat.LANGFUSE and number == 7  # logged as no limit
     for name in (*UNLOGGED.get(log, ()), *(["max_tokens"] if unlimited else [])):
@@ -106,6 +118,17 @@ def test_a_log_is_read_alike_under_its_format_s_name(log: str) -> None:
         ]
 
 
+def requests_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    requests: list[dict[str, Any]] = report["benchmarks"][0]["requests"]["successful"]
+    return requests
+
+
+def test_sessions_of_aiperf_are_the_source_s() -> None:
+    assert [record.session() for record in records_of(MessageFormat.AIPERF)] == [
+        f"session-{number // 2}" for number in range(NUM_CALLS)
+    ]
+
+
 def in_otlp(document: dict[str, Any]) -> tuple[datetime, dict[str, Any]]:
     """When a document's span began, and its attributes of text."""
     (span,) = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
@@ -115,7 +138,8 @@ def in_otlp(document: dict[str, Any]) -> tuple[datetime, dict[str, Any]]:
 
 @pytest.mark.parametrize("log", [log for log in LOGS if log not in UNTIMED])
 def test_times_and_sessions_are_the_source_s(log: str) -> None:
-    for number, (document, record) in enumerate(zip(LOGS[log], records_of(log), strict=True)):
+    documents = requests_of(LOGS[log][0]) if log == MessageFormat.GUIDELLM else LOGS[log]
+    for number, (document, record) in enumerate(zip(documents, records_of(log), strict=True)):
         if log in ("openinference", "traceloop"):
             began, attributes = in_otlp(document)
             assert abs(record.event_time(0) - began) < timedelta(milliseconds=1)
@@ -123,6 +147,12 @@ def test_times_and_sessions_are_the_source_s(log: str) -> None:
             names = ("session.id", "user.id") if not place else (f"{place}session_id", f"{place}user_id")
             assert (record.session(), record.user_id()) == tuple(attributes[name] for name in names)
             assert (record.session(), record.tenant_id()) == (f"session-{number % 4}", "my-app")
+        elif log == MessageFormat.GUIDELLM:
+            assert record.event_time(0).timestamp() == pytest.approx(document["info"]["timings"]["request_start"])
+            assert record.session() == document["info"]["conversation_id"]
+            assert record.request_identity() == document["request_id"]
+        elif log == MessageFormat.DYNAMO:
+            assert (record.event_time(0), record.session()) == (time_of(number), f"session-{number % 4}")
         elif log == MessageFormat.LITELLM:
             assert record.event_time(0) == datetime.fromisoformat(document["startTime"])
             given = json.loads(document["proxy_server_request"])
@@ -200,6 +230,58 @@ def test_an_unlimited_output_of_sglang_is_bounded_by_the_context_alone() -> None
     assert (read.max_tokens, read.prompt_token_ids) == (None, (1, 2, 3))
     del document["obj"]["sampling_params"]["max_new_tokens"]
     assert parse_request(record_of(document)).max_tokens == 128
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("request_end", "only_hashes"), ("tool_end", "other_event")])
+def test_other_events_of_dynamo_hold_no_request(kind: str, reason: str) -> None:
+    line = dynamo(1)
+    line["event"]["event_type"] = kind
+    assert refusal(line) == refusal(line["event"]) == ("unsupported", reason)
+    assert record_of(dynamo(1)["event"]).request == body(1)  # as standard error has it
+
+
+def test_dynamo_s_extension_is_dropped_only_where_it_changes_no_output() -> None:
+    line = dynamo(1)
+    request = line["event"]["payload"]["request"]
+    request["nvext"] = {"greed_sampling": True, "session_control": {"session_id": "s-1"}}
+    line["event"]["payload"]["http_request_headers"] = None
+    assert (record_of(line).request["temperature"], record_of(line).session()) == (0.0, "s-1")
+    request["nvext"] = {"use_raw_prompt": True}
+    with pytest.raises(RecordError, match="unknown_parameter"):
+        parse_request(record_of(line))
+    line["event"]["payload"] |= {"payload_complete": False, "response": None}
+    with pytest.raises(RecordError, match="failed_request"):
+        record_of(line).check_served()
+
+
+def test_a_request_that_guidellm_did_not_keep_or_that_failed_is_no_call() -> None:
+    report = LOGS[MessageFormat.GUIDELLM][0]
+    sent = requests_of(report)[0]
+    with pytest.raises(RecordError, match="no_payload"):
+        record_of(sent | {"request_args": None}).check_served()
+    assert refusal(sent | {"request_args": "{"}) == ("malformed", "invalid:request_args")
+    failed = {"benchmarks": [{"requests": {"successful": [], "errored": [sent], "incomplete": []}}]}
+    with pytest.raises(RecordError, match="failed_request"):
+        record_of(failed).check_served()
+
+
+@pytest.mark.parametrize("name", ["timestamp", "response", "model", "prompt_1", "messages"])
+def test_a_row_with_more_than_a_turn_is_none_of_guidellm_s(name: str) -> None:
+    assert refusal(guidellm_row(1) | {name: [], "x": 1}, format=MessageFormat.GUIDELLM)[1] == "not_guidellm"
+
+
+def test_a_row_s_system_prompt_and_picture_are_not_lost() -> None:
+    row = guidellm_row(1) | {"system_prompt": "Be brief."}
+    assert record_of(row).request["messages"][0] == {"role": "system", "content": "Be brief."}
+    with pytest.raises(RecordError, match="image_content"):
+        parse_request(record_of(row | {"image": "x.png"}))
+
+
+def test_a_broken_body_of_a_session_affects_no_other() -> None:
+    session = LOGS[MessageFormat.AIPERF][0]["data"][0]
+    opened = open_message(message({"data": [session, {"payloads": [3]}, session]}), MessageFormat.AUTO)
+    assert [each.error is None for each in opened] == [True, True, False, True, True]
+    assert refusal({"data": [{"payloads": []}]}) == ("malformed", "empty")
 
 
 def test_spend_logs_without_stored_prompts_are_refused() -> None:
@@ -340,6 +422,19 @@ def test_the_error_of_an_unknown_file_proposes_the_map_that_reads_it(tmp_path: P
     sample = read_sample(path, raised.value.proposal)
     assert all(opened.record is not None for opened in sample.opened)
     assert sample.gaps == ()
+
+
+def test_the_files_of_the_tools_are_read_as_they_stand() -> None:
+    for name in ("aiperf", "guidellm"):
+        sample = read_sample(str(RECORDED / f"{name}.json"))
+        assert [opened.error for opened in sample.opened] == [None] * NUM_CALLS
+
+
+def test_a_file_without_prompts_says_what_to_do(tmp_path: Path) -> None:
+    line = dynamo(1)
+    line["event"]["event_type"] = "request_end"
+    with pytest.raises(UnknownFormatError, match=r"only_hashes: 1.*DYN_REQUEST_TRACE_RECORDS"):
+        read_sample(written(tmp_path / "trace.jsonl", [line]))
 
 
 def test_a_sample_says_what_its_records_lack(tmp_path: Path) -> None:
