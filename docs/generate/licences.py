@@ -108,7 +108,7 @@ def licences() -> str:
     """The pinned packages, by licence and by what needs them."""
     groups: dict[tuple[str, str], list[str]] = {}
     for row in rows():
-        groups.setdefault((row.licence, row.needed_by), []).append(f"{row.name} {row.version}")
+        groups.setdefault((row.licence, row.needed_by), []).append(f"{row.name}=={row.version}")
     lines = (f"- **{licence}**, {needed}: {', '.join(groups[licence, needed])}." for licence, needed in sorted(groups))
     return "\n".join(lines)
 
@@ -228,6 +228,6 @@ def _written() -> dict[str, Row]:
     packages: dict[str, Row] = {}
     for licence, needed, listed in _GROUP.findall(PAGE.read_text(encoding="utf-8")):
         for package in listed.split(", "):
-            name, version = package.split(" ")
+            name, version = package.split("==")
             packages[name] = Row(name, version, licence, needed)
     return packages

@@ -2,7 +2,7 @@
 
 A pair becomes one record under its request's key.  A request without a response within the window becomes a record
 without a response.  A response whose request does not come is unsupported ("response_without_request").  A half that
-came before is a duplicate.
+came before is a duplicate.  A call that is written in pieces waits for the whole window, because no piece is the last.
 
 The fate of a half depends only on the order of the records.  Time is event time, per partition.  A half waits from the
 newest time of its partition when it came, until a half of that partition is more than the window newer.  So a partition
@@ -17,7 +17,7 @@ reading begins one window before its place.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -41,6 +41,11 @@ class _Waiting:
     half: EventHalf
     deadline: datetime  # in its partition's time
     quiet_deadline: datetime  # in the time of `expire`
+    pieces: dict[tuple[int, str], tuple[RecordKey, EventHalf]] = field(default_factory=dict)  # this one among them
+
+    @property
+    def halves(self) -> list[EventHalf]:
+        return [half for _, half in self.pieces.values()] or [self.half]
 
 
 @dataclass(slots=True)
@@ -90,7 +95,11 @@ class Joiner:
         elif other is None:
             self._wait(identity, partition, call, key, half)
             settled += self._release_excess(partition)
-        elif other.half.is_request is half.is_request:
+        elif half.part is not None and other.half.part is not None and half.part not in other.pieces:
+            other.pieces[half.part] = (key, half)
+            place.size += half.size
+            settled += self._release_excess(place)
+        elif half.part is not None or other.half.part is not None or other.half.is_request is half.is_request:
             settled.append(_refuse(key, RecordError(FunnelCounter.DUPLICATE, "seen_before")))
         else:
             self._take(place, call)
@@ -131,7 +140,8 @@ class Joiner:
     ) -> None:
         deadline = partition.watermark + self._window
         quiet_deadline = max(self._time, partition.watermark) + QUIET_WINDOWS * self._window
-        partition.waiting[call] = _Waiting(key, half, deadline, quiet_deadline)
+        pieces = {} if half.part is None else {half.part: (key, half)}
+        partition.waiting[call] = _Waiting(key, half, deadline, quiet_deadline, pieces)
         partition.size += half.size
         self._places[call] = identity
 
@@ -154,13 +164,16 @@ class Joiner:
     def _release(self, partition: _Partition, call: _JoinKey) -> Opened:
         """End the wait of a half without a partner."""
         waited = self._take(partition, call)
-        identity, is_request = PartitionId(waited.key.source, waited.key.partition), waited.half.is_request
-        self._remember(identity, partition, call, has_request=is_request, has_response=not is_request)
-        return _alone(waited.key, waited.half)
+        identity, sides = (
+            PartitionId(waited.key.source, waited.key.partition),
+            {each.is_request for each in waited.halves},
+        )
+        self._remember(identity, partition, call, has_request=True in sides, has_response=False in sides)
+        return _assembled(waited.pieces) if waited.pieces else _alone(waited.key, waited.half)
 
     def _take(self, partition: _Partition, call: _JoinKey) -> _Waiting:
         waited = partition.waiting.pop(call)
-        partition.size -= waited.half.size
+        partition.size -= sum(half.size for half in waited.halves)
         del self._places[call]
         return waited
 
@@ -174,6 +187,8 @@ class Joiner:
 def _late(partition: _Partition, call: _JoinKey, key: RecordKey, half: EventHalf) -> Opened:
     """The fate of a half whose call is over: it came before, or it comes too late for the other one."""
     until, has_request, has_response = partition.over[call]
+    if half.part is not None:  # a call in pieces is over when its window ends
+        return _refuse(key, unsupported_error("late_piece"))
     if has_request if half.is_request else has_response:
         return _refuse(key, RecordError(FunnelCounter.DUPLICATE, "seen_before"))
     partition.over[call] = (until, True, True)
@@ -200,6 +215,23 @@ def _pair(request: tuple[RecordKey, EventHalf], response: tuple[RecordKey, Event
     members = (key,) if response is None else (key, response[0])
     try:
         return Opened(key, read_record(document, headers), members=members)
+    except RecordError as error:
+        return Opened(key, error=error.without_traceback(), members=members)
+
+
+def _assembled(pieces: Mapping[tuple[int, str], tuple[RecordKey, EventHalf]]) -> Opened:
+    """The record of a call that was written in pieces, under the key of the first of its request."""
+    members = tuple(sorted(key for key, _ in pieces.values()))
+    asking = [pieces[part] for part in sorted(pieces) if pieces[part][1].is_request]
+    if not asking:
+        return Opened(members[0], error=unsupported_error("response_without_request"), members=members)
+    key, half = asking[0]
+    assert half.assemble is not None, "a piece says how a call is assembled"
+    times = [each.event_time for _, each in pieces.values() if each.event_time != EPOCH]
+    try:
+        document = half.assemble({part: each.body for part, (_, each) in pieces.items()})
+        document |= {"timestamp": min(times).isoformat() if times else None, "request_id": half.join_id}
+        return Opened(key, read_record(document, half.headers), members=members)
     except RecordError as error:
         return Opened(key, error=error.without_traceback(), members=members)
 

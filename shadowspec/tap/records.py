@@ -333,7 +333,7 @@ def parse_time(value: Any) -> datetime | None:
     """A time, UTC, from ISO 8601 or an epoch; None if the value is no time."""
     if isinstance(value, str):
         try:
-            time = datetime.fromisoformat(value)
+            time = datetime.fromisoformat(value.removesuffix(" UTC"))  # as BigQuery writes it
             return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
         except (ValueError, OverflowError):
             return None

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE, assemble_answer, parse_document, split_message
-from shadowspec.tap.formats import cloudevents, kong, layouts, litellm, load_tools, otlp
+from shadowspec.tap.formats import azure_apim, cloudevents, kong, layouts, litellm, load_tools, otlp, vertex
 from shadowspec.tap.formats.cloudevents import EVENT_SUFFIXES, EventSuffixes
 from shadowspec.tap.formats.field_map import FieldMap
 from shadowspec.tap.formats.layouts import LAYOUTS
@@ -160,18 +160,10 @@ def _read(
         return cloudevents.read_structured(key, document, headers, event_suffixes, size)
     if format is MessageFormat.BATCH:
         return layouts.batch_half(document, size)
-    if format is MessageFormat.LITELLM:
-        document = litellm.envelope(document)
-    elif format is MessageFormat.KONG:
-        document = kong.envelope(document)
-    elif format is MessageFormat.BODY:
-        document = {"request": document}
-    elif format is MessageFormat.ROW:
-        document = layouts.row_envelope(document)
-    elif format is MessageFormat.DYNAMO:
-        document = load_tools.dynamo_envelope(document)
-    elif format in LAYOUTS:
-        document = LAYOUTS[format].envelope(document)
+    if format is MessageFormat.APIM and azure_apim.is_piece(document):
+        return azure_apim.piece(document, size)
+    if (envelope := _ENVELOPES.get(format)) is not None:
+        document = envelope(document)
     elif _has_texts(document):
         document = _parse_texts(document)
     return read_record(document, headers)
@@ -245,6 +237,8 @@ _RECOGNISERS: Final = (
 _LATER_RECOGNISERS: Final = (
     *((format, layout.matches) for format, layout in LAYOUTS.items()),
     (MessageFormat.DYNAMO, load_tools.is_dynamo),
+    (MessageFormat.APIM, azure_apim.is_row),
+    (MessageFormat.VERTEX, vertex.is_row),
     (MessageFormat.AIPERF, load_tools.is_aiperf),
     (MessageFormat.GUIDELLM, load_tools.is_guidellm),
     (MessageFormat.BATCH, layouts.is_batch),
@@ -256,6 +250,16 @@ _MANY: Final[Mapping[MessageFormat, tuple[_Matches, Callable[[Mapping[str, Any]]
     MessageFormat.OTLP: (otlp.is_document, otlp.envelopes),
     MessageFormat.AIPERF: (load_tools.is_aiperf, load_tools.aiperf_envelopes),
     MessageFormat.GUIDELLM: (load_tools.is_guidellm, load_tools.guidellm_envelopes),
+}
+_ENVELOPES: Final[Mapping[MessageFormat, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    **{format: layout.envelope for format, layout in LAYOUTS.items()},
+    MessageFormat.LITELLM: litellm.envelope,
+    MessageFormat.KONG: kong.envelope,
+    MessageFormat.BODY: lambda body: {"request": body},
+    MessageFormat.ROW: layouts.row_envelope,
+    MessageFormat.DYNAMO: load_tools.dynamo_envelope,
+    MessageFormat.APIM: azure_apim.gateway_envelope,
+    MessageFormat.VERTEX: vertex.envelope,
 }
 _MATCHES: Final = dict(_LATER_RECOGNISERS) | {
     MessageFormat.LITELLM: litellm.is_payload,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -35,6 +35,8 @@ class MessageFormat(StrEnum):
     DYNAMO = "dynamo"  # the request trace, with payloads
     AIPERF = "aiperf"  # inputs.json, or its sessions
     GUIDELLM = "guidellm"  # a report, its requests, or rows of a data set
+    APIM = "apim"  # tables of Azure API Management
+    VERTEX = "vertex"  # a table of Vertex AI's requests and responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class EventHalf:
     """One of the two events of a call: its request or its response.
 
     Halves with the same `scope` and `join_id` belong together.  `event_time` is the event's, else the transport's, else
-    the epoch.  `size` is that of the message in bytes: the memory that the waiting half takes.
+    the epoch.  `size` is that of the message in bytes: the memory that the waiting half takes.  A call may also be
+    written in any number of pieces: `part` says which one this is, and `assemble` makes our envelope of their bodies.
     """
 
     join_id: str = field(repr=False)
@@ -55,6 +58,8 @@ class EventHalf:
     path: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # by lower-case name
     size: int = 0
+    part: tuple[int, str] | None = None
+    assemble: Callable[[Mapping[tuple[int, str], Mapping[str, Any]]], dict[str, Any]] | None = None
 
 
 class Opened(Struct, frozen=True):

@@ -138,6 +138,86 @@ def dynamo(number: int) -> dict[str, Any]:
     return {"timestamp": 1_000 * number, "event": event}
 
 
+def apim(number: int) -> list[dict[str, Any]]:
+    """The rows that Azure API Management writes of a call: model and counts, the request, the answer."""
+    common = {
+        "CorrelationId": f"corr-{number}",
+        "TimeGenerated": time_of(number).strftime("%Y-%m-%dT%H:%M:%S.0000000Z"),
+    }
+    common |= {"OperationName": "ChatCompletions_Create", "Region": "West Europe", "Type": "ApiManagementGatewayLlmLog"}
+    counts = {"PromptTokens": 9, "CompletionTokens": 2, "TotalTokens": 11, "IsStreamCompletion": False}
+    named = {"DeploymentName": "model-a", "ModelName": "model-a", "RequestId": f"chatcmpl-{number}"}
+    said = [answer(number)["choices"][0]["message"]]
+    return [
+        common | counts | named | {"SequenceNumber": 0, "RequestMessages": "", "ResponseMessages": ""},
+        common | {"SequenceNumber": 1, "RequestMessages": json.dumps(body(number)["messages"]), "ResponseMessages": ""},
+        common | {"SequenceNumber": 2, "RequestMessages": "", "ResponseMessages": json.dumps(said)},
+    ]
+
+
+def _apim_gateway(number: int) -> dict[str, Any]:
+    return {
+        "CorrelationId": f"corr-{number}",
+        "TimeGenerated": time_of(number).strftime("%Y-%m-%dT%H:%M:%S.0000000Z"),
+        "ApimSubscriptionId": "team-blue",
+        "Method": "POST",
+        "Url": "https://gw.azure-api.net/openai/deployments/model-a/chat/completions?api-version=2024-10-21",
+        "ResponseCode": 200,
+        "RequestHeaders": json.dumps({"X-Session-Id": f"session-{number % 4}"}),
+        "RequestBody": json.dumps(body(number)),
+        "ResponseBody": json.dumps(answer(number)),
+        "BackendRequestBody": None,
+    }
+
+
+def vertex_row(number: int) -> dict[str, Any]:
+    """A row of Gemini's, with JSON in columns as BigQuery exports it."""
+    asked = body(number)
+    system, user = asked["messages"]
+    config = {
+        "temperature": asked["temperature"],
+        "topP": asked["top_p"],
+        "topK": float(asked["top_k"]),
+        "maxOutputTokens": asked["max_tokens"],
+        "seed": asked["seed"],
+        "stopSequences": asked["stop"],
+    }
+    request = {
+        "systemInstruction": {"role": "user", "parts": [{"text": system["content"]}]},
+        "contents": [{"role": "user", "parts": [{"text": user["content"]}]}],
+        "generationConfig": config,
+        "safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
+    }
+    said = {"content": {"role": "model", "parts": [{"text": ANSWER}]}, "finishReason": "STOP"}
+    usage = {"promptTokenCount": 9, "candidatesTokenCount": 2, "totalTokenCount": 11}
+    return {
+        "endpoint": None,
+        "deployed_model_id": None,
+        "logging_time": time_of(number).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "request_id": str(3_292_372_995_731_278_848 + number),
+        "request_payload": [],
+        "response_payload": [],
+        "model": "publishers/google/models/model-a",
+        "model_version": "default",
+        "api_method": "generateContent",
+        "full_request": json.dumps(request),
+        "full_response": json.dumps({"candidates": [said], "usageMetadata": usage, "modelVersion": "model-a"}),
+        "metadata": "{}",
+    }
+
+
+def vertex_own_row(number: int) -> dict[str, Any]:
+    """A row of an endpoint with a model of one's own, whose server has OpenAI's API."""
+    return {
+        "endpoint": "1234567890",
+        "deployed_model_id": "987",
+        "logging_time": time_of(number).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "request_id": str(number),
+        "request_payload": [json.dumps(body(number) | {"@requestFormat": "chatCompletions"})],
+        "response_payload": [json.dumps(answer(number))],
+    }
+
+
 def guidellm_row(number: int) -> dict[str, Any]:
     return {"prompt": f"Why is the sky blue? ({number})", "output_tokens_count": 5 + number}
 
@@ -156,6 +236,9 @@ WRITERS: dict[str, Callable[[int], dict[str, Any]]] = {
     MessageFormat.BEDROCK: _bedrock,
     MessageFormat.DYNAMO: dynamo,
     "guidellm rows": guidellm_row,
+    "apim gateway": _apim_gateway,
+    MessageFormat.VERTEX: vertex_row,
+    "vertex own": vertex_own_row,
 }
 # Documents of each log, by its format, or by the source where one format has several.
 LOGS: dict[str, list[dict[str, Any]]] = {
@@ -165,12 +248,15 @@ LOGS: dict[str, list[dict[str, Any]]] = {
     "openinference": _recorded("openinference"),
     "traceloop": _recorded("traceloop"),
     MessageFormat.AIPERF: [json.loads((RECORDED / "aiperf.json").read_text())],
+    MessageFormat.APIM: [row for number in range(NUM_CALLS) for row in apim(number)],
     MessageFormat.GUIDELLM: [json.loads((RECORDED / "guidellm.json").read_text())],
 }
 SOURCES = {
     "openinference": MessageFormat.OTLP,
     "traceloop": MessageFormat.OTLP,
     "guidellm rows": MessageFormat.GUIDELLM,
+    "apim gateway": MessageFormat.APIM,
+    "vertex own": MessageFormat.VERTEX,
 }
 
 
