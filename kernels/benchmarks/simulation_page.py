@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kernels.benchmarks.harness import RESULTS, sections
@@ -23,7 +24,7 @@ OFTEN = 0.05  # a false ENABLE in more of the runs than the promise allows
 OMITTED = "Share that other gates would have enabled"
 # Figures that repeat a cell of a table of the page.
 REPEATED = ("ENABLE at", "DISABLE at", "alarm after", "false ENABLE over 8 slices", "AR(1) .9: false ENABLE")
-NULLS = "Where nothing may be enabled"
+NULLS, EFFECTS = "Where nothing may be enabled", "Where there is an effect"
 COLUMNS_LEFT_OUT = ("runs", "held as dependent")
 
 _TEXTS = sections("simulation.md")
@@ -63,7 +64,9 @@ def naive_table(results: Mapping[str, WorldResult]) -> WorldTable:
 
 def shortened(table: WorldTable) -> WorldTable:
     """The table without the columns and figures that the page leaves out, each interval as one word."""
-    columns = [column for column, head in enumerate(table.heads) if head not in COLUMNS_LEFT_OUT]
+    # Where there is an effect, every DISABLE of an endpoint that gains is a false one.
+    left_out = COLUMNS_LEFT_OUT + (("false DISABLE",) if table.title.startswith(EFFECTS) else ())
+    columns = [column for column, head in enumerate(table.heads) if head not in left_out]
     kept = (row for row in table.rows if not row[0].startswith(REPEATED))
     heads, *rows = (tuple(_short(line[column]) for column in columns) for line in (table.heads, *kept))
     return WorldTable(table.title, heads, tuple(rows))
@@ -109,24 +112,91 @@ def early_stops() -> str:
 
 
 def days_to_verdict() -> str:
-    """Days to the verdicts of production, of one slice and of eight."""
+    """Days to the verdicts of production, of one slice and of eight, and the device time of the rule before."""
     found = json.loads((RESULTS / "days_to_verdict.json").read_text(encoding="utf-8"))
-    heads = ("speedup, noise", "one slice", "endpoint of 8 slices", "each of 8 slices")
-    rows: dict[str, list[str]] = {}
-    for cell in sorted(
-        found["cells"], key=lambda cell: (cell["speedup"], cell["noise"], cell["num_slices"], cell["of"])
-    ):
-        rows.setdefault(f"{cell['speedup']:.2f}x, {cell['noise']}", []).append(_verdict_of(cell))
-    body = markdown(WorldTable("", heads, tuple((name, *cells) for name, cells in rows.items())))
-    return _TEXTS["days"].format(repetitions=found["repetitions"], table=body).rstrip() + "\n"
+    columns: dict[str, None] = {}
+    rows: dict[tuple[float, float], list[str]] = {}
+    for cell in found["cells"]:
+        columns[_column_of(cell)] = None
+        rows.setdefault((cell["speedup"], cell["noise"]), []).append(_verdict_of(cell))
+    heads = ("speedup, noise", *columns)
+    body = markdown(
+        WorldTable(
+            "", heads, tuple((f"{speedup:.2f}x, {noise}", *cells) for (speedup, noise), cells in sorted(rows.items()))
+        )
+    )
+    blocks = {
+        is_before: median(
+            24.0 * cell["enable_days"] * (found["blocks_an_hour"] if is_before else 1)
+            for cell in found["cells"]
+            if cell["is_before"] is is_before and cell["num_slices"] == 1 and cell["slowed"] == 0.02
+            if cell["enable_days"] is not None
+        )
+        for is_before in (False, True)
+    }
+    return (
+        _TEXTS["days"]
+        .format(
+            repetitions=max(cell["draws"] for cell in found["cells"]),
+            of_slices=min(cell["draws"] for cell in found["cells"]),
+            blocks_an_hour=found["blocks_an_hour"],
+            before=blocks[True],
+            after=blocks[False],
+            table=body,
+        )
+        .rstrip()
+        + "\n"
+    )
+
+
+def _column_of(cell: Mapping[str, Any]) -> str:
+    if cell["num_slices"] > 1:
+        whole = f"{cell['num_slices']} slices"
+        return f"endpoint of {whole}" if cell["of"] == "endpoint" else f"each of {whole}"
+    return f"{cell['slowed']:.0%} slowed" + (", before" if cell["is_before"] else "")
 
 
 def _verdict_of(cell: Mapping[str, Any]) -> str:
     """The usual verdict, its share and day, and the day before it on which tests passed or the HOLD was futile."""
-    verdict, before = ("enable", "days") if cell["enable_share"] else ("disable", "futile_days")
-    if not cell[f"{verdict}_share"]:
-        return "HOLD"
-    return f"{cell[f'{verdict}_share']:.0%} {verdict.upper()}, {cell[f'{verdict}_days']:g} ({cell[before]:g})"
+    shares = {verdict: cell[f"{verdict}_share"] for verdict in ("enable", "disable")}
+    verdict = max(shares, key=lambda name: shares[name])
+    if not shares[verdict]:
+        return f"HOLD ({cell['futile_days']:g})" if cell["futile_days"] is not None else "HOLD"
+    before = cell["days" if verdict == "enable" else "futile_days"]
+    said = DASH if before is None else f"{before:g}"
+    share = "" if shares[verdict] == 1.0 else f"{shares[verdict]:.0%} "
+    return f"{share}{verdict.upper()} {cell[f'{verdict}_days']:g} ({said})"
+
+
+def alarm_delays() -> str:
+    """Units to the alarm, beside CUSUM."""
+    found = json.loads((RESULTS / "alarm_delays.json").read_text(encoding="utf-8"))
+    rows = tuple(
+        (row["change"], *(f"{row[f'{name}_median']:g}/{row[f'{name}_high']:g}" for name in ("detector", "cusum")))
+        for row in found["rows"]
+    )
+    return (
+        _TEXTS["delays"]
+        .format(repetitions=found["repetitions"], table=markdown(WorldTable("", ("change", "detector", "CUSUM"), rows)))
+        .rstrip()
+        + "\n"
+    )
+
+
+def odd_worlds() -> str:
+    """The worlds that no field of the simulation's has."""
+    found = json.loads((RESULTS / "odd_worlds.json").read_text(encoding="utf-8"))
+    rows = tuple(
+        (
+            row["title"],
+            str(row["repetitions"]),
+            f"{row['false_enables'] / row['repetitions']:.1%} [{100 * row['lower']:.1f}\u2013{100 * row['upper']:.1f}]",
+            f"{row['true_enables'] / row['repetitions']:.0%}" if row["has_right"] else DASH,
+        )
+        for row in found["worlds"]
+    )
+    heads = ("world", "runs", "false ENABLE", "runs with a true one")
+    return _TEXTS["odd"].format(table=markdown(WorldTable("", heads, rows))).rstrip() + "\n"
 
 
 def page(path: Path) -> str:
@@ -149,7 +219,7 @@ def page(path: Path) -> str:
         parts.append(f"## {table.title}\n\n{body}\n")
         if table.title in _NOTES:
             parts.append(_NOTES[table.title] + "\n")
-    parts += [days_to_verdict(), early_stops()]
+    parts += [alarm_delays(), odd_worlds(), days_to_verdict(), early_stops()]
     broken = broken_promises(results.values())
     verdict = (
         "No world contradicts the gate's promise."

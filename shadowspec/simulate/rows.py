@@ -234,7 +234,8 @@ def moments_of(requests: Requests, clusters: Sequence[Cluster]) -> LookMoments:
     finished = np.maximum.accumulate(values)
     at_us = requests.at_us
     closes = np.array([_microseconds(cluster) for cluster in clusters], dtype=np.int64)
-    places = np.searchsorted(at_us, closes, "right") - [int(cluster.is_full) for cluster in clusters]
+    is_full = np.array([cluster.is_full for cluster in clusters], dtype=np.int64)
+    places = np.searchsorted(at_us, closes, "right") - is_full
     entered = np.maximum.accumulate(np.append(finished, NEVER)[places])
     cluster_us = dict(zip(map(cluster_id, clusters), entered.tolist(), strict=True))
     names = [block.block_id for block in requests.blocks]
