@@ -74,6 +74,11 @@ def markdown_text(value: str) -> str:
     return _SPECIAL.sub(r"\\\1", " ".join(value.split())).replace("\\<", "&lt;").replace("\\>", "&gt;")
 
 
+def sentence(text: str) -> str:
+    """A text as a sentence: with a capital at its beginning and a full stop at its end."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
 def slice_title(slice_key: str) -> str:
     """A slice as every text output writes it: `prompt_class=code, sampling_regime=high`; "" is the whole endpoint."""
     labels = parse_slice_key(slice_key).items()

@@ -10,7 +10,7 @@ import streamlit as st
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.content.definitions import bounds_text, shown_as, threshold_text, title_of
+from shadowspec.gate.verdict.figure_texts import bounds_text, shown_as, threshold_text, title_of
 from shadowspec.reports.figures.token_costs import DeviceTime, device_time, saved_per_month
 from shadowspec.reports.pages.load_cells import config_title
 from shadowspec.reports.pages.what_if import MAX_MARGIN, WhatIf, what_if

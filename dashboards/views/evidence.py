@@ -8,9 +8,10 @@ from datetime import timedelta
 import streamlit as st
 
 from shadowspec.gate.run.run_units import Crossings
+from shadowspec.gate.verdict.figure_texts import acceptance_title, title_of_test
 from shadowspec.reports.content import charts as content
 from shadowspec.reports.content.chart_values import Chart
-from shadowspec.reports.content.definitions import acceptance_title, title_of_test, total_time_text
+from shadowspec.reports.content.definitions import total_time_text
 from shadowspec.reports.content.notes import decision_notes
 from shadowspec.reports.pages.board import Board, BoardRow
 from shadowspec.reports.pages.evidence_page import PATH_TESTS, TestPath

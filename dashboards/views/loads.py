@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import streamlit as st
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.content.definitions import acceptance_title, bounds_text, shown_as, total_time_text
+from shadowspec.gate.verdict.figure_texts import acceptance_title, bounds_text, shown_as
+from shadowspec.reports.content.definitions import total_time_text
 from shadowspec.reports.pages import page_charts
 from shadowspec.reports.pages.load_cells import break_evens, estimate, load_cells
 from shadowspec.text import DASH, plain_text, slice_title, times

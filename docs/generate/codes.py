@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from docs.generate.markdown import code, listing
-from shadowspec.types import FunnelCounter, ReasonCode, Verdict
+from shadowspec.gate.verdict.reasons import REASONS, ReasonText
+from shadowspec.types import FunnelCounter, Verdict
 
 
 def hold() -> str:
@@ -23,11 +24,11 @@ def funnel() -> str:
 
 def _reasons(*, is_hold: bool) -> str:
     return listing(
-        (code(each), "" if is_hold else ", ".join(each.verdicts), f"{each.meaning} **{_remedy(each)}**")
-        for each in ReasonCode
+        (code(each), "" if is_hold else ", ".join(each.verdicts), f"{text.meaning} **{_remedy(text)}**")
+        for each, text in REASONS.items()
         if (Verdict.HOLD in each.verdicts) is is_hold
     )
 
 
-def _remedy(reason: ReasonCode) -> str:
+def _remedy(reason: ReasonText) -> str:
     return " ".join(filter(None, (f"{reason.step[0].upper()}{reason.step[1:]}.", reason.note)))

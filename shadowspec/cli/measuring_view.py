@@ -15,7 +15,8 @@ from rich.text import Text
 
 from shadowspec.app.progress_bar import SECONDS_BETWEEN_LINES, notes
 from shadowspec.app.rehearsals import MeasuringProgress
-from shadowspec.reports.content.definitions import find_test, interval_text
+from shadowspec.gate.verdict.figure_texts import interval_text
+from shadowspec.reports.content.definitions import find_test
 from shadowspec.text import DASH, distinct_slices, percent, plural, slice_title, span_text, times
 from shadowspec.types import Decision
 

@@ -70,6 +70,16 @@ class Clash:
 
 
 @dataclass(frozen=True, slots=True)
+class UnprovableLimit:
+    """A limit of today that nothing proves under a definition that was fixed when the tests began: keys and values."""
+
+    limit: str
+    value: float
+    fixed: str
+    fixed_value: float
+
+
+@dataclass(frozen=True, slots=True)
 class GatePolicy:
     """Parameters of the gate for one endpoint.
 
@@ -246,8 +256,8 @@ class GatePolicy:
             clashes.append(Clash("cost", "max_cost_per_million_tokens", "device_price_per_hour", wanted))
         return tuple(clashes)
 
-    def unprovable(self, test_name: str) -> str | None:
-        """Why no evidence can prove a test under its hypothesis's frozen definitions; None if evidence can.
+    def unprovable(self, test_name: str) -> UnprovableLimit | None:
+        """The limit that keeps a test from being proven under frozen definitions; None where evidence can prove it.
 
         Used on a policy from `with_frozen_parameters`, with whose definitions a current limit may clash.
         """
@@ -255,17 +265,14 @@ class GatePolicy:
         if clash is None:
             return None
         limit, fixed = getattr(self, clash.limit), getattr(self, clash.fixed)
-        return (
-            f"{clash.limit} = {limit:.6g} cannot be proven with {clash.fixed} = {fixed or 0.0:.6g}, "
-            "which was fixed when the hypothesis entered"
-        )
+        return UnprovableLimit(clash.limit, limit, clash.fixed, fixed or 0.0)
 
     def other_engine(self, measured: str) -> str | None:
-        """Why latency that was measured on this engine says nothing of the one that serves; None if it counts."""
+        """The engine that serves, where latency that was measured on this one says nothing of it; None if it counts."""
         serving = self.serving_engine
         if self.is_upgrade or serving is None or not self.require_serving_engine or is_measured_on(serving, measured):
             return None
-        return f"its latency was measured on {measured or 'unknown'}; {serving} serves"
+        return serving
 
     def near_tie_logit_of(self, dtype: str) -> float:
         """Top-2 logit gap up to which a greedy difference is a near-tie, for a model run in `dtype`.

@@ -249,5 +249,7 @@ def _line(served: ServedDecision) -> str:
     if served.off is None:
         state = f"on, {served.num_speculative_tokens} tokens"
     else:
-        state = f"off ({plain_text(served.reason)}; {decision.verdict.value}: {plain_text(decision.reason)})"
+        state = (
+            f"off ({plain_text(served.reason)}; {decision.verdict.value}: {plain_text(decision.reason.rstrip('.'))})"
+        )
     return f"{place}, {decision.config.name}: {state}, decision {decision.decision_id}, measured on {decision.engine}"

@@ -106,7 +106,7 @@ def test_low_acceptance_alone_holds_and_never_disables() -> None:
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "low_acceptance")
     slow = look(evidence_of(draw_runs(400, acceptance=0.25, speedup=0.9)))
     assert (slow.verdict, slow.reason_code) == (Verdict.DISABLE, "slowdown")
-    assert "first token accepted" in slow.reason
+    assert "share of first tokens accepted is 24.8%" in slow.reason
 
 
 def test_one_greedy_fault_disables_and_a_near_tie_does_not() -> None:
@@ -250,10 +250,10 @@ def test_requests_that_their_clusters_missed_hold_beyond_the_same_share() -> Non
         (CachedPrompts(99, 1_000, 700, 0, 0), None),
         (
             CachedPrompts(100, 1_000, 701, 500, 0),
-            "production's cache held 70.1% of the prompt tokens of 100 requests, the baseline's 50.0% "
-            '(limit 20% apart): measure with prefix_cache = "as_served"',
+            "Production's cache held 70.1% of the prompt tokens of 100 requests, and the baseline's 50.0%. "
+            'The limit of the difference is 20.0%. Measure with `prefix_cache = "as_served"`.',
         ),
-        (CachedPrompts(100, 1_000, 299, 500, 500), 'measure with prefix_cache = "evicted" or "on"'),
+        (CachedPrompts(100, 1_000, 299, 500, 500), 'Measure with `prefix_cache = "evicted"` or `"on"`.'),
     ],
 )
 def test_caches_that_held_other_shares_than_productions_hold(cached: CachedPrompts, said: str | None) -> None:
@@ -272,7 +272,7 @@ def test_the_remedy_of_fewer_hits_is_more_sessions_where_caches_are_as_served() 
     trial = Trial(0.025, 0.0125, GRAPH)
     hypothesis = replace(HYPOTHESIS, config=config)
     decision = decide(hypothesis, seen, POLICY, trial=trial, has_entered=True, previous=None, now=START)
-    assert "(limit 20% apart): raise sample_rate" in decision.reason
+    assert "Raise `sample_rate`." in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_prompts_that_production_counts_otherwise_hold_beyond_their_share(num_ot
     assert (decision.reason_code, decision.evidence.counts.num_other_prompts) == (verdict, num_other)
     assert look(seen, replace(POLICY, max_prompt_mismatch=1.0)).verdict is Verdict.ENABLE
     if num_other > 8:
-        assert "in 2.2% of 400 prompts (limit 2.0%)" in decision.reason
+        assert "in 2.2% of 400 prompts, and the limit is 2.0%." in decision.reason
 
 
 @pytest.mark.parametrize(("num_beyond", "verdict"), [(0, "all_tests_pass"), (100, "all_tests_pass"), (101, "untimed")])
@@ -296,8 +296,8 @@ def test_enable_does_not_speak_for_turns_that_are_never_timed(num_beyond: int, v
     assert look(seen, replace(POLICY, max_untimed_share=0.3)).verdict is Verdict.ENABLE
     if num_beyond > 100:
         assert decision.reason == (
-            "25.2% of 400 requests come after the first 4 of their session and are never timed (limit 25.0%): "
-            "raise timed_positions"
+            "25.2% of 400 requests come after the first 4 of their session and are never timed; the limit is 25.0%. "
+            "Raise `timed_positions` for the worker."
         )
 
 
@@ -407,8 +407,8 @@ def test_few_units_wait_until_their_independence_shows() -> None:
     assert result(decision, "speedup").outcome == "pass"
     assert (decision.reason_code, decision.reason) == (
         "too_few_units",
-        "speedup crosses its limit, but 60 blocks are too few to judge whether they are independent (r1 0.43): "
-        "send about 40 more; 1 more test alike",
+        "The speedup crosses its limit, but 60 blocks are too few to judge whether they are independent. "
+        "Send about 40 more. The same is true of 1 more test.",
     )
 
 
@@ -430,8 +430,8 @@ def test_a_limit_beyond_the_clip_that_was_fixed_at_entry_holds_with_its_own_reas
     if speedup > 1.0:
         assert decision.reason_code == "unprovable"
         assert decision.reason == (
-            "margin = 1.5 cannot be proven with log_speedup_clip = 0.693147, "
-            "which was fixed when the hypothesis entered: change that limit"
+            "No evidence can prove a limit of 1.5 with the value 0.693 that was fixed when the tests began. "
+            "Change `margin` in the policy, or rename the candidate to fix `log_speedup_clip` again."
         )
     test_result = result(decision, "speedup")
     assert (test_result.outcome, test_result.units_needed) == ("open", None)
@@ -471,7 +471,7 @@ def test_no_verdict_begins_on_stale_evidence_and_one_that_stands_stays(speedup: 
     later = newest + timedelta(seconds=3_601)
     stale = look(seen, limited, now=later)
     assert (stale.verdict, stale.reason_code) == (Verdict.HOLD, "stale_data")
-    assert f"of {newest:%Y-%m-%d %H:%M} UTC, more than 3600 s ago" in stale.reason
+    assert f"of {newest:%Y-%m-%d %H:%M} UTC, and may be at most 60 minutes old" in stale.reason
     early = look(seen, limited, now=newest - timedelta(days=1))
     assert (early.reason_code, "still to come" in early.reason) == ("stale_data", True)
     assert look(seen, limited, now=later, previous=fresh).verdict is fresh.verdict

@@ -45,8 +45,8 @@ def test_a_client_with_odd_requests_takes_no_level_from_a_slice_that_comes_later
         odd = decisions[name]
         assert odd.evidence.counts.num_closed_clusters == 2 * POLICY.entry_clusters
         assert (odd.level, odd.reason_code, odd.run) == (None, "small_slice", None)
-        assert odd.reason.startswith("the slice has 1.")
-        assert odd.reason.endswith("testing starts at 2.0%: lower entry_share to test it by itself")
+        assert odd.reason.startswith("The slice has 1.")
+        assert "and needs 2.0%. The endpoint's verdict covers it" in odd.reason
         assert covering_decision(odd, decisions[""]) is decisions[""]
     assert all(decisions[name].level is not None for name in ("", CHAT, CODE, SQL))
 

@@ -21,7 +21,8 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.quantiles import LatencyHistogram, bin_of
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.content import definitions as words
+from shadowspec.gate.verdict.figure_texts import shown_as, title_of_test
+from shadowspec.text import format_signed, percent, times
 from shadowspec.types import ArmTiming, Evaluation, PairedScore, Run, Verdict
 from tests.builders.hypothesis_evidence import POLICY as OPEN
 from tests.builders.hypothesis_evidence import evidence_of, look, result
@@ -277,8 +278,8 @@ def test_times_that_depend_on_each_other_keep_a_required_quantile_waiting() -> N
     waiting = look(evidence, policy)
     assert (waiting.verdict, waiting.reason_code) == (Verdict.HOLD, "dependent")
     assert waiting.reason == (
-        "p95: neighbours among 400 blocks resemble each other (r1 0.63, limit 0.37): "
-        "send traffic that is spread over more time"
+        "The ratio of the p95 times crosses its limit, but neighbours among its 400 blocks resemble each other. "
+        "Their correlation is 0.63, and the limit 0.37. Send traffic that is spread over more time."
     )
     assert result(waiting, "p95").outcome == "pass"
     assert float(result(waiting, "p95").dependence.r1 or 0.0) > 0.5
@@ -331,9 +332,9 @@ def test_every_guardrail_has_a_title_and_a_way_to_be_written_in_reports() -> Non
     names = {test.name for test in look(evidence_of(scored_runs(40, 0.0)), policy).tests}
     names -= {test.name for test in look(evidence_of(scored_runs(40, 0.0))).tests}
     assert names == {"ttft", "tpot", "cost", "structured_validity", "score", "p95", "p99"}
-    assert all(words.title_of_test(name) != name.replace("_", " ") for name in names)
-    assert (words.shown_as("ttft")(1.25), words.shown_as("cost")(0.8), words.shown_as("score")(-0.05)) == (
-        words.times(1.25),
-        words.percent(0.8),
-        words.format_signed(-0.05),
+    assert all(title_of_test(name) != name.replace("_", " ") for name in names)
+    assert (shown_as("ttft")(1.25), shown_as("cost")(0.8), shown_as("score")(-0.05)) == (
+        times(1.25),
+        percent(0.8),
+        format_signed(-0.05),
     )

@@ -11,6 +11,7 @@ import pytest
 
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_detectors, watch_start
 from shadowspec.gate.verdict.decision import Hypothesis
+from shadowspec.gate.verdict.figure_texts import limit_text
 from shadowspec.gate.verdict.lifecycle import decide_in_run, next_evidence
 from shadowspec.gate.verdict.trial_levels import name_of, restart_level
 from shadowspec.types import Decision, Parity, Run, SliceCounts, Verdict
@@ -67,7 +68,7 @@ def test_a_slowdown_after_enable_is_found_and_ends_it_by_policy(on_alarm: str, v
         if decision.reason_code == "drift":
             break
     assert decision.verdict is verdict
-    assert "speedup no longer holds 1.05" in decision.reason
+    assert "speedup no longer stays above 1.05" in decision.reason
     assert 70 <= sum(delays) <= 150
     assert decision.ends_run
     assert decision.verdict_since == decision.decided_at
@@ -78,25 +79,27 @@ def test_a_fall_of_acceptance_is_found() -> None:
     gate = enabled()
     decision = gate.look(draw_runs(80, 1, acceptance=0.2))
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "drift")
-    assert decision.reason.startswith("acceptance no longer holds 0.4")
+    assert "the share of first tokens accepted no longer stays above 40.0%" in decision.reason
 
 
 def test_a_rise_of_the_slowed_share_is_found() -> None:
     gate = enabled()
     decision = gate.look(draw_runs(40, 1, speedup=1.5, slowed_share=0.3))
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "drift")
-    assert decision.reason.startswith("tail no longer stays within 0.1 (40 units")
+    assert decision.reason.startswith(
+        "Since ENABLE, 40 units show that the share of slowed requests no longer stays below 10.0%."
+    )
     assert set(decision.drift.detectors) == {"speedup", "acceptance", "tail"}
 
 
-@pytest.mark.parametrize(("mean", "words"), [(-0.1, "holds -0.02"), (0.1, "stays within 0.02")])
+@pytest.mark.parametrize(("mean", "words"), [(-0.1, "above \u22120.0200"), (0.1, "below +0.0200")])
 def test_a_bias_of_sampled_output_is_found_on_either_side(mean: float, words: str) -> None:
     gate = Gate(is_greedy=False)
     assert gate.look(with_z(draw_runs(100, 0), 0.0)).verdict is Verdict.ENABLE
     assert {"drift_z_low", "drift_z_high"} < set(watch_detectors(gate.rows[-1]))
     decision = gate.look(with_z(draw_runs(10, 1), mean))
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "drift")
-    assert decision.reason.startswith(f"parity_sampled no longer {words} (40 units")
+    assert f"40 units show that the bias of sampled outputs no longer stays {words}." in decision.reason
 
 
 def test_a_greedy_fault_after_enable_revokes_it_at_once_and_for_good() -> None:
@@ -105,7 +108,7 @@ def test_a_greedy_fault_after_enable_revokes_it_at_once_and_for_good() -> None:
     faulty = replace(runs[0], parity=Parity(first_divergence=3, divergence_gap=1.0, rerun_differs=False))
     decision = gate.look([faulty, *runs[1:]])
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "parity_fault")
-    assert decision.reason == "1 greedy outputs differ from the target's; ENABLE is revoked"
+    assert decision.reason.startswith("ENABLE is revoked. 1 greedy output differs from the target's")
     assert (decision.ends_run, decision.watch, decision.verdict_since) == (False, None, decision.decided_at)
     later = gate.look(draw_runs(100, 2))
     assert (later.verdict, later.reason, later.level) == (Verdict.DISABLE, decision.reason, decision.level)
@@ -117,7 +120,7 @@ def test_memory_over_budget_revokes_enable() -> None:
     gate.policy = replace(POLICY, memory_budget_share=0.05)
     decision = gate.look(draw_runs(1, 1))
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "memory_over_budget")
-    assert decision.reason.endswith("over budget; ENABLE is revoked")
+    assert decision.reason.startswith("ENABLE is revoked. Speculation takes 10.0% more memory, and the budget is 5.0%.")
 
 
 def test_advice_comes_before_the_alarm_and_changes_nothing() -> None:
@@ -136,7 +139,7 @@ def test_after_an_alarm_a_run_at_a_lower_level_decides_on_new_evidence_alone() -
     assert (next_.num_blocks, next_.num_clusters) == (10, 40)
     assert next_.run.start_blocks == 250
     assert next_.verdict_since == alarmed.verdict_since
-    assert "a drift alarm ended run 1" in next_.reason
+    assert "A drift alarm ended run 1" in next_.reason
     recovered = gate.look(draw_runs(120, 3))
     assert (recovered.verdict, recovered.level) == (Verdict.ENABLE, next_.level)
     assert watch_start(recovered) == (130, 520), "counted within its run"
@@ -224,8 +227,8 @@ def test_an_enable_whose_bound_no_longer_meets_the_policy_holds_until_it_does(
     before = gate.rows[-1]
     held = with_policy(gate, 1, **limits)
     assert (held.verdict, held.reason_code) == (Verdict.HOLD, "policy_changed")
-    limit = next(test.threshold for test in held.tests if test.name == name)
-    assert f"the limit is {limit:.3g} now" in held.reason
+    test = next(test for test in held.tests if test.name == name)
+    assert f"it must be {limit_text(test)}." in held.reason
     assert (held.watch, held.level, held.ends_run) == (before.watch, before.level, False)
     again = with_policy(gate, 2)
     assert (again.verdict, again.reason, again.level) == (Verdict.ENABLE, before.reason, before.level)
@@ -262,7 +265,10 @@ def test_a_test_that_the_policy_newly_asks_for_must_pass_now() -> None:
     gate = enabled()
     assert with_policy(gate, 1, objective="both").verdict is Verdict.ENABLE
     held = with_policy(gate, 2, ttft_margin=0.5)
-    assert "ttft 1 [0.811, 1.23] (not required at ENABLE): the limit is 0.667 now" in held.reason
+    assert (
+        "The speedup of the first token is 1.00\u00d7 [0.81\u00d7, 1.23\u00d7] and was not required at ENABLE; "
+        "it must be above 0.67\u00d7." in held.reason
+    )
 
 
 def test_the_detectors_follow_the_limits_under_which_enable_is_in_force() -> None:
@@ -290,7 +296,7 @@ def test_a_longer_span_holds_an_enable_that_covers_less() -> None:
     gate = enabled()
     held = with_policy(gate, 1, min_span_s=7 * 86_400.0)
     assert (held.verdict, held.reason_code) == (Verdict.HOLD, "policy_changed")
-    assert "7 needed" in held.reason
+    assert "1 of the 7 days needed" in held.reason
 
 
 def disabled(num_runs: int = 40, **world: float) -> Gate:
@@ -320,7 +326,7 @@ def test_a_disable_that_new_evidence_refutes_begins_a_run_and_stays_until_it_dec
     assert (undecided.verdict, undecided.reason_code) == (Verdict.DISABLE, "reopened")
     assert (undecided.level, undecided.num_blocks) == (pytest.approx(restart_level(SHARE, 1)), 10)
     assert undecided.verdict_since == first.verdict_since
-    assert undecided.reason.startswith("new evidence refuted the DISABLE of run 1, which stays in force until")
+    assert undecided.reason.startswith("New evidence refuted the DISABLE of run 1, which stays in force until")
     assert gate.look(draw_runs(150, 3)).verdict is Verdict.ENABLE
 
 

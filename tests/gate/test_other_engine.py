@@ -56,7 +56,7 @@ def test_the_reason_names_both_engines_and_no_amount_of_evidence() -> None:
     decision = look(evidence_of(draw_runs(400)), SERVED_BY_VLLM)
     assert (
         decision.reason
-        == f"its latency was measured on {CONFIG.engine}; vllm 0.32 serves: measure through two servers of it"
+        == f"Latency was measured on {CONFIG.engine}, and vllm 0.32 serves. Measure through two servers of vllm 0.32."
     )
     assert decision.clusters_needed is None
 
@@ -160,8 +160,8 @@ def test_a_plan_promises_nothing_of_evidence_that_decides_nothing() -> None:
     held = planned(HYPOTHESIS)
     assert (held.verdict, held.clusters_median, held.enable_share) == (Verdict.HOLD, None, 0.0)
     assert (
-        held.note
-        == f"held: its latency was measured on {CONFIG.engine}; vllm 0.32 serves: measure through two servers of it"
+        held.note == f"held: Latency was measured on {CONFIG.engine}, and vllm 0.32 serves. "
+        "Measure through two servers of vllm 0.32."
     )
     assert planned(ON_VLLM).enable_share > 0.5
     enabled_before = replace(look(evidence_of(draw_runs(400))), verdict=Verdict.ENABLE)

@@ -106,8 +106,9 @@ def test_the_superseded_verdict_is_out_of_force_and_still_shown() -> None:
     row = supersede(old, "two" * 20, later)
     assert (row.verdict, row.reason_code, row.decided_at) == (Verdict.HOLD, "changed_fingerprint", later)
     assert row.reason == (
-        "ENABLE was superseded: draft-k4 now has fingerprint twotwotwotwo; 200 sessions do not count for it: "
-        "send traffic"
+        "ENABLE was superseded: the fingerprint of draft-k4 is twotwotwotwo now. "
+        "200 sessions of the old one do not count for it. "
+        "Send traffic."
     )
     assert (row.supersession.verdict, row.supersession.by) == ("ENABLE", "two" * 20)
     assert (row.tests, row.num_blocks) == (old.tests, old.num_blocks)

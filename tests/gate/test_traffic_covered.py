@@ -42,13 +42,13 @@ def at_days(days: Sequence[float]) -> Seen:
 @pytest.mark.parametrize(
     ("days", "min_span_days", "reason"),
     [
-        ((0.1, 7.2), 7.0, "evidence from 2 days, 7 needed"),
-        ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 6.2), 7.0, "6.1 days of traffic seen, 7 days needed"),
+        ((0.1, 7.2), 7.0, "evidence from 2 of the 7 days needed"),
+        ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 6.2), 7.0, "evidence over 6.1 days of the 7 days needed"),
         ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 7.2), 7.0, None),
-        ((0.1, 1.2), 1.5, "26.4 hours of traffic seen, 36 hours needed"),
+        ((0.1, 1.2), 1.5, "evidence over 26.4 hours of the 36 hours needed"),
         ((0.1, 2.2), 1.5, None),
         ((0.1, 0.2), 0.1, None),
-        ((0.1, 0.15), 0.1, "72 minutes of traffic seen, 2.4 hours needed"),
+        ((0.1, 0.15), 0.1, "evidence over 72 minutes of the 2.4 hours needed"),
         ((0.1,), 0.0, None),
     ],
 )
@@ -58,7 +58,7 @@ def test_enable_needs_the_span_and_as_many_days_with_evidence(
     decision = look(at_days(days), replace(POLICY, min_span_s=min_span_days * DAY_S))
     assert decision.evidence.num_days == len({math.floor(day) for day in days})
     assert (decision.reason_code, decision.reason if reason else None) == (
-        ("min_span", f"every required test passes: {reason}; send traffic for longer")
+        ("min_span", f"Every required test passes, but there is {reason}. Send traffic for longer.")
         if reason
         else ("all_tests_pass", None)
     )
@@ -69,7 +69,9 @@ def test_a_trial_policy_needs_no_span_and_its_verdict_speaks_of_the_recording() 
     trial = replace(policy, recording_only=True)
     found = look(at_days((0.1, 2.2)), trial)
     assert (found.verdict, found.recording_only) == (Verdict.ENABLE, True)
-    assert found.reason.endswith("; trial: of this recording only (evidence from 2 days, 7 needed)")
+    assert found.reason.endswith(
+        "This trial speaks of its recording only, with evidence from 2 of the 7 days needed for production."
+    )
     assert not look(at_days((0.1, 2.2)), policy).recording_only
     # Neither policy inherits the other's verdict: the trial's ENABLE is HOLD in production.
     assert look(at_days((0.1, 2.2)), policy, previous=found).reason_code == "min_span"
@@ -179,8 +181,8 @@ def test_of_one_slice_the_mix_bound_is_its_own(store: Store) -> None:
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        ("first_position_acceptance_rate", "first token accepted 0.6"),
-        ("draft_acceptance_rate", "drafted tokens accepted 0.6"),
+        ("first_position_acceptance_rate", "The share of first tokens accepted is 65.3%"),
+        ("draft_acceptance_rate", "The share of drafted tokens accepted is 65.3%"),
     ],
 )
 def test_reasons_name_the_acceptance_that_is_judged(metric: str, words: str) -> None:

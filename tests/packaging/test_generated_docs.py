@@ -13,6 +13,7 @@ from docs.generate import settings
 from docs.generate.pages import DOCS, PARTS, current, with_parts
 from shadowspec.config import config_template
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.reasons import REASONS
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.types import ReasonCode
 
@@ -62,7 +63,7 @@ def test_every_key_of_the_policy_has_a_meaning() -> None:
 
 def test_every_reason_of_a_decision_says_what_to_do() -> None:
     page = (DOCS / "reading-a-hold.md").read_text(encoding="utf-8")
-    assert all(each.meaning and each.step and f"- `{each}`" in page for each in ReasonCode)
+    assert all(REASONS[each].meaning and REASONS[each].step and f"- `{each}`" in page for each in ReasonCode)
     # The codes that the gate gives are members: a literal would be a reason that no page explains.
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "shadowspec/gate").rglob("*.py"))
     assert re.findall(r'(?:_hold\(|_Outcome\(\w+\.\w+, |reason_code=)"(\w+)"', sources) == []

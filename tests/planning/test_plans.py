@@ -92,21 +92,24 @@ def test_what_nothing_will_decide_is_said() -> None:
     evidence = World(60, slices=SLICES, make_run=noisy_run()).evidence()
     plan = planned(evidence, replace(POLICY, max_hypotheses=2))
     last = plan.hypotheses[-1]
-    assert "no level left" in last.note
+    assert "all are taken" in last.note
     assert last.clusters_median is None
     assert by_slice(plan)[SLICES[1]].seconds_median is None
     full = planned(evidence, replace(POLICY, max_clusters=10)).hypotheses[0]
-    assert full.note == "held: 10 clusters did not decide acceptance: try another candidate, or change the limit"
+    assert full.note == (
+        "held: 10 sessions did not decide the share of first tokens accepted, and no more count. "
+        "Try another candidate, or change that limit in the policy."
+    )
 
 
 @pytest.mark.parametrize(
     ("policy", "counts", "run_counts", "words"),
     [
         ({}, {"num_lost": 400}, {}, "failed or were shed"),
-        ({}, {"num_left_out": 400}, {}, "came out of order"),
-        ({"max_evidence_age_s": 60.0}, {}, {}, "the newest evidence is of"),
-        ({}, {}, {"num_unknown_parity": 40}, "parity was not measured"),
-        ({"memory_budget_share": 0.1}, {}, {"num_memory_blocks": 0}, "does not report the memory"),
+        ({}, {"num_left_out": 400}, {}, "came after their session"),
+        ({"max_evidence_age_s": 60.0}, {}, {}, "The newest evidence is of"),
+        ({}, {}, {"num_unknown_parity": 40}, "Parity was not measured"),
+        ({"memory_budget_share": 0.1}, {}, {"num_memory_blocks": 0}, "reports no memory"),
     ],
     ids=["missing", "late", "stale", "parity", "memory"],
 )

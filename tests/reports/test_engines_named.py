@@ -80,7 +80,7 @@ def test_a_hold_for_the_engine_that_serves_is_shown_with_its_reason() -> None:
     policy = replace(POLICY, serving_engine="vllm")
     source.decisions = for_what_serves(source.latest_decisions(), policy)
     report = build_report(source, {"editor": policy}, NOW, data_note="Made up.")
-    assert f"its latency was measured on {ENGINE}; vllm serves" in Page(render_html(report)).text
+    assert f"Latency was measured on {ENGINE}, and vllm serves." in Page(render_html(report)).text
     (endpoint,) = json.loads(render_json(report))["endpoints"]
     assert endpoint["policy"]["serving_engine"] == "vllm"
 

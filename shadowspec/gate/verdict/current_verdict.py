@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Final
 
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict import reasons
 from shadowspec.types import Decision, OverriddenVerdict, Override, OverrideRecord, ReasonCode, Verdict, parse_slice_key
 
 
@@ -59,7 +60,7 @@ class CurrentVerdict:
             self.measured,
             verdict=self.override.verdict,
             reason_code=ReasonCode.OVERRIDE,
-            reason=override_text(self.override),
+            reason=reasons.overridden(self.override),
             clusters_needed=None,
             verdict_since=self.override.created_at,
             override=OverriddenVerdict(
@@ -202,7 +203,11 @@ def for_what_serves(decisions: Iterable[Decision], policy: GatePolicy) -> list[D
             as_served.append(decision)
         else:
             held = replace(
-                decision, verdict=Verdict.HOLD, reason_code=ReasonCode.OTHER_ENGINE, reason=other, clusters_needed=None
+                decision,
+                verdict=Verdict.HOLD,
+                reason_code=ReasonCode.OTHER_ENGINE,
+                reason=reasons.other_engine(decision.engine, other),
+                clusters_needed=None,
             )
             as_served.append(held)
     return as_served

@@ -33,25 +33,19 @@ from shadowspec.gate.evidence.carry_over import CarryOver, explains
 from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict import reasons
 from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES, DISABLE_CODES, is_valid_for_engine
 from shadowspec.gate.verdict.hold_reasons import (
-    UNDECIDED_REMEDY,
     assumption_note,
     cache_gap,
     clusters_needed,
     dependent,
-    failed_limit,
-    figures,
-    futile,
     merged,
-    number,
     outlook,
     period,
-    recording_note,
     short_span,
     slowest_of,
     staleness,
-    unmeasured_parity,
     unproven_independence,
 )
 from shadowspec.gate.verdict.required_tests import (
@@ -68,7 +62,6 @@ from shadowspec.gate.verdict.required_tests import (
 )
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
-from shadowspec.text import percent, plural
 from shadowspec.types import (
     ACCEPTANCE_KEPT,
     Decision,
@@ -80,7 +73,6 @@ from shadowspec.types import (
     TestState,
     Trial,
     Verdict,
-    Watch,
 )
 
 MIX_BOUND = "mix_bound"  # in what an ENABLE has proven: the bound of its slices, where the policy requires it
@@ -142,34 +134,28 @@ def decide(
     if previous is not None and rests_on_enable(previous) and other_engine is None:
         revoked = _at_once(hypothesis, results, evidence, policy)
         if revoked is not None:
-            outcome = _named(replace(revoked, reason=f"{revoked.reason}; ENABLE is revoked"), hypothesis)
+            remedy = reasons.with_remedy(revoked.reason, revoked.code)
+            outcome = _named(replace(revoked, reason=reasons.revoked(remedy)), hypothesis)
         else:
             outcome = _enabled_before(previous, results, evidence, policy)
     elif previous is not None and is_valid_for_engine(previous.verdict, previous.reason_code, other_engine):
         outcome = _Outcome(previous.verdict, previous.reason_code, previous.reason)
         if previous.reason_code not in AT_ONCE_CODES:  # a DISABLE that may reopen, and does not where harm is certain
             certain = _at_once(hypothesis, results, evidence, policy)
-            outcome = outcome if certain is None else _named(certain, hypothesis)
+            outcome = outcome if certain is None else _named(_with_remedy(certain), hypothesis)
     elif other_engine is not None and not has_entered:
-        outcome = _other_engine(other_engine)
+        outcome = _other_engine(hypothesis, other_engine)
     elif not has_entered:
         outcome = _waits_for_entry(evidence, policy)
     else:
         outcome = _judge(hypothesis, results, evidence, policy, now, other_engine)
         if level is None and outcome.verdict is not Verdict.DISABLE and other_engine is None:
-            held = (
-                f"no level left: the {policy.max_hypotheses} declared hypotheses (max_hypotheses) have entered before "
-                "it; raise that number or configure fewer"
-            )
+            held = reasons.no_level_left(hypothesis.slice_key, policy.max_hypotheses)
             outcome = _Outcome(Verdict.HOLD, ReasonCode.NO_LEVEL_LEFT, held, restarts=outcome.restarts)
-        if outcome.verdict is not Verdict.HOLD:
-            outcome = replace(outcome, reason=outcome.reason + period(evidence))
-        if outcome.verdict is Verdict.ENABLE:
-            outcome = replace(outcome, reason=outcome.reason + assumption_note(policy))
-        if outcome.verdict is not Verdict.HOLD and policy.recording_only:
-            outcome = replace(outcome, reason=outcome.reason + recording_note(evidence, policy))
         if policy.is_upgrade:
-            outcome = _of_upgrade(outcome)
+            outcome = _of_upgrade(outcome, evidence, policy)
+        else:
+            outcome = _with_scope(_with_remedy(outcome), evidence, policy)
         outcome = _named(outcome, hypothesis)
 
     if outcome.restarts:
@@ -210,29 +196,39 @@ def decide(
     )
 
 
-def _of_upgrade(outcome: _Outcome) -> _Outcome:
+def _with_remedy(outcome: _Outcome) -> _Outcome:
+    """The outcome; a DISABLE says what to do."""
+    return replace(outcome, reason=reasons.with_remedy(outcome.reason, outcome.code))
+
+
+def _with_scope(outcome: _Outcome, evidence: HypothesisEvidence, policy: GatePolicy) -> _Outcome:
+    """The outcome; an ENABLE or DISABLE says of which traffic it speaks."""
+    if outcome.verdict is Verdict.HOLD:
+        return outcome
+    parts = [outcome.reason, *period(evidence)]
+    if outcome.verdict is Verdict.ENABLE:
+        parts += assumption_note(policy)
+    if policy.recording_only:
+        parts.append(reasons.only_this_recording(short_span(evidence, policy)))
+    return replace(outcome, reason=" ".join(parts))
+
+
+def _of_upgrade(outcome: _Outcome, evidence: HypothesisEvidence, policy: GatePolicy) -> _Outcome:
     """A verdict on a second deployment says nothing of speculation: it is HOLD, and its code says what was decided."""
     if outcome.verdict is Verdict.HOLD:
         return outcome
     is_passed = outcome.verdict is Verdict.ENABLE
     code = ReasonCode.MAY_REPLACE if is_passed else ReasonCode.MUST_NOT_REPLACE
-    step = "change over to the second deployment" if is_passed else "keep the first deployment, and find the cause"
-    return replace(outcome, verdict=Verdict.HOLD, code=code, reason=f"{outcome.reason}; {step}")
+    reason = reasons.of_upgrade(_with_scope(outcome, evidence, policy).reason, is_passed=is_passed)
+    return replace(outcome, verdict=Verdict.HOLD, code=code, reason=reason)
 
 
 def _waits_for_entry(evidence: HypothesisEvidence, policy: GatePolicy) -> _Outcome:
-    missing = policy.entry_clusters - evidence.counts.num_closed_clusters
-    if missing > 0:
-        return _hold(
-            ReasonCode.TOO_FEW_CLUSTERS,
-            f"testing starts after {plural(missing, 'more session')}: send them ({policy.entry_clusters} must close)",
-        )
-    share = percent(evidence.counts.recent_share or 0.0)
-    return _hold(
-        ReasonCode.SMALL_SLICE,
-        f"the slice has {share} of its endpoint's requests of the last week; testing starts at "
-        f"{percent(policy.entry_share)}: lower entry_share to test it by itself",
-    )
+    num_closed = evidence.counts.num_closed_clusters
+    if num_closed < policy.entry_clusters:
+        return _hold(ReasonCode.TOO_FEW_CLUSTERS, reasons.before_testing(num_closed, policy.entry_clusters))
+    share = evidence.counts.recent_share or 0.0
+    return _hold(ReasonCode.SMALL_SLICE, reasons.small_slice(share, policy.entry_share))
 
 
 def rests_on_enable(decision: Decision) -> bool:
@@ -283,43 +279,25 @@ def _judge(
         return outcome
 
     # 2. Data that cannot be judged.
-    if (evidence.missing_share or 0.0) > policy.max_missing:
-        share = evidence.missing_share or 0.0
-        return _hold(
-            ReasonCode.MISSING_DATA,
-            f"{share:.1%} of the requests failed or were shed (limit {policy.max_missing:.1%}): find their cause in "
-            "`shadowspec report`",
-        )
+    if (share := evidence.missing_share or 0.0) > policy.max_missing:
+        return _hold(ReasonCode.MISSING_DATA, reasons.failed_requests(share, policy.max_missing))
 
-    if (evidence.late_share or 0.0) > policy.max_missing:
-        share = evidence.late_share or 0.0
-        late, remedy = "requests came out of order, after their clusters", "send each session through one partition"
-        if share == evidence.late_block_share:
-            late, remedy = "blocks came out of order, after their windows", "gate older sources before newer ones"
-        return _hold(
-            ReasonCode.LATE_DATA,
-            f"{share:.1%} of the {late} had entered (limit {policy.max_missing:.1%}): {remedy}",
-        )
+    if (share := evidence.late_share or 0.0) > policy.max_missing:
+        late = reasons.late_blocks if share == evidence.late_block_share else reasons.late_requests
+        return _hold(ReasonCode.LATE_DATA, late(share, policy.max_missing))
 
-    mismatch = ratio(evidence.counts.num_other_prompts, evidence.counts.num_compared_prompts) or 0.0
+    num_compared = evidence.counts.num_compared_prompts
+    mismatch = ratio(evidence.counts.num_other_prompts, num_compared) or 0.0
     if mismatch > policy.max_prompt_mismatch:
-        return _hold(
-            ReasonCode.PROMPT_MISMATCH,
-            f"production's server counts other tokens than are measured in {mismatch:.1%} of "
-            f"{plural(evidence.counts.num_compared_prompts, 'prompt')} (limit {policy.max_prompt_mismatch:.1%}): "
-            "give the chat template that serves",
-        )
+        other = reasons.other_prompts(mismatch, num_compared, policy.max_prompt_mismatch)
+        return _hold(ReasonCode.PROMPT_MISMATCH, other)
 
     if (gap := cache_gap(evidence.counts.cached, policy, hypothesis.config)) is not None:
         return _hold(ReasonCode.CACHE_MISMATCH, gap)
 
     rates = None if policy.unit_window is not None else evidence.runs.operator_rates(policy.min_rate)
     if rates is not None:  # windows weigh each request by its rate
-        return _hold(
-            ReasonCode.CHANGED_RATE,
-            f"sample_rate was from {rates[0]:.3g} to {rates[1]:.3g} within this evidence, and blocks do not weigh it: "
-            "rename the candidate to begin evidence at one rate",
-        )
+        return _hold(ReasonCode.CHANGED_RATE, reasons.rates_changed(*rates))
 
     stale = staleness(evidence, policy, now)
     if stale is not None:
@@ -340,78 +318,57 @@ def _judge(
     waiting, restarts = _dependence(crossing)
     for result in crossing:
         if result.name not in waiting and result.name not in restarts:
-            low = by_name["acceptance"].outcome == "fail" and by_name["acceptance"].is_required
-            reason = f"{figures(result)}: the limit is {number(result.threshold)}" + (
-                f"; {figures(by_name['acceptance'])} below the floor" if low and result.name == "speedup" else ""
-            )
+            acceptance = by_name["acceptance"]
+            is_low = acceptance.outcome == "fail" and acceptance.is_required and result.name == "speedup"
+            reason = reasons.harmful(result, acceptance if is_low else None)
             return _Outcome(Verdict.DISABLE, DISABLE_CODES.get(result.name, ReasonCode.LOW_ACCEPTANCE), reason)
     if crossing:
         return _dependent(crossing, waiting, restarts)
 
     if other_engine is not None:
-        return _other_engine(other_engine)
+        return _other_engine(hypothesis, other_engine)
 
     # 4. ENABLE: every required test passes at this look, and speaks of most of the traffic.
     untimed = ratio(evidence.counts.num_beyond, evidence.counts.num_arrived) or 0.0
     if untimed > policy.max_untimed_share:
-        return _hold(
-            ReasonCode.UNTIMED,
-            f"{untimed:.1%} of {plural(evidence.counts.num_arrived, 'request')} come after the first "
-            f"{policy.timed_positions} of their session and are never timed (limit {policy.max_untimed_share:.1%}): "
-            "raise timed_positions",
-        )
+        num_arrived, positions = evidence.counts.num_arrived, policy.timed_positions
+        return _hold(ReasonCode.UNTIMED, reasons.never_timed(untimed, num_arrived, positions, policy.max_untimed_share))
     for result in required:
         if result.betting is not None and result.betting.unprovable is not None:
-            return _hold(ReasonCode.UNPROVABLE, f"{result.betting.unprovable}: change that limit")
+            return _hold(ReasonCode.UNPROVABLE, result.betting.unprovable)
     unknown = _unknown_parity(evidence)
     if policy.judges_parity and (unknown is None or unknown > policy.max_missing):
-        return _hold(ReasonCode.UNKNOWN_PARITY, unmeasured_parity(unknown, policy))
+        return _hold(ReasonCode.UNKNOWN_PARITY, reasons.parity_unknown(unknown, policy.max_missing))
     if by_name["memory"].is_required and evidence.runs.num_blocks and not evidence.runs.num_memory_blocks:
-        return _hold(
-            ReasonCode.UNKNOWN_MEMORY,
-            "the engine that measured does not report the memory of the arms "
-            f"({plural(evidence.runs.num_blocks, 'block')}): remove its budget, or measure on another engine",
-        )
+        return _hold(ReasonCode.UNKNOWN_MEMORY, reasons.memory_unknown(evidence.runs.num_blocks))
     if all(result.outcome == "pass" for result in required):
         waiting, restarts = _dependence(required)
         if waiting or restarts:
             return _dependent(required, waiting, restarts)
         if by_name["total_time"].outcome == "fail":
-            return _hold(ReasonCode.COSTLIER, failed_limit(by_name["total_time"], ReasonCode.COSTLIER))
+            return _hold(ReasonCode.COSTLIER, reasons.failed_limit(by_name["total_time"], ReasonCode.COSTLIER))
         if (carried := _carry_over(by_name["speedup"], policy)) is not None:
             return _hold(ReasonCode.CARRY_OVER, carried)
-        if (too_short := short_span(evidence, policy)) is not None and not policy.recording_only:
-            return _hold(ReasonCode.MIN_SPAN, f"every required test passes: {too_short}; send traffic for longer")
+        if (missing := short_span(evidence, policy)) is not None and not policy.recording_only:
+            return _hold(ReasonCode.MIN_SPAN, reasons.too_short(missing))
         lower, limit = evidence.mix_lower, policy.min_speedup
         if policy.require_mix_bound and not hypothesis.slice_key and (lower is None or lower <= limit):
-            return _hold(
-                ReasonCode.MIX_BOUND,
-                f"the slices' bounds prove {_speedup_of(lower)} under the current mix, and the limit is "
-                f"{number(limit)}: send traffic of the slices with wide bounds",
-            )
-        return _Outcome(
-            Verdict.ENABLE, ReasonCode.ALL_TESTS_PASS, f"{figures(by_name['speedup'])}: every required test passes"
-        )
+            return _hold(ReasonCode.MIX_BOUND, reasons.wide_slices(lower, limit))
+        return _Outcome(Verdict.ENABLE, ReasonCode.ALL_TESTS_PASS, reasons.every_test_passes(by_name["speedup"]))
 
     # 5. HOLD, with the reason that says most.
     failed = [result for result in required if result.outcome == "fail"]
     if failed:
         code = HOLD_CODES.get(failed[0].name, ReasonCode.GUARDRAIL)
-        return _hold(code, failed_limit(failed[0], code))
+        return _hold(code, reasons.failed_limit(failed[0], code))
     undecided = [result for result in required if result.outcome == "open"]
     if evidence.num_clusters >= policy.max_clusters:
-        return _hold(
-            ReasonCode.UNDECIDABLE,
-            f"{policy.max_clusters} clusters did not decide {undecided[0].name}: {UNDECIDED_REMEDY}",
-        )
+        return _hold(ReasonCode.UNDECIDABLE, reasons.not_decided_by(policy.max_clusters, undecided[0]))
     for result in undecided:
         if result.betting is not None and result.betting.is_undecidable:
-            return _hold(
-                ReasonCode.UNDECIDABLE,
-                f"{figures(result)} is too near the limit {number(result.threshold)} to decide: {UNDECIDED_REMEDY}",
-            )
+            return _hold(ReasonCode.UNDECIDABLE, reasons.too_near(result))
     if hopeless := [result for result in undecided if is_futile(result)]:
-        return _hold(ReasonCode.FUTILE, futile(hopeless[0], 1.0 - FUTILE_LEVEL))
+        return _hold(ReasonCode.FUTILE, reasons.hopeless(hopeless[0], 1.0 - FUTILE_LEVEL))
     needed = clusters_needed(ReasonCode.TOO_FEW_UNITS, results, evidence, policy)
     return _hold(ReasonCode.TOO_FEW_UNITS, outlook(slowest_of(undecided), needed))
 
@@ -433,27 +390,15 @@ def _enabled_before(
     met = [result for result in beyond if result.outcome == "pass"]
     waiting, restarts = _dependence(met)
     unmet = [result for result in beyond if result not in met or result.name in waiting or result.name in restarts]
-    parts = [_shortfall(result, watch) for result in unmet]
-    if (too_short := short_span(evidence, policy)) is not None and not policy.recording_only:
-        parts.append(too_short)
+    parts = [reasons.limit_moved(result, watch.proven.get(result.name)) for result in unmet]
+    if (missing := short_span(evidence, policy)) is not None and not policy.recording_only:
+        parts.append(reasons.there_is(missing))
     lower, limit = _best(evidence.mix_lower, watch.proven.get(MIX_BOUND, _NOTHING).lower), policy.min_speedup
     if policy.require_mix_bound and not previous.slice_key and (lower is None or lower <= limit):
-        parts.append(f"the slices' bounds prove {_speedup_of(lower)}, and the limit is {number(limit)}")
+        parts.append(reasons.slices_prove(lower, limit))
     if parts:
-        reason = f"the policy now asks for more than ENABLE has proven: {'; '.join(parts)}; send traffic or restore it"
-        return _Outcome(Verdict.HOLD, ReasonCode.POLICY_CHANGED, reason, restarts)
+        return _Outcome(Verdict.HOLD, ReasonCode.POLICY_CHANGED, reasons.policy_asks_more(parts), restarts)
     return _Outcome(Verdict.ENABLE, ReasonCode.ALL_TESTS_PASS, watch.reason)
-
-
-def _shortfall(result: TestResult, watch: Watch) -> str:
-    """A test whose limit has moved: its bounds at ENABLE and now, and the limit."""
-    at_enable = watch.proven.get(result.name)
-    then = "not required" if at_enable is None else f"[{number(at_enable.lower)}, {number(at_enable.upper)}]"
-    return f"{figures(result)} ({then} at ENABLE): the limit is {number(result.threshold)} now"
-
-
-def _speedup_of(lower: float | None) -> str:
-    return "no speedup" if lower is None else f"a speedup of {number(lower)}"
 
 
 def _best(*bounds: float | None) -> float | None:
@@ -465,10 +410,8 @@ def _carry_over(speedup: TestResult, policy: GatePolicy) -> str | None:
     found = CarryOver.read(speedup.figures)
     if found is None or not explains(found, policy):
         return None
-    return (
-        f"the order of the arms adds {math.expm1(found.added):.1%} ± {found.error:.1%} to the speedup (limit "
-        f"{policy.max_carry_over:.1%}); without that it is {number(math.exp(found.without))}: set `pause_s`"
-    )
+    added, without = math.expm1(found.added), math.exp(found.without)
+    return reasons.order_adds(added, found.error, policy.max_carry_over, without)
 
 
 def _at_once(
@@ -479,13 +422,12 @@ def _at_once(
     faults = by_name.get("parity_faults")
     if faults is not None and faults.is_required and faults.outcome == "fail":
         count = evidence.runs.num_faults(policy.near_tie_logit_of(hypothesis.config.dtype))
-        return _Outcome(Verdict.DISABLE, ReasonCode.PARITY_FAULT, f"{count} greedy outputs differ from the target's")
+        return _Outcome(Verdict.DISABLE, ReasonCode.PARITY_FAULT, reasons.greedy_faults(count))
     if "stream_faults" in by_name and by_name["stream_faults"].outcome == "fail":
-        broken = plural(evidence.runs.num_stream_faults, "chat")
-        reason = f"{broken} streamed otherwise than the same tokens say"
-        return _Outcome(Verdict.DISABLE, ReasonCode.STREAM_FAULT, reason)
+        broken = reasons.broken_streams(evidence.runs.num_stream_faults)
+        return _Outcome(Verdict.DISABLE, ReasonCode.STREAM_FAULT, broken)
     if by_name["memory"].outcome == "fail":
-        return _Outcome(Verdict.DISABLE, ReasonCode.MEMORY_OVER_BUDGET, figures(by_name["memory"]) + ": over budget")
+        return _Outcome(Verdict.DISABLE, ReasonCode.MEMORY_OVER_BUDGET, reasons.over_budget(by_name["memory"]))
     return None
 
 
@@ -507,7 +449,7 @@ def _dependent(crossing: Sequence[TestResult], waiting: Sequence[str], restarts:
         slowest = max(shown or waits, key=_waits_for)
         reason = dependent(slowest) if shown else unproven_independence(slowest)
     if num_others := len(merging) + len(waits) - 1:
-        reason += f"; {plural(num_others, 'more test')} alike"
+        reason += f" {reasons.alike(num_others)}"
     is_dependent = bool(shown or merging)
     code = ReasonCode.DEPENDENT if is_dependent else ReasonCode.TOO_FEW_UNITS
     return _Outcome(Verdict.HOLD, code, reason, restarts, frozenset() if is_dependent else frozenset(waiting))
@@ -518,8 +460,8 @@ def _waits_for(result: TestResult) -> float:
     return math.inf if needed is None else needed
 
 
-def _other_engine(other_engine: str) -> _Outcome:
-    return _hold(ReasonCode.OTHER_ENGINE, f"{other_engine}: measure through two servers of it")
+def _other_engine(hypothesis: Hypothesis, serving: str) -> _Outcome:
+    return _hold(ReasonCode.OTHER_ENGINE, reasons.other_engine(hypothesis.config.engine, serving))
 
 
 def _unknown_parity(evidence: HypothesisEvidence) -> float | None:
@@ -531,7 +473,7 @@ def _unknown_parity(evidence: HypothesisEvidence) -> float | None:
 def _named(outcome: _Outcome, hypothesis: Hypothesis) -> _Outcome:
     """The outcome with the mode of measuring in its reason, where that is not the usual one."""
     mode = hypothesis.config.mode
-    return outcome if mode is None else replace(outcome, reason=f"{outcome.reason}; {mode}")
+    return outcome if mode is None else replace(outcome, reason=f"{outcome.reason} {reasons.measured_as(mode)}")
 
 
 def _hold(code: ReasonCode, reason: str) -> _Outcome:

@@ -1,9 +1,13 @@
-"""Texts of reasons: why there is no verdict yet, how much more evidence it needs, and which traffic it covers."""
+"""Which reason holds a verdict up, and how much more evidence it needs; `reasons` writes the sentences.
+
+In: evidence, results of tests, the policy.
+Out: reasons, and the evidence that is still needed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Protocol
@@ -12,14 +16,17 @@ from shadowspec.gate.evidence.guardrails import DOCUMENT
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.windows import TIMED_UNITS
 from shadowspec.gate.policy import DAY_S, GatePolicy
+from shadowspec.gate.verdict import reasons
 from shadowspec.gate.verdict.current_decision import is_stale
+from shadowspec.gate.verdict.figure_texts import figures_text, threshold_text, title_of
 from shadowspec.gate.verdict.required_tests import RESTART_AUTOCORRELATION, max_autocorrelation, more_units
 from shadowspec.metrics import cached_shares, ratio
-from shadowspec.text import percent, plural, span_text
+from shadowspec.text import plural, span_text
 from shadowspec.types import (
     PREFIX_CACHE,
     CachedPrompts,
     Decision,
+    Dependence,
     FingerprintedConfig,
     ReasonCode,
     TestResult,
@@ -34,12 +41,7 @@ def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -
     limit_s, newest = policy.max_evidence_age_s, evidence.last_event
     if limit_s is None or newest is None or not is_stale(newest, timedelta(seconds=limit_s), now):
         return None
-    age = (
-        f"more than {limit_s:.0f} s ago: measure newer traffic"
-        if newest <= now
-        else "which is still to come: check the mirror's clocks"
-    )
-    return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, {age}"
+    return reasons.too_old(newest, limit_s) if newest <= now else reasons.of_the_future(newest)
 
 
 def cache_gap(cached: CachedPrompts, policy: GatePolicy, config: FingerprintedConfig) -> str | None:
@@ -51,14 +53,10 @@ def cache_gap(cached: CachedPrompts, policy: GatePolicy, config: FingerprintedCo
         return None
     mode = config.details.get(PREFIX_CACHE)
     if production < baseline:
-        remedy = 'measure with prefix_cache = "evicted" or "on"'
+        remedy = 'Measure with `prefix_cache = "evicted"` or `"on"`'
     else:
-        remedy = "raise sample_rate" if mode == "as_served" else 'measure with prefix_cache = "as_served"'
-    return (
-        f"production's cache held {percent(production)} of the prompt tokens of "
-        f"{plural(cached.num_requests, 'request')}, the baseline's {percent(baseline)} "
-        f"(limit {policy.max_cache_gap:.0%} apart): {remedy}"
-    )
+        remedy = "Raise `sample_rate`" if mode == "as_served" else 'Measure with `prefix_cache = "as_served"`'
+    return reasons.caches_differ(production, baseline, cached, policy.max_cache_gap, remedy)
 
 
 class EvidenceSpan(Protocol):
@@ -78,9 +76,9 @@ def short_span(evidence: EvidenceSpan, policy: GatePolicy) -> str | None:
     """
     wanted = math.ceil(policy.min_span_s / DAY_S)
     if evidence.num_days < wanted:
-        return f"evidence from {plural(evidence.num_days, 'day')}, {wanted} needed"
+        return reasons.days_missing(evidence.num_days, wanted)
     if evidence.span_s < policy.min_span_s:
-        return f"{span_text(evidence.span_s)} of traffic seen, {span_text(policy.min_span_s)} needed"
+        return reasons.time_missing(evidence.span_s, policy.min_span_s)
     return None
 
 
@@ -115,110 +113,51 @@ def clusters_needed(
 
 def outlook(result: TestResult, num_clusters: int | None = None) -> str:
     """An open test's figures so far, and the evidence that it still needs."""
-    if result.unit == DOCUMENT and result.num_units == 0:
-        return f"{result.name}: no task set was evaluated with this config; run `shadowspec evaluate`"
     if result.num_units == 0:
-        least = plural(result.min_units, result.unit)
-        return f"{result.name}: nothing counts yet, and it needs at least {least}: send traffic"
-    limit = number(result.threshold)
+        return reasons.no_evaluation(result) if result.unit == DOCUMENT else reasons.nothing_counts(result)
     if result.units_needed is None:
-        return f"{figures(result)}: not proven against {limit}, and not trending towards it: try another candidate"
+        return reasons.not_trending(result)
     if result.unit == DOCUMENT:
-        needed = f"evaluate about {plural(result.units_needed, 'more document')}"
+        more = reasons.evaluate_documents(result.units_needed)
     elif num_clusters is None:
-        needed = f"send about {plural(result.units_needed, f'more {result.unit}')}"
+        more = reasons.send_units(result, result.units_needed)
     else:
-        needed = f"send about {plural(num_clusters, 'more session')}"
-    return f"{figures(result)}: not yet proven against {limit}: {needed}"
-
-
-UNDECIDED_REMEDY: Final = "try another candidate, or change the limit"
-SPREAD: Final = "send traffic that is spread over more time"
-_FAILED_REMEDY: Final[Mapping[str, str]] = {
-    ReasonCode.LOW_ACCEPTANCE: "try another draft or fewer speculative tokens",
-    ReasonCode.COSTLIER: "try another draft or fewer speculative tokens",
-    ReasonCode.NEAR_TIES: "use the same kernels in both arms, or review that limit",
-    ReasonCode.GUARDRAIL: "change the candidate, or review that limit",
-}
-
-
-def futile(result: TestResult, certainty: float) -> str:
-    """A test that will not reach its limit, shown with this certainty at every look."""
-    return (
-        f"{figures(result)} does not reach the limit {number(result.threshold)} ({certainty:.0%} sure at every "
-        "look), so that few blocks are measured now: try another candidate"
-    )
-
-
-def failed_limit(result: TestResult, code: ReasonCode) -> str:
-    """A required test that failed, of a HOLD with this code."""
-    return f"{figures(result)} misses the limit {number(result.threshold)}: {_FAILED_REMEDY[code]}"
-
-
-def unmeasured_parity(share: float | None, policy: GatePolicy) -> str:
-    """Requests of which nothing is known about parity; `share` is None where no request is."""
-    of = "any request" if share is None else f"{share:.1%} of the requests"
-    return (
-        f"parity was not measured for {of} (limit {policy.max_missing:.1%}): let the baseline's server return "
-        "`score_logprobs`"
-    )
+        more = reasons.send_sessions(num_clusters)
+    return reasons.not_proven_yet(result, more)
 
 
 def unproven_independence(result: TestResult) -> str:
     """A test that crosses, and of whose units there are too few to judge whether they are independent."""
-    needed = more_units(result)
-    more = SPREAD if needed is None else f"send about {needed:,} more"
-    agreement = None if result.dependence is None else result.dependence.batch_agreement
-    shown = "" if agreement is None or agreement >= 1.0 else f", batches {max(agreement, 0.0):.2f} of 1"
-    return (
-        f"{result.name} crosses its limit, but {_units(result)} are too few to judge whether they are independent "
-        f"(r1 {_r1(result)}{shown}): {more}"
-    )
+    return reasons.independence_unknown(result, _units(result), more_units(result))
 
 
 def dependent(result: TestResult) -> str:
     """A test that crosses, and of whose units those that follow each other resemble each other."""
-    needed, num_units = more_units(result), result.num_units
-    allowed = max_autocorrelation(num_units)
-    r1 = 0.0 if result.dependence is None else result.dependence.r1 or 0.0
-    if r1 < allowed:  # batches show what neighbours do not
-        agreement = 0.0 if result.dependence is None else result.dependence.batch_agreement or 0.0
-        more = SPREAD if needed is None else f"send about {needed:,} more"
-        return (
-            f"{result.name}: {_units(result)} drift together over time (batches {max(agreement, 0.0):.2f} of the "
-            f"required 1): {more}"
-        )
-    remedy = SPREAD if needed is None else f"send {needed:,} more, which then count in fours"
-    if needed is not None and result.state is not None and result.state.merged_units > 1:
-        remedy = f"send {needed:,} more, which then count in larger groups"
-    return (
-        f"{result.name}: neighbours among {_units(result)} resemble each other (r1 {_r1(result)}, limit "
-        f"{allowed:.2f}): {remedy}"
-    )
+    needed, allowed = more_units(result), max_autocorrelation(result.num_units)
+    found = result.dependence or Dependence()
+    if (found.r1 or 0.0) < allowed:  # batches show what neighbours do not
+        return reasons.drifting_together(result, _units(result), max(found.batch_agreement or 0.0, 0.0), needed)
+    group = "larger groups" if result.state is not None and result.state.merged_units > 1 else "fours"
+    remedy = None if needed is None else reasons.send_merged(needed, group)
+    return reasons.resembling(result, _units(result), found.r1 or 0.0, allowed, remedy)
 
 
 def merged(result: TestResult, state: TestState) -> str:
     """A test that crosses, and of which units are merged and counted again because they resemble each other."""
-    return (
-        f"{result.name}: neighbours among {_units(result)} resemble each other (r1 {_r1(result)}, limit "
-        f"{RESTART_AUTOCORRELATION:.2f}): send at least {result.min_units * state.merged_units:,} more, "
-        f"counted in groups of {state.merged_units}"
-    )
+    r1 = 0.0 if result.dependence is None else result.dependence.r1 or 0.0
+    remedy = reasons.send_merged(result.min_units * state.merged_units, f"groups of {state.merged_units}")
+    return reasons.resembling(result, _units(result), r1, RESTART_AUTOCORRELATION, remedy)
 
 
 def _units(result: TestResult) -> str:
     group = (result.state or TestState()).merged_units
-    return plural(result.num_units, f"{result.unit}{'' if group == 1 else ' group'}")
+    return plural(result.num_units, f"{reasons.unit_of(result)}{'' if group == 1 else ' group'}")
 
 
-def _r1(result: TestResult) -> str:
-    return number(None if result.dependence is None else result.dependence.r1, 2)
-
-
-def not_trending(decision: Decision) -> list[str]:
+def not_trending(decision: Decision) -> list[TestResult]:
     """The required open tests that more of the same traffic is not expected to decide."""
     return [
-        result.name
+        result
         for result in decision.tests
         if result.is_required and result.outcome == "open" and is_not_trending(result)
     ]
@@ -229,41 +168,21 @@ def is_not_trending(result: TestResult) -> bool:
     return result.unit != DOCUMENT and result.num_units > 0 and result.units_needed is None
 
 
-def figures(result: TestResult) -> str:
-    """A test's estimate with its bounds."""
-    bounds = f" [{number(result.lower)}, {number(result.upper)}]" if result.lower != result.upper else ""
-    name = result.figures.get("judged", result.name)
-    return f"{name} {number(result.estimate)}{bounds}"
-
-
-def period(evidence: HypothesisEvidence) -> str:
-    """The end of a verdict's reason: the traffic that it covers."""
+def period(evidence: HypothesisEvidence) -> list[str]:
+    """The traffic that a verdict covers."""
     if evidence.first_event is None or evidence.last_event is None:
-        return ""
-    return f"; traffic of {evidence.first_event:%Y-%m-%d %H:%M} to {evidence.last_event:%Y-%m-%d %H:%M} UTC"
+        return []
+    return [reasons.covered_traffic(evidence.first_event, evidence.last_event)]
 
 
-def assumption_note(policy: GatePolicy) -> str:
-    """The end of the reason of an ENABLE whose units are windows: what is assumed beyond them."""
-    if policy.unit_window is None:
-        return ""
-    return f"; assumes that incidents of over {span_text(policy.window_s)} are as frequent as in this traffic"
-
-
-def recording_note(evidence: EvidenceSpan, policy: GatePolicy) -> str:
-    """The end of the reason of a trial policy's verdict: its scope, and the span that production would require."""
-    too_short = short_span(evidence, policy)
-    return f"; trial: of this recording only{'' if too_short is None else f' ({too_short})'}"
+def assumption_note(policy: GatePolicy) -> list[str]:
+    """What an ENABLE whose units are windows assumes beyond them."""
+    return [] if policy.unit_window is None else [reasons.assumed_beyond(policy.window_s)]
 
 
 def slowest_of(undecided: Sequence[TestResult]) -> TestResult:
     """The open test that needs most units; one of which that is unknown goes before all."""
     return max(undecided, key=lambda result: math.inf if result.units_needed is None else result.units_needed)
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A figure as reasons show it."""
-    return "unknown" if value is None else f"{value:.{digits}g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +218,13 @@ def needed_for_promotion(decision: Decision, policy: GatePolicy) -> list[str]:
     wanted = [] if (too_short := short_span(decision.evidence, policy)) is None else [too_short]
     if undecided:
         needed = still_needed(decision)
-        names = ", ".join(result.name for result in undecided)
-        how = outlook(slowest_of(undecided)) if needed is None else needed.text
+        names = ", ".join(title_of(result) for result in undecided)
+        how = outlook(slowest_of(undecided)).rstrip(".") if needed is None else needed.text
         wanted.append(f"{plural(len(undecided), 'open test')} ({names}): {how}")
     failed = [result for result in required if result.outcome == "fail"]
     if failed:
-        shortfalls = ", ".join(f"{figures(result)}, limit {number(result.threshold)}" for result in failed)
+        shortfalls = ", ".join(
+            f"{title_of(result)} {figures_text(result)}, limit {threshold_text(result)}" for result in failed
+        )
         wanted.append(f"{plural(len(failed), 'failed test')} ({shortfalls})")
     return wanted

@@ -21,6 +21,7 @@ from datetime import datetime
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_detectors
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
+from shadowspec.gate.verdict import reasons
 from shadowspec.gate.verdict.current_verdict import DISABLE_CODES
 from shadowspec.gate.verdict.decision import Hypothesis, decide, proven_bounds, rests_on_enable, verdict_start
 from shadowspec.gate.verdict.trial_levels import HypothesisId, passed_clusters
@@ -192,38 +193,38 @@ def _drift_figures(detectors: Mapping[str, drift.Detector], policy: GatePolicy) 
 
 
 def _after_detectors(decision: Decision, detectors: Mapping[str, drift.Detector], policy: GatePolicy) -> Decision:
-    parts = []
+    tests, parts = {test.name: test for test in decision.tests}, []
     for watcher in drift.alarms(detectors, policy):
         detector = detectors[watcher.name]
         promise = math.exp(detector.promise) if watcher.test_name == "speedup" else detector.promise
-        verb = "holds" if detector.best > detector.promise else "stays within"
+        is_least, number = detector.best > detector.promise, detector.num_units
         parts.append(
-            f"{watcher.test_name} no longer {verb} {promise:.3g} ({detector.num_units} units since {decision.verdict})"
+            reasons.promise_broken(tests[watcher.test_name], promise, number, decision.verdict, is_least=is_least)
         )
     if not parts:
         return decision
-    reason = "; ".join(parts)
     if decision.verdict is Verdict.DISABLE:
-        reason = f"DISABLE is refuted: {reason}; send traffic, as it stays in force until the next run decides"
-        return replace(decision, reason_code=ReasonCode.REOPENED, reason=reason, ends_run=True)
-    reason = f"{reason}: look for the change, and send traffic for the next run"
-    return replace(decision, verdict=_alarm_verdict(policy), reason_code=ReasonCode.DRIFT, reason=reason, ends_run=True)
+        return replace(decision, reason_code=ReasonCode.REOPENED, reason=reasons.refuted(parts), ends_run=True)
+    return replace(
+        decision,
+        verdict=_alarm_verdict(policy),
+        reason_code=ReasonCode.DRIFT,
+        reason=reasons.alarmed(parts),
+        ends_run=True,
+    )
 
 
 def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy) -> Decision:
     """The decision of a run that follows another and is still undecided."""
     if trial.reopens:
-        reason = (
-            f"new evidence refuted the DISABLE of run {trial.num_restarts}, which stays in force until the next one "
-            f"decides; {decision.reason}"
-        )
+        reason = reasons.after_refutation(trial.num_restarts, decision.reason)
         return replace(decision, verdict=Verdict.DISABLE, reason_code=ReasonCode.REOPENED, reason=reason)
     if trial.supersedes is None:
-        reason = f"a drift alarm ended run {trial.num_restarts}; the next one: {decision.reason}"
+        reason = reasons.after_alarm(trial.num_restarts, decision.reason)
         return replace(decision, verdict=_alarm_verdict(policy), reason_code=ReasonCode.DRIFT, reason=reason)
     if decision.reason_code not in WAITING_CODES:
         return decision
-    reason = f"the fingerprint was {trial.supersedes[:12]} before; the new one: {decision.reason}"
+    reason = reasons.new_fingerprint(trial.supersedes, decision.reason)
     return replace(decision, reason_code=ReasonCode.CHANGED_FINGERPRINT, reason=reason)
 
 

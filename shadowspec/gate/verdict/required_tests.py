@@ -23,6 +23,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.betting import Floats, Side
 from shadowspec.gate.stats.capital import CapitalTable
+from shadowspec.gate.verdict import reasons
 from shadowspec.gate.verdict.current_verdict import DISABLE_CODES
 from shadowspec.metrics import ratio
 from shadowspec.types import (
@@ -87,7 +88,7 @@ def betting_result(
     shown = test.shown(mean, lower, upper)
     threshold = test.above if test.above is not None and test.below is None else test.below
     unprovable = policy.unprovable(test.name)
-    barred = unprovable or (is_passed and test.is_contradicted(figures))
+    barred = unprovable is not None or (is_passed and test.is_contradicted(figures))
     outcome = "open" if barred else "pass" if is_passed else "fail" if is_failed else "open"
     return TestResult(
         name=test.name,
@@ -118,7 +119,7 @@ def betting_result(
             and not barred
             and _is_within(test, lower, upper, policy.indifference)  # spares most looks the wider bounds
             and _is_within(test, *_judged_bounds(test, evidence.lower, evidence.upper, level), policy.indifference),
-            unprovable=unprovable,
+            unprovable=None if unprovable is None else reasons.unprovable(unprovable),
         ),
         figures=figures,
     )
@@ -146,7 +147,7 @@ def _batch_agreement(test: BettingTest, evidence: TestEvidence, outcome: str, fa
 
 def min_units(test: BettingTest, policy: GatePolicy, level: float) -> int:
     """Units below which a test cannot pass; where nothing can prove it, the units at which it is given up."""
-    if policy.unprovable(test.name):
+    if policy.unprovable(test.name) is not None:
         return policy.max_clusters
     return max(betting.min_units(_best_ratio(test, side, theta), level) for side, theta in test.sides)
 

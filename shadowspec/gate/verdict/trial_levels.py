@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.text import plural
+from shadowspec.gate.verdict import reasons
 from shadowspec.types import Decision, FingerprintedConfig, LevelGraph, ReasonCode, Supersession, Trial, Verdict
 
 # A fingerprint that was replaced is current again only when its replacement has not been measured for so long:
@@ -341,13 +341,11 @@ def passed_clusters(decision: Decision) -> int:
 
 def supersede(decision: Decision, by: str, now: datetime) -> Decision:
     """The row that takes an old fingerprint's verdict out of force: HOLD, its figures as they were."""
-    sessions = plural(decision.num_clusters, "session")
     return replace(
         decision,
         verdict=Verdict.HOLD,
         reason_code=ReasonCode.CHANGED_FINGERPRINT,
-        reason=f"{decision.verdict} was superseded: {decision.config.name} now has fingerprint {by[:12]}; "
-        f"{sessions} do not count for it: send traffic",
+        reason=reasons.superseded(decision.verdict, decision.config.name, by, decision.num_clusters),
         clusters_needed=None,
         decided_at=now,
         ends_run=True,

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Final
 
 from shadowspec.gate.verdict.curves import SequencePoint
+from shadowspec.gate.verdict.figure_texts import Format, interval_text, shown_as, title_of_test
 from shadowspec.planning.frontier import Gain
 from shadowspec.reports.content.chart_values import Axis, Chart, Form, IntervalPicture, Limit, Mark, Point, Shape, side
-from shadowspec.reports.content.definitions import Format, interval_text, shown_as, title_of_test
 from shadowspec.reports.figures.frontiers import SliceFrontier
 from shadowspec.reports.figures.tally import SpeedupBin
 from shadowspec.text import milliseconds, percent, plain_text, plural, times

@@ -29,7 +29,7 @@ class Cell:
     @property
     def line(self) -> str:
         """Text and notes in one line."""
-        return "; ".join((self.text, *self.notes)) if self.notes else self.text
+        return (" " if self.text.endswith(".") else "; ").join((self.text, *self.notes)) if self.notes else self.text
 
 
 @dataclass(frozen=True, slots=True)

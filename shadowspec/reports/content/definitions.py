@@ -1,13 +1,12 @@
-"""What a report's figures and words mean, and how each test's are written."""
+"""What a report's figures and words mean, and the notes beside a test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
+from shadowspec.gate.verdict.figure_texts import Format, interval_text
 from shadowspec.text import DASH, batch_change, figure, format_signed, number, percent, times
 from shadowspec.types import Decision, FingerprintedConfig, FunnelCounter, TestResult, Verdict
-
-Format = Callable[[float | None], str]
 
 VERDICT_MEANING = {
     Verdict.ENABLE: "every required test passed at its level",
@@ -25,27 +24,6 @@ COUNTER_MEANING = {
     FunnelCounter.MALFORMED: "unreadable",
     FunnelCounter.DUPLICATE: "read before",
     FunnelCounter.EXPIRED: "too old when it was read",
-}
-
-TEST_TITLE = {
-    "speedup": "Speedup",
-    "total_time": "Ratio of total times",
-    "acceptance": "First token accepted",
-    "tail": "Slowed requests",
-    "parity_near_ties": "Parity, greedy near-ties",
-    "parity_faults": "Parity, greedy faults",
-    "stream_faults": "Chat streams, faults",
-    "stream": "Whole chat streams, difference",
-    "parity_sampled": "Parity, sampled",
-    "memory": "Memory budget",
-    "ttft": "Time to first token",
-    "tpot": "Time per output token",
-    "cost": "Cost per output token over its limit",
-    "structured_validity": "Valid structured output, difference",
-    "score": "Score, difference",
-    "task_score": "Task sets' score, difference",
-    "p95": "p95 end to end, speculative over baseline",
-    "p99": "p99 end to end, speculative over baseline",
 }
 
 REPLAY_NOTE = (
@@ -80,6 +58,10 @@ DEFINITIONS = {
         "First-position acceptance rate: the share of steps that accepted the first drafted token. It does not depend "
         "on K. With another acceptance_metric in the policy, it is the share of all drafted tokens. The gate caps the "
         "weight of a session, so that its estimate may differ from the pooled rate.",
+    ),
+    "tail": (
+        "Slowed requests",
+        "Share of requests that became slower by more than the policy's margin, beyond the noise of pairs.",
     ),
     "first-position": (
         "First-position acceptance rate",
@@ -261,63 +243,9 @@ def find_test(decision: Decision | None, name: str) -> TestResult | None:
     return None if decision is None else decision.find_test(name)
 
 
-def interval_text(interval: TestResult, format_value: Format) -> str:
-    """Estimate with bounds, as in `1.31x [1.12x, 1.54x]`."""
-    return f"{format_value(interval.estimate)} [{format_value(interval.lower)}, {format_value(interval.upper)}]"
-
-
-def shown_as(test_name: str) -> Format:
-    """How a test's estimate, bounds and threshold are written."""
-    if test_name in ("speedup", "total_time", "ttft", "tpot", "p95", "p99"):
-        return times
-    if test_name in ("acceptance", "tail", "parity_near_ties", "parity_faults", "stream_faults", "cost"):
-        return percent
-    if test_name == "memory":
-        return memory_figure
-    signed = ("parity_sampled", "structured_validity", "stream", "score", "task_score")
-    return format_signed if test_name in signed else figure
-
-
-def memory_figure(value: float | None) -> str:
-    """A share of the baseline's peak, or a whole number of KV tokens, as the policy's budget is set."""
-    return figure(value) if value is None or (value == int(value) and abs(value) > 1) else percent(value)
-
-
-def title_of_test(name: str) -> str:
-    """The test's title; an unknown name is shown as words."""
-    return TEST_TITLE.get(name, name.replace("_", " "))
-
-
-def acceptance_title(tests: Iterable[TestResult | None]) -> str:
-    """What the acceptance of these tests is a share of, for a heading over all of them."""
-    metrics = {test.figures.get("metric") for test in tests if test is not None}
-    if "draft_acceptance_rate" not in metrics:
-        return TEST_TITLE["acceptance"]
-    return "Drafted tokens accepted" if len(metrics) == 1 else "Accepted"
-
-
-def title_of(test: TestResult) -> str:
-    """The title of a test of a decision."""
-    return acceptance_title([test]) if test.name == "acceptance" else title_of_test(test.name)
-
-
 def total_time_text(test: TestResult | None) -> str:
     """The ratio of total times (of the test of that name) with its bounds, which belongs beside a speedup."""
     return DASH if test is None or test.estimate is None else interval_text(test, times)
-
-
-def bounds_text(test: TestResult) -> str:
-    """[lower, upper]; none where the test has none (memory is measured, not estimated)."""
-    if (test.lower is None and test.upper is None) or test.lower == test.upper:
-        return DASH
-    format_value = shown_as(test.name)
-    return f"[{format_value(test.lower)}, {format_value(test.upper)}]"
-
-
-def threshold_text(test: TestResult) -> str:
-    """The threshold; the teacher-forced z has one on either side of 0."""
-    threshold = shown_as(test.name)(test.threshold)
-    return threshold.replace("+", "\u00b1") if test.name == "parity_sampled" else threshold
 
 
 _NOTES: dict[str, tuple[str, Format]] = {

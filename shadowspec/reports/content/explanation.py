@@ -13,18 +13,19 @@ from typing import Final
 from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.run.run_units import Crossing, Crossings
 from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES, DISABLE_CODES
+from shadowspec.gate.verdict.figure_texts import OUTCOME, bounds_text, shown_as, threshold_text, title_of
 from shadowspec.gate.verdict.hold_reasons import short_span, slowest_of, still_needed
 from shadowspec.gate.verdict.lifecycle import ALARM_CODES
+from shadowspec.gate.verdict.reasons import REASONS
 from shadowspec.gate.verdict.required_tests import max_autocorrelation, more_units, waits_for_independence
 from shadowspec.gate.verdict.trial_levels import FIRST_RUN
 from shadowspec.reports.content.content_blocks import Block, Lines, Note, Section
-from shadowspec.reports.content.definitions import bounds_text, shown_as, test_notes, threshold_text, title_of
+from shadowspec.reports.content.definitions import test_notes
 from shadowspec.reports.content.notes import DetectorLine, decision_notes, detector_lines
 from shadowspec.reports.content.tables import narrow_tests_table
-from shadowspec.text import moment, number, percent, plural, slice_title, span_text
+from shadowspec.text import moment, number, percent, plural, sentence, slice_title, span_text
 from shadowspec.types import Decision, ReasonCode, TestResult, Trial, Verdict
 
-OUTCOME: Final = {"pass": "passes", "fail": "fails", "open": "open"}
 # What each test judges, in plain words; a `{}` takes the figure of its definition.
 QUESTION: Final = {
     "speedup": "how many times as fast a request ends",
@@ -85,7 +86,7 @@ def explanation(
     name = "" if decision.decision_id is None else f"decision {decision.decision_id}: "
     title = f"{name}{decision.endpoint}, {where}, {decision.config.name}, load {decision.concurrency}"
     blocks: list[Block] = [
-        Note(f"{decision.reason_code}: {decision.reason}", f"{decision.verdict}", "reason"),
+        Note(sentence(decision.reason), f"{decision.verdict}:", "reason"),
         *(Note(line.text, f"{line.lead}:", "reason") for line in explained(decision, policy, crossings)),
     ]
     if has_all_figures:
@@ -268,7 +269,7 @@ def _independent_after(decision: Decision) -> Iterator[str]:
 
 def _step_of(decision: Decision) -> str:
     try:
-        return ReasonCode(decision.reason_code).step
+        return REASONS[ReasonCode(decision.reason_code)].step
     except ValueError:  # of another version
         return decision.reason
 

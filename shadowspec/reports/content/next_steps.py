@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from shadowspec.gate.verdict.figure_texts import subject_of
 from shadowspec.gate.verdict.hold_reasons import not_trending, still_needed
+from shadowspec.gate.verdict.reasons import REASONS, SEND_TRAFFIC
 from shadowspec.reports.content.definitions import find_test
 from shadowspec.rollout.check.answer import Answer
 from shadowspec.rollout.check.outcome import Outcome
@@ -14,7 +16,6 @@ from shadowspec.rollout.check.plain_text import finding_title
 from shadowspec.rollout.served_decision import Off
 from shadowspec.text import plain_text
 from shadowspec.types import Decision, ReasonCode, Verdict
-from shadowspec.types.reason_codes import SEND_TRAFFIC
 
 RECORD_MORE: Final = "record more sessions and try them with another --out"
 # Of an ENABLE that exports switch off, by why; the first that applies.
@@ -28,7 +29,11 @@ OFF_STEPS: Final = {
     Off.FLEET: f"{SEND_TRAFFIC}: the fleet's false discovery rate (fleet_fdr) asks for more evidence",
     Off.TOO_DEEP: "serve the smaller depth that the rollout is at; `shadowspec gate` moves it deeper",
 }
-STEPS: Final = {code.value: code.step for code in ReasonCode}
+MEASURED_ONLY: Final = "run `shadowspec gate`: requests are measured, and the gate has not decided on them"
+NOT_MEASURED: Final = (
+    "measure its traffic with `shadowspec run FILE`; `shadowspec doctor --traffic FILE` shows the matches"
+)
+STEPS: Final = {code.value: text.step for code, text in REASONS.items()}
 
 
 def best_decision(decisions: Iterable[Decision]) -> Decision | None:
@@ -64,10 +69,10 @@ def next_action(decision: Decision, answer: Answer | None = None) -> str:
     if decision.verdict is Verdict.ENABLE:
         return _promotion(decision, answer)
     is_estimated = bool(decision.clusters_needed)
-    if decision.reason_code == ReasonCode.TOO_FEW_UNITS and not is_estimated and (names := not_trending(decision)):
+    if decision.reason_code == ReasonCode.TOO_FEW_UNITS and not is_estimated and (undecided := not_trending(decision)):
         return (
-            f"ask `shadowspec plan` for the likely end: more of this traffic is not expected to decide "
-            f"{', '.join(names)}; another candidate may"
+            "try another candidate: more of this traffic is not expected to decide "
+            f"{', '.join(f'the {subject_of(test)}' for test in undecided)} (`shadowspec plan`)"
         )
     step = STEPS.get(decision.reason_code, SEND_TRAFFIC)  # the latter of a later version's decision
     return RECORD_MORE if decision.recording_only and step == SEND_TRAFFIC else step

@@ -9,7 +9,7 @@ from datetime import datetime
 from shadowspec.gate.verdict.current_verdict import override_text
 from shadowspec.gate.verdict.slice_rules import forbidding_slices, keeps_off
 from shadowspec.metrics import cached_shares, ratio
-from shadowspec.text import moment, percent, plural, slice_title, times
+from shadowspec.text import moment, percent, plural, sentence, slice_title, times
 from shadowspec.types import (
     Composition,
     Decision,
@@ -109,7 +109,7 @@ def override_notes(decision: Decision) -> list[str]:
     if override is None:
         return []
     times = _in_force(decision.since, override.expires_at)
-    measured = f"Measured verdict: {override.verdict} ({override.reason})."
+    measured = f"Measured verdict: {override.verdict}. {sentence(override.reason)}"
     return [f"The override is {times}.", measured]
 
 

@@ -6,16 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shadowspec.gate.verdict.figure_texts import bounds_text, shown_as, threshold_text, title_of
 from shadowspec.reports.content.chart_values import Shares
 from shadowspec.reports.content.content_blocks import Cell, Column, Table, table
-from shadowspec.reports.content.definitions import (
-    COUNTER_MEANING,
-    bounds_text,
-    shown_as,
-    test_notes,
-    threshold_text,
-    title_of,
-)
+from shadowspec.reports.content.definitions import COUNTER_MEANING, test_notes
 from shadowspec.reports.figures.by_turn import TURN_HEAD, TurnRow
 from shadowspec.reports.figures.chats import PART_HEAD, PartRow
 from shadowspec.reports.figures.failure_rows import FailureRow

@@ -6,18 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from shadowspec.gate.verdict.figure_texts import acceptance_title, interval_text
 from shadowspec.gate.verdict.hold_reasons import still_needed
 from shadowspec.reports.content.chart_values import IntervalPicture
 from shadowspec.reports.content.charts import interval, speedup_range, verdict_tone
 from shadowspec.reports.content.content_blocks import Block, Cell, Column, Lines, Note, Section, Table, table
-from shadowspec.reports.content.definitions import (
-    VERDICT_MEANING,
-    acceptance_title,
-    displaced_text,
-    find_test,
-    interval_text,
-    total_time_text,
-)
+from shadowspec.reports.content.definitions import VERDICT_MEANING, displaced_text, find_test, total_time_text
 from shadowspec.reports.content.notes import (
     TRIAL_NOTE,
     alerts,
@@ -28,7 +22,7 @@ from shadowspec.reports.content.notes import (
 )
 from shadowspec.reports.content.tables import narrow_tests_table
 from shadowspec.reports.figures.taxonomy import Suspicion
-from shadowspec.text import DASH, distinct_slices, percent, plural, slice_title, times
+from shadowspec.text import DASH, distinct_slices, percent, plural, sentence, slice_title, times
 from shadowspec.types import Decision, Override, TestResult, Verdict
 
 
@@ -177,8 +171,7 @@ def endpoint_verdicts(endpoint: str, lines: Sequence[VerdictLine], orders: Seque
     blocks += [Note(order_note(order), look="note") for order in orders]
     for line in lines:
         name = name_of(line, is_one_of_several=several)
-        code = f" {line.decision.reason_code}:" if line.decision is not None else ""
-        blocks.append(Note(line.reason, f"{name}:{code}", "reason"))
+        blocks.append(Note(sentence(line.reason), f"{name}:", "reason"))
         blocks += [Note(alert, look="note") for alert in (alerts(line.decision) if line.decision else ())]
         blocks += [
             Note(f"suspected: {suspicion.kind}: {'; '.join(suspicion.figures)}") for suspicion in line.suspicions

@@ -19,7 +19,7 @@ from shadowspec.gate.verdict.e_values import Fleet, fleet_of
 from shadowspec.gate.verdict.hold_reasons import StillNeeded, still_needed
 from shadowspec.planning.demand import EndpointLoads, endpoint_loads, governing_shares
 from shadowspec.reports.content.definitions import find_test
-from shadowspec.reports.content.next_steps import is_on, keep_off, next_action
+from shadowspec.reports.content.next_steps import MEASURED_ONLY, NOT_MEASURED, is_on, keep_off, next_action
 from shadowspec.reports.content.notes import alerts
 from shadowspec.reports.pages.board_values import BoardValues, Saving, TrendDay, saving, trend
 from shadowspec.rollout.check.answer import Answer, CheckInput, EndpointTerms, Question
@@ -91,8 +91,8 @@ class BoardRow:
         if self.current.override is not None:
             return keep_off(self.current.override.override_id)
         if self.fingerprint:
-            return "run `shadowspec gate`: requests are measured, and the gate has not decided on them"
-        return "measure its traffic with `shadowspec run FILE`; `shadowspec doctor --traffic FILE` shows the matches"
+            return MEASURED_ONLY
+        return NOT_MEASURED
 
     @property
     def is_rolled_out(self) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+from shadowspec.gate.verdict.figure_texts import bounds_text
 from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.reports.content.chart_values import Axis, Chart, Form, Heat, Limit, Mark, Point, Shape
-from shadowspec.reports.content.definitions import bounds_text
 from shadowspec.reports.pages.before_after import HourPoint
 from shadowspec.reports.pages.explorer import FIGURES, ExplorerGrid, GridCell, dimension_title
 from shadowspec.reports.pages.live_production import LivePoint

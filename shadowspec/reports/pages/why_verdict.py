@@ -1,4 +1,4 @@
-"""Why a hypothesis has its verdict: one sentence, and each required test's interval beside its limit."""
+"""Why a hypothesis has its verdict: the reason, and each required test's interval beside its limit."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shadowspec.gate.verdict.current_verdict import DISABLE_CODES
-from shadowspec.gate.verdict.decision import HOLD_CODES
-from shadowspec.gate.verdict.hold_reasons import slowest_of
-from shadowspec.gate.verdict.required_tests import waits_for_independence
-from shadowspec.reports.content.definitions import bounds_text, shown_as, threshold_text, title_of
-from shadowspec.text import percent, plural, span_text, times
-from shadowspec.types import Decision, ReasonCode, TestResult, Verdict
+from shadowspec.gate.verdict.figure_texts import ABOVE, BETWEEN, bounds_text, shown_as, threshold_text, title_of
+from shadowspec.text import percent, plural, sentence, times
+from shadowspec.types import Decision, TestResult
 
-ABOVE: Final = (
-    *("speedup", "total_time", "acceptance", "ttft", "tpot"),
-    *("structured_validity", "stream", "score", "task_score"),
-)
-BETWEEN: Final = ("parity_sampled",)  # every other test's figure must stay below its limit
 REACH: Final = 0.92  # of the half axis, at which the farthest known value is drawn
 ORDER: Final[Mapping[str, int]] = {"fail": 0, "open": 1, "pass": 2}
 
@@ -41,89 +32,15 @@ class LimitLine:
 
 
 def why(decision: Decision) -> str:
-    """The reason for a verdict in one sentence, without its terms of statistics."""
-    required = [test for test in decision.tests if test.is_required]
-    if decision.override is not None:
-        return f"{_capital(decision.reason)}. The gate measured {decision.override.verdict}."
-    if decision.verdict is Verdict.ENABLE:
-        return f"{_all_pass(required)}."
-    if decision.reason_code == ReasonCode.TOO_FEW_CLUSTERS:
-        return f"Too early to say: the tests start after {plural(decision.clusters_needed or 1, 'more session')}."
-    if decision.reason_code == ReasonCode.MIN_SPAN:
-        span = span_text(decision.evidence.span_s)
-        return f"{_all_pass(required)}. The policy requires a longer recording than {span}."
-    if waits_for_independence(decision):
-        return f"{_capital(decision.reason)}."
-    failed = [test for test in required if test.outcome == "fail"]
-    named = [test for test in failed if test.name == _TEST_OF_CODE.get(decision.reason_code)]
-    if named or (failed and decision.reason_code == ReasonCode.GUARDRAIL):
-        return f"{_failed((named or failed)[0])}."
-    undecided = [test for test in required if test.outcome == "open"]
-    if decision.reason_code == ReasonCode.TOO_FEW_UNITS and undecided:
-        return f"{_undecided(slowest_of(undecided), len(undecided), len(required))}."
-    try:
-        return ReasonCode(decision.reason_code).meaning
-    except ValueError:  # of a version that knew other codes
-        return f"{_capital(decision.reason)}."
+    """The reason for a verdict, in sentences; under an override also the verdict that was measured."""
+    reason = sentence(decision.reason)  # those of earlier versions are none
+    return reason if decision.override is None else f"{reason} The gate measured {decision.override.verdict}."
 
 
 def limit_lines(decision: Decision) -> list[LimitLine]:
     """Every required test, those that failed first, then those that are open."""
     required = [test for test in decision.tests if test.is_required]
     return [_line(test) for test in sorted(required, key=lambda test: ORDER.get(test.outcome, 1))]
-
-
-_TEST_OF_CODE: Final[dict[str, str]] = {
-    **{code: name for name, code in {**HOLD_CODES, **DISABLE_CODES}.items()},
-    ReasonCode.PARITY_FAULT: "parity_faults",
-    ReasonCode.STREAM_FAULT: "stream_faults",
-    ReasonCode.MEMORY_OVER_BUDGET: "memory",
-}
-
-
-def _all_pass(required: list[TestResult]) -> str:
-    text = f"All {len(required)} required tests pass" if len(required) > 1 else "Every required test passes"
-    speedup = next((test for test in required if test.name == "speedup" and test.lower is not None), None)
-    if speedup is None:
-        return text
-    return f"{text}: the speedup is at least {times(speedup.lower)}, and {_limit(speedup)}"
-
-
-def _failed(test: TestResult) -> str:
-    shown = shown_as(test.name)
-    if test.name == "parity_faults":
-        number = test.figures.get("num_faults") or 1
-        return f"{plural(int(number), 'output')} of the speculative arm differ from the target's by more than rounding"
-    if test.name == "stream_faults":
-        return f"{plural(int(test.figures.get('num_faults') or 1), 'chat')} streamed otherwise than the same tokens say"
-    if test.name == "memory":
-        return f"{title_of(test)}: {shown(test.estimate)} more, and {_limit(test)}"
-    if test.name in BETWEEN:
-        return f"{title_of(test)}: between {shown(test.lower)} and {shown(test.upper)}, and {_limit(test)}"
-    bound = f"at most {shown(test.upper)}" if test.name in ABOVE else f"at least {shown(test.lower)}"
-    return f"{title_of(test)}: {bound}, and {_limit(test)}"
-
-
-def _undecided(test: TestResult, num_open: int, num_required: int) -> str:
-    shown, passed = shown_as(test.name), num_required - num_open
-    head = f"Not proven yet: {passed} of {num_required} tests pass"
-    if test.num_units == 0 or (test.lower is None and test.upper is None):
-        return f"{head}, and {title_of(test)} has no bounds yet"
-    if test.upper is None:
-        bound = f"at least {shown(test.lower)}"
-    elif test.lower is None or (shown is percent and not test.lower):
-        bound = f"at most {shown(test.upper)}"
-    else:
-        bound = f"between {shown(test.lower)} and {shown(test.upper)}"
-    return f"{head}. {title_of(test)}: {bound}, and {_limit(test)}"
-
-
-def _limit(test: TestResult) -> str:
-    if test.name in BETWEEN:
-        return f"the policy requires it within {threshold_text(test)}"
-    if test.name in ABOVE:
-        return f"the policy requires more than {threshold_text(test)}"
-    return f"the policy allows less than {threshold_text(test)}"
 
 
 def _line(test: TestResult) -> LimitLine:
@@ -201,7 +118,3 @@ def _within(
 
 def _log(value: float) -> float:
     return math.log(value) if value > 0.0 else -math.inf
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"

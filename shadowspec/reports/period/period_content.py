@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
+from shadowspec.gate.verdict.figure_texts import title_of_test
 from shadowspec.reports.content.changes import Change, ChangeKind
 from shadowspec.reports.content.charts import verdict_tone
 from shadowspec.reports.content.content_blocks import (
@@ -19,7 +20,6 @@ from shadowspec.reports.content.content_blocks import (
     Table,
     table,
 )
-from shadowspec.reports.content.definitions import title_of_test
 from shadowspec.reports.content.verdict_lines import acceptance_cell, figure_columns, speedup_cell, verdict_cell
 from shadowspec.reports.period.period_document import render_period_json
 from shadowspec.reports.period.period_model import Need, PeriodReport, PeriodRow, Quality, SimulatedRate

@@ -81,4 +81,4 @@ def cell_text(cell: Cell) -> str:
         text = f"**{text}**"
     if cell.link and not cell.link.startswith("#"):
         text = f"[{text}]({cell.link})"
-    return "; ".join((text, *map(_text, cell.notes)))
+    return (" " if cell.text.endswith(".") else "; ").join((text, *map(_text, cell.notes)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from shadowspec.gate.verdict.figure_texts import title_of_test
 from shadowspec.reports.content import charts, tables
 from shadowspec.reports.content.chart_values import Chart
 from shadowspec.reports.content.content_blocks import Block, Cell, Facts, Figure, Heading, Note, Section
-from shadowspec.reports.content.definitions import DEFINITIONS, title_of_test
+from shadowspec.reports.content.definitions import DEFINITIONS
 from shadowspec.reports.content.notes import decision_notes, detector_lines, order_note
 from shadowspec.reports.content.verdict_lines import verdict_cell
 from shadowspec.reports.figures.failure_rows import Failures

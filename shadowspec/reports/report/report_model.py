@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 
-from shadowspec.gate.verdict.current_verdict import override_text
 from shadowspec.gate.verdict.curves import SequencePoint
+from shadowspec.gate.verdict.reasons import overridden
 from shadowspec.planning.demand import EndpointLoads
 from shadowspec.reports.content.definitions import find_test
 from shadowspec.reports.figures.by_turn import ProductionCache, TurnRow
@@ -180,7 +180,7 @@ class ReportedHypothesis:
         """Its reason, in a sentence."""
         if self.decision is not None:
             return self.decision.reason
-        return override_text(self.override) if self.override else "measured, but the gate has not judged it yet"
+        return overridden(self.override) if self.override else "measured, but the gate has not judged it yet"
 
     def test(self, name: str) -> TestResult | None:
         """The decision's test of that name, or None."""

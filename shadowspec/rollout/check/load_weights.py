@@ -13,7 +13,7 @@ from shadowspec.rollout.check.answer import Bounds, CheckInput, Finding, LoadFin
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.rollout.served_decision import ServedDecision
 from shadowspec.text import age as age_text
-from shadowspec.text import percent, plain_text
+from shadowspec.text import percent, plain_text, sentence
 from shadowspec.types import Decision, TestResult, Verdict
 
 Place = tuple[str, int, str]  # slice key, concurrency, fingerprint
@@ -148,9 +148,9 @@ def _log(bound: float | None, otherwise: float) -> float:
 def _reason(loads: Sequence[LoadFinding]) -> str:
     said = [_describe(load) for load in loads]
     if len(loads) == 1:
-        return said[0]
-    return "; ".join(
-        f"load {load.concurrency} ({percent(load.share)}) {load.outcome}: {text}"
+        return sentence(said[0])
+    return " ".join(
+        f"Load {load.concurrency} ({percent(load.share)}) is {load.outcome}: {text.rstrip('.')}."
         for load, text in zip(loads, said, strict=True)
     )
 
@@ -161,4 +161,4 @@ def _describe(load: LoadFinding) -> str:
     reason, why = plain_text(load.decision.reason), load.problem
     if load.served is not None and load.decision.verdict is Verdict.ENABLE and not why:
         why = plain_text(load.served.reason)
-    return f"{why}; {load.decision.verdict}, {reason}" if why else reason
+    return f"{sentence(why)} {load.decision.verdict}: {reason}" if why else reason

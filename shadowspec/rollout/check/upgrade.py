@@ -18,8 +18,9 @@ from typing import Final
 from shadowspec.errors import UsageError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import LatestDecision
+from shadowspec.gate.verdict.figure_texts import OUTCOME, figures_text, title_of
 from shadowspec.rollout.served_decision import Off, ServedDecision
-from shadowspec.text import plural
+from shadowspec.text import plural, sentence
 from shadowspec.types import ACCEPTANCE_KEPT, Decision, FingerprintedConfig, ReasonCode, TestResult, Verdict
 from shadowspec.types.server_facts import differing_facts
 
@@ -77,7 +78,7 @@ def upgrade_decisions(
         kept = kept_acceptance(decision, every)
         if off is None and (loss := kept.loss(policy.acceptance_margin)) is not None:
             off, reason = Off.DISABLED, loss
-        told = "; ".join(text for text in (reason, kept.text, evidence_text(decision.tests)) if text)
+        told = " ".join(sentence(text) for text in (reason, kept.text or "", evidence_text(decision.tests)) if text)
         expires_at = now if one.evidence_at is None else one.evidence_at + max_age
         served.append(ServedDecision(replace(decision, reason=told), expires_at, off))
     return served
@@ -121,14 +122,8 @@ def _rate(value: object) -> float | None:
 def evidence_text(tests: Iterable[TestResult]) -> str:
     """The other tests than the speedup's, with their bounds."""
     shown = [
-        f"{test.name} {test.outcome} {_bounds(test)}"
+        f"{title_of(test).lower()} {OUTCOME.get(test.outcome, test.outcome)}, {figures_text(test)}"
         for test in tests
         if test.name != "speedup" and test.num_units and (test.is_required or test.name == ACCEPTANCE_KEPT)
     ]
-    return ", ".join(shown)
-
-
-def _bounds(test: TestResult) -> str:
-    ends = ["-" if bound is None else f"{bound:.3g}" for bound in (test.lower, test.upper)]
-    estimate = "-" if test.estimate is None else f"{test.estimate:.3g}"
-    return f"{estimate} [{', '.join(ends)}]"
+    return "; ".join(shown)

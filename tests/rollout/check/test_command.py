@@ -98,7 +98,7 @@ def test_no_verdict_of_the_engine_in_process_passes_for_one_that_serves(shop: Sh
     shop.decide([decision(revision="c", engine=IN_PROCESS)])
     held = shop.run("-e", "chat")
     assert held.code == 3
-    assert "the verdicts on chat are for shadowspec-torch, which serves no clients; ENABLE, enable for a" in held.out
+    assert "The verdicts on chat are for shadowspec-torch, which serves no clients. ENABLE: enable for a" in held.out
     (load,) = shop.run("-e", "chat", "--json").document["findings"][0]["loads"]
     assert (load["outcome"], load["verdict"], load["off_because"]) == ("HOLD", "ENABLE", "not_for_serving")
     assert shop.run("-e", "chat", "--expect-engine", "transformers").code == 3, "an engine that could serve"
@@ -110,9 +110,9 @@ def test_no_verdict_of_the_engine_in_process_passes_for_one_that_serves(shop: Sh
 @pytest.mark.parametrize(
     ("rollout", "code", "says"),
     [
-        ({"stage": Stage.SHADOW, "share": 0.0}, 3, "its stage is shadow, which serves 0% of the traffic; ENABLE, "),
+        ({"stage": Stage.SHADOW, "share": 0.0}, 3, "its stage is shadow, which serves 0% of the traffic. ENABLE: "),
         ({"stage": Stage.PARTIAL, "share": 0.1}, 0, "is proven here, for 10% of the traffic"),
-        ({"stage": Stage.BROAD, "share": 1.0, "depth_caps": {"": 2}}, 3, "the rollout is at fewer tokens"),
+        ({"stage": Stage.BROAD, "share": 1.0, "depth_caps": {"": 2}}, 3, "The rollout is at fewer tokens"),
         ({"stage": Stage.BROAD, "share": 1.0}, 0, "is proven here\n"),
     ],
 )
@@ -138,7 +138,7 @@ def test_what_another_engine_measured_is_held_as_soon_as_the_serving_one_is_name
     path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "sglang"', 1))
     held = shop.run("-e", "chat")
     assert held.code == 3
-    assert "its latency was measured on vllm/0.32.0; sglang serves" in held.out
+    assert "Latency was measured on vllm/0.32.0, and sglang serves." in held.out
     assert shop.run("-e", "chat", "--json").document["findings"][0]["loads"][0]["reason_code"] == "other_engine"
     path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "vllm 0.32"', 1))
     assert shop.run("-e", "chat").code == code
@@ -211,7 +211,7 @@ def test_stale_evidence_is_refused(shop: Shop) -> None:
     assert shop.run("-e", "chat", "--max-age", "3d").code == 0
     result = shop.run("-e", "chat", "--max-age", "2d")
     assert result.code == 4
-    assert "stale: the newest evidence is 2 days old" in result.out
+    assert "Stale: the newest evidence is 2 days old" in result.out
 
 
 def test_a_new_fingerprint_ends_the_old_one_s_word(shop: Shop) -> None:

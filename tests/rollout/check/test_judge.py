@@ -496,7 +496,7 @@ def test_a_config_of_unknown_details_is_refused_where_they_are_asked_for() -> No
 def test_stale_evidence_is_refused(verdict: Verdict) -> None:
     found = answer(check_input([decision(verdict)]), question(max_age=timedelta(hours=1, minutes=59)))
     assert found.outcome is Outcome.UNUSABLE
-    assert found.findings[0].reason.startswith("stale: the newest evidence is 2 hours old, the limit 1 hour")
+    assert found.findings[0].reason.startswith("Stale: the newest evidence is 2 hours old, the limit 1 hour. ")
     assert answer(check_input([decision(verdict)]), question(max_age=2 * HOUR)).outcome == verdict.value
 
 
