@@ -80,7 +80,7 @@ class PlannedTest(PublicValue, frozen=True, kw_only=True):
     units_p90: Annotated[float | None, "late"]
 
 
-@shows(HypothesisPlan, "num_clusters", "span_missing_s")
+@shows(HypothesisPlan, "num_clusters", "span_missing_s", "decision")
 class PlannedHypothesis(PublicValue, frozen=True, kw_only=True):
     """The evidence that a hypothesis needs; null: not within max_clusters, or unknown."""
 

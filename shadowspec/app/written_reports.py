@@ -11,7 +11,7 @@ from shadowspec.errors import UsageError
 from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
 from shadowspec.reports.period.period_content import RENDERERS
 from shadowspec.reports.period.period_model import NAMED, last_whole, moment_of
-from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
+from shadowspec.reports.report import Report, build_report, render_html, render_json, render_markdown
 from shadowspec.simulate.policies import simulated_rates
 from shadowspec.store import Store
 
@@ -26,15 +26,19 @@ class ReportFormat(StrEnum):
     JSON = "json"
 
 
-def whole_report(config: Config, store: Store, form: ReportFormat) -> str:
+def whole_report(config: Config, store: Store) -> Report:
     """The gating report of everything stored; a trial that is not read to its end is rehearsed."""
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     loads = {name: [load.concurrency for load in endpoint.rule.loads] for name, endpoint in config.endpoints.items()}
     note, price = data_disclaimer(config), config.dashboard.price_per_gpu_hour
     with rehearsed(config, store, config.endpoints) as decided:
-        built = build_report(decided, policies, datetime.now(UTC), data_note=note, loads=loads, price_per_hour=price)
+        return build_report(decided, policies, datetime.now(UTC), data_note=note, loads=loads, price_per_hour=price)
+
+
+def written_report(report: Report, form: ReportFormat) -> str:
+    """The report in this form."""
     return {ReportFormat.HTML: render_html, ReportFormat.MD: render_markdown, ReportFormat.JSON: render_json}[form](
-        built
+        report
     )
 
 

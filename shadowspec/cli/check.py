@@ -13,7 +13,7 @@ import typer
 
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.stored_evidence import load_check_input, read_unwatched
-from shadowspec.cli.console import despite_closed_output, print_json, results, write_file
+from shadowspec.cli.console import despite_closed_output, is_verbose, print_json, results, write_file
 from shadowspec.cli.options import (
     DEFAULT_MAX_AGE,
     ConfigOption,
@@ -24,9 +24,11 @@ from shadowspec.cli.options import (
     OneEndpointOption,
     SliceOption,
 )
+from shadowspec.cli.screen_view import screen_lines
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ShadowSpecError
 from shadowspec.live.promise import UNWATCHED
+from shadowspec.reports.content.screen_rows import check_screen
 from shadowspec.rollout.check.answer import Answer, Question, answer_document, refusal
 from shadowspec.rollout.check.github import append_summary, step_annotations, summary_file, without_commands
 from shadowspec.rollout.check.judge import judge
@@ -113,7 +115,9 @@ def _print(answer: Answer, on_hold: OnHold, *, is_github: bool, as_json: bool) -
     if as_json:
         print_json(answer_document(answer, on_hold))
     else:
-        lines = answer_lines(answer)
+        lines = screen_lines(check_screen(answer))
+        if is_verbose():
+            lines += ["", *answer_lines(answer)[1:]]
         if is_github:
             lines = without_commands(lines, secrets.token_hex(16))
         results.out("\n".join(lines), highlight=False)

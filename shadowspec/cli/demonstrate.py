@@ -15,14 +15,16 @@ from shadowspec.app.before_loading import name_loads
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.public_decisions import DemoDocument, public_decision
 from shadowspec.app.rehearsals import Rehearsals
-from shadowspec.cli.console import print_json, results, write_file
+from shadowspec.cli.console import print_json, write_file
 from shadowspec.cli.measuring_view import MeasuringView
 from shadowspec.cli.options import JsonOption
+from shadowspec.cli.screen_view import print_screen
 from shadowspec.config import load_config
 from shadowspec.errors import InputError
-from shadowspec.reports.report import build_report, render_html, terminal_tables
+from shadowspec.reports.report import build_report, render_html, report_screen, terminal_tables
 from shadowspec.rollout.endpoint_run import run_endpoint
 from shadowspec.tap.sources import read_records
+from shadowspec.text import span_text
 
 DEFAULT_OUT = Path("shadowspec-demo")
 
@@ -85,9 +87,13 @@ def demo(
             )
         )
         return
-    for table in terminal_tables(report):
-        results.print(table)
-    if progress.requests_found:
-        notes.print(f"{progress.requests_found} requests were measured before; delete {out} to measure them again")
-    results.print(f"{bundled.DATA_NOTE}", highlight=False, soft_wrap=True)
-    results.print(f"done in {seconds:.0f} s; open {report_path}", highlight=False, soft_wrap=True)
+    before = f"{progress.requests_found} requests were measured before; delete {out} to measure them again."
+    print_screen(
+        report_screen(
+            report,
+            notes=(bundled.DATA_NOTE, *([before] if progress.requests_found else [])),
+            more=f"Done in {span_text(seconds)}. More: open {report_path}, or `shadowspec gate --verbose --config "
+            f"{config_path}`.",
+        ),
+        lambda: terminal_tables(report),
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -14,16 +15,18 @@ from shadowspec.app.progress_bar import notes
 from shadowspec.app.public_decisions import explain_document, gate_document
 from shadowspec.cli.console import is_verbose, print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
+from shadowspec.cli.screen_view import print_screen
 from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.recompute import Explanation, LostRowsError
 from shadowspec.gate.run.run_units import Crossings
-from shadowspec.reports.content.next_steps import best_decision, next_step
-from shadowspec.reports.content.notes import REHEARSAL_NOTE
+from shadowspec.reports.content.next_steps import NOT_MEASURED
+from shadowspec.reports.content.notes import REHEARSAL_NOTE, with_forbidding
+from shadowspec.reports.content.screen_rows import FirstScreen, basis_notes, endpoint_rows, unjudged_row
 from shadowspec.reports.report import explanation_tables, tables_of_tests, verdict_tables
 from shadowspec.rollout.stages import RolloutStep
-from shadowspec.text import plural, slice_title
+from shadowspec.text import plural, sentence, slice_title
 from shadowspec.types import Decision
 
 MAX_SHOWN = 20  # figures that differ; --json has all of them
@@ -66,41 +69,59 @@ def gate(
         return
     input_ended = False if input_continues else None
     run = (rehearse if dry_run else decide)(config, endpoint, input_ended=input_ended)
-    current, steps = run.current, run.steps
     if as_json:
         print_json(gate_document(run, dry_run=dry_run))
         return
-    for table in (*verdict_tables(current), *(tables_of_tests(current) if tests else ())):
-        results.print(table)
-    trial = (config.dashboard.data_note or "",) if any(decision.recording_only for decision in current) else ()
-    for note in filter(None, (*trial, REHEARSAL_NOTE if run.is_rehearsal else "")):
-        results.print(note, markup=False, highlight=False, soft_wrap=True)
-    if steps:
-        results.print(rollout_table(steps))
-    _print_audits(run, with_all=tests)
-    for loads in run.loads:
-        for line in loads.lines():
-            results.print(f"loads of {loads.endpoint}: {line}", markup=False, highlight=False, soft_wrap=True)
-    for endpoint_name in dict.fromkeys(decision.endpoint for decision in current):
-        if best := best_decision(decision for decision in current if decision.endpoint == endpoint_name):
-            results.print(
-                f"next: {next_step(best, run.answers.get(endpoint_name))}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+    print_screen(_screen(config, run, endpoint, dry_run=dry_run), lambda: _details(run))
+    if tests:
+        for table in tables_of_tests(run.current):
+            results.print(table)
+        if not is_verbose():
+            for line in _audit_lines(run, alarmed=False):
+                results.print(line, markup=False, highlight=False, soft_wrap=True)
     if dry_run:
         notes.print("dry run: nothing was stored")
 
 
-def _print_audits(run: GateResults, *, with_all: bool) -> None:
-    """The audits that alarm; all of them where tests are shown too."""
-    for name, rows in run.audits.items():
-        for row in rows:
-            if row.state.has_alarmed or with_all:
-                where = slice_title(row.slice_key)
-                words = f"audit of {name}, {where}, {row.config_name}: {row.words}, capital {row.capital_text}"
-                results.print(words, markup=False, highlight=False, soft_wrap=True)
+def _screen(config: Config, run: GateResults, endpoint: str | None, *, dry_run: bool) -> FirstScreen:
+    """Every endpoint's row, what to do next, and what nobody should have to look for."""
+    current = with_forbidding(run.current)
+    trial = [config.dashboard.data_note or ""] if any(decision.recording_only for decision in current) else []
+    rehearsed = REHEARSAL_NOTE if run.is_rehearsal else ""
+    asked = " --dry-run" * dry_run + (f" --endpoint {endpoint}" if endpoint else "")
+    return FirstScreen(
+        endpoint_rows(
+            current,
+            answers=run.answers,
+            spans_s={name: settings.policy.min_span_s for name, settings in config.endpoints.items()},
+            unjudged=[
+                unjudged_row(name, sentence(NOT_MEASURED))
+                for name in config.chosen(endpoint)
+                if name not in {decision.endpoint for decision in current}
+            ],
+        ),
+        notes=tuple(filter(None, (*_audit_lines(run, alarmed=True), *basis_notes(current), *trial, rehearsed))),
+        more=f"More: `shadowspec gate{asked} --verbose` shows slices, loads and rollouts, --tests every test.",
+    )
+
+
+def _details(run: GateResults) -> Iterator[RenderableType]:
+    """Slices, loads, rollouts and audits."""
+    yield from verdict_tables(run.current)
+    if run.steps:
+        yield rollout_table(run.steps)
+    yield from _audit_lines(run, alarmed=False)
+    yield from (f"loads of {loads.endpoint}: {line}" for loads in run.loads for line in loads.lines())
+
+
+def _audit_lines(run: GateResults, *, alarmed: bool) -> list[str]:
+    """The audits that alarm, or the others."""
+    return [
+        f"audit of {name}, {slice_title(row.slice_key)}, {row.config_name}: {row.words}, capital {row.capital_text}"
+        for name, rows in run.audits.items()
+        for row in rows
+        if row.state.has_alarmed is alarmed
+    ]
 
 
 def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:

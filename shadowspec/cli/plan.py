@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -14,13 +15,17 @@ from shadowspec.app.endpoint_plans import SizingPair, plan_document, plan_endpoi
 from shadowspec.app.fleet_plans import DECIDE_WITHIN_S, FleetDocument, FleetEndpoint, FleetGroup, plan_fleet
 from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
+from shadowspec.cli.screen_view import print_screen
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import UsageError
+from shadowspec.gate.verdict.figure_texts import title_of_test
 from shadowspec.planning.forecasts import HypothesisPlan
 from shadowspec.planning.plans import EndpointPlan, ShadowTime, SlicePlan
 from shadowspec.planning.sizing import MAX_BUSY, devices_needed
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
-from shadowspec.text import distinct_slices, parse_duration, plural, slice_title, span_text
+from shadowspec.reports.content.screen_rows import FirstScreen, basis_notes, endpoint_rows
+from shadowspec.text import distinct_slices, parse_duration, plural, sentence, slice_title, span_text
+from shadowspec.types import Verdict
 
 UNKNOWN = "unknown before the first session"
 
@@ -74,15 +79,39 @@ def plan(
     if as_json:
         print_json(plan_document(planned, sizings, within_s))
         return
-    for endpoint_plan in planned.plans:
-        _print(endpoint_plan)
-    if planned.is_rehearsal:
-        results.print(REHEARSAL_NOTE, markup=False, highlight=False, soft_wrap=True)
+    decisions = [plan.decision for of_endpoint in planned.plans for plan in of_endpoint.hypotheses]
+    print_screen(
+        FirstScreen(
+            endpoint_rows(
+                decisions,
+                actions={key: text for of_endpoint in planned.plans for key, text in _actions(of_endpoint)},
+            ),
+            notes=(*basis_notes(decisions), *([REHEARSAL_NOTE] if planned.is_rehearsal else [])),
+            more="More: `shadowspec plan --verbose` shows slices, simulated outcomes, costs and sampling rates.",
+        ),
+        lambda: (part for of_endpoint in planned.plans for part in _details(of_endpoint)),
+    )
     if within_s is not None:
         _print_sizing(sizings, within_s)
 
 
-def _print(plan: EndpointPlan) -> None:
+def _actions(plan: EndpointPlan) -> Iterator[tuple[tuple[str, str, int], str]]:
+    """The evidence and the time that each undecided candidate of a whole endpoint needs, by candidate and load."""
+    waits = {part.concurrency: part for part in plan.slices if not part.slice_key}
+    for planned in plan.hypotheses:
+        if planned.hypothesis.slice_key:
+            continue
+        load, candidate = planned.hypothesis.concurrency, planned.hypothesis.config.config.name
+        key, wait = (plan.endpoint, candidate, load), waits[load]
+        if planned.is_open:
+            parts = _needed(planned), f"decided in {_describe_wait(wait)}, in simulated outcomes {_ends(planned)}"
+            yield key, " ".join(map(sentence, parts))
+        elif planned.verdict is not Verdict.HOLD:
+            yield key, "Decided: no more evidence is needed."
+
+
+def _details(plan: EndpointPlan) -> Iterator[RenderableType]:
+    """Slices and candidates with their simulated outcomes, and time, cost and rates."""
     several = len(set(map(attrgetter("hypothesis.concurrency", "hypothesis.config.fingerprint"), plan.hypotheses))) > 1
     table = Table("slice", "verdict", "still needed", "in simulated outcomes", title=plan.endpoint, box=None)
     for planned in distinct_slices(plan.hypotheses, attrgetter("hypothesis.slice_key")):
@@ -90,7 +119,7 @@ def _print(plan: EndpointPlan) -> None:
         candidate = f" ({hypothesis.config.config.name}, load {hypothesis.concurrency})" if several else ""
         name = f"{slice_title(hypothesis.slice_key)}{candidate}"
         table.add_row(*map(escape, (name, planned.verdict.value, _needed(planned), _futures(planned))))
-    results.print(table)
+    yield table
     capacity = "" if plan.capacity_per_s is None else f", at {plan.capacity_per_s:g} requests per second"
     slices = Table(
         "slice", "load", "decided in", "device time so far", "still to come", "first sample_rate",
@@ -103,19 +132,18 @@ def _print(plan: EndpointPlan) -> None:
             *(_to_come(part.shadow_time), _rate(part.starting_rate)),
         )
         slices.add_row(*map(escape, cells))
-    results.print(slices)
+    yield slices
     if plan.costs is not None and plan.shadow_time is not None:
         cost = plan.costs.overall
         what = "all of their work" if cost.source.value == "blocks" else "baseline and speculative decoding only"
-        results.print(
+        yield (
             f"device time of {plan.endpoint}: {cost.seconds:.3g} s per session by {plural(cost.num_blocks, 'block')} "
-            f"({what}); {span_text(plan.shadow_time.so_far_s)} so far, still to come: {_to_come(plan.shadow_time)}",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            f"({what}); {span_text(plan.shadow_time.so_far_s)} so far, still to come: {_to_come(plan.shadow_time)}"
+        )
     if plan.recommended_sample_rate is not None:
         now, start = plan.sample_rate, plan.recommended_sample_rate
         text = f"sample_rate of {plan.endpoint}: {now:g} now, {start:.2g} recommended at the start"
-        results.print(f"{text}; it does not change while a slice is undecided", highlight=False, soft_wrap=True)
+        yield f"{text}; it does not change while a slice is undecided"
 
 
 def _print_sizing(sizings: Sequence[SizingPair], within_s: float) -> None:
@@ -204,18 +232,24 @@ def _needed(plan: HypothesisPlan) -> str:
     if not waiting:
         return estimate
     slowest = max(waiting, key=lambda test: float("inf") if test.median is None else test.median)
-    return f"{estimate}; slowest test: {slowest.name}" + (", assuming typical variance" if slowest.is_assumed else "")
+    return f"{estimate}; slowest test: {title_of_test(slowest.name)}" + (
+        ", assuming typical variance" if slowest.is_assumed else ""
+    )
 
 
 def _futures(plan: HypothesisPlan) -> str:
     """How the simulated futures of an open hypothesis end, and by when."""
     if not plan.is_open:
         return ""
-    ends = f"ENABLE {plan.enable_share:.0%}, DISABLE {plan.disable_share:.0%}"
+    ends = _ends(plan)
     if plan.clusters_late is None:
         return f"{ends}, else undecided"
     time = "" if plan.seconds_late is None else f" ({span_text(plan.seconds_late)})"
     return f"{ends}; 90% within {plan.clusters_late:,.0f} sessions{time}"
+
+
+def _ends(plan: HypothesisPlan) -> str:
+    return f"ENABLE {plan.enable_share:.0%}, DISABLE {plan.disable_share:.0%}"
 
 
 def _to_come(shadow: ShadowTime | None) -> str:
@@ -233,7 +267,7 @@ def _range(median: float | None, late: float | None) -> str:
     """The median time and that of 90% of the futures; None: the futures do not end."""
     if median is None:
         return "not foreseeable"
-    return f"{span_text(median)}; 90%: {_range_end(late)}"
+    return f"{span_text(median)} (90%: {_range_end(late)})"
 
 
 def _range_end(late: float | None) -> str:

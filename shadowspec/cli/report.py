@@ -9,10 +9,17 @@ import typer
 
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.stored_evidence import require_measured
-from shadowspec.app.written_reports import ReportFormat, changes_report, span_of, whole_report
-from shadowspec.cli.console import STANDARD_OUTPUT, require_folder_of, results, write_file
+from shadowspec.app.written_reports import ReportFormat, changes_report, span_of, whole_report, written_report
+from shadowspec.cli.console import (
+    STANDARD_OUTPUT,
+    require_folder_of,
+    results,
+    write_file,
+)
 from shadowspec.cli.options import ConfigOption
+from shadowspec.cli.screen_view import print_screen
 from shadowspec.config import find_config, load_config
+from shadowspec.reports.report import report_screen, terminal_tables
 from shadowspec.store import Store
 
 DEFAULT_OUT, DEFAULT_CHANGES_OUT = Path("report.html"), Path("report-changes.html")
@@ -57,10 +64,15 @@ def report(
     with Store.open(config.database_url) as store:
         require_measured(store)
         span = span_of(config, store, since, until, period)
-        text = whole_report(config, store, form) if span is None else changes_report(config, store, form, *span)
+        whole = whole_report(config, store) if span is None else None
+        text = changes_report(config, store, form, *span) if span is not None else ""
+    if whole is not None:
+        text = written_report(whole, form)
     if (out is None and form is not ReportFormat.HTML) or str(out) == STANDARD_OUTPUT:
         results.out(text, highlight=False)
         return
     path = out or (DEFAULT_OUT if span is None else DEFAULT_CHANGES_OUT)
     write_file(path, text)
+    if whole is not None and form is not ReportFormat.JSON:
+        print_screen(report_screen(whole, more=f"More: open {path}."), lambda: terminal_tables(whole))
     notes.print(f"written: {path}", highlight=False)

@@ -19,14 +19,15 @@ from shadowspec.app.try_out.configuration import DEFAULT_LOAD
 from shadowspec.app.try_out.preparation import PreparedTrial, prepare
 from shadowspec.app.try_out.sample import UnknownFormatError
 from shadowspec.app.try_out.survey import refusals
-from shadowspec.cli.console import print_json, results, write_file
+from shadowspec.cli.console import print_json, write_file
 from shadowspec.cli.measuring_view import MeasuringView, shown_decisions
 from shadowspec.cli.options import JsonOption, MapOption, ServedNamesOption, chosen_map
+from shadowspec.cli.screen_view import print_screen
 from shadowspec.cli.serving_engine import choose_serving_engine, is_in_process, verdicts_for
 from shadowspec.errors import ExitCode, NoDataError, UsageError
 from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
-from shadowspec.reports.content.next_steps import RECORD_MORE, best_decision, next_action
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
+from shadowspec.reports.content.screen_rows import FirstScreen, basis_notes, endpoint_rows
 from shadowspec.reports.report import render_html, verdict_tables
 from shadowspec.servers.engines import ENGINES
 from shadowspec.tap.formats import FieldMap
@@ -252,28 +253,30 @@ def _print_outcome(trial: PreparedTrial, outcome: TrialOutcome, report: Path, *,
             )
         )
         return
-    for table in verdict_tables(shown_decisions(outcome.decisions)):
-        results.print(table)
-    best = best_decision(outcome.decisions)
-    step = "run the same command again to resume"
-    if is_whole:
-        step = RECORD_MORE if best is None else next_action(best)
     part = "" if is_whole else f" ({progress.done.records_read:,} of {progress.num_records:,} records read)"
-    lines = [
-        trial.config.dashboard.data_note or "",
-        *([] if is_whole else [REHEARSAL_NOTE]),
-        f"Trial of this recording{part}: {progress.done.requests_measured:,} requests measured in "
-        f"{span_text(progress.seconds)}"
-        + (f", {progress.done.requests_found:,} before" if progress.done.requests_found else "")
-        + ".",
-        *(f"{name} still needs for production: {'; '.join(needed)}." for name, needed in wanted.items()),
-        f"Next: open {report}; {step}.",
-        "On the same evidence, `shadowspec gate --tests` shows every test, `shadowspec plan` the sessions needed, "
-        f"`shadowspec report` this report; each needs --config {trial.config_path}.",
-        "For production: shadowspec init, then measure the mirror of your gateway.",
-    ]
-    for line in lines:
-        results.print(line, markup=False, highlight=False, soft_wrap=True)
+    before = f", {progress.done.requests_found:,} before" if progress.done.requests_found else ""
+    measured = plural(progress.done.requests_measured, "request")
+    notes = trial.config.dashboard.data_note or "", "" if is_whole else REHEARSAL_NOTE, _for_production(wanted)
+    print_screen(
+        FirstScreen(
+            endpoint_rows(outcome.decisions),
+            f"Trial of this recording{part}: {measured} measured in {span_text(progress.seconds)}{before}.",
+            (*basis_notes(outcome.decisions), *filter(None, notes)),
+            f"More: open {report}; --verbose shows slices; `shadowspec gate --tests` every test and `shadowspec plan` "
+            f"the sessions needed, each with --config {trial.config_path}.",
+        ),
+        lambda: (
+            *verdict_tables(shown_decisions(outcome.decisions)),
+            *(f"{name} still needs for production: {'; '.join(needed)}." for name, needed in wanted.items()),
+        ),
+    )
+
+
+def _for_production(wanted: Mapping[str, Sequence[str]]) -> str:
+    """What every candidate lacks before it may be promoted."""
+    every = [need for need in next(iter(wanted.values()), ()) if all(need in needs for needs in wanted.values())]
+    lacks = f" It still needs {' and '.join(every)}." if every else ""
+    return f"For production: shadowspec init, then measure the mirror of your gateway.{lacks}"
 
 
 def _still_wanted(trial: PreparedTrial, decisions: Sequence[Decision]) -> dict[str, list[str]]:

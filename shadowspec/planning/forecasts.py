@@ -61,8 +61,9 @@ class TestForecast:
 class HypothesisPlan:
     """How one hypothesis may end.  Clusters are measured sessions; times are seconds at the rate so far.
 
-    `enable_share`, `disable_share` and the rest (undecided at `max_clusters`) are shares of the simulated outcomes;
-    `median` and `late` (90%) are over all of them, None where that is beyond the horizon or unknown.
+    `decision` is the current one.  `enable_share`, `disable_share` and the rest (undecided at `max_clusters`) are
+    shares of the simulated outcomes; `median` and `late` (90%) are over all of them, None where that is beyond the
+    horizon or unknown.
     """
 
     hypothesis: Hypothesis
@@ -78,6 +79,7 @@ class HypothesisPlan:
     seconds_median: float | None
     seconds_late: float | None
     needed: StillNeeded | None  # the gate's estimate, which every output shows
+    decision: Decision
     span_missing_s: float = 0.0  # event time that ENABLE must still see
     note: str = ""
 
@@ -148,6 +150,7 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
         seconds_median=None if seconds is None else _quantile(seconds, 0.5),
         seconds_late=None if seconds is None else _quantile(seconds, LATE),
         needed=still_needed(decision),
+        decision=decision,
         span_missing_s=missing_s,
         note="" if look.has_entered else f"testing starts after {plural(entry, 'more session')}",
     )
@@ -208,5 +211,6 @@ def _close(decision: Decision, hypothesis: Hypothesis, rate: float | None, note:
         seconds_median=clusters,
         seconds_late=clusters,
         needed=None,
+        decision=decision,
         note=note,
     )

@@ -56,7 +56,7 @@ def test_a_plan_says_what_is_wanted_and_writes_nothing(measured: Workspace) -> N
     whole = plan["slices"][0]
     assert whole["device_seconds_so_far"] == pytest.approx(plan["device_seconds_so_far"])
     assert whole["device_seconds_so_far"] > 0.0
-    shown = measured.run("plan", "--endpoint", "letters")
+    shown = measured.run("plan", "--endpoint", "letters", "--verbose")
     assert shown.code == 0
     assert "device time of letters:" in shown.out
     assert "shadow devices" not in shown.out
@@ -183,7 +183,7 @@ def test_a_dry_run_decides_and_keeps_nothing(fed: Workspace) -> None:
     fed.replace_in_config("entry_clusters = 2", "entry_clusters = 5000")
     tried = fed.run("gate", "--dry-run", "--json").document
     assert {item["reason_code"] for item in tried["decisions"]} == {"too_few_clusters"}
-    shown = fed.run("gate", "--dry-run")
+    shown = fed.run("gate", "--dry-run", "--verbose")
     assert "loads of letters: " in shown.out
     assert "Production's load is not measured: set metrics_urls in endpoints.letters.live" in shown.out
     assert "dry run: nothing was stored" in shown.err
@@ -198,4 +198,4 @@ def test_a_gate_run_shows_where_the_rollout_stands(measured: Workspace) -> None:
     assert rollout["waits_for"] == "a current ENABLE"
     with Store.open("sqlite:///shadow.db") as store:
         assert [rollout.reason_code for rollout in store.rollout_history("letters")] == ["began"]
-    assert "a current ENABLE" in measured.run("gate").out
+    assert "a current ENABLE" in measured.run("gate", "--verbose").out

@@ -71,7 +71,7 @@ def test_traffic_is_measured_and_says_by_which_engine(
     assert reported == {("vllm/0.32.0", None)}
     assert {each["verdict_engine"] for each in gated.document["decisions"]} == {"vllm"}
     shown = " ".join(served.run("gate").out.split())
-    assert "latency measured on vllm/0.32.0; verdicts are for vllm, as its servers report" in shown
+    assert "Latency was measured on vllm/0.32.0; the verdicts are for vllm, as its servers report" in shown
     assert "abcdefgh" not in done.err + done.out
     reported = served.run("report", "--json")
     assert reported.code == 0, reported.err

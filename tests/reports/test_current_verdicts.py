@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.reports.content.definitions import acceptance_title, title_of
+from shadowspec.gate.verdict.figure_texts import acceptance_title, title_of
 from shadowspec.reports.content.notes import alerts, detector_lines, order_note
 from shadowspec.reports.report import (
     Report,
@@ -49,7 +49,7 @@ from tests.store.examples import in_traffic
 SINCE = NOW - timedelta(minutes=30)
 UNTIL = NOW + timedelta(hours=12)
 ORDER = Override(7, "editor", "prompt_class=code", None, Verdict.DISABLE, "it writes <b>", "ada|x", SINCE, UNTIL)
-WHO = "override 7 by ada|x: it writes <b>"
+WHO = "Override 7 by ada|x: it writes <b>. Keep speculation off; `shadowspec override clear 7` ends the override."
 TERM = "in force since 2026-03-02 09:00 UTC, until 2026-03-02 21:30 UTC"
 
 
@@ -102,12 +102,16 @@ def test_every_format_says_the_verdict_the_order_and_what_was_measured() -> None
     for text in (page, printed(terminal_tables(ordered))):
         assert WHO in text
         assert f"The override is {TERM}." in text
-        assert "Measured verdict: ENABLE (" in text
+        assert "Measured verdict: ENABLE. " in text
         assert f"Override 7 by ada|x: it writes <b>. DISABLE on prompt_class=code, every load, {TERM}." in text
     markdown = render_markdown(ordered)
     assert "| **DISABLE \\(override\\)** |" in markdown
-    assert "override 7 by ada\\|x: it writes &lt;b&gt;; The override is in force since 2026-03-02 09:00 UTC" in markdown
-    assert "Measured verdict: ENABLE \\(" in markdown
+    assert (
+        "Override 7 by ada\\|x: it writes &lt;b&gt;. Keep speculation off; \\`shadowspec override clear 7\\`"
+        in markdown
+    )
+    assert "ends the override. The override is in force since 2026-03-02 09:00 UTC" in markdown
+    assert "Measured verdict: ENABLE. " in markdown
     document = json.loads(render_json(ordered))["endpoints"][0]
     (hypothesis,) = (
         each for each in document["hypotheses"] if each["slice"] == the(CODE, ordered).decision.slice_labels
@@ -131,10 +135,9 @@ def test_every_format_says_the_verdict_the_order_and_what_was_measured() -> None
     assert {each["measured_verdict"] for each in document["hypotheses"]} == {"ENABLE", "HOLD"}
 
 
-def test_the_tally_counts_what_stands() -> None:
-    whole = render_html(report(replace(ORDER, slice_key="")))
-    assert whole.count("<b>3</b><span>DISABLE</span>") == 1
-    assert whole.count("<b>0</b><span>ENABLE</span>") == 1
+def test_the_first_row_shows_what_stands() -> None:
+    whole = Page(render_html(report(replace(ORDER, slice_key=""))))
+    assert whole.text.index("DISABLE (override)") < whole.text.index("Speedup, with bounds")
 
 
 def test_what_was_not_judged_stands_by_its_order_too() -> None:

@@ -1,4 +1,7 @@
-"""A report as one self-contained HTML file: no network, no script that it needs, every value escaped."""
+"""A report as one self-contained HTML file: no network, no script, every value escaped.
+
+Parts fold.  A browser opens the part that a link leads into, and the style sheet opens all of them for print.
+"""
 
 from __future__ import annotations
 
@@ -29,26 +32,17 @@ from shadowspec.reports.render.vega import chart_svg
 
 MARKS: Final = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}  # beside the word, for those who see no colour
 VERDICTS: Final = ("enable", "disable", "hold", "undecided")
-# Opens the part that a link leads to, and all of them for print; without it the page is read as it is.
-SCRIPT: Final = Markup("""<script>
-(function () {
-  function open() { var e = location.hash.length > 1 && document.getElementById(location.hash.slice(1)); if (e && e.tagName === "DETAILS") { e.open = true; e.scrollIntoView(); } }
-  addEventListener("hashchange", open); open();
-  addEventListener("beforeprint", function () { document.querySelectorAll("details").forEach(function (d) { d.open = true; }); });
-})();
-</script>""")  # noqa: E501
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def render_html(document: ContentDocument) -> str:
     """The whole page.  Safe to open and to send anywhere: it loads nothing."""
     page = _Page({key: sentence for key, _, sentence in document.definitions})
-    has_script = any(isinstance(block, Section) and _folds(block) for block in document.blocks)
-    policy = f"{POLICY}; script-src 'unsafe-inline'" if has_script else POLICY
+    folds = any(isinstance(block, Section) and _folds(block) for block in document.blocks)
     head = element(
         "head",
         Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Markup('<meta http-equiv="Content-Security-Policy" content="{}">').format(policy),
+        Markup('<meta http-equiv="Content-Security-Policy" content="{}">').format(POLICY),
         element("title", document.title),
         _style(),
     )
@@ -61,14 +55,25 @@ def render_html(document: ContentDocument) -> str:
         "main",
         element("header", element("h1", document.title), element("div", *facts, class_="facts")),
         *page.blocks(document.blocks),
-        *(
-            [element("h2", "Definitions", id="definitions"), element("dl", *definitions, class_="defs")]
-            * bool(definitions)
-        ),
+        *([_definitions(definitions, folds=folds)] if definitions else []),
         element("footer", document.footer),
     )
-    body = element("body", main, SCRIPT if has_script else Markup(""))
+    body = element("body", main)
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _definitions(definitions: list[Markup], *, folds: bool) -> Markup:
+    """The sentences of the terms, at the end; folded where other parts fold."""
+    listed = element("dl", *definitions, class_="defs")
+    if not folds:
+        return element("section", element("h2", "Definitions", id="definitions"), listed)
+    return _details([element("span", "Definitions", class_="name")], [listed], "definitions")
+
+
+def _details(summary: list[Markup], inner: list[Markup], anchor: str, *, is_open: bool = False) -> Markup:
+    """A part that folds.  Its anchor is within it: a browser opens a part to show what a link leads to."""
+    body = element("div", *inner, class_="body", id=anchor or None)
+    return element("details", element("summary", *summary), body, class_="hyp", open="" if is_open else None)
 
 
 @cache
@@ -138,10 +143,9 @@ class _Page:
     def _folding(self, section: Section, level: int) -> Markup:
         chip = [_chip(section.verdict)] if section.verdict is not None else []
         facts = [element("span", " \u00b7 ".join(section.facts), class_="muted small")] if section.facts else []
-        summary = element("summary", element("span", section.title, class_="name"), *chip, *facts)
-        body = element("div", *self.blocks(section.blocks, level + 1), class_="body")
-        is_open = "" if section.is_open else None
-        return element("details", summary, body, class_="hyp", id=section.anchor or None, open=is_open)
+        summary = [element("span", section.title, class_="name"), *chip, *facts]
+        inner = self.blocks(section.blocks, level + 1)
+        return _details(summary, inner, section.anchor, is_open=section.is_open)
 
     def _term(self, text: str, term: str) -> Markup | str:
         """The text with its definition behind it, where the page has one."""

@@ -16,7 +16,7 @@ from shadowspec.reports.render.html import render_html as _html
 from shadowspec.reports.render.markdown import render_markdown as _markdown
 from shadowspec.reports.render.terminal import render_terminal
 from shadowspec.reports.report.report_build import build_report
-from shadowspec.reports.report.report_content import report_content, terminal_content
+from shadowspec.reports.report.report_content import report_content, report_screen, terminal_content
 from shadowspec.reports.report.report_document import render_json
 from shadowspec.reports.report.report_model import Report
 
@@ -34,6 +34,7 @@ __all__ = [
     "render_html",
     "render_json",
     "render_markdown",
+    "report_screen",
     "tables_of_tests",
     "terminal_tables",
     "verdict_tables",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from shadowspec.reports.content import charts, tables
@@ -14,28 +15,35 @@ from shadowspec.reports.content.content_blocks import (
     Facts,
     Figure,
     Heading,
-    HeadNumbers,
     Lines,
     Note,
     Section,
-    Table,
 )
 from shadowspec.reports.content.definitions import AUDIT_NOTE, DEFINITIONS, REPLAY_NOTE
+from shadowspec.reports.content.next_steps import MEASURED_ONLY, NOT_MEASURED
 from shadowspec.reports.content.notes import order_note
+from shadowspec.reports.content.screen_rows import (
+    NO_DATA,
+    NOT_JUDGED,
+    FirstScreen,
+    ScreenRow,
+    basis_notes,
+    count_verdicts,
+    endpoint_rows,
+    screen_table,
+    unjudged_row,
+)
 from shadowspec.reports.content.verdict_lines import VerdictLine, endpoint_verdicts, verdicts_table
 from shadowspec.reports.figures.frontiers import frontier_lines
 from shadowspec.reports.figures.funnel import Funnel
 from shadowspec.reports.figures.predictions import cost_note, prediction_summary
 from shadowspec.reports.report.hypothesis_content import hypothesis_content
 from shadowspec.reports.report.report_model import EndpointReport, Report, ReportedHypothesis
-from shadowspec.text import DASH, age, figure, moment, plural, slice_title
-from shadowspec.types import FunnelCounter, Verdict
+from shadowspec.text import age, figure, moment, plural, sentence, slice_title
+from shadowspec.types import FunnelCounter
 
-FOREST_NOTE: Final = (
-    "Dot: estimate. Bar: anytime-valid bounds, within the range that the policy clips to. Dashed: the threshold that "
-    "has to be passed. A bar wholly above or below its threshold is coloured; the word on the right is the verdict, "
-    "which needs every test."
-)
+FOREST_NOTE: Final = "dot: estimate; bar: anytime-valid bounds; dashed: the limit; the verdict needs every test"
+MAX_ROWS: Final = 12  # of the first screen; the others fold
 FOOTER: Final = (
     "Bounds in brackets are anytime-valid. Acceptance figures are pooled: counts are added up over requests, then one "
     "ratio is formed. Mean acceptance length includes the bonus or recovered token. End-to-end time is prefill plus "
@@ -52,7 +60,7 @@ def report_content(report: Report) -> ContentDocument:
         (endpoint, f"endpoint-{index}", [(h, f"hypothesis-{index}-{place}") for place, h in enumerate(endpoint.shown)])
         for index, endpoint in enumerate(report.endpoints)
     ]
-    newest = report.newest_evidence
+    newest, rows = report.newest_evidence, report_screen(report).rows
     engines = dict.fromkeys((config.engine, config.device, config.dtype) for config in report.configs)
     one_engine = " Latency speaks of the engine named above and of no other." if engines else ""
     return ContentDocument(
@@ -61,20 +69,37 @@ def report_content(report: Report) -> ContentDocument:
             moment(report.generated_at),
             f"Evidence age: {age(report.generated_at - newest) if newest else 'nothing decided yet'}",
             *(f"measured by {engine} on {device}, {dtype}" for engine, device, dtype in engines),
+            _counted(report),
         ),
         (
             Note(f"{report.data_note}{one_engine}", "Data.", "note"),
-            _tally(report),
-            Section("Verdicts", (_verdicts(report, anchored),), "board", "verdict"),
-            *_forest(report),
-            *(_endpoint(*parts) for parts in anchored if _has_section(parts[0])),
+            *_first_screen(report, rows, anchored),
+            *_endpoints(rows, anchored),
             *_predictions(report),
             *_funnel(report),
-            Section("Speculation configs", (tables.configs_table(report.configs),), "configs"),
+            Section("Speculation configs", (tables.configs_table(report.configs),), "configs", is_folding=True),
             *_policies(report),
         ),
         FOOTER,
         tuple((key, name, sentence) for key, (name, sentence) in DEFINITIONS.items()),
+    )
+
+
+def report_screen(report: Report, *, notes: tuple[str, ...] = (), more: str = "") -> FirstScreen:
+    """What the report answers first: every endpoint, those without a decision too."""
+    decisions = [h.decision for endpoint in report.endpoints for h in endpoint.shown if h.decision is not None]
+    judged = {decision.endpoint for decision in decisions}
+    funnels = {funnel.endpoint: funnel for funnel in report.funnels}
+    unjudged = [_unjudged(each, funnels[each.name]) for each in report.endpoints if each.name not in judged]
+    spans = {endpoint.name: endpoint.policy.get("min_span_s") for endpoint in report.endpoints}
+    return FirstScreen(
+        endpoint_rows(
+            decisions,
+            spans_s={name: float(span_s) for name, span_s in spans.items() if isinstance(span_s, int | float)},
+            unjudged=unjudged,
+        ),
+        notes=(*basis_notes(decisions), *notes),
+        more=more,
     )
 
 
@@ -111,40 +136,38 @@ def line_of_hypothesis(h: ReportedHypothesis, anchor: str = "", notes: tuple[str
     )
 
 
-def _tally(report: Report) -> HeadNumbers:
-    verdicts = Counter(h.verdict for h in report.hypotheses if h.verdict)
+def _counted(report: Report) -> str:
     measured = next(row.num_records for row in report.total_funnel.rows if row.counter is FunnelCounter.MEASURED)
-    return HeadNumbers(
-        "Verdicts and evidence in numbers",
-        (
-            *((str(verdicts[verdict]), verdict.value, charts.verdict_tone(verdict)) for verdict in Verdict),
-            (f"{report.total_funnel.num_records:,}", "records read", ""),
-            (f"{measured:,}", "measured through both arms", ""),
-            (f"{len(report.endpoints):,}", f"endpoint{'' if len(report.endpoints) == 1 else 's'}", ""),
-        ),
-    )
+    return f"{plural(report.total_funnel.num_records, 'record')} read, {measured:,} measured through both arms"
 
 
-def _verdicts(report: Report, anchored: list[Anchored]) -> Table | Note:
-    funnels = {funnel.endpoint: funnel for funnel in report.funnels}
-    lines, extra = [], []
-    for endpoint, _, hypotheses in anchored:
-        loads = endpoint.loads
-        notes = (loads.words,) if loads is not None and loads.schedule_limit else ()
-        lines += [line_of_hypothesis(h, anchor, notes) for h, anchor in hypotheses]
-        if not hypotheses:
-            why = Cell(_why_empty(funnels[endpoint.name]), tuple(map(order_note, endpoint.overrides)))
-            no_data = Cell("NO DATA", tone="undecided")
-            extra.append((Cell(endpoint.name), no_data, Cell(DASH), Cell(DASH), Cell(DASH), why))
-    if report.endpoints:
-        return verdicts_table(lines, extra)
-    read = report.total_funnel.num_records
-    where = (
-        f"{plural(read, 'record')} read, whose endpoint could not be determined; the funnel shows where they ended."
-        if read
-        else "No record has been read."
-    )
-    return Note(f"Nothing has been measured yet, so there is no verdict. {where}", look="reason")
+def _first_screen(report: Report, rows: Sequence[ScreenRow], anchored: Iterable[Anchored]) -> Iterator[Block]:
+    """A row an endpoint and one picture; of many endpoints those that need attention, and the others folded."""
+    if not report.endpoints:
+        read = report.total_funnel.num_records
+        where = (
+            f"{plural(read, 'record')} read, whose endpoint could not be determined; the funnel shows where they ended."
+            if read
+            else "No record has been read."
+        )
+        yield Note(f"Nothing has been measured yet, so there is no verdict. {where}", look="reason")
+        return
+    anchors = {endpoint.name: anchor for endpoint, anchor, _ in anchored if _has_section(endpoint)}
+    shown, hidden = rows[:MAX_ROWS], rows[MAX_ROWS:]
+    yield Section("Verdicts", (screen_table(shown, anchors), *_forest(shown)), "board", "verdict")
+    if hidden:
+        title = f"{plural(len(hidden), 'more endpoint')}: {count_verdicts(hidden)}"
+        yield Section(title, (screen_table(hidden, anchors), *_forest(hidden)), "more-endpoints", is_folding=True)
+
+
+def _unjudged(endpoint: EndpointReport, funnel: Funnel) -> ScreenRow:
+    """The row of an endpoint without a decision: where its records ended, and the orders over it."""
+    order = next((order for order in endpoint.overrides if not order.slice_key), None)
+    told = sentence(MEASURED_ONLY if endpoint.hypotheses else NOT_MEASURED)
+    if not endpoint.hypotheses:
+        told = f"{_why_empty(funnel)} {told}"
+    action = " ".join((*map(order_note, endpoint.overrides), told))
+    return unjudged_row(endpoint.name, action, order, verdict=NOT_JUDGED if endpoint.hypotheses else NO_DATA)
 
 
 def _why_empty(funnel: Funnel) -> str:
@@ -153,31 +176,16 @@ def _why_empty(funnel: Funnel) -> str:
     return f"{plural(funnel.num_records, 'record')} read, none measured yet; the funnel says where they ended."
 
 
-def _forest(report: Report) -> Iterator[Section]:
-    figures = []
-    axis = charts.speedup_range([h.speedup for h in report.hypotheses])
-    for title, name, of_axis in (("Speedup", "speedup", axis), ("Acceptance", "acceptance", None)):
-        rows = [
-            charts.ForestRow(
-                _row_label(h, place),
-                f"{h.endpoint}, {slice_title(h.slice_key)}, {h.config_name}, load {h.concurrency}",
-                test,
-                h.verdict.value if h.verdict else "undecided",
-            )
-            for place, h in enumerate(report.hypotheses)
-            if (test := h.test(name)) is not None and test.estimate is not None
+def _forest(rows: Sequence[ScreenRow]) -> Iterator[Block]:
+    """The speedups with their bounds, of the rows that have any."""
+    speedups = [(row, test) for row in rows if (test := row.tests[:1] and row.tests[0]) and test.estimate is not None]
+    if speedups:
+        drawn = [
+            charts.ForestRow(row.name + "\u200b" * place, row.name, test, row.verdict)
+            for place, (row, test) in enumerate(speedups)
         ]
-        if rows:
-            figures.append(Figure(charts.forest(rows, of_axis), title))
-    if figures:
-        title = "Speedup and acceptance, with bounds"
-        yield Section(title, (*figures, Note(FOREST_NOTE)), "forest", "bounds")
-
-
-def _row_label(h: ReportedHypothesis, place: int) -> str:
-    """The endpoint, or the slice below it; `place` makes it the only one of its name."""
-    name = f"\u2003{slice_title(h.slice_key)}" if h.slice_key else h.endpoint
-    return name + "\u200b" * place
+        axis = charts.speedup_range([test for _, test in speedups])
+        yield Figure(charts.forest(drawn, axis), "Speedup, with bounds", FOREST_NOTE, "bounds")
 
 
 def _has_section(endpoint: EndpointReport) -> bool:
@@ -186,12 +194,25 @@ def _has_section(endpoint: EndpointReport) -> bool:
     return any(known)
 
 
+def _endpoints(rows: Sequence[ScreenRow], anchored: Iterable[Anchored]) -> Iterator[Section]:
+    """A part for each endpoint of which anything is known, in the order of the rows."""
+    first = {row.endpoint: row for row in reversed(rows)}
+    order = {name: place for place, name in enumerate(dict.fromkeys(row.endpoint for row in rows))}
+    for endpoint, anchor, hypotheses in sorted(anchored, key=lambda parts: order[parts[0].name]):
+        if _has_section(endpoint):
+            row = first[endpoint.name]
+            section = _endpoint(endpoint, anchor, hypotheses)
+            yield replace(section, verdict=Cell(row.verdict, tone=row.tone))
+
+
 def _endpoint(endpoint: EndpointReport, anchor: str, hypotheses: list[tuple[ReportedHypothesis, str]]) -> Section:
     blocks: list[Block] = [Note(order_note(order), look="note") for order in endpoint.overrides]
     if endpoint.production_cache is not None:
         blocks.append(Note(endpoint.production_cache.text))
     if endpoint.loads is not None:
         blocks.append(Lines(tuple(endpoint.loads.lines())))
+    if len(hypotheses) > 1:
+        blocks.append(verdicts_table([line_of_hypothesis(h, of) for h, of in hypotheses]))
     blocks += [hypothesis_content(h, of) for h, of in hypotheses]
     if endpoint.audits:
         audits = tables.audits_table((endpoint.name, row) for row in endpoint.audits)
@@ -202,7 +223,7 @@ def _endpoint(endpoint: EndpointReport, anchor: str, hypotheses: list[tuple[Repo
         f"traffic of {moment(endpoint.first_event)} to {moment(endpoint.last_event)}",
         f"measured {moment(endpoint.first_measured)} to {moment(endpoint.last_measured)}",
     )
-    return Section(endpoint.name, tuple(blocks), anchor, facts=facts)
+    return Section(endpoint.name, tuple(blocks), anchor, facts=facts, is_folding=True)
 
 
 def _predictions(report: Report) -> Iterator[Section]:
@@ -226,7 +247,7 @@ def _predictions(report: Report) -> Iterator[Section]:
             how = f"predicted speedup (\u00d7) by load, on {frontier.engine}"
             lines = tuple(frontier_lines(frontier))
             blocks.append(Figure(charts.gains(frontier), slice_title(frontier.slice_key), how, lines=lines))
-    yield Section("Predicted by the cost model", tuple(blocks), "predicted", "predicted")
+    yield Section("Predicted by the cost model", tuple(blocks), "predicted", "predicted", is_folding=True)
 
 
 def _funnel(report: Report) -> Iterator[Section]:
@@ -240,7 +261,7 @@ def _funnel(report: Report) -> Iterator[Section]:
     caches = tables.caches_table(report.caches)
     if caches.rows:
         blocks += [Heading("Prefix caches"), caches]
-    yield Section("Funnel", tuple(blocks), "funnel", "funnel")
+    yield Section("Funnel: where the records ended", tuple(blocks), "funnel", "funnel", is_folding=True)
 
 
 def _policies(report: Report) -> Iterator[Section]:
@@ -253,7 +274,7 @@ def _policies(report: Report) -> Iterator[Section]:
         Section(", ".join(names), (_policy(dict(policy)),), is_folding=True) for policy, names in shared.items()
     )
     if folded:
-        yield Section("Gate policy", folded, "policy")
+        yield Section("Gate policy", folded, "policy", is_folding=True)
 
 
 def _policy(policy: Mapping[str, float | int | str | None]) -> Facts:
