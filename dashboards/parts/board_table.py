@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 from html import escape
 
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.figure_texts import memory_figure
 from shadowspec.reports.content import charts
-from shadowspec.reports.content.definitions import memory_figure, test_notes
+from shadowspec.reports.content.definitions import test_notes
 from shadowspec.reports.pages.board import BoardEndpoint, BoardRow
 from shadowspec.reports.pages.board_values import TrendDay
 from shadowspec.reports.render.svg import Scale, element, picture_svg, svg
@@ -196,22 +197,22 @@ def _interval(interval: TestResult | None, shown: Format, low: float, high: floa
 
 
 def _trend(trend: Sequence[TrendDay]) -> str:
-    """Speedup by day, with a line at 1; a dot where only one day is known."""
+    """Speedup by day as a line from the first day that is known, and a line at 1; nothing where only one day is."""
     known = [(index, day.speedup) for index, day in enumerate(trend) if day.speedup is not None]
-    if not known:
+    if len(known) < 2:
         return ""
     values = [value for _, value in known]
-    x = Scale(0, max(1, len(trend) - 1), 3, TREND_WIDTH - 3)
+    x = Scale(known[0][0], len(trend) - 1, 3, TREND_WIDTH - 3)
     y = Scale(min(0.9, *values), max(1.1, *values), TREND_HEIGHT - 3, 3)
     points = " ".join(f"{x(index):.1f},{y(value):.1f}" for index, value in known)
     last_index, last = known[-1]
-    ends = dict.fromkeys(f"{trend[index].day} {times(value)}" for index, value in (known[0], known[-1]))
+    ends = [f"{trend[index].day} {times(value)}" for index, value in (known[0], known[-1])]
     return svg(
         TREND_WIDTH,
         TREND_HEIGHT,
         f"Speedup by day: {' to '.join(ends)}",
         element("line", x1=0, x2=TREND_WIDTH, y1=y(1.0), y2=y(1.0), class_="ss-axis"),
-        *([element("polyline", points=points, class_="ss-line")] if len(known) > 1 else ()),
+        element("polyline", points=points, class_="ss-line"),
         element("circle", cx=x(last_index), cy=y(last), r=2.5, class_="ss-dot"),
         class_="ss-spark",
     )

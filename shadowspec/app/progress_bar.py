@@ -9,9 +9,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from shadowspec.tap.sources import RawRecord, read_records
+from shadowspec.text import span_text
 
 SECONDS_BETWEEN_LINES = 15.0  # of progress, where there is no terminal to draw a bar on
 
@@ -38,7 +48,9 @@ class _Bar(Progress):
             self._next_line = now + SECONDS_BETWEEN_LINES
             task = self._tasks[task_id]
             total = "" if task.total is None else f"/{task.total:.0f}"
-            line = f"{task.description}: {task.completed:.0f}{total} {task.fields.get('detail', '')}".rstrip()
+            left = "" if task.time_remaining is None else f"about {span_text(task.time_remaining)} left"
+            parts = f"{task.description}: {task.completed:.0f}{total}", task.fields.get("detail", ""), left
+            line = ", ".join(filter(None, parts))
             notes.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -51,6 +63,8 @@ def progress_bar() -> Iterator[Progress]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
         TextColumn("{task.fields[detail]}"),
         console=notes,
         transient=True,

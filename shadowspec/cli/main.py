@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import Annotated, Any, Final
 
 import typer
@@ -27,36 +26,48 @@ from shadowspec.cli.console import drop_unread_output, set_up_logging
 from shadowspec.errors import ExitCode, ShadowSpecError
 
 VERBOSE: Final = ("--verbose", "-v")
-# Every command: its group in the help, and the function that it calls or that holds the help of its commands.
+# Every command: its group in the reference, the function that it calls or that holds the help of its commands, and its
+# line in the help of all.
 COMMANDS: Final = {
-    "demo": ("Start", "demonstrate.demo"),
-    "try": ("Start", "try_out.try_out"),
-    "init": ("Start", "init.init"),
-    "doctor": ("Start", "doctor.doctor"),
-    "run": ("Measure", "run.run"),
-    "worker": ("Measure", "worker.worker"),
-    "produce": ("Measure", "produce.produce"),
-    "tail": ("Measure", "tail.tail"),
-    "replay": ("Measure", "replay.replay"),
-    "backfill": ("Measure", "backfill.backfill"),
-    "export-training": ("Measure", "export_training.export_training_data"),
-    "evaluate": ("Measure", "evaluate.evaluate"),
-    "profile-device": ("Measure", "profile_device.profile_device"),
-    "profile-server": ("Measure", "profile_server.profile_server"),
-    "gate": ("Decide", "gate.gate"),
-    "plan": ("Decide", "plan.plan"),
-    "report": ("Decide", "report.report"),
-    "dashboard": ("Decide", "dashboard.dashboard"),
-    "simulate": ("Decide", "simulate.simulate"),
-    "check": ("Promote", "check.check"),
-    "export": ("Promote", "export.export"),
-    "classify": ("Promote", "classify.classify"),
-    "live": ("Operate", "live.live"),
-    "schedule": ("Operate", "schedule.schedule"),
-    "db": ("Operate", "database.database"),
-    "dead-letters": ("Operate", "dead_letters.dead_letters"),
-    "override": ("Promote", "override.override"),
+    "demo": ("Start", "demonstrate.demo", "Measure bundled traffic and decide, in a few minutes."),
+    "try": ("Start", "try_out.try_out", "A first verdict on your model or servers, from a recording."),
+    "init": ("Start", "init.init", "Write a starting configuration."),
+    "doctor": ("Start", "doctor.doctor", "Check configuration, services, device, models and servers."),
+    "run": ("Measure", "run.run", "Measure files of mirrored traffic."),
+    "worker": ("Measure", "worker.worker", "Measure mirrored traffic from Kafka, until stopped."),
+    "produce": ("Measure", "produce.produce", "Send files of mirrored traffic to a topic."),
+    "tail": ("Measure", "tail.tail", "Follow a log and send each line to a topic."),
+    "replay": ("Measure", "replay.replay", "Compute acceptance from logged responses, for every depth."),
+    "backfill": ("Measure", "backfill.backfill", "Replay many files on a Ray cluster."),
+    "export-training": (
+        "Measure",
+        "export_training.export_training_data",
+        "Write conversations to train drafts on.",
+    ),
+    "evaluate": ("Measure", "evaluate.evaluate", "Score both arms on your task set, and store the scores."),
+    "profile-device": ("Measure", "profile_device.profile_device", "Measure the cost of a step on this device."),
+    "profile-server": (
+        "Measure",
+        "profile_server.profile_server",
+        "Measure the cost of a step of servers.",
+    ),
+    "gate": ("Decide", "gate.gate", "Decide ENABLE, DISABLE or HOLD, and say what to do next."),
+    "plan": ("Decide", "plan.plan", "Show the evidence, time and cost until a verdict."),
+    "report": ("Decide", "report.report", "Write report.html: verdicts and all that they rest on."),
+    "dashboard": ("Decide", "dashboard.dashboard", "Serve the dashboard, until stopped."),
+    "simulate": ("Decide", "simulate.simulate", "Run the gate in worlds whose truth is known."),
+    "check": ("Promote", "check.check", "Answer by exit code whether speculation may be on."),
+    "export": ("Promote", "export.export", "Write serving configuration from ENABLE verdicts."),
+    "classify": ("Promote", "classify.classify", "Name the slice of requests, for routes by slice."),
+    "live": ("Operate", "live.live", "Compare production's counters with the promise."),
+    "schedule": ("Operate", "schedule.schedule", "Run gates, reports and exports when they are due."),
+    "db": ("Operate", "database.database", "Migrate, check and clean the database."),
+    "dead-letters": ("Operate", "dead_letters.dead_letters", "List dead letters, and send them again."),
+    "override": ("Promote", "override.override", "Turn speculation off by hand, and list who did."),
 }
+FIRST: Final = ("demo", "try", "gate", "check", "report")  # in the help of all commands, which fits one screen
+OTHERS: Final = "Other commands"
+OPTIONS: Final = "Options: --verbose (-v) for details, --version, --install-completion, -h."
 GROUPS: Final = frozenset({"db", "dead-letters", "override"})  # of commands; their modules hold a typer app
 
 
@@ -131,14 +142,20 @@ class MainGroup(Group):
         self.commands: Any = AllCommands()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        lines = [Command(name=name, help=_help(name), rich_help_panel=COMMANDS[name][0]) for name in COMMANDS]
-        Group(
+        names = (*FIRST, *(name for name in COMMANDS if name not in FIRST))
+        lines = [
+            Command(name=name, help=COMMANDS[name][2], rich_help_panel="Start here" if name in FIRST else OTHERS)
+            for name in names
+        ]
+        group = Group(
             name=self.name,
             commands=lines,
-            params=self.params,
             help=self.help,
+            epilog=OPTIONS,
             rich_markup_mode=self.rich_markup_mode,
-        ).format_help(ctx, formatter)
+            add_help_option=False,
+        )
+        group.format_help(ctx, formatter)
 
 
 def _load(name: str) -> Any:
@@ -146,7 +163,7 @@ def _load(name: str) -> Any:
     Raises:
         KeyError: there is no such command.
     """
-    panel, place = COMMANDS[name]
+    panel, place, _ = COMMANDS[name]
     module_name, _, function = place.partition(".")
     module = import_module(f"shadowspec.cli.{module_name}")
     declared = typer.Typer(rich_markup_mode="rich")
@@ -157,14 +174,6 @@ def _load(name: str) -> Any:
     else:
         declared.command(name, cls=Command, rich_help_panel=panel)(getattr(module, function))
     return typer.main.get_group(declared).commands[name]
-
-
-def _help(name: str) -> str:
-    """The docstring of a command's function, read from the text of its module."""
-    module_name, _, function = COMMANDS[name][1].partition(".")
-    source = files("shadowspec.cli").joinpath(f"{module_name}.py").read_text(encoding="utf-8")
-    docstring = re.search(rf'^def {function}\(.*?\n    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
-    return docstring[1] if docstring else ""
 
 
 # What typer raises for a wrong command line, by the one of its errors that it exports.
@@ -203,7 +212,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log progress to stderr; also after the command.")
+        bool, typer.Option("--verbose", "-v", help="Show details, and log progress to stderr; also after the command.")
     ] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
