@@ -21,9 +21,10 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.recompute import Explanation, LostRowsError
 from shadowspec.gate.run.run_units import Crossings
+from shadowspec.reports.content.endpoint_rows import basis_notes, endpoint_rows, unjudged_row
 from shadowspec.reports.content.next_steps import NOT_MEASURED
 from shadowspec.reports.content.notes import REHEARSAL_NOTE, with_forbidding
-from shadowspec.reports.content.screen_rows import FirstScreen, basis_notes, endpoint_rows, unjudged_row
+from shadowspec.reports.content.screen_rows import FirstScreen
 from shadowspec.reports.report import explanation_tables, tables_of_tests, verdict_tables
 from shadowspec.rollout.stages import RolloutStep
 from shadowspec.text import plural, sentence, slice_title

@@ -22,8 +22,9 @@ from shadowspec.gate.verdict.figure_texts import title_of_test
 from shadowspec.planning.forecasts import HypothesisPlan
 from shadowspec.planning.plans import EndpointPlan, ShadowTime, SlicePlan
 from shadowspec.planning.sizing import MAX_BUSY, devices_needed
+from shadowspec.reports.content.endpoint_rows import basis_notes, endpoint_rows
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
-from shadowspec.reports.content.screen_rows import FirstScreen, basis_notes, endpoint_rows
+from shadowspec.reports.content.screen_rows import FirstScreen
 from shadowspec.text import distinct_slices, parse_duration, plural, sentence, slice_title, span_text
 from shadowspec.types import Verdict
 

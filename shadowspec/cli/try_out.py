@@ -25,9 +25,10 @@ from shadowspec.cli.options import JsonOption, MapOption, ServedNamesOption, cho
 from shadowspec.cli.screen_view import print_screen
 from shadowspec.cli.serving_engine import choose_serving_engine, is_in_process, verdicts_for
 from shadowspec.errors import ExitCode, NoDataError, UsageError
-from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
+from shadowspec.gate.verdict.hold_reasons import needed_for_promotion, short_span
+from shadowspec.reports.content.endpoint_rows import basis_notes, endpoint_rows
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
-from shadowspec.reports.content.screen_rows import FirstScreen, basis_notes, endpoint_rows
+from shadowspec.reports.content.screen_rows import FirstScreen
 from shadowspec.reports.report import render_html, verdict_tables
 from shadowspec.servers.engines import ENGINES
 from shadowspec.tap.formats import FieldMap
@@ -256,7 +257,11 @@ def _print_outcome(trial: PreparedTrial, outcome: TrialOutcome, report: Path, *,
     part = "" if is_whole else f" ({progress.done.records_read:,} of {progress.num_records:,} records read)"
     before = f", {progress.done.requests_found:,} before" if progress.done.requests_found else ""
     measured = plural(progress.done.requests_measured, "request")
-    notes = trial.config.dashboard.data_note or "", "" if is_whole else REHEARSAL_NOTE, _for_production(wanted)
+    notes = (
+        trial.config.dashboard.data_note or "",
+        "" if is_whole else REHEARSAL_NOTE,
+        _for_production(trial, outcome.decisions),
+    )
     print_screen(
         FirstScreen(
             endpoint_rows(outcome.decisions),
@@ -272,23 +277,30 @@ def _print_outcome(trial: PreparedTrial, outcome: TrialOutcome, report: Path, *,
     )
 
 
-def _for_production(wanted: Mapping[str, Sequence[str]]) -> str:
-    """What every candidate lacks before it may be promoted."""
-    every = [need for need in next(iter(wanted.values()), ()) if all(need in needs for needs in wanted.values())]
-    lacks = f" It still needs {' and '.join(every)}." if every else ""
-    return f"For production: shadowspec init, then measure the mirror of your gateway.{lacks}"
+def _for_production(trial: PreparedTrial, decisions: Sequence[Decision]) -> str:
+    """What every candidate lacks before it may be promoted, whatever its tests say."""
+    policy = trial.config.endpoints[trial.inputs.endpoint].policy
+    spans = {short_span(decision.evidence, policy) for decision in decisions if not decision.slice_key}
+    needs = [span for span in spans if span is not None] if len(spans) == 1 else []
+    lacks = " and ".join((*needs, *_latency_needed(trial)))
+    return "For production: shadowspec init, then measure the mirror of your gateway." + (
+        f" It still needs {lacks}." if lacks else ""
+    )
+
+
+def _latency_needed(trial: PreparedTrial) -> list[str]:
+    """What a trial in this process cannot measure."""
+    engine = trial.inputs.serving_engine
+    serves = "the engine that serves" if is_in_process(engine) else engine
+    latency = f"latency measured on {serves}, through two servers (docs/servers.md)"
+    return [latency] if trial.inputs.servers is None else []
 
 
 def _still_wanted(trial: PreparedTrial, decisions: Sequence[Decision]) -> dict[str, list[str]]:
     """What each candidate still needs for an ENABLE that may be promoted."""
-    policy, engine = trial.config.endpoints[trial.inputs.endpoint].policy, trial.inputs.serving_engine
-    serves = "the engine that serves" if is_in_process(engine) else engine
-    latency = [f"latency measured on {serves}, through two servers (docs/servers.md)"]
+    policy = trial.config.endpoints[trial.inputs.endpoint].policy
     return {
-        decision.config.name: [
-            *needed_for_promotion(decision, policy),
-            *(latency if trial.inputs.servers is None else []),
-        ]
+        decision.config.name: [*needed_for_promotion(decision, policy), *_latency_needed(trial)]
         for decision in decisions
         if not decision.slice_key
     }

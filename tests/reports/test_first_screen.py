@@ -9,7 +9,8 @@ from rich.cells import cell_len
 
 from shadowspec.gate.policy import DAY_S
 from shadowspec.gate.verdict.reasons import REASONS
-from shadowspec.reports.content.screen_rows import FirstScreen, decision_row, endpoint_rows, evidence_text
+from shadowspec.reports.content.endpoint_rows import decision_row, endpoint_rows
+from shadowspec.reports.content.screen_rows import FirstScreen, evidence_text
 from shadowspec.reports.render.first_screen import MAX_LINES, draw_screen
 from shadowspec.types import Decision, EvidenceSummary, OverriddenVerdict, ReasonCode, SliceCounts, TestResult, Verdict
 from tests.builders.board_values import decision

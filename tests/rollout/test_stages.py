@@ -170,7 +170,7 @@ def test_an_override_is_no_current_enable() -> None:
     killed = overridden(decided(), [replace(examples.override(), override_id=3)], NOON)
     step = next_step(rollout_at(Stage.BROAD), look(killed), POLICY)
     assert step.rollout.stage is Stage.SHADOW
-    assert "override 3 by ada" in step.rollout.reason
+    assert "Override 3 by ada" in step.rollout.reason
 
 
 def test_an_alarm_moves_it_back_once_and_holds_it_there() -> None:

@@ -51,8 +51,10 @@ def _draw(screen: FirstScreen, rows: Sequence[ScreenRow], width: int, num_reason
     lines = [*_wrapped(screen.headline, width, style="bold"), *([Text("")] if screen.headline else [])]
     lines += _table(screen, rows, width) if width >= NARROW else _list(screen, rows, width)
     has_name = len(screen.rows) > 1
-    said = [line for row in rows[:num_reasons] for line in _step(row, row.action, width, has_name=has_name)]
-    said += [_one_line(row, width, has_name=has_name) for row in rows[num_reasons:]]
+    said = [
+        line for row in rows[:num_reasons] if row.action for line in _step(row, row.action, width, has_name=has_name)
+    ]
+    said += [_one_line(row, width, has_name=has_name) for row in rows[num_reasons:] if row.step]
     if said:
         lines += [Text(""), Text("What to do next", "bold"), *said]
     if len(rows) < len(screen.rows):

@@ -20,19 +20,10 @@ from shadowspec.reports.content.content_blocks import (
     Section,
 )
 from shadowspec.reports.content.definitions import AUDIT_NOTE, DEFINITIONS, REPLAY_NOTE
+from shadowspec.reports.content.endpoint_rows import NO_DATA, NOT_JUDGED, basis_notes, endpoint_rows, unjudged_row
 from shadowspec.reports.content.next_steps import MEASURED_ONLY, NOT_MEASURED
 from shadowspec.reports.content.notes import order_note
-from shadowspec.reports.content.screen_rows import (
-    NO_DATA,
-    NOT_JUDGED,
-    FirstScreen,
-    ScreenRow,
-    basis_notes,
-    count_verdicts,
-    endpoint_rows,
-    screen_table,
-    unjudged_row,
-)
+from shadowspec.reports.content.screen_rows import FirstScreen, ScreenRow, count_verdicts, screen_table
 from shadowspec.reports.content.verdict_lines import VerdictLine, endpoint_verdicts, verdicts_table
 from shadowspec.reports.figures.frontiers import frontier_lines
 from shadowspec.reports.figures.funnel import Funnel

@@ -148,7 +148,7 @@ def _log(bound: float | None, otherwise: float) -> float:
 def _reason(loads: Sequence[LoadFinding]) -> str:
     said = [_describe(load) for load in loads]
     if len(loads) == 1:
-        return sentence(said[0])
+        return said[0]
     return " ".join(
         f"Load {load.concurrency} ({percent(load.share)}) is {load.outcome}: {text.rstrip('.')}."
         for load, text in zip(loads, said, strict=True)

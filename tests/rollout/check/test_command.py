@@ -44,7 +44,13 @@ def test_a_reader_sees_what_the_answer_rests_on(shop: Shop) -> None:
     shop.measure(CODE, 3, timedelta(hours=5))
     shop.measure(CHAT, 1, timedelta(hours=5))
     first, second, third = shop.decide([decision(), decision("HOLD", CODE), decision("DISABLE", CHAT)])
-    result = shop.run("-e", "chat")
+    brief = shop.run("-e", "chat")
+    assert brief.code == 1
+    assert len(brief.out.splitlines()) <= 25
+    assert brief.out.startswith("DISABLE chat: speculation with draft must stay off (prompt_class=chat, ")
+    assert "Disable for a reason." in brief.out
+    assert "switches it on" not in brief.out, "the endpoint as a whole is ENABLE, and the answer is not"
+    result = shop.run("-e", "chat", "--verbose")
     assert result.code == 1
     for said in (
         "DISABLE chat: speculation with draft must stay off (prompt_class=chat, sampling_regime=high)",
@@ -270,7 +276,9 @@ def test_an_override_of_a_slice_that_was_never_decided_counts(shop: Shop, verdic
     assert shop.run(*order, "--allow-unseen", command="override").code == 0
     result = shop.run("-e", "chat", "--junit", "junit.xml")
     assert result.code == code
-    assert f"override 1: prompt_class=riddle: {verdict} (ordered by an operator)" in result.out
+    said = " ".join(result.out.split())
+    assert "(override 1: prompt_class=riddle) verdict " in said
+    assert "Override 1 by ops: incident." in said
     assert 'name="override 1: prompt_class=riddle"' in (shop.folder / "junit.xml").read_text()
     (finding,) = (each for each in shop.run("-e", "chat", "--json").document["findings"] if each["override_id"])
     assert (finding["slice"], finding["outcome"], finding["is_blocking"]) == ({"prompt_class": "riddle"}, verdict, True)
@@ -340,7 +348,7 @@ def test_a_reader_s_rights_on_postgres_suffice(
     there.decide([decision(), decision("DISABLE", CODE), decision("ENABLE", CHAT)])
     url = make_url(there.url).set(username=reader).render_as_string(hide_password=False)
     monkeypatch.setenv("SHADOWSPEC_DATABASE_URL", url)
-    passed = there.run("-e", "chat", "--max-age", "7h")
+    passed = there.run("-e", "chat", "--max-age", "7h", "--verbose")
     assert passed.code == 0, passed.err
     assert "traffic 3.0%" in passed.out
     assert there.run("-e", "chat", "--slice", CODE).code == 1
